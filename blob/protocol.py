@@ -231,7 +231,7 @@ def _problem(key: str) -> str | None:
     if key.startswith(TEMPORARY_PREFIX) or f"/{TEMPORARY_PREFIX}" in key:
         return f"{TEMPORARY_PREFIX!r} is kept for temporary files"
     try:
-        lengths = [len(s.encode()) for s in segments]
+        lengths = [*map(len, map(str.encode, segments))]
     except UnicodeEncodeError:
         return "it is not valid Unicode text"
     if sum(lengths) + len(segments) - 1 > KEY_BYTES_MAX:

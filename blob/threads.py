@@ -93,9 +93,10 @@ class DaemonThreads:
     A crew dropped without `close` ends its threads as soon as their jobs are done.
     """
 
-    def __init__(self, threads_max: int, name: str) -> None:
+    def __init__(self, threads_max: int, name: str, after_job: Callable[[], object] | None = None) -> None:
+        """Make a crew without threads; a thread calls after_job after each job."""
         self._name = name
-        self._crew = _Crew(threads_max)
+        self._crew = _Crew(threads_max, after_job)
         weakref.finalize(self, _stop_unless_forked, os.getpid(), self._crew).atexit = False
 
     def run(self, job: Job) -> bool:
@@ -134,8 +135,9 @@ class DaemonThreads:
 class _Crew:
     """The state that the threads share; it does not refer to `DaemonThreads`, so that those can be dropped."""
 
-    def __init__(self, threads_max: int) -> None:
+    def __init__(self, threads_max: int, after_job: Callable[[], object] | None) -> None:
         self.threads_max = threads_max
+        self.after_job = after_job
         self.lock = threading.RLock()  # Taken again by a finalizer that runs inside of it.
         self.jobs: SimpleQueue[Job | None] = SimpleQueue()
         self.threads: list[threading.Thread] = []
@@ -163,6 +165,8 @@ def _work(crew: _Crew) -> None:
             crew.free += 1
         report()
         del job, report  # They may hold a value of many bytes.
+        if crew.after_job is not None:
+            crew.after_job()
 
 
 class Pool(Executor):
@@ -172,8 +176,8 @@ class Pool(Executor):
     same pool, or for a lock whose holder does, and a client needs only one pool.
     """
 
-    def __init__(self, threads_max: int, name: str) -> None:
-        self._threads = DaemonThreads(threads_max, name)
+    def __init__(self, threads_max: int, name: str, after_job: Callable[[], object] | None = None) -> None:
+        self._threads = DaemonThreads(threads_max, name, after_job)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Have fn called by a thread, after what was submitted before; raise RuntimeError after `shutdown`."""

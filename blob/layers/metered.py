@@ -41,7 +41,9 @@ class LatencyHistogram:
 
     def record(self, seconds: float) -> None:
         """Count one value."""
-        self._buckets[_bucket(seconds)] += 1
+        mantissa, exponent = math.frexp(seconds)  # seconds == mantissa * 2**exponent with 0.5 <= mantissa < 1
+        bucket = (exponent - _EXPONENT_MIN) * BUCKETS_PER_OCTAVE + int((mantissa - 0.5) * 2 * BUCKETS_PER_OCTAVE)
+        self._buckets[0 if bucket < 0 or seconds <= 0 else min(bucket, BUCKETS - 1)] += 1
         self.total += 1
         if seconds > self.max_s:
             self.max_s = seconds
@@ -69,12 +71,6 @@ class LatencyHistogram:
             if passed >= rank:
                 return min(_middle_s(bucket), self.max_s)
         raise AssertionError("the buckets hold fewer values than were recorded")
-
-
-def _bucket(seconds: float) -> int:
-    mantissa, exponent = math.frexp(seconds)  # seconds == mantissa * 2**exponent with 0.5 <= mantissa < 1
-    bucket = (exponent - _EXPONENT_MIN) * BUCKETS_PER_OCTAVE + int((mantissa - 0.5) * 2 * BUCKETS_PER_OCTAVE)
-    return 0 if bucket < 0 or seconds <= 0 else min(bucket, BUCKETS - 1)
 
 
 def _middle_s(bucket: int) -> float:

@@ -3,6 +3,7 @@
 `pyarrow.array` and `to_numpy` do much of this, but import pandas for that, which takes most of a second.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -73,13 +74,17 @@ def stored_values(array: pa.Array, dtype: str | None = None) -> npt.NDArray[Any]
     Args:
         dtype: of numbers that are narrower than the values, several for each; None for one number of the value's width.
     """
-    kind = array.type
-    width = kind.bit_width // 8
-    letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
-    number = np.dtype(dtype or f"{letter}{width}")
+    width = array.type.bit_width // 8
+    number = _number_of_width(array.type) if dtype is None else np.dtype(dtype)
     if not len(array):
         return np.zeros(0, number)
     return np.frombuffer(array.buffers()[1], number, len(array) * (width // number.itemsize), array.offset * width)
+
+
+@lru_cache(maxsize=256)
+def _number_of_width(kind: pa.DataType) -> "np.dtype[Any]":
+    letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
+    return np.dtype(f"{letter}{kind.bit_width // 8}")
 
 
 def byte_ranges(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:

@@ -18,6 +18,7 @@ from persist.codecs.part.file_reader import from_parquet, scan_parquet
 from persist.codecs.part.filters import bind_filter, referenced_columns
 from persist.codecs.part.lending import lent_buffer
 from persist.codecs.part.part import Part, compute_checksum, from_batch
+from persist.codecs.part.printing import print_filter
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
 T = TypeVar("T")
@@ -227,6 +228,6 @@ def bad_filter(filter: pc.Expression, arrow: pa.Schema, error: Exception) -> Inv
     fields = ", ".join(f"{field.name}: {field.type}" for field in arrow)
     reason = " ".join(str(error).split())
     return InvalidUsage(
-        f"filter {str(filter)[:200]} cannot be applied: {reason:.200}. It must be true or false for every "
+        f"filter {print_filter(filter)[:200]} cannot be applied: {reason:.200}. It must be true or false for every "
         f"row, over the columns {fields}."
     )

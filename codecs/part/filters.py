@@ -30,6 +30,7 @@ from pyarrow.fs import LocalFileSystem
 
 from persist.blob.errors import CorruptBlob
 from persist.codecs.part.part import Part, Scalar
+from persist.codecs.part.printing import print_filter
 from persist.codecs.part.shredding import TEST, rewrite_filter
 from persist.codecs.types.arrow_types import Bound, is_flat, key_order, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import CollectionSchema
@@ -50,7 +51,7 @@ _SET = "value_set"  # Arrow's name for the set in the options of set look-ups.
 
 def with_both_zeros(filter: pc.Expression) -> pc.Expression:
     """Return a filter in which each set of values that holds 0.0 or -0.0 holds both; itself if there is none."""
-    if "is_in(" not in str(filter):
+    if "is_in(" not in print_filter(filter):
         return filter
     rebuild, (serialised, *arguments) = filter.__reduce__()
     batch = _literals(serialised)
@@ -109,7 +110,7 @@ def bind_filter(filter: pc.Expression, schema: pa.Schema) -> None:
 
 def referenced_columns(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] = ()) -> list[str]:
     """Return the columns that filter reads, besides `others`; a superset if that is hard to determine."""
-    text = str(filter)
+    text = print_filter(filter)
     candidates = [name for name in schema.names if name not in besides]
     named = candidates if "..." in text else [name for name in candidates if name in text]
     try:
@@ -121,7 +122,7 @@ def referenced_columns(filter: pc.Expression, schema: pa.Schema, besides: Sequen
 
 def may_compare_with_nan(filter: pc.Expression) -> bool:
     """Whether a filter may compare with NaN: it has NaN as a literal, or a function that may compute NaN."""
-    text = str(filter)
+    text = print_filter(filter)
     if _NAN.search(text) or not _PLAIN_FUNCTIONS.issuperset(_FUNCTION.findall(text)):
         return True
     return "..." in text and any(map(_has_nan, _literals(filter.__reduce__()[1][0]).columns))  # It is cut when printed.

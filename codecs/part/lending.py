@@ -16,7 +16,7 @@ which on a busy machine is not enough. That this is about the process is why a m
 Mimalloc, which is Arrow's default, keeps what was freed for the thread that had allocated it, and only that thread can
 return it. The rows of a slice are freed by the thread that merges it. The threads that decoded it then wait for their
 next part, or allocate in other sizes: together they held 100 to 150 MiB of unused memory beyond any budget. So each
-thread that decodes calls `give_back_freed`.
+thread of a client's pool calls `give_back_freed` after a job.
 """
 
 import atexit
@@ -36,9 +36,6 @@ from persist.blob.errors import InvalidUsage
 WAIT_S = 2.0
 CALLS_WAIT_S = 30.0  # Their next batch is refused, so they end soon, but a busy machine may let them wait.
 RETURN_S = 0.25  # Time for a thread to return from C++ to Python, after a scan that is not a call of ours.
-
-# Freed memory is returned in steps of this size: with smaller steps, the same pages are requested again.
-STEP_BYTES = 16 << 20
 
 T = TypeVar("T")
 
@@ -143,24 +140,23 @@ def wait_for_returns(timeout_s: float = WAIT_S) -> bool:
     return not _lent
 
 
-class _Decoded(threading.local):
-    bytes = 0
+class _Returned(threading.local):
+    at_bytes = 0  # All that the process had allocated when this thread last returned memory.
 
 
-_decoded = _Decoded()
+_returned = _Returned()
 
 
-def give_back_freed(decoded_bytes: int, step_bytes: int) -> None:
-    """Let Arrow's allocator return what this very thread has freed, once it has decoded a step since it last did.
+def give_back_freed(step_bytes: int) -> None:
+    """Let Arrow's allocator return what this very thread has freed, after each step of allocations.
 
-    The step is `STEP_BYTES`, or less where so much is too much for a small budget.
-
-    Nothing that is in use is touched. Only mimalloc needs it: jemalloc returns freed memory after a while, and glibc
-    would walk through the memory of all threads.
+    A step is so many bytes that the process has allocated: in smaller steps, the same pages are requested again.
+    Memory in use is not affected. Only mimalloc needs it: jemalloc returns freed memory after a while, and glibc would
+    walk through the memory of all threads.
     """
-    _decoded.bytes += decoded_bytes
-    if _decoded.bytes >= min(step_bytes, STEP_BYTES):
-        _decoded.bytes = 0
-        pool = pa.default_memory_pool()
+    pool = pa.default_memory_pool()
+    allocated = pool.total_bytes_allocated()
+    if allocated - _returned.at_bytes >= step_bytes:
+        _returned.at_bytes = allocated
         if pool.backend_name == "mimalloc":
             pool.release_unused()

@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from persist.codecs.part.printing import print_filter
 from persist.codecs.types.calculator import calculator, is_calculator
 from persist.codecs.types.schema import CollectionSchema
 
@@ -201,7 +202,7 @@ def rewrite_filter(
     Args:
         available: the names of values that there are; None for all.
     """
-    if not schema.json or EXTRACT not in str(filter):
+    if not schema.json or EXTRACT not in print_filter(filter):
         return None
     rebuild, (serialised, *arguments) = filter.__reduce__()
     batch = pa.ipc.open_file(serialised).get_batch(0)

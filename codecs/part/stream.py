@@ -46,7 +46,7 @@ from persist.codecs.types.schema import TIME, CollectionSchema
 PART_BYTES_TARGET = 64 << 20
 HELD_BYTES_MAX = 16 << 20
 ROW_GROUP_ROWS = 64 * 1024
-ROW_GROUP_BYTES_MAX = 16 << 20
+ROW_GROUP_BYTES_MAX = 4 << 20  # A quarter of the least budget of a reader.
 # A part that would end this little after a row group ends with it, rather than with a small one.
 _SHORT = 0.25
 _PROBE_ROWS = 16 * 1024  # Rows that are encoded once more, to measure the bytes of a row.

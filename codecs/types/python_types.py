@@ -24,6 +24,7 @@ import sys
 from collections.abc import Mapping
 from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 from uuid import UUID
@@ -111,6 +112,7 @@ def arrow_type(value: Any, where: str) -> pa.DataType:
         ) from error
 
 
+@lru_cache(maxsize=1024)
 def get_stored_type(t: pa.DataType) -> pa.DataType:
     """Return a type without what is only an encoding of it, at whatever depth."""
     if pat.is_dictionary(t) or pat.is_run_end_encoded(t):

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -257,10 +257,10 @@ class CollectionSchema:
 
     def compute_once(self, make: Callable[["CollectionSchema"], T]) -> T:
         """Return a function's result for this schema, computed once: a look-up by the schema hashes all of it."""
-        derived = self._derived.get(make, _Derived)
-        if derived is _Derived:
-            derived = self._derived[make] = make(self)
-        return cast(T, derived)
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        derived: T = self._derived[make]
+        return derived
 
     @property
     def key_types(self) -> tuple[pa.DataType, ...]:

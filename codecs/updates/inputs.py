@@ -53,11 +53,11 @@ def open_stream(data: Any) -> Any:
 
     For an iterator, its first element is taken to find out, and then put back in front.
     """
+    if isinstance(data, (list, tuple)):
+        return _to_stream(data) if data and _is_table(data[0]) else data
     _refuse_path(data)
     if isinstance(data, (TableStream, pa.Table, pa.RecordBatch, Mapping, bytes)):
         return data
-    if isinstance(data, (list, tuple)):
-        return _to_stream(data) if data and _is_table(data[0]) else data
     if _is_arrow(data):
         return data if _is_in_memory(data) else TableStream(lambda schema: _batches(data, schema))
     # The first is of a Dataset or Scanner of PyArrow; the second of a LazyFrame of Polars.

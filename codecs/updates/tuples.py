@@ -36,6 +36,7 @@ _ROWS_PER_BATCH = 64 * 1024
 _TUPLE = frozenset({tuple})
 _NONE = frozenset({type(None)})
 _INT = frozenset({int})
+_PLAIN = frozenset({int, float, str, bool, bytes, tuple, type(None)})  # Of values that do not name their fields.
 
 
 _UPDATE, _PAIR = ("", "time", "diff"), ("key", "value")  # The field names that named tuples may use at these positions.
@@ -124,7 +125,9 @@ def _side_columns(values: list[Any], side: Side) -> list[list[Any]]:
 
 def _are_dicts(values: list[Any], side: Side) -> bool:
     """Return whether values name their fields; a dict may also be the value of the one field itself."""
-    if not values or not side.fields or not (isinstance(values[0], Mapping) or is_object(values[0])):
+    if not values or not side.fields or type(values[0]) in _PLAIN:
+        return False
+    if not isinstance(values[0], Mapping) and not is_object(values[0]):
         return False
     t = side.fields[0].type
     return len(side.fields) > 1 or not (pat.is_struct(t) or pat.is_map(t))
@@ -321,6 +324,8 @@ def is_record(value: Any, schema: CollectionSchema | None) -> bool:
     Without a schema, any named tuple does. A named tuple `(record, time, diff)` of which the record is a pair is an
     update, whatever its other columns are called.
     """
+    if type(value) is tuple:
+        return False
     if isinstance(value, Mapping) or is_object(value):
         return True
     if not is_named(value):

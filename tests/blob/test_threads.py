@@ -82,3 +82,18 @@ def test_what_is_cancelled_before_it_begins_is_not_computed() -> None:
     assert before.result()
     pool.shutdown()
     assert calls == []
+
+
+def test_a_thread_cleans_up_after_each_job() -> None:
+    names, called = list[str](), threading.Semaphore(0)
+
+    def note() -> None:
+        names.append(threading.current_thread().name)
+        called.release()
+
+    pool = Pool(1, "test-pool", note)
+    for number in range(2):
+        assert pool.submit(abs, -number).result() == number
+    assert called.acquire(timeout=WAIT_S)
+    assert {*names} == {"test-pool"}
+    pool.shutdown()

@@ -28,7 +28,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.opening import drop
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteOptions
-from persist.services.publish import Published, list_published, make_format, parse_every, publish, unpublish
+from persist.services.publish import Published, list_published, make_format, parse_schedule, publish, unpublish
 
 
 class DescriptionProperties:
@@ -316,7 +316,7 @@ class PublishingCalls(CollectionBase):
             raise InvalidUsage(f'feed=True goes with the table "delta": {table!r} has no change feed')
         if format_version is not None and (table != "iceberg" or format_version not in (2, 3)):
             raise InvalidUsage(f"format_version={format_version!r} goes with the table 'iceberg', and is 2 or 3")
-        options = {"deletes": deletes, **({"feed": "true"} if feed else {}), **parse_every(every)}
+        options = {"deletes": deletes, **({"feed": "true"} if feed else {}), **parse_schedule(every)}
         if format_version is not None:
             options["format-version"] = str(format_version)
         if identifier is not None:

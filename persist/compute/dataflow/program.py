@@ -32,7 +32,7 @@ from persist.compute.dataflow.plan.plan import (
 )
 from persist.compute.dataflow.plan.stages import to_record_schema
 from persist.compute.dataflow.plan.types import Columns, format_schema
-from persist.compute.dataflow.ports.output import list_kept, make_kept_name
+from persist.compute.dataflow.ports.output import list_hidden_collections, make_kept_name
 from persist.compute.dataflow.ports.sources import writable
 from persist.compute.dataflow.running.running import Options, Running
 from persist.compute.dataflow.stream import Stream
@@ -209,11 +209,11 @@ class Program(Draft):
             with suppress(CollectionNotFound):
                 drop(load_handle(engine, name)).result()
 
-    def name_kept(self, number: int) -> str | None:
+    def name_hidden_collection(self, number: int) -> str | None:
         return make_kept_name(self.name, number)
 
     def list_kept_names(self, engine: Engine) -> list[str]:
-        return list_kept(engine, self.name)
+        return list_hidden_collections(engine, self.name)
 
     def check(self) -> None:
         """Raise InvalidUsage if the program is not whole."""
@@ -373,7 +373,7 @@ class Together(Draft):
             names += program.holders(collection) if reads else []
         return names
 
-    def name_kept(self, number: int) -> str | None:
+    def name_hidden_collection(self, number: int) -> str | None:
         return self._kept.get(number)
 
     def list_kept_names(self, engine: Engine) -> list[str]:
@@ -395,7 +395,7 @@ class Together(Draft):
                 places[node.number] = self._sources[same]
         numbers = self.plan.add_plan(program.plan, places)
         for number in program.plan.nodes:
-            name = program.name_kept(number)
+            name = program.name_hidden_collection(number)
             if name is not None:
                 self._kept[numbers[number]] = name
         self.captures |= {numbers[number]: observer for number, observer in program.captures.items()}

@@ -449,9 +449,9 @@ class Grouped:
         NULLs are left out. A group is there while the sum of its multiplicities is not zero. A change costs what it
         touches if there are only count, sum and mean; with min, max or median, about the logarithm of its group.
         """
-        return self.aggregated(aggregates)
+        return self.aggregate(aggregates)
 
-    def aggregated(self, aggregates: Mapping[str, Aggregate], *, is_complete: bool = False) -> Stream:
+    def aggregate(self, aggregates: Mapping[str, Aggregate], *, is_complete: bool = False) -> Stream:
         """Do what `agg` does; or, for counts and totals, keep empty groups too."""
         if not aggregates:
             raise InvalidUsage('agg() needs what to aggregate: agg(total=col("amount").sum())')

@@ -134,8 +134,7 @@ def plan_paths(
 
 @dataclass(frozen=True)
 class FoundByIndex:
-    """The result of a scan, found in an index where the filter allows it. It can be sent to other processes. It can be
-    sent to other processes.
+    """The result of a scan, found in an index where the filter allows it. It can be sent to other processes.
 
     Attributes:
         scan: the replaced scan.

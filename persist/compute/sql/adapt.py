@@ -88,7 +88,7 @@ class Adapter:
         self._unit = unit
         self._of = Expressions(sql)
 
-    def adapted(self, plan: Json) -> Node:
+    def adapt(self, plan: Json) -> Node:
         """Return the relation of a plan of DuckDB."""
         adapter = _ADAPTED.get(plan["type"])
         if adapter is None:
@@ -103,7 +103,7 @@ class Adapter:
         return node
 
     def _child(self, plan: Json, at: int = 0) -> Node:
-        return self.adapted(plan["children"][at])
+        return self.adapt(plan["children"][at])
 
     def _check_table(self, plan: Json) -> None:
         if plan.get("function_data", {}).get("table") not in self._tables:
@@ -178,7 +178,10 @@ class Adapter:
             if comparison == "INVALID":
                 residual.append(self._of.translate(clause["left"]))
                 continue
-            left_value, right_value = self._of.compared(clause["left"]), self._of.compared(clause["right"])
+            left_value, right_value = (
+                self._of.translate_for_comparison(clause["left"]),
+                self._of.translate_for_comparison(clause["right"]),
+            )
             if comparison == "COMPARE_EQUAL":
                 equal.append((left_value, right_value))
             elif comparison == "COMPARE_NOT_DISTINCT_FROM":
@@ -219,7 +222,10 @@ class Adapter:
             comparison = clause["comparison"]
             if comparison not in ("COMPARE_EQUAL", "COMPARE_NOT_DISTINCT_FROM", *_NEAREST):
                 raise InvalidUsage("an ASOF JOIN has columns that are equal, and one that is nearest, and nothing else")
-            left_value, right_value = self._of.compared(clause["left"]), self._of.compared(clause["right"])
+            left_value, right_value = (
+                self._of.translate_for_comparison(clause["left"]),
+                self._of.translate_for_comparison(clause["right"]),
+            )
             if comparison in _NEAREST:
                 nearest.append((left_value, right_value, comparison))
             else:
@@ -326,7 +332,7 @@ class Adapter:
             order, map_ = tuple(map(self._of.order, ordered["orders"])), ordered.get("projection_map")
             ordered = ordered["children"][0]
         is_distinct = ordered["type"] == "LOGICAL_DISTINCT"
-        node = self.distinct(ordered, order) if is_distinct else self.adapted(ordered)
+        node = self.distinct(ordered, order) if is_distinct else self.adapt(ordered)
         limit, offset = self._read_limit(plan, "limit_val"), self._read_limit(plan, "offset_val") or 0
         return _pick_columns(TopK(node, order, limit, offset), map_)
 
@@ -351,9 +357,7 @@ class Adapter:
         for child in through:
             check_members(child)
         every = [
-            self._list_union_parts(child, is_all)
-            if any(child is branch for branch in through)
-            else [self.adapted(child)]
+            self._list_union_parts(child, is_all) if any(child is branch for branch in through) else [self.adapt(child)]
             for child in plan["children"]
         ]
         return [part for parts in every for part in parts]

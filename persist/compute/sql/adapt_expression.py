@@ -166,7 +166,7 @@ class Expressions:
             "case", to_arrow(kind), *arguments, self.translate(node["else_expr"]), at=self._find_position(node)
         )
 
-    def compared(self, node: Json) -> Term:
+    def translate_for_comparison(self, node: Json) -> Term:
         """Translate an expression for comparisons: intervals become microseconds."""
         if not _is_interval(node):
             return self.translate(node)
@@ -248,7 +248,9 @@ class Expressions:
         kind = self.infer_type(node.get("return_type", {"id": "BOOLEAN"}), node)
         type_, at = node["type"], self._find_position(node)
         is_comparison = type_.startswith("COMPARE_")
-        arguments = tuple(map(self.compared if is_comparison else self.translate, node.get("children") or ()))
+        arguments = tuple(
+            map(self.translate_for_comparison if is_comparison else self.translate, node.get("children") or ())
+        )
         if type_ == "OPERATOR_CAST":
             argument_type = self.infer_type(node["arguments"][0], node)
             if argument_type == "null" and isinstance(arguments[0], Lit | Place):
@@ -308,7 +310,7 @@ class Expressions:
         """Return a min or max and its arguments; intervals compare by length."""
         if function not in ("min", "max") or not _is_interval(node):
             return function, arguments
-        return f"arg_{function}", (*arguments, self.compared(node["children"][0]))
+        return f"arg_{function}", (*arguments, self.translate_for_comparison(node["children"][0]))
 
     def _collect_list(self, node: Json) -> Aggregation:
         """Return an aggregate that collects the values for `of_list`."""
@@ -397,8 +399,8 @@ class Expressions:
         else:
             arguments = self.translate_all(node.get("children"))
         self._refuse_interval(node, function)
-        start, start_at = self.bound(node, "start")
-        end, end_at = self.bound(node, "end")
+        start, start_at = self.translate_frame_bound(node, "start")
+        end, end_at = self.translate_frame_bound(node, "end")
         exclude: Any = _EXCLUDED[node.get("exclude_clause", "NO_OTHER")]
         if within and node["type"] != "WINDOW_AGGREGATE":
             self.refuse(f"ORDER BY inside of {function}() is not supported in a view: order the window", node)
@@ -415,7 +417,7 @@ class Expressions:
             bool(node.get("ignore_nulls")),
         )
 
-    def bound(self, node: Json, which: str) -> tuple[Any, Term | None]:
+    def translate_frame_bound(self, node: Json, which: str) -> tuple[Any, Term | None]:
         """Return the "start" or the "end" of the frames of a window function."""
         mode = node[which]
         if mode.startswith("UNBOUNDED"):

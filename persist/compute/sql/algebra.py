@@ -302,7 +302,7 @@ def map_terms(value: Any, by: Callable[[Term], Term]) -> Any:
     return msgspec.structs.replace(value, **{name: map_terms(getattr(value, name), by) for name in parts})
 
 
-def filtered(node: Node, conditions: Sequence[Term]) -> Node:
+def filter_rows(node: Node, conditions: Sequence[Term]) -> Node:
     """Return the rows of a relation for which some conditions hold."""
     return Filter(node, join_with_and(conditions)) if conditions else node
 

@@ -107,7 +107,7 @@ def _row_number(node: Json, width: int, of: Expressions) -> WindowCall:
 
 
 def _frame(node: Json, of: Expressions) -> Frame:
-    end, end_at = of.bound(node, "end")
+    end, end_at = of.translate_frame_bound(node, "end")
     return Frame(None, end, None, end_at)
 
 

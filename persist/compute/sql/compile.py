@@ -127,7 +127,7 @@ def _plan_uncached(
     unit = units.pop() if len(units) == 1 else None
     now = f"CAST(error('{MARK}') AS {'BIGINT' if unit is None else 'TIMESTAMP'})"
     bound_query = bind_query(sql, tables, now, late_by)
-    plan = _fold_constants(Adapter(sql, tables, unit).adapted(bound_query.plan))
+    plan = _fold_constants(Adapter(sql, tables, unit).adapt(bound_query.plan))
     if _count_node_levels(plan) > LEVELS_MAX:
         raise InvalidUsage(_TOO_DEEP)
     return _replace_intervals(plan, bound_query.columns(infer_types(plan)))

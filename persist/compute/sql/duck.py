@@ -217,7 +217,7 @@ def _parse_json(text: str) -> Any:
         ) from error
 
 
-def loaded_duckdb() -> Any:
+def load_duckdb() -> Any:
     """Import DuckDB, and check its version."""
     try:
         import duckdb
@@ -244,7 +244,7 @@ def _open_binder(sql: str) -> Iterator[Any]:
     Raises:
         InvalidUsage: the argument is not text; or DuckDB is missing or of another version.
     """
-    duckdb = loaded_duckdb()
+    duckdb = load_duckdb()
     _check_text(sql)
     with _one_at_a_time, closing(_database(duckdb).cursor()) as connection:
         connection.begin()

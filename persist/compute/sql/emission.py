@@ -27,7 +27,7 @@ import pyarrow.types as pat
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query import is_time_window, list_arguments, walk_parts
-from persist.compute.sql.duck import loaded_duckdb, parse_statement, show_position
+from persist.compute.sql.duck import load_duckdb, parse_statement, show_position
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.machines import InsertIfAbsent
 from persist.core.log.fields import KeyedForm
@@ -43,7 +43,7 @@ def split_emission(sql: str) -> tuple[str, bool]:
     if not isinstance(sql, str) or "emit" not in sql.lower():
         return sql, False
     text = sql.encode()
-    tokens = [(at, kind.name) for at, kind in loaded_duckdb().tokenize(sql)]
+    tokens = [(at, kind.name) for at, kind in load_duckdb().tokenize(sql)]
     ends = [at for at, _ in tokens[1:]] + [len(text)]
     words = [
         (at, text[at:end].strip().lower()) for (at, kind), end in zip(tokens, ends, strict=True) if kind != "comment"

@@ -68,7 +68,7 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
         )
         for name, kinds in list_scans(relation).items()
     }
-    Lowering(program, sources.__getitem__).lowered(relation, [name for name, _ in columns]).probe()
+    Lowering(program, sources.__getitem__).lower(relation, [name for name, _ in columns]).probe()
     plan = optimise_plan(program.plan) if optimise else trim_plan(program.plan)
     [end] = [node for node in plan.nodes.values() if isinstance(node.operator, Probe)]
     del plan.nodes[end.number]

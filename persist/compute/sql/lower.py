@@ -65,10 +65,10 @@ class Lowering:
         self._known: dict[int, Rows] = {}
 
     def answer(self, plan: Node, names: Sequence[str] = ()) -> Stream:
-        """Return the stream of a whole plan, which is rewritten first; see `lowered`."""
-        return self.lowered(rewrite_plan(plan, self._sizes), names)
+        """Return the stream of a whole plan, which is rewritten first; see `lower`."""
+        return self.lower(rewrite_plan(plan, self._sizes), names)
 
-    def lowered(self, plan: Node, names: Sequence[str] = ()) -> Stream:
+    def lower(self, plan: Node, names: Sequence[str] = ()) -> Stream:
         """Return the stream of a plan that is rewritten already."""
         self._program.local_functions |= {name for name, _ in calls_of_python(iterate_terms(plan))}
         rows = self.rows(plan)

@@ -254,7 +254,7 @@ def _accumulate_groups(
         else:
             summaries[name] = _lower_one(name, aggregation, rows, is_global=is_global)
             outputs[name] = Col(name)
-    groups = rows.group_by(*keys).aggregated(summaries)
+    groups = rows.group_by(*keys).aggregate(summaries)
     return groups if all(name in summaries for name in aggregations) else select(groups, outputs)
 
 
@@ -266,7 +266,7 @@ def _accumulate_completely(aggregations: dict[str, Aggregation], rows: Stream, k
         else Summary("total" if aggregation.function == "total" else "count", Col(name))
         for name, aggregation in aggregations.items()
     }
-    return rows.group_by(*keys).aggregated(summaries, is_complete=True)
+    return rows.group_by(*keys).aggregate(summaries, is_complete=True)
 
 
 def _is_distinct(aggregation: Aggregation) -> bool:

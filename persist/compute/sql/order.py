@@ -60,7 +60,7 @@ def estimate_relation(node: Node, known: Known) -> Statistics:
         case Scan(collection, columns):
             statistics = known.get(collection, Statistics(ROWS))
             rows = max(1.0, statistics.rows)
-            return Statistics(rows, None, statistics.distinct).renamed((name, at) for at, name in enumerate(columns))
+            return Statistics(rows, None, statistics.distinct).rename((name, at) for at, name in enumerate(columns))
         case Ref(number) if number in known:
             return known[number]
         case Values(_, rows_given):
@@ -74,7 +74,7 @@ def estimate_relation(node: Node, known: Known) -> Statistics:
             return below
         case Project(input_, outputs):
             copies = ((output.index, at) for at, output in enumerate(outputs) if isinstance(output, Place))
-            return estimate_relation(input_, known).renamed(copies)
+            return estimate_relation(input_, known).rename(copies)
         case Temporal(input_) | Distinct(input_):
             return estimate_relation(input_, known)
         case Aggregate(input_, keys):
@@ -129,7 +129,7 @@ def _estimate_values(statistics: Statistics, key: Term) -> float:
 
 
 def _shift_columns(statistics: Statistics, by: int) -> Statistics:
-    return statistics.renamed((at, at + by) for at in statistics.distinct)
+    return statistics.rename((at, at + by) for at in statistics.distinct)
 
 
 def order_joins(node: Node, statistics: Known = NOTHING) -> Node:

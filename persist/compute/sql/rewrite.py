@@ -62,7 +62,7 @@ from persist.compute.sql.algebra import (
     WindowCall,
     count_columns,
     count_cross_joins,
-    filtered,
+    filter_rows,
     has_one_partner,
     infer_types,
     inner_join,
@@ -121,7 +121,7 @@ def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -
                 if count_cross_joins(_push_join_keys(pushed, [part])) < count_cross_joins(pushed)
             )
             first = max(useful, default=0)
-            return filtered(_push_join_keys(pushed, raising[:first]), raising[first:])
+            return filter_rows(_push_join_keys(pushed, raising[:first]), raising[first:])
     match node:
         case Filter(input_, condition):
             return _push_down(input_, [*factor_conjuncts(condition), *conditions], known)
@@ -138,7 +138,7 @@ def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -
             below = [part for part in conditions if list_places(part) and max(list_places(part)) < len(keys)]
             above = [part for part in conditions if part not in below]
             down = [replace_columns(part, keys.__getitem__) for part in below]
-            return filtered(map_children(node, lambda _: _push_down(input_, down)), above)
+            return filter_rows(map_children(node, lambda _: _push_down(input_, down)), above)
         case Distinct() | SetOperation():
             return map_children(node, lambda below: _push_down(below, conditions))
         case Let(number, value, body):
@@ -147,8 +147,8 @@ def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -
             fixed = set.intersection(*({e.index for e in c.partition if isinstance(e, Place)} for c in calls))
             below = [part for part in conditions if list_places(part) <= fixed and list_places(part)]
             above = [part for part in conditions if part not in below]
-            return filtered(Window(_push_down(input_, below), calls), above)
-    return filtered(map_children(node, lambda below: _push_down(below, [])), conditions)
+            return filter_rows(Window(_push_down(input_, below), calls), above)
+    return filter_rows(map_children(node, lambda below: _push_down(below, [])), conditions)
 
 
 def _push_bounds_down(node: Node, lower: Term | None, upper: Term | None) -> Node:
@@ -179,7 +179,7 @@ def _push_into_join(join: Join, conditions: list[Term], known: Sequence[Term]) -
     joined = msgspec.structs.replace(
         join, left=_push_down(join.left, lefts, known_lefts), right=_push_down(join.right, [])
     )
-    return _filter_by_mark(joined, residual, width) if join.how == "mark" else filtered(joined, residual)
+    return _filter_by_mark(joined, residual, width) if join.how == "mark" else filter_rows(joined, residual)
 
 
 def _push_join_keys(node: Node, conditions: list[Term]) -> Node:
@@ -200,14 +200,14 @@ def _push_join_keys(node: Node, conditions: list[Term]) -> Node:
             lefts, rights, residual = split_by_side(conditions, width)
             if how != "inner":
                 residual = [part for part in conditions if part not in lefts]
-                return filtered(msgspec.structs.replace(node, left=_push_join_keys(left, lefts)), residual)
+                return filter_rows(msgspec.structs.replace(node, left=_push_join_keys(left, lefts)), residual)
             keys = (
                 [] if equal or node.same else [part for part in residual if split_equality(part, width) is not None][:1]
             )
             joined = inner_join(_push_join_keys(left, lefts), _push_join_keys(right, rights), keys, equal, node.same)
             residual = [part for part in residual if part not in keys]
-            return filtered(msgspec.structs.replace(joined, condition=node.condition), residual)
-    return filtered(node, conditions)
+            return filter_rows(msgspec.structs.replace(joined, condition=node.condition), residual)
+    return filter_rows(node, conditions)
 
 
 def _filter_by_mark(join: Join, conditions: list[Term], width: int) -> Node:
@@ -215,7 +215,7 @@ def _filter_by_mark(join: Join, conditions: list[Term], width: int) -> Node:
     mark = Place(width)
     negated = [p for p in conditions if isinstance(p, Call) and calls(p, "not") and p.arguments == (mark,)]
     if mark not in conditions and not negated:
-        return filtered(join, conditions)
+        return filter_rows(join, conditions)
     is_semi = mark in conditions
     matching = msgspec.structs.replace(join, how="semi" if is_semi else "unless")
     joined = Project(matching, (*map(Place, range(width)), Lit(pa.scalar(is_semi))))

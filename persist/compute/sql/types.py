@@ -118,7 +118,7 @@ def has_interval(kind: str) -> bool:
     return kind == "interval" or any(has_interval(part) for _, part in _split_nested(kind)[1])
 
 
-def _nested(form: str, parts: Iterable[tuple[str, str]]) -> str:
+def _parse_nested(form: str, parts: Iterable[tuple[str, str]]) -> str:
     named = form == "struct"
     return f"{form}({','.join(f'{json.dumps(name)} {kind}' if named else kind for name, kind in parts)})"
 
@@ -147,7 +147,7 @@ def _name_nested(kind: pa.DataType, of: Callable[[pa.DataType], str | None]) -> 
         return None
     parts = [(name, of(part)) for name, part in fields]
     named = [(name, part) for name, part in parts if part is not None]
-    return _nested(form, named) if len(named) == len(parts) and parts else None
+    return _parse_nested(form, named) if len(named) == len(parts) and parts else None
 
 
 @cache
@@ -287,13 +287,13 @@ def from_duckdb(kind: dict[str, Any]) -> str:
         return _NAMES[name]
     info = kind.get("type_info") or {}
     if name in ("LIST", "ARRAY"):
-        return _nested("list", [("", from_duckdb(info["child_type"]))])
+        return _parse_nested("list", [("", from_duckdb(info["child_type"]))])
     if name == "MAP":
-        return _nested(
+        return _parse_nested(
             "map", [("", from_duckdb(part["second"])) for part in info["child_type"]["type_info"]["child_types"]]
         )
     if name in ("STRUCT", "TUPLE"):
-        nested = _nested("struct", [(name, from_duckdb(part)) for name, part in list_struct_fields(kind)])
+        nested = _parse_nested("struct", [(name, from_duckdb(part)) for name, part in list_struct_fields(kind)])
         if to_arrow(nested) == INTERVAL:
             raise InvalidUsage(f"a struct whose fields are {INTERVAL.names} is not supported: call them otherwise")
         return nested

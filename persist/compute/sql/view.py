@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, get_args
 
 from persist.compute.dataflow.running.refreshed import Policy, Refreshed, explain, refresh
 from persist.compute.dataflow.running.reports import OperatorReport
-from persist.compute.dataflow.running.running import Options, Running, requested_indexes
+from persist.compute.dataflow.running.running import Options, Running, list_requested_indexes
 from persist.compute.index import create_index, refresh_indexes
 from persist.compute.sql.definition import Definition, InputBehind, Start, explain_lag
 from persist.compute.sql.draft import Catalog, Draft, draft_view, has_groups
@@ -204,7 +204,7 @@ class LiveView:
         def choose_index_key(name: str) -> tuple[str, ...]:
             return load_handle(self.engine, name).schema.key_names
 
-        for name, columns in requested_indexes(self.program(), choose_index_key):
+        for name, columns in list_requested_indexes(self.program(), choose_index_key):
             create_index(load_handle(self.engine, name), columns)
 
     def program(self) -> ViewProgram:

@@ -27,7 +27,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.part.part import Part
-from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.updates import Stamp
 from persist.compute.tasks.planned_write import Target, Uploads
@@ -44,7 +43,7 @@ from persist.engine.location.opening import load_or_create
 from persist.engine.location.resolver import REASON
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step
-from persist.engine.write.part_writer import group_bytes_max
+from persist.engine.write.part_writer import open_run
 
 Sealing = Literal["max", "none", "watermark"]
 Late = Literal["error", "drop", "collect"]
@@ -157,9 +156,7 @@ def without_late(engine: Engine, target: Target, parts: Sequence[Part], lower: i
     columns = [*schema.names, "_time", "_diff"]
     with target.writer() as writer, Uploads(writer, target.id) as uploads:
         for part in parts:
-            stream = PartStream(
-                schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, schema), sources=(part,)
-            )
+            stream = open_run(reader.memory_budget, schema, sources=(part,))
             scan = Scan(schema, (part,), lower, TIME_MAX + 1, schema.names)
             for piece in scan.slices_within(reader.rewrite_slice_bytes):
                 for table in piece.updates(reader, columns):

@@ -129,7 +129,7 @@ def get_wire_type(target_type: pa.DataType) -> pa.DataType:
 
 
 def _get_parsed_type(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataType:
-    """Return the type of a column once its text is parsed."""
+    """Return the type that the texts of a column are parsed as."""
     if is_flat(target_type):
         return target_type if is_text(source_type) and not is_text(target_type) else source_type
     pairs = zip(children(source_type), children(target_type), strict=True)

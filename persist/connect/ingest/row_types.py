@@ -66,6 +66,7 @@ def contains_null(kind: pa.DataType) -> bool:
 
 
 def _infer_csv_types(file: RowFile, known_types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """Return the types of CSV columns that have no known type."""
     names = read_header(file)
     guesses = {name: _TypeGuess() for name in names if name not in known_types}
     for batch in read_text_batches(file, names, [*guesses], lambda row: "skip") if guesses else ():
@@ -99,9 +100,10 @@ class _TypeGuess:
             self._candidates = [kind for kind in self._candidates if pat.is_temporal(kind)]
         self._candidates = [kind for kind in self._candidates if _do_all_parse(values, kind)]
         if pa.float64() in self._candidates:
-            self._add_numbers(values)
+            self._note_number_digits(values)
 
-    def _add_numbers(self, values: pa.Array) -> None:
+    def _note_number_digits(self, values: pa.Array) -> None:
+        """Note how many digits the numbers have before and after the point."""
         try:
             parse_column(pa.chunked_array([values]), pa.float64())
         except pa.ArrowInvalid:

@@ -134,7 +134,7 @@ def run_program(
 
 def _wait_for(engine: Engine, program: Program, until: int, timeout_s: float | None) -> None:
     """Wait until all sources are sealed beyond a time."""
-    for node in program.plan.without_unused().nodes.values():
+    for node in program.plan.drop_unused().nodes.values():
         if isinstance(node.operator, Source):
             with suppress(AsOfCompacted):  # Then it is sealed further.
                 snapshot(load_handle(engine, node.operator.collection), until, timeout_s=timeout_s).close()
@@ -213,7 +213,7 @@ class _Cluster:
                     'in this process alone: run it here, with where="auto" or "driver"'
                 )
             return True
-        return why_not_partial(program.plan.without_unused()) is not None
+        return why_not_partial(program.plan.drop_unused()) is not None
 
     def _job(self, program: Program, ports: Ports) -> Job:
         return Job(program, ports, self.location, self.storage, parallelism(self.spark))

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.codecs.part.printing import print_filter
 from persist.codecs.part.shredding import EXTRACT, TEST, whole_path
 from persist.core.errors import InvalidUsage
 from persist.core.expression.sql_functions import compute_by_duckdb
@@ -61,7 +62,7 @@ def has_simple_path(path: str | int) -> bool:
 def register_functions(filter: pc.Expression | None) -> None:
     """Register the functions of a filter that another process made."""
     for function in ("json_extract", "json_extract_string", _TEST):
-        if f"persist_{function}(" in str(filter):
+        if f"persist_{function}(" in print_filter(filter):
             _register(function)
 
 
@@ -91,7 +92,7 @@ def _to_sql(function: str, literal: str) -> str:
     if function != _TEST:
         return f'{function}("$1", {literal})'
     kind, sign, number, *is_document = literal.split(" ")
-    passes, is_there = f'TRY_CAST("$1" AS {kind}) {sign} {number}', '"$1" IS NOT NULL'
+    passes, is_there = f'TRY(TRY_CAST("$1" AS {kind}) {sign} {number})', '"$1" IS NOT NULL'
     if not is_document:
         return f"coalesce({passes}, {is_there})"
     plain = _FRACTION if kind == "DOUBLE" else _WHOLE

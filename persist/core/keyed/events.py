@@ -248,7 +248,7 @@ def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
     Args:
         terms: rows of these keys with `_diff`, which add up to the contents.
     """
-    groups, times = (int64_values(combined(prepared.events[name])) for name in (GROUP, "_time"))
+    groups, times = int64_values(combined(prepared.events[GROUP])), int64_values(combined(prepared.events["_time"]))
     starts = np.ones(len(groups), np.bool_)
     np.not_equal(groups[1:], groups[:-1], out=starts[1:])
     is_row = ~boolean_values(combined(prepared.events[DELETED]))

@@ -103,9 +103,12 @@ class Draft:
         if self._is_done(steps, _list_tokens(steps)):
             return False
         self._check_views(steps)
+        entries: dict[str, CollectionEntry] = {}
         for step in steps:
             if isinstance(step, Planned | Condition):
-                apply_step(self._now.load_entry(step).contents, step)
+                if step.collection not in entries:
+                    entries[step.collection] = self._now.load_entry(step)
+                apply_step(entries[step.collection].contents, step)
         return True
 
     def _check(self, step: PlannedAppend) -> None:

@@ -192,10 +192,6 @@ def _open_writer(control: LocationState, mutation: kinds.OpenWriter, seqno: int)
     return msgspec.structs.replace(control, epoch=seqno, writer=writer)
 
 
-def _close_writer(control: LocationState, _: kinds.CloseWriter, __: int) -> LocationState:
-    return msgspec.structs.replace(control, writer=None)
-
-
 def _truncate_log(control: LocationState, mutation: kinds.TruncateLog, seqno: int) -> LocationState:
     """Return control with a higher log floor; older erasures than it are forgotten."""
     floor = max(control.log_floor, min(mutation.floor, seqno))
@@ -254,7 +250,7 @@ LOCATION_RULES: dict[type, Callable[[LocationState, Any, int], LocationState]] =
     kinds.GrantLease: _grant_lease,
     kinds.EndLease: _end_lease,
     kinds.OpenWriter: _open_writer,
-    kinds.CloseWriter: _close_writer,
+    kinds.CloseWriter: lambda control, mutation, seqno: msgspec.structs.replace(control, writer=None),
     kinds.TruncateLog: _truncate_log,
     kinds.VoidUploads: _void_uploads,
     kinds.TakeOver: _take_over,

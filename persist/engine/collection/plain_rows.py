@@ -29,7 +29,6 @@ from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.part import Part
-from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import TIME, TIME_MAX, CollectionSchema
 from persist.codecs.updates.inputs import open_stream
 from persist.codecs.updates.tuples import is_named
@@ -72,7 +71,7 @@ from persist.engine.read.merging import NewRows, Replaced, compute_differences
 from persist.engine.read.planning.scan import Scan, negate
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.operations import Asked, Step, Write
-from persist.engine.write.part_writer import PartWriter, group_bytes_max
+from persist.engine.write.part_writer import PartWriter, open_run
 from persist.engine.write.write_options import delete_digest, filter_text, overwrite_digest
 
 
@@ -363,8 +362,9 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
     handle.check_plain("a plain upsert")
     columns = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     request = Asked(handle.id, None if token is None else compute_digest(events.table, columns))
-    ends = pc.min_max(events.table[TIME]).as_py()
-    first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
+    first = last = None
+    if not events.at_commit:
+        first, last = pc.min_max(events.table[TIME]).as_py().values()
     if handle.remembers(contents, token):
         return [request, *([handle.commit_time_step()] if events.at_commit else [])]
     _check_beginning(handle, contents, first)
@@ -405,9 +405,11 @@ def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: in
         raise with_timeline(UpdateNotBeyondUpper(TIME_MAX if at is None else at, Antichain()), contents.timeline)
     if at is not None and at < contents.upper:
         raise with_timeline(UpdateNotBeyondUpper(at, to_antichain(contents.upper)), contents.timeline)
+    if summarize_unsealed(contents) is None:
+        return
     refused = refused_beside(handle, contents, handle.engine.writer("overwrite").committer.writer_name)
-    if refused is not None:
-        raise refused
+    assert refused is not None, "something is unsealed"
+    raise refused
 
 
 def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str = "") -> UpdatesBeyondUpper | None:
@@ -445,7 +447,7 @@ def _alone(
     return [
         *_creating(handle),
         *expect_unchanged(contents),
-        *(msgspec.structs.replace(write, at_commit=at is None, is_single=is_single) for write in writes),
+        *[msgspec.structs.replace(write, at_commit=at is None, is_single=is_single) for write in writes],
         *(_stamping(handle, at) or [kinds.Seal(contents.id, encode_frontier((at or 0) + 1))]),
     ]
 
@@ -510,7 +512,7 @@ def _upload(
 ) -> list[Write]:
     """Store the updates from the present to the new rows; return the writes that add them to a commit."""
     reader = handle.engine.reader()
-    stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))
+    stream = open_run(reader.memory_budget, handle.schema)
     stored: list[Part] = []
     try:
         for rows in compute_differences(present, new, reader, check, replaced):

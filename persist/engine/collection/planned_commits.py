@@ -277,11 +277,11 @@ class _Commit:
             if handle.id not in self.plans:
                 contents = self.contents.get(handle.id) or handle.get_known_state()
                 self.plans[handle.id] = _plan_commit(handle, contents, request, self.times.get(handle.id))
-        return self._submitted()
+        return self._submit_plans()
 
     def _times(self) -> dict[str, int]:
         """Return the times that the commit assigns to requests without one, if some of them are resolved with it."""
-        if not any(request.plain is None and request.at_commit for _, request in self.asks):
+        if all(request.plain is not None or not request.at_commit for _, request in self.asks):
             return {}
         asks = [step for step in self.beside if isinstance(step, AtCommit)]
         asks += [handle.commit_time_step() for handle, request in self.asks if request.at_commit]
@@ -297,14 +297,15 @@ class _Commit:
         collection, time = chosen
         return time < self._upper(collection) <= TIME_MAX
 
-    def _submitted(self) -> CommitFuture:
-        plans, times = self.plans, self.times
+    def _submit_plans(self) -> CommitFuture:
+        times, names = self.times, self.names
         # Differences to the earlier contents come first, and check that these are still there.
-        first = [step for handle, request in self.asks if request.plain is not None for step in plans[handle.id].steps]
-        keyed_steps = [
-            step for handle, request in self.asks if request.plain is None for step in plans[handle.id].steps
-        ]
-        planned, steps = [plans[handle.id] for handle, _ in self.asks], [*first, *self.beside, *keyed_steps]
+        first, last = list[Step](), list[Step]()
+        for handle, request in self.asks:
+            plan = self.plans[handle.id]
+            (last if request.plain is None else first).extend(plan.steps)
+            names = names | plan.names
+        steps = [*first, *self.beside, *last]
         if times:
             steps = [
                 msgspec.structs.replace(step, time=times[step.collection]) if isinstance(step, AtCommit) else step
@@ -314,7 +315,6 @@ class _Commit:
         marked_steps = [
             msgspec.structs.replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps
         ]
-        names = self.names | {id_: name for plan in planned for id_, name in plan.names.items()}
         return self.engine.submit(self.action, marked_steps, names)
 
     def _may_succeed(

@@ -32,7 +32,7 @@ from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import exact_sum
 from persist.codecs.part.filters import parts_that_may_match, referenced_columns, with_both_zeros
 from persist.codecs.part.part import Part
-from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 from persist.core.errors import InvalidUsage, Superseded
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.machine import DELETED
@@ -63,7 +63,7 @@ class ErasedRecords:
     @classmethod
     def matching(cls, where: pc.Expression, schema: CollectionSchema) -> "ErasedRecords":
         """Return the records of a schema for which a condition is true."""
-        return cls(None, where, _list_ids(referenced_columns(where, schema.arrow), schema))
+        return cls(None, where, _list_ids(referenced_columns(where, schema.arrow, (TIME, DIFF)), schema))
 
     @cached_property
     def _sorted(self) -> SortedKeys:
@@ -88,7 +88,7 @@ class ErasedRecords:
         if self.keys is not None:
             return [*self.keys.column_names]
         assert self.where is not None
-        return referenced_columns(self.where, schema.arrow)
+        return referenced_columns(self.where, schema.arrow, (TIME, DIFF))
 
     def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Return the rows to erase and the rows that stay, from rows in the order of keys."""

@@ -41,7 +41,7 @@ from persist.codecs.updates.updates import with_time
 from persist.core.errors import ClientClosed
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
-from persist.engine.write.part_writer import PartWriter, group_bytes_max
+from persist.engine.write.part_writer import PartWriter, open_run
 
 
 @dataclass(frozen=True)
@@ -190,12 +190,7 @@ class LocalPartMaker:
         )
 
     def _stream(self, schema: CollectionSchema, sources: Sequence[Part]) -> PartStream:
-        return PartStream(
-            schema,
-            part_bytes_target=self._part_bytes,
-            row_group_bytes_max=group_bytes_max(self._reader.memory_budget, schema),
-            sources=sources,
-        )
+        return open_run(self._reader.memory_budget, schema, part_bytes=self._part_bytes, sources=sources)
 
     def _slices(self, scan: Scan) -> Iterator[Scan]:
         for slice_ in scan.slices_within(self._reader.rewrite_slice_bytes):

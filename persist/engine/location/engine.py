@@ -15,6 +15,7 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage, ReadOnlyStore, StoreFull, StoreMisconfigured
 from persist.blob.protocol import is_remote
 from persist.blob.threads import Pool
+from persist.codecs.part.lending import give_back_freed
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.closing import close_after
 from persist.core.errors import ClientClosed, Conflict, LogInterrupted, ReadOnly, SchemaMismatch
@@ -71,13 +72,14 @@ class Engine:
         self._counted_also: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._pid = os.getpid()
         poll_s = options.settings.poll_s
-        self.pool = pool = Pool(REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS, "persist-io")
+        budget = self.settings.memory_budget
+        threads_max = REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS
+        self.pool = pool = Pool(threads_max, "persist-io", partial(give_back_freed, budget // 4))
         self.follower = (
             Follower(blob, clock, poll_s, pool=pool, cache=storage.cache, policy=self.settings.tuning.policy)
             if options.seqno is None
             else PinnedFollower(blob, clock, options.seqno, pool=pool)
         )
-        budget = self.settings.memory_budget
         self.caches = caches = PartCaches(storage.cache)
         folder = self.settings.cache_folder
         self.spilled = spilled = (

@@ -144,6 +144,8 @@ class KeyedQueue:
         """Wait until all that was submitted by now is done."""
         with self._lock:
             last = self._submitted
+            if self._done >= last:
+                return
             if not self._is_own_thread():
                 self._changed.wait_for(lambda: self._done >= last)
         while not self._is_in_job and self._done < last:

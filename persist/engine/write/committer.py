@@ -85,7 +85,7 @@ class Committer:
         )
         with self._lock:
             # A future's callback must not wait here: its thread is the one that makes room.
-            if not self._is_own_thread():
+            if not self._has_room(operation.bytes) and not self._is_own_thread():
                 self._changed.wait_for(lambda: self._closed or self._has_room(operation.bytes))
             if self._closed:
                 raise ClientClosed("a write")
@@ -144,9 +144,10 @@ class Committer:
         """Wait until all operations submitted so far are done; return False if that takes longer than timeout_s."""
         with self._lock:
             submitted = self._submitted
-            if self._resolved < submitted:
-                self._is_hurried = True
-                self._changed.notify_all()
+            if self._resolved >= submitted:
+                return True
+            self._is_hurried = True
+            self._changed.notify_all()
             return self._changed.wait_for(lambda: self._resolved >= submitted, timeout_s)
 
     def when_ended(self, call: Callable[[], object]) -> None:

@@ -178,7 +178,7 @@ class Operation(msgspec.Struct, frozen=True, eq=False):
         size = sum([step.bytes for step in steps if isinstance(step, Write)])
         at_commit = tuple([step for step in steps if isinstance(step, AtCommit)])
         # Without a write, the rules must see the seal; see `plan`.
-        has_writes = bool(at_commit) and any(isinstance(step, Write) for step in steps)
+        has_writes = bool(at_commit) and Write in {*map(type, steps)}
         shares_time = has_writes and all(map(_may_share_time, steps))
         return cls(tuple(steps), names, future, size, submission, at_commit, shares_time, renew)
 
@@ -467,6 +467,10 @@ def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, int], wall
 
     On timelines of different units that is a time of the coarsest of them.
     """
+    if len(asks) == 1:  # As nearly always.
+        ((id_, request),) = asks.items()
+        if request.time is not None or request.timeline is None:
+            return {id_: min(uppers[id_], TIME_MAX) if request.time is None else request.time}
     rates = {
         id_: 1000 ** TIME_UNITS.index(request.timeline) for id_, request in asks.items() if request.timeline is not None
     }

@@ -19,7 +19,7 @@ from persist.blob.errors import Indeterminate, PersistError, Unavailable
 from persist.blob.protocol import Blob
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.part.part import Part
-from persist.codecs.part.stream import ROW_GROUP_BYTES_MAX, encode_parts
+from persist.codecs.part.stream import PART_BYTES_TARGET, ROW_GROUP_BYTES_MAX, PartStream, encode_parts
 from persist.codecs.types.arrow_types import leaf_types
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.small import SmallUpdates, gather_updates
@@ -87,6 +87,8 @@ class PartWriter:
         parts = [part for write in writes if isinstance(write.data, Future) for part in _list_uploaded_parts(write)]
         for at_commit in (False, True):
             small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
+            if not small:
+                continue
             for data, part in self._encode_together(small, _batch_room(inline_bytes)):
                 stored_part = self.stored(collection, data, part, inline_bytes)
                 stored_part = stored_part.as_single() if all(write.is_single for write in small) else stored_part
@@ -184,6 +186,18 @@ def group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int:
     """
     least = max(256 << 10, LEAF_BYTES_MIN * sum(len(leaf_types(kind)) for kind in schema.types))
     return min(max(memory_budget // 32, least), ROW_GROUP_BYTES_MAX)
+
+
+def open_run(
+    memory_budget: int, schema: CollectionSchema, *, part_bytes: int = PART_BYTES_TARGET, sources: Sequence[Part] = ()
+) -> PartStream:
+    """Return a stream of the parts of one run, whose encoded part takes at most a quarter of the budget."""
+    return PartStream(
+        schema,
+        part_bytes_target=min(part_bytes, memory_budget // 4),
+        row_group_bytes_max=group_bytes_max(memory_budget, schema),
+        sources=sources,
+    )
 
 
 def _pieces(table: pa.Table, bytes_max: int) -> Iterator[pa.Table]:

@@ -12,7 +12,7 @@ for its upload.
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -92,12 +92,11 @@ class WriteSteps:
             pieces = gathered_pieces(
                 stream_updates(data, schema, moments=self._get_timeline(schema)), self._parts.piece_bytes
             )
-            first, second = next(pieces, None), next(pieces, None)
-            if second is not None:
-                assert first is not None
-                write = self._from_pieces(collection, schema, chain((first, second), pieces), by)
+            begun = [*islice(pieces, 2)]
+            if len(begun) == 2:
+                write = self._from_pieces(collection, schema, chain(map(begun.pop, (0, 0)), pieces), by)
                 return _list_stored_parts(write), write.digest or 0
-            table = schema.arrow.empty_table() if first is None else first
+            table = begun[0] if begun else schema.arrow.empty_table()
         else:
             table = to_updates(data, schema, moments=self._get_timeline(schema))
         if table.nbytes <= 4 * self._parts.piece_bytes:
@@ -150,10 +149,10 @@ class WriteSteps:
         self, collection: str, schema: CollectionSchema, tables: Iterator[pa.Table], by: Sequence[str]
     ) -> Write | None:
         pieces = gathered_pieces(tables, self._parts.piece_bytes)
-        first, second = next(pieces, None), next(pieces, None)
-        if first is None or second is None:
-            return None if first is None else self._from_table(collection, schema, first, by, is_ours=True)
-        return self._from_pieces(collection, schema, chain((first, second), pieces), by)
+        begun = [*islice(pieces, 2)]
+        if len(begun) < 2:
+            return self._from_table(collection, schema, begun[0], by, is_ours=True) if begun else None
+        return self._from_pieces(collection, schema, chain(map(begun.pop, (0, 0)), pieces), by)  # Nothing keeps them.
 
     def _from_pieces(
         self, collection: str, schema: CollectionSchema, pieces: Iterator[pa.Table], by: Sequence[str]

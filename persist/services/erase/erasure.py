@@ -36,6 +36,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob.errors import MissingBlob
+from persist.codecs.part.printing import print_filter
 from persist.compute.index import list_indexed_columns
 from persist.compute.sql import load_dependents, recreate_views
 from persist.core.closing import note_on_error
@@ -233,7 +234,9 @@ def _list_texts(keys: pa.Table | None, where: Any) -> list[str]:
     """Return the texts in keys or a condition, of at least `TEXT_CHARS_MIN` characters."""
     if keys is None:
         # A condition of Arrow has its texts in double quotes.
-        quoted = re.findall(r"'((?:[^']|'')*)'" if isinstance(where, str) else r'"([^"]*)"', str(where))
+        is_text = isinstance(where, str)
+        written = where if is_text else print_filter(where)
+        quoted = re.findall(r"'((?:[^']|'')*)'" if is_text else r'"([^"]*)"', written)
         texts = [text.replace("''", "'") for text in quoted]
     else:
         columns = [column for column in keys.columns if pa.types.is_string(column.type)]

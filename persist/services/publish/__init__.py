@@ -11,7 +11,7 @@ from persist.services.publish.publication import (
     delete_abandoned,
     list_published,
     make_format,
-    parse_every,
+    parse_schedule,
     publish,
     publish_together,
     register_publishing,

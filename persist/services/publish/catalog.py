@@ -276,7 +276,7 @@ class IcebergCatalog:
             if time.monotonic() > until_s:
                 break
             try:
-                pin(handle, time_, self._get_format_option(handle.get_known_state()))
+                pin(handle, time_, self._get_version_option(handle.get_known_state()))
             except AsOfCompacted:  # The tag was deleted meanwhile.
                 continue
         if requested is not None and requested != newest and requested not in handle.get_known_state().pins:
@@ -287,7 +287,7 @@ class IcebergCatalog:
             if len(pins) >= PINS_MAX or requests >= REQUESTED_MAX:
                 raise InvalidUsage(f"{len(pins)} times of {handle.name!r} are pinned already: read one of these")
             until = {"until_ms": str(now_ms + int(PIN_S * 1000))}
-            pin(handle, requested, {**until, **self._get_format_option(handle.get_known_state())})
+            pin(handle, requested, {**until, **self._get_version_option(handle.get_known_state())})
         return handle.get_known_state()
 
     def _describe_table(
@@ -325,9 +325,9 @@ class IcebergCatalog:
 
     def _check(self, handle: CollectionHandle) -> None:
         contents = handle.get_known_state()
-        IcebergTable(handle, {}).check(handle.load_schema(contents, None), self._get_format_option(contents))
+        IcebergTable(handle, {}).check(handle.load_schema(contents, None), self._get_version_option(contents))
 
-    def _get_format_option(self, contents: CollectionState) -> dict[str, str]:
+    def _get_version_option(self, contents: CollectionState) -> dict[str, str]:
         """Return the greater format version: the catalog's, or the published table's."""
         known = contents.published.get("iceberg")
         version = max(read_format_version(self._options), read_format_version({} if known is None else known.options))

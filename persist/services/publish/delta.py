@@ -118,7 +118,7 @@ class DeltaTable:
         """Store deletion vectors that changed, in one blob; return their places."""
         key, _ = vectors_key(self._handle.id, self._handle.engine.follower.next_seqno())
         blob, deletes = bytearray(VERSION), list[Deletes | None]()
-        rows_by_deletes = self._read_rows([previous for _, previous in pieces if previous is not None])
+        rows_by_deletes = self._read_omitted_rows([previous for _, previous in pieces if previous is not None])
         for file, previous in pieces:
             rows = compute_omitted_rows(file, None if previous is None else rows_by_deletes[previous], is_anew)
             if rows is None:
@@ -133,8 +133,8 @@ class DeltaTable:
             self._blob.set(key, bytes(blob))
         return deletes
 
-    def _read_rows(self, wanted: Sequence[Deletes]) -> dict[Deletes, Rows]:
-        """Return the rows of vectors. Cost: a GET for each blob."""
+    def _read_omitted_rows(self, wanted: Sequence[Deletes]) -> dict[Deletes, Rows]:
+        """Return the rows that vectors omit. Cost: a GET for each blob."""
         rows: dict[Deletes, Rows] = {}
         for name in {deletes.blob for deletes in wanted}:
             inside = [deletes for deletes in wanted if deletes.blob == name]
@@ -199,7 +199,7 @@ class DeltaTable:
         return {"cdc": {"path": path, "partitionValues": {}, "size": size, "dataChange": False}}
 
     def _delete_old_versions(self, version: int) -> None:
-        """Delete versions before a checkpoint that a later checkpoint follows."""
+        """Delete the log's files before the checkpoint at `version`."""
         end, _ = checkpoint_keys(self._handle.id, max(0, version))
         listed = (entry.key for entry in self._blob.list(f"{table_root(self._handle.id)}_delta_log/"))
         delete_all(
@@ -293,6 +293,7 @@ def has_vectors(publication: Publication) -> bool:
 
 
 def _make_header_actions(contents: CollectionState, publication: Publication, now_ms: int) -> list[dict[str, Any]]:
+    """Return the protocol and metadata actions of a table."""
     schema = load_schema_version(contents, publication.schema)
     fields = [_make_field(name, to_delta_type(schema.arrow.field(name).type)) for name in schema.columns]
     has_ntz = any('"timestamp_ntz"' in json.dumps(field) for field in fields)
@@ -320,6 +321,7 @@ def _make_field(name: str, written: Any) -> dict[str, Any]:
 def _make_add_action(
     contents: CollectionState, schema: int, number: int, file: PublishedFile, now_ms: int
 ) -> dict[str, Any]:
+    """Return the action that adds a part to the table."""
     part = contents.part(number)
     add = {
         "path": _get_path(contents, part),
@@ -333,6 +335,7 @@ def _make_add_action(
 
 
 def _make_remove_action(contents: CollectionState, number: int, file: PublishedFile, now_ms: int) -> dict[str, Any]:
+    """Return the action that removes a part from the table."""
     part = contents.part(number)
     remove = {
         "path": _get_path(contents, part),

@@ -108,7 +108,7 @@ class IcebergTable:
         deletes: list[Deletes | None] = []
         changed: dict[int, tuple[Part, Rows]] = {}
         for at, (file, previous) in enumerate(pieces):
-            rows = compute_omitted_rows(file, None if previous is None else self._read_rows(previous), is_anew)
+            rows = compute_omitted_rows(file, None if previous is None else self._read_omitted_rows(previous), is_anew)
             deletes.append(previous if rows is None else None)
             if rows is not None and len(rows):
                 changed[at] = (file.part, rows)
@@ -142,7 +142,8 @@ class IcebergTable:
         self._blob.set(key, sink.getvalue())
         return Deletes(key, 0, len(sink.getvalue()), len(rows))
 
-    def _read_rows(self, deletes: Deletes) -> Rows:
+    def _read_omitted_rows(self, deletes: Deletes) -> Rows:
+        """Return the rows that a blob of deletes omits. Cost: a GET."""
         data = self._blob.get(deletes.blob)
         if data is None:
             raise MissingBlob(

@@ -269,7 +269,7 @@ class Manifests:
             output = _Output(self._url_of(key := self._key()))
             with make_manifest_writer(content, self._version, self._spec, self._schema, output, id_) as writer:
                 for number, part, file in files:
-                    writer.add_entry(self._entry(file, describe(number, part, file.deletes)))
+                    writer.add_entry(self._make_manifest_entry(file, describe(number, part, file.deletes)))
             self._handle.engine.blob.set(key, output.value)
             keys.append(key)
             manifests.append(writer.to_manifest_file())
@@ -282,7 +282,8 @@ class Manifests:
     def _key(self) -> str:
         return manifest_key(self._handle.id, self._handle.engine.follower.next_seqno())
 
-    def _entry(self, file: PublishedFile, described: Any) -> Any:
+    def _make_manifest_entry(self, file: PublishedFile, described: Any) -> Any:
+        """Return the manifest entry of a file, added now or existing."""
         from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus
 
         is_new = file.version == self._step.version
@@ -369,7 +370,7 @@ class DataFiles:
         low, high, nulls = self._compute_bounds(part)
         lineage = {"first_row_id": compute_first_row_id(number)} if self._version > 2 else {}
         bounds = {"lower_bounds": low, "upper_bounds": high, "null_value_counts": nulls}
-        return self._make_entry(0, part.blob, part.rows, part.bytes, **bounds, **lineage)
+        return self._make_data_file(0, part.blob, part.rows, part.bytes, **bounds, **lineage)
 
     def delete_file(self, number: int, part: Part, deletes: Deletes | None) -> Any:
         """Return the entry of a part's omitted rows."""
@@ -377,13 +378,14 @@ class DataFiles:
         data_file, size = self._url_of(part.blob), get_vectors_size(deletes.blob)
         if size is None:
             bound = {FILE_PATH: data_file.encode()}
-            return self._make_entry(
+            return self._make_data_file(
                 1, deletes.blob, deletes.rows, deletes.bytes, lower_bounds=bound, upper_bounds=bound
             )
         place = {"content_offset": deletes.start, "content_size_in_bytes": deletes.bytes + 8}
-        return self._make_entry(1, deletes.blob, deletes.rows, size, referenced_data_file=data_file, **place)
+        return self._make_data_file(1, deletes.blob, deletes.rows, size, referenced_data_file=data_file, **place)
 
-    def _make_entry(self, content: int, blob: str, rows: int, size: int, **known: Any) -> Any:
+    def _make_data_file(self, content: int, blob: str, rows: int, size: int, **more_fields: Any) -> Any:
+        """Return pyiceberg's description of a file."""
         from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
         from pyiceberg.typedef import Record
 
@@ -391,11 +393,11 @@ class DataFiles:
             _table_format_version=self._version,
             content=DataFileContent(content),
             file_path=self._url_of(blob),
-            file_format=FileFormat.PUFFIN if "content_offset" in known else FileFormat.PARQUET,
+            file_format=FileFormat.PUFFIN if "content_offset" in more_fields else FileFormat.PARQUET,
             partition=Record(),
             record_count=rows,
             file_size_in_bytes=size,
-            **known,
+            **more_fields,
         )
         described.spec_id = 0
         return described

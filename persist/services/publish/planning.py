@@ -118,7 +118,7 @@ class Planner:
         self._share = left_out_share
 
     def next_version(self, publication: Publication | None, as_of: int) -> Plan:
-        """Return the files of the version as of a sealed time.
+        """Plan the files of the version as of a sealed time.
 
         Raises:
             AsOfCompacted: the time cannot be read any more.
@@ -221,7 +221,7 @@ class Planner:
         for part in parts:
             is_whole = id(part) in based or scan.is_inside(part)
             is_here = part.blob.startswith(root) and part.blob in numbers
-            if is_here and is_whole and part.is_plain and reads_alike(part, scan.schema):
+            if is_here and is_whole and part.is_plain and is_readable_by_others(part, scan.schema):
                 lying.setdefault(part.blob, part)
         return [*lying.values()]
 
@@ -397,8 +397,10 @@ def find_omitted_rows(
     return np.union1d(places, numbered.filter(dead)["place"].to_numpy())
 
 
-def reads_alike(part: Part, schema: CollectionSchema) -> bool:
-    """Return whether readers by name or field id read a part correctly.
+def is_readable_by_others(part: Part, schema: CollectionSchema) -> bool:
+    """Return whether other programs read a part as its collection does.
+
+    They match columns by name or field id.
 
     Columns and fields that are younger than the part are NULL for them, and so must be their defaults.
     """

@@ -290,7 +290,7 @@ def _remove_table(handle: CollectionHandle, name: str) -> bool:
     """Commit a table's removal and hide it; return whether it existed."""
     writer = handle.engine.writer("unpublish")
 
-    def plan() -> bool:
+    def try_remove() -> bool:
         contents = handle.contents()
         publication = contents.published.get(name)
         if publication is None:
@@ -304,7 +304,7 @@ def _remove_table(handle: CollectionHandle, name: str) -> bool:
                 _delete_visible_files(handle.engine.blob, handle.id, name)
         return True
 
-    return commit_with_retry(plan, action="unpublish", clock=handle.engine.clock, conflicts=(Superseded,))
+    return commit_with_retry(try_remove, action="unpublish", clock=handle.engine.clock, conflicts=(Superseded,))
 
 
 def pin(handle: CollectionHandle, as_of: int, options: Mapping[str, str]) -> None:
@@ -514,8 +514,8 @@ UNITS_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _SPAN = re.compile(rf"([1-9][0-9]{{0,8}}) ({'|'.join(UNITS_S)})s?")
 
 
-def parse_every(every: str | None) -> dict[str, str]:
-    """Return the option that keeps a table current.
+def parse_schedule(every: str | None) -> dict[str, str]:
+    """Check how often a table is published; return it as an option.
 
     Raises:
         InvalidUsage: every is nothing that a table can follow.

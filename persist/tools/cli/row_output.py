@@ -26,7 +26,7 @@ SHOWN_MAX = 50  # Rows of a table on the screen without --limit.
 
 
 def choose_format(requested: str | None, output: str | None, as_json: bool) -> str:
-    """Return the format of rows: requested, by the file name, or by default.
+    """Return the requested format of rows, or one by file name or terminal.
 
     Raises:
         InvalidUsage: it is not one of `WRITTEN`, or the suffix of the file is unknown.

@@ -58,7 +58,7 @@ class Records:
         self._lock = threading.Lock()
 
     def commits(self) -> dict[str, Any]:
-        """Return the number of records in each of the last minutes."""
+        """Return how many log records were written in each of the last minutes."""
         now_minute = int(time.time() // 60)
         minutes: Counter[int] = Counter()
         records, is_whole = self._list_newest(until_ms=(now_minute - MINUTES) * 60_000)

@@ -99,7 +99,7 @@ def _get_picture_end(contents: CollectionState) -> str | None:
 
 
 def _get_picture_start(contents: CollectionState) -> str | None:
-    """Return the picture's first time: since, or the first data's.
+    """Return the picture's first time: since, or that of the first update.
 
     Before its first data a collection is empty, and where times are moments that may be fifty years.
     """
@@ -286,7 +286,7 @@ def _make_widget_class() -> Any:
         every_s = traitlets.Float(0.0).tag(sync=True)
 
         def __init__(self, collection: "Collection") -> None:
-            description, latest = _describe(collection)
+            description, latest = _make_description(collection)
             super().__init__(told=description)
             self._collection = collection
             self.observe(self._moved, "at")
@@ -297,7 +297,7 @@ def _make_widget_class() -> Any:
         def refresh(self) -> None:
             """Look again at what the collection has become; follow the latest time if that was shown."""
             previous = self.told.get("latest")
-            self.told, latest = _describe(self._collection)
+            self.told, latest = _make_description(self._collection)
             if latest is not None and self.at in ("", previous):
                 self.at = str(latest)
 
@@ -319,7 +319,8 @@ def _make_widget_class() -> Any:
     return Slider
 
 
-def _describe(collection: "Collection") -> tuple[dict[str, Any], int | None]:
+def _make_description(collection: "Collection") -> tuple[dict[str, Any], int | None]:
+    """Return a collection's facts for the widget, and its latest time."""
     facts = Facts(collection.handle.contents())
     since, upper, latest = (None if time is None else str(time) for time in (facts.since, facts.upper, facts.latest))
     description = {

@@ -1,4 +1,4 @@
-"""Threads that decode give back what they have freed, and none asks an allocator that must not be asked."""
+"""Threads of a pool give back what they have freed, and none asks an allocator that must not be asked."""
 
 import threading
 from types import SimpleNamespace
@@ -10,19 +10,24 @@ from persist.codecs.part import lending
 
 
 @pytest.mark.parametrize(("backend", "asked"), [("mimalloc", 2), ("jemalloc", 0), ("system", 0)])
-def test_mimalloc_is_asked_once_for_each_step_of_a_thread(
+def test_mimalloc_is_asked_once_for_each_step_of_allocations(
     monkeypatch: pytest.MonkeyPatch, backend: str, asked: int
 ) -> None:
     calls: list[str] = []
-    pool = SimpleNamespace(backend_name=backend, release_unused=lambda: calls.append(threading.current_thread().name))
+    allocated = iter([*range(0, 250, 50), *range(0, 250, 50)])
+    pool = SimpleNamespace(
+        backend_name=backend,
+        release_unused=lambda: calls.append(threading.current_thread().name),
+        total_bytes_allocated=lambda: next(allocated),
+    )
     monkeypatch.setattr(pa, "default_memory_pool", lambda: pool)
 
-    def decode() -> None:
+    def work() -> None:
         for _ in range(5):
-            lending.give_back_freed(lending.STEP_BYTES // 2, lending.STEP_BYTES)
+            lending.give_back_freed(100)
 
     # Threads count for themselves: what one has freed, another cannot return.
-    one, other = (threading.Thread(target=decode, name=name) for name in ("one", "other"))
+    one, other = (threading.Thread(target=work, name=name) for name in ("one", "other"))
     for thread in (one, other):
         thread.start()
         thread.join()

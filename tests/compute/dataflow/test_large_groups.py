@@ -37,13 +37,13 @@ ALWAYS = Costs(large_rows=1, change_rows=0, block_rows=1)
 def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count what is done with ranked groups."""
     done = Counter[str]()
-    changed = LargeGroups.changed
+    changed = LargeGroups.apply_changes
 
     def counted(self: LargeGroups, *arguments: Any) -> Any:
         done["changed"] += 1
         return changed(self, *arguments)
 
-    monkeypatch.setattr(LargeGroups, "changed", counted)
+    monkeypatch.setattr(LargeGroups, "apply_changes", counted)
     return done
 
 
@@ -83,7 +83,7 @@ def test_a_ranked_multiset_is_in_order_whatever_is_added_and_taken_away(
     words = domain.encode(pa.array(VALUES[kind], KINDS[kind]))
     order = Order([(1, down, first), (0, False, False)], [pa.int64(), KINDS[kind]], domain)
     every = np.array([(a, w) for w in words.tolist() for a in range(4)], np.int64).T
-    in_order = [tuple(each) for each in every.take(order.sorted(every), axis=1).T.tolist()]
+    in_order = [tuple(each) for each in every.take(order.sort(every), axis=1).T.tolist()]
     change = st.tuples(st.integers(0, len(in_order) - 1), st.integers(-2, 3).filter(bool))
     begin = data.draw(st.lists(change, max_size=30))
     known = Counter[Any]()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from persist.compute.dataflow.operators.moments import (
     LOWEST,
     STATISTICS,
-    square_root_rounded,
+    round_square_root,
     statistics,
-    summed_products,
+    sum_products,
 )
 from tests.support.tiers import examples
 
@@ -28,7 +28,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 2), FLOATS, FLOATS), max_size=20)
 def test_sums_of_products_are_those_of_fractions(rows: list[tuple[int, float, float]], more: int) -> None:
     rows.sort(key=lambda row: row[0])
     owners, xs, ys = (np.array([row[at] for row in rows]) for at in range(3))
-    sums = summed_products(owners.astype(np.int64), [xs.astype(float)] * more + [ys.astype(float)], 3)
+    sums = sum_products(owners.astype(np.int64), [xs.astype(float)] * more + [ys.astype(float)], 3)
     for owner in range(3):
         exact = sum((Fraction(x) ** more * Fraction(y) for o, x, y in rows if o == owner), Fraction(0))
         assert Fraction(sums[owner], 2 ** (LOWEST * (more + 1))) == exact
@@ -37,7 +37,7 @@ def test_sums_of_products_are_those_of_fractions(rows: list[tuple[int, float, fl
 @given(st.fractions(min_value=0))
 @settings(max_examples=examples(200), deadline=None)
 def test_a_root_is_the_float_that_is_next_to_it(square: Fraction) -> None:
-    near = square_root_rounded(square.numerator, square.denominator)
+    near = round_square_root(square.numerator, square.denominator)
     for other in (math.nextafter(near, math.inf), math.nextafter(near, 0.0)):
         middle = (Fraction(near) + Fraction(other)) / 2
         assert (middle**2 <= square) == (other < near) or middle**2 == square
@@ -63,7 +63,7 @@ def test_variances_are_those_of_fractions(values: list[float]) -> None:
     exact = python.variance([Fraction(value) for value in values])
     assert statistics("var_samp", owners, [np.array(values)], 1) == [float(exact)]
     assert statistics("stddev_samp", owners, [np.array(values)], 1) == [
-        square_root_rounded(exact.numerator, exact.denominator)
+        round_square_root(exact.numerator, exact.denominator)
     ]
 
 
@@ -76,7 +76,7 @@ def test_what_is_not_finite_makes_its_own_group_nan(odd: float) -> None:
 
 
 def rooted(square: Fraction) -> float:
-    return square_root_rounded(square.numerator, square.denominator)
+    return round_square_root(square.numerator, square.denominator)
 
 
 def central(values: list[Fraction], power: int) -> Fraction:

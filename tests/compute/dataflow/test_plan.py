@@ -179,7 +179,7 @@ def test_sums_that_are_all_of_a_group_stay_and_of_others_one_stays() -> None:
         program = Program("p")
         groups = program.source("t", schema={"a": pa.int64(), "b": pa.int64()}).group_by("a")
         sums = {"n": lit(1).count(), "t": col("b").count()}
-        groups.aggregated(sums, is_complete=is_complete).project("a").capture()
+        groups.aggregate(sums, is_complete=is_complete).project("a").capture()
         [reduce] = of_kind(optimise_plan(program.plan), Reduce)
         assert len(reduce.logic.outputs) == len(reduce.values) == 1 + is_complete
 

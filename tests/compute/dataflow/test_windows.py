@@ -387,7 +387,7 @@ def test_sums_of_frames_are_exact_whatever_their_size() -> None:
 
 
 def changed_by(group: Group, domain: Domain, rows: list[Row], diffs: list[int], call: Any) -> Counter[tuple[Any, ...]]:
-    records, changes = group.changed(words_of(domain, rows), np.array(diffs, np.int64))
+    records, changes = group.apply_changes(words_of(domain, rows), np.array(diffs, np.int64))
     made = Counter[tuple[Any, ...]]()
     for record, diff in zip(shown(domain, records, [call]), changes.tolist(), strict=True):
         made[record] += diff

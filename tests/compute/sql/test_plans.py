@@ -202,7 +202,7 @@ def test_of_rows_that_all_agree_as_many_are_taken_as_are_asked_for(limit: int | 
     top = TopK(Scan("t", ("a",), ("int32",)), (), limit, offset, (Place(0),))
     program = Program("top")
     t = program.input("t", key={"a": pa.int32()})
-    seen = Lowering(program, lambda name: t).lowered(top).capture()
+    seen = Lowering(program, lambda name: t).lower(top).capture()
     with program.open() as running:
         running["t"].insert([((a, None), 0, a) for a in range(1, 5)])
         running["t"].advance_to(1)

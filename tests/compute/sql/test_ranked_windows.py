@@ -59,13 +59,13 @@ RANKED = Costs(large_rows=1, change_rows=0, block_rows=3, window_rows=2)
 def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count what is done with ranked groups."""
     done = Counter[str]()
-    changed = LargeGroups.changed
+    changed = LargeGroups.apply_changes
 
     def counted(self: LargeGroups, *arguments: Any) -> Any:
         done["changed"] += 1
         return changed(self, *arguments)
 
-    monkeypatch.setattr(LargeGroups, "changed", counted)
+    monkeypatch.setattr(LargeGroups, "apply_changes", counted)
     return done
 
 

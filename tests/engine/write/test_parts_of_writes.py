@@ -158,7 +158,7 @@ def test_writes_of_an_older_schema_are_a_part_of_their_own(parts: PartWriter) ->
 
 
 def test_row_groups_fit_into_the_budget_and_are_larger_for_very_many_columns() -> None:
-    assert group_bytes_max(256 << 20, SCHEMA) == 8 << 20
+    assert group_bytes_max(64 << 20, SCHEMA) == 2 << 20
     assert group_bytes_max(1 << 20, SCHEMA) == 256 << 10
     assert group_bytes_max(1 << 40, SCHEMA) == ROW_GROUP_BYTES_MAX
     wide = CollectionSchema.of({f"k{n}": pa.int64() for n in range(1000)}, None)

@@ -1,5 +1,6 @@
 """A stream is one write: whole or not at all, larger than memory, read piece by piece."""
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
+from persist.engine.write import write_steps
+from persist.engine.write.write_steps import gathered_pieces
 from tests.support.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
@@ -109,3 +112,23 @@ def test_a_stream_without_a_row_writes_nothing(blob: MemoryBlob) -> None:
             .to_reader()
         ).result()
         assert c.snapshot().count() == 0
+
+
+def test_a_piece_of_a_stream_is_free_once_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[weakref.ref[pa.Table]] = []
+    living: list[int] = []
+
+    def gather_and_note(tables: Iterator[pa.Table], bytes_max: int) -> Iterator[pa.Table]:
+        for piece in gathered_pieces(tables, bytes_max):
+            pieces.append(weakref.ref(piece))
+            yield piece
+            del piece
+            living.append(sum(known() is not None for known in pieces))
+
+    monkeypatch.setattr(write_steps, "gathered_pieces", gather_and_note)
+    with persist.open(MemoryBlob(), settings=BUDGET) as client:
+        rows = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
+        keys = np.arange(ROWS)
+        tables = (pa.table({"k": keys + n * ROWS, "v": keys}) for n in range(BATCHES))
+        rows.write(tables, time=0, seal=1).result()
+    assert max(living[2:]) <= 2, "the one before, and the one that is being stored"

@@ -209,8 +209,8 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a block leaves one of its keyed collections out": lambda: [
         (
             persist.engine.collection.planned_commits._Commit,
-            "_submitted",
-            a_collection_left_out(persist.engine.collection.planned_commits._Commit._submitted),
+            "_submit_plans",
+            a_collection_left_out(persist.engine.collection.planned_commits._Commit._submit_plans),
         )
     ],
     "an erasure leaves what the clones of its collection hold": lambda: [

@@ -125,6 +125,14 @@ def test_a_ticket_gives_the_same_however_often_it_is_taken() -> None:
         )
 
 
+def test_an_answer_that_waits_for_its_client_shows_nothing_erased() -> None:
+    with opened() as client, client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
+        command = flight.FlightDescriptor.for_command(_command("StatementQuery", "SELECT id FROM orders"))
+        [endpoint] = raw.get_flight_info(command).endpoints
+        client["orders"].erase([1], reason="request 17")
+        assert raw.do_get(endpoint.ticket).read_all()["id"].to_pylist() == [2]
+
+
 def test_parameters_of_prepared_statements(connection: Any) -> None:
     assert rows(connection, "SELECT id FROM orders WHERE status = ? AND amount < ?", "new", 2.0) == [(2,)]
     assert rows(connection, "SELECT $2, $1", 1, "x") == [("x", 1)]

@@ -51,15 +51,22 @@ def version() -> str:
 
 
 @contextmanager
-def running() -> Iterator[str]:
-    """Serve on a free port of 127.0.0.1; yields the endpoint."""
+def running(seen: Callable[[str, str, str], object] | None = None, page_keys: int = PAGE_KEYS) -> Iterator[str]:
+    """Serve on a free port of 127.0.0.1; yields the endpoint. seen gets the method, path and query of each request."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = str(PAGE_KEYS)
+    os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = str(page_keys)
     _make_atomic()
-    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+    served = DomainDispatcherApplication(create_backend_app)
+
+    def serve(request: dict[str, Any], answer: Any) -> Any:
+        if seen is not None:
+            seen(request["REQUEST_METHOD"], request["PATH_INFO"], request.get("QUERY_STRING", ""))
+        return served(request, answer)
+
+    server = make_server("127.0.0.1", 0, serve, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

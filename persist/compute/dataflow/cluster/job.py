@@ -41,7 +41,7 @@ class Job:
         self._location, self._storage, self._parallel = location, storage, parallel
         self._readers = {reader.operator.collection: reader for reader in ports.sources}
         self.until = min((reader.handle.contents().upper for reader in ports.sources), default=END)
-        self.stages = cut_into_stages(program.plan.without_unused())
+        self.stages = cut_into_stages(program.plan.drop_unused())
         self._open = ExitStack()
         self._slices: dict[str, tuple[CollectionAddress, list[Slice], int, int]] = {}
         self.changed_bytes = 0

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.compute.dataflow.operators.linear import Shape
-from persist.compute.dataflow.operators.operators import Position, StashingOperator, requested
+from persist.compute.dataflow.operators.operators import Position, StashingOperator, request_contents
 from persist.compute.dataflow.state.spine import Allocate, Spine
 from persist.compute.dataflow.updates.batch import (
     Keys,
@@ -138,7 +138,7 @@ class Arrangement(StashingOperator):
         updates = None if self.seeds is None else self.seeds(keys)
         if updates is None:
             places = Keys(tuple(range(self.layout.keys)), keys)
-            below, is_same = places.traced(self.origins)
+            below, is_same = places.trace(self.origins)
             updates = self.with_shape(self.inputs[0].contents(below))
             if below is None:
                 self._replace_contents(updates)
@@ -147,12 +147,12 @@ class Arrangement(StashingOperator):
         self.spine.insert(to_batch(updates, self.layout))
         self.loaded.insert(to_batch(with_diffs(keys), self.loaded.layout))
 
-    def computed(self, keys: Keys | None) -> Ints:
+    def compute_contents(self, keys: Keys | None) -> Ints:
         if self.loaded is None:
             everything = list(self.spine.batches())
             updates = np.concatenate(everything, axis=1)[1:] if everything else self.layout.empty()[1:]
             return updates if keys is None else updates[:, keys.selects(updates)]
-        return requested(self.inputs, keys, self.origins, self.with_shape)
+        return request_contents(self.inputs, keys, self.origins, self.with_shape)
 
     def lookup(self, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
         """Return the updates of keys, each with the number of its key; with has_new, updates of this pass as well."""

@@ -115,7 +115,7 @@ class JoinOperator(Operator):
         """Return the rows that a step finds, each with the number of its key."""
         return step.arrangement.lookup(hashes, keys, has_new=has_new)
 
-    def computed(self, keys: Keys | None) -> Ints:
+    def compute_contents(self, keys: Keys | None) -> Ints:
         """Return the contents for some keys, along the cheapest path."""
         path, start_keys = self.choose_path(keys)
         rows = path.start.contents(start_keys)
@@ -134,12 +134,12 @@ class JoinOperator(Operator):
         """
         if keys is None:
             return max(self.paths, key=lambda path: path.start.inputs[0].is_small), None
-        below, _ = keys.traced(self.origins)
+        below, _ = keys.trace(self.origins)
         best: tuple[Path, Keys | None] = self.paths[0], None
         least: tuple[float, int] | None = None
         for path in self.paths if below is not None else ():
             assert below is not None
-            start_keys, _ = below.traced([place if place < path.start.layout.words else None for place in path.picks])
+            start_keys, _ = below.trace([place if place < path.start.layout.words else None for place in path.picks])
             count = (
                 0
                 if start_keys is None

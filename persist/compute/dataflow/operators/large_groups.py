@@ -51,7 +51,7 @@ class Group(ABC):
         return sum(ranked.bytes for ranked in self.orders)
 
     @abstractmethod
-    def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
+    def apply_changes(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
         """Take changes in; return how the results of the group change: int64[columns, n], and diffs."""
 
 
@@ -66,7 +66,7 @@ class MadeGroup(Group):
     def compute(self) -> Made:
         """Return the results of the group: records of the output with their multiplicities."""
 
-    def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
+    def apply_changes(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
         """Add records; return the changes of the results."""
         earlier = self.compute() if self.results is None else self.results
         self.add(records, diffs)
@@ -345,7 +345,7 @@ class LargeGroups:
         self._groups[key] = self._ranking(records, diffs)
         self._sizes[key] = records.shape[1]
 
-    def changed(self, key: Record, records: Ints, times: Ints, diffs: Ints) -> list[Ints]:
+    def apply_changes(self, key: Record, records: Ints, times: Ints, diffs: Ints) -> list[Ints]:
         """Take changes of a ranked group in, and return how the output changes: [key …, columns …, time, diff]."""
         group = self._groups[key] = self._groups.pop(key)
         order = times.argsort(kind="stable")
@@ -353,7 +353,7 @@ class LargeGroups:
         firsts = find_starts(times)
         changes = []
         for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(times)], strict=True):
-            columns, changed = group.changed(records[:, first:end], diffs[first:end])
+            columns, changed = group.apply_changes(records[:, first:end], diffs[first:end])
             if len(changed):
                 rows = np.empty((len(key) + len(columns) + 2, len(changed)), np.int64)
                 rows[: len(key)] = np.array(key, np.int64)[:, None]

@@ -148,7 +148,7 @@ class Frame(Mapping[str, pa.Array]):
     def where(self, keep: Flags) -> "Frame":
         return self if keep.all() else self.take(keep.nonzero()[0])
 
-    def changed(
+    def find_changes(
         self, columns: dict[str, Column] | None = None, *, times: Ints | None = None, diffs: Ints | None = None
     ) -> "Frame":
         return Frame(
@@ -269,12 +269,12 @@ def apply_stage(stage: Stage, frame: Frame, operator: str) -> Frame:
     """
     match stage:
         case Map(outputs):
-            return frame.changed(_compute_all(outputs, frame, operator))
+            return frame.find_changes(_compute_all(outputs, frame, operator))
         case Negate():
-            return frame.changed(diffs=negate_diffs(frame.diffs))
+            return frame.find_changes(diffs=negate_diffs(frame.diffs))
         case Explode(by):
             counts = _compute_integers(by, frame, operator)
-            exploded = frame.changed(diffs=multiply_diffs(frame.diffs, np.where(counts == NULL, 0, counts)))
+            exploded = frame.find_changes(diffs=multiply_diffs(frame.diffs, np.where(counts == NULL, 0, counts)))
             return exploded.where(exploded.diffs != 0)
         case Unnest(lists):
             return _unnest(lists, frame, operator)
@@ -288,7 +288,7 @@ def apply_stage(stage: Stage, frame: Frame, operator: str) -> Frame:
         case MapFunction(function, columns):
             records = frame.records()
             results = [_call_function(operator, function, record) for record in records]
-            return frame.changed(_to_columns(results, records, columns, frame.domain, operator))
+            return frame.find_changes(_to_columns(results, records, columns, frame.domain, operator))
         case BatchFunction():
             return _apply_batch_function(stage, frame, operator)
         case FlatMap():
@@ -366,7 +366,7 @@ def _unnest(lists: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> F
         is_beyond = at >= sizes[name].take(rows)
         elements = array.values.take(pa.array(places, mask=is_beyond if is_beyond.any() else None))
         columns[name] = Column(frame.domain, elements.type, None, elements)
-    return repeated.changed(columns)
+    return repeated.find_changes(columns)
 
 
 def _compute_bound(bound: Term, frame: Frame, operator: str) -> Ints:
@@ -403,7 +403,7 @@ def _limit_times(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
     stops = starts[end[starts] <= TIME_MAX]
     ended = frame.take(stops)
     ended.times[stage.dimension] = end[stops]
-    return _concat_frames([arrived, ended.changed(diffs=negate_diffs(ended.diffs))])
+    return _concat_frames([arrived, ended.find_changes(diffs=negate_diffs(ended.diffs))])
 
 
 def _concat_frames(frames: list[Frame]) -> Frame:
@@ -508,7 +508,7 @@ def _apply_batch_function(stage: BatchFunction, frame: Frame, operator: str) -> 
     columns = {
         field.name: Column(frame.domain, field.type, frame.domain.encode(table[field.name])) for field in stage.columns
     }
-    return frame.changed(columns)
+    return frame.find_changes(columns)
 
 
 def _flat_map(stage: FlatMap, frame: Frame, operator: str) -> Frame:
@@ -537,7 +537,7 @@ def _flat_map(stage: FlatMap, frame: Frame, operator: str) -> Frame:
         of_program = flattened.times[: stage.dimensions]  # And not the iterations that they are in.
         np.maximum(of_program, np.array(times, np.int64).T, out=of_program)
     if diffs:
-        flattened = flattened.changed(diffs=multiply_diffs(flattened.diffs, np.array(diffs, np.int64)))
+        flattened = flattened.find_changes(diffs=multiply_diffs(flattened.diffs, np.array(diffs, np.int64)))
         flattened = flattened.where(flattened.diffs != 0)
     return flattened
 

@@ -101,7 +101,7 @@ def threshold(function: Callable[[int], int], operator: str) -> Logic:
     return logic
 
 
-def make_accumulated(aggregates: Sequence[Wanted], domain: Domain, *, is_complete: bool = False) -> Logic:
+def make_sum_logic(aggregates: Sequence[Wanted], domain: Domain, *, is_complete: bool = False) -> Logic:
     """Aggregates from exact sums: a value word is a slot, the diff its sum."""
     if is_complete:
         return _make_complete(aggregates, domain)

@@ -64,7 +64,7 @@ def product_digits(factors: Sequence[Floats]) -> tuple[Ints, Ints, Ints]:
     return np.concatenate(rows), np.concatenate(places), np.concatenate(amounts)
 
 
-def summed_products(owners: Ints, factors: Sequence[Floats], count: int) -> list[int]:
+def sum_products(owners: Ints, factors: Sequence[Floats], count: int) -> list[int]:
     """Return for each of count groups the exact sum of the products of finite floats, in `2**(-1126 * factors)`.
 
     Args:
@@ -86,7 +86,7 @@ def summed_products(owners: Ints, factors: Sequence[Floats], count: int) -> list
     return totals
 
 
-def divide_rounded(over: int, under: int) -> float:
+def divide_and_round(over: int, under: int) -> float:
     """Return the float next to a quotient of whole numbers; an infinity beyond the greatest."""
     try:
         return over / under
@@ -94,7 +94,7 @@ def divide_rounded(over: int, under: int) -> float:
         return float("inf") if (over > 0) == (under > 0) else float("-inf")
 
 
-def square_root_rounded(over: int, under: int) -> float:
+def round_square_root(over: int, under: int) -> float:
     """Return the float next to the square root of a quotient that is not negative."""
     if not over:
         return 0.0
@@ -104,7 +104,7 @@ def square_root_rounded(over: int, under: int) -> float:
     scaled, remainder = divmod(over << shift, under)
     whole = isqrt(scaled)
     is_exact = not remainder and whole * whole == scaled
-    return divide_rounded(2 * whole + (not is_exact), 1 << (shift // 2 + 1))
+    return divide_and_round(2 * whole + (not is_exact), 1 << (shift // 2 + 1))
 
 
 class Sums:
@@ -122,7 +122,7 @@ class Sums:
         return self.count * self.of(product) - self.of(product[0]) * self.of(product[1])
 
     def mean(self, value: str) -> float:
-        return divide_rounded(self.of(value), self.count << LOWEST)
+        return divide_and_round(self.of(value), self.count << LOWEST)
 
     def power(self, exponent: int) -> Fraction:
         """Return the mean of the third or fourth powers of the deviations from the mean, in `2**(-1126 * exponent)`."""
@@ -140,7 +140,7 @@ Statistic = Callable[[Sums], float | None]
 
 
 def _make_statistic(
-    product: str, size: Callable[[int], int], round_: Callable[[int, int], float] = divide_rounded, least: int = 1
+    product: str, size: Callable[[int], int], round_: Callable[[int, int], float] = divide_and_round, least: int = 1
 ) -> Statistic:
     """Return a statistic: a sum of products of deviations over a size."""
     return lambda sums: round_(sums.spread(product), size(sums.count) << _SQUARE) if sums.count >= least else None
@@ -160,7 +160,7 @@ def _skewness(sums: Sums) -> float | None:
         return None
     third = sums.power(3)
     square = third**2 / variance**3 * Fraction(n * (n - 1), (n - 2) ** 2)
-    size = square_root_rounded(square.numerator, square.denominator)
+    size = round_square_root(square.numerator, square.denominator)
     return size if third >= 0 else -size
 
 
@@ -169,7 +169,7 @@ def _kurtosis(sums: Sums) -> float | None:
     if n <= 3 or not variance:
         return None
     excess = Fraction(n - 1, (n - 2) * (n - 3)) * ((n + 1) * sums.power(4) / variance**2 - 3 * (n - 1))
-    return divide_rounded(excess.numerator, excess.denominator)
+    return divide_and_round(excess.numerator, excess.denominator)
 
 
 def _kurtosis_pop(sums: Sums) -> float | None:
@@ -177,44 +177,44 @@ def _kurtosis_pop(sums: Sums) -> float | None:
     if sums.count <= 1 or not variance:
         return None
     excess = sums.power(4) / variance**2 - 3
-    return divide_rounded(excess.numerator, excess.denominator)
+    return divide_and_round(excess.numerator, excess.denominator)
 
 
 def _corr(sums: Sums) -> float | None:
     x_spread, y_spread, xy_spread = (sums.spread(product) for product in ("xx", "yy", "xy"))
     if not x_spread or not y_spread:
         return nan
-    size = square_root_rounded(xy_spread**2, x_spread * y_spread)
+    size = round_square_root(xy_spread**2, x_spread * y_spread)
     return size if xy_spread >= 0 else -size
 
 
 # In regressions, x depends on y. They are DuckDB's first and second argument.
 def _slope(sums: Sums) -> float | None:
     spread = sums.spread("yy")
-    return divide_rounded(sums.spread("xy"), spread) if spread else nan
+    return divide_and_round(sums.spread("xy"), spread) if spread else nan
 
 
 def _intercept(sums: Sums) -> float | None:
     spread = sums.spread("yy")
     if not spread:
         return None
-    return divide_rounded(sums.of("x") * spread - sums.spread("xy") * sums.of("y"), sums.count * spread << LOWEST)
+    return divide_and_round(sums.of("x") * spread - sums.spread("xy") * sums.of("y"), sums.count * spread << LOWEST)
 
 
 def _r2(sums: Sums) -> float | None:
     x_spread, y_spread = sums.spread("xx"), sums.spread("yy")
     if not y_spread:
         return None
-    return divide_rounded(sums.spread("xy") ** 2, x_spread * y_spread) if x_spread else 1.0
+    return divide_and_round(sums.spread("xy") ** 2, x_spread * y_spread) if x_spread else 1.0
 
 
 _ONE, _TWO = ("x", "xx"), ("x", "y", "xx", "yy", "xy")
 STATISTICS: dict[str, tuple[tuple[str, ...], Statistic]] = {
     "var_pop": (_ONE, _make_statistic("xx", _population_size)),
     "var_samp": (_ONE, _make_statistic("xx", _sample_size, least=2)),
-    "stddev_pop": (_ONE, _make_statistic("xx", _population_size, square_root_rounded)),
-    "stddev_samp": (_ONE, _make_statistic("xx", _sample_size, square_root_rounded, 2)),
-    "sem": (_ONE, _make_statistic("xx", lambda n: n**3, square_root_rounded)),
+    "stddev_pop": (_ONE, _make_statistic("xx", _population_size, round_square_root)),
+    "stddev_samp": (_ONE, _make_statistic("xx", _sample_size, round_square_root, 2)),
+    "sem": (_ONE, _make_statistic("xx", lambda n: n**3, round_square_root)),
     "skewness": (("x", "xx", "xxx"), _skewness),
     "kurtosis": (("x", "xx", "xxx", "xxxx"), _kurtosis),
     "kurtosis_pop": (("x", "xx", "xxx", "xxxx"), _kurtosis_pop),
@@ -247,8 +247,7 @@ def statistics(name: str, owners: Ints, values: Sequence[Floats], count: int) ->
     has_other[owners[~is_finite]] = True
     finite = owners[is_finite]
     sums = {
-        product: summed_products(finite, [columns[letter][is_finite] for letter in product], count)
-        for product in products
+        product: sum_products(finite, [columns[letter][is_finite] for letter in product], count) for product in products
     }
     results: list[float | None] = []
     for at, rows in enumerate(np.bincount(owners, minlength=count).tolist()):

@@ -103,9 +103,9 @@ class Operator:
 
         Cost: what the operators below have to read for these keys. There may be several updates of one record.
         """
-        return self.computed(keys) if self.stored is None else self.stored(keys)
+        return self.compute_contents(keys) if self.stored is None else self.stored(keys)
 
-    def computed(self, keys: Keys | None) -> Ints:
+    def compute_contents(self, keys: Keys | None) -> Ints:
         """Compute what `contents` returns from the inputs' contents."""
         raise NotImplementedError(f"{self.title} has no contents that can be requested")
 
@@ -174,7 +174,9 @@ class Operator:
 Request = Callable[[Keys | None], Ints]
 
 
-def requested(inputs: Sequence[Operator], keys: Keys | None, origins: Sequence[int | None], shape: Shape) -> Ints:
+def request_contents(
+    inputs: Sequence[Operator], keys: Keys | None, origins: Sequence[int | None], shape: Shape
+) -> Ints:
     """Return the contents of an input after some stages, for requested keys.
 
     Args:
@@ -186,7 +188,7 @@ def requested(inputs: Sequence[Operator], keys: Keys | None, origins: Sequence[i
     if inputs[0].is_small:
         below, is_same = None, False
     else:
-        below, is_same = keys.traced(origins)
+        below, is_same = keys.trace(origins)
     rows = shape(inputs[0].contents(below))
     return rows if is_same else rows[:, keys.selects(rows)]
 
@@ -291,8 +293,8 @@ class LinearOperator(Operator):
         updates = self.inputs[0].out
         self.out = None if updates is None or not updates.shape[1] else self.shape(updates)
 
-    def computed(self, keys: Keys | None) -> Ints:
-        return requested(self.inputs, keys, self.origins, self.shape)
+    def compute_contents(self, keys: Keys | None) -> Ints:
+        return request_contents(self.inputs, keys, self.origins, self.shape)
 
     @property
     def is_small(self) -> bool:
@@ -305,7 +307,7 @@ class ConcatOperator(Operator):
     def run(self) -> None:
         self.out = self.gather()
 
-    def computed(self, keys: Keys | None) -> Ints:
+    def compute_contents(self, keys: Keys | None) -> Ints:
         parts = [operator.contents(keys) for operator in self.inputs]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
@@ -332,7 +334,7 @@ class ConsolidateOperator(StashingOperator):
         batch = self.take_ready()
         self.out = None if batch is None else batch[1:]
 
-    def computed(self, keys: Keys | None) -> Ints:
+    def compute_contents(self, keys: Keys | None) -> Ints:
         return self.inputs[0].contents(keys)
 
     @property

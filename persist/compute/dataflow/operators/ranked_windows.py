@@ -262,7 +262,7 @@ class WindowedGroup(Group):
         self._ranked, self.orders = ranked, [ranked]
         self._partition = _Partition(ranked.blocks, window, {})
 
-    def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
+    def apply_changes(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
         """Apply changes to the partition; return the changed answers."""
         for *record, diff in np.concatenate((records, diffs[None])).T.tolist():
             self._ranked.add(tuple(record), diff)

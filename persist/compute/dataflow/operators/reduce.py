@@ -102,16 +102,16 @@ class TotalReduce(ReduceOperator):
         updates = changes[0] if len(changes) == 1 else np.concatenate(changes, axis=1)
         self.out = updates if updates.shape[1] else None
 
-    def computed(self, keys: Keys | None) -> Ints:
+    def compute_contents(self, keys: Keys | None) -> Ints:
         results = self._compute_groups(self._find_records(keys))
         return results if keys is None else results[:, keys.selects(results)]
 
     def _find_records(self, keys: Keys | None) -> Ints:
         """Return the records of the groups that have some keys, or more of them, as updates by group."""
         arrangement = self.arrangement
-        below = None if keys is None else keys.traced(self.origins)[0]
+        below = None if keys is None else keys.trace(self.origins)[0]
         group = tuple(place if place < self.keys else None for place in range(self.keys + len(self.schema)))
-        own_keys = None if below is None else below.traced(group)[0]
+        own_keys = None if below is None else below.trace(group)[0]
         if own_keys is None:
             arrangement.load_all()
             return arrangement.contents(None)
@@ -202,7 +202,7 @@ class TotalReduce(ReduceOperator):
         for first, end in zip(firsts, [*firsts[1:], len(owners)], strict=True):
             part = rows[:, first:end]
             key = tuple(keys[:, owners[first]].tolist())
-            changes += self.large.changed(key, self.arrangement.layout.value_rows(part), part[-2], part[-1])
+            changes += self.large.apply_changes(key, self.arrangement.layout.value_rows(part), part[-2], part[-1])
         return to_batch(np.concatenate(changes, axis=1), self.out_layout)[1:]
 
     def _change_in_blocks(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
@@ -409,13 +409,13 @@ class PartialReduce(ReduceOperator):
         # The item of each key; -1 for none.
         place = np.full(keys.shape[1], -1)
         place[items[0]] = np.arange(items.shape[1])
-        acc = _sum_until_items(records, place, items)
+        acc = _sum_items_to_times(records, place, items)
         result_items, columns, diffs = self.apply(
             acc[0], acc[1:-1], acc[-1], lambda at: keys.take(items[0].take(at), axis=1)
         )
         results = np.concatenate((result_items[None], columns, diffs[None]))
         # The target of the output, less its current records.
-        current = _sum_until_items(given, place, items)
+        current = _sum_items_to_times(given, place, items)
         current[-1] *= -1
         return _consolidate(np.concatenate((results, current), axis=1))
 
@@ -436,7 +436,7 @@ def _subtract_rows(rows: Ints, known: Ints, dimensions: int) -> Ints:
     return batch[1:, batch[-1] == 1]
 
 
-def _sum_until_items(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items: Ints) -> Ints:
+def _sum_items_to_times(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items: Ints) -> Ints:
     """Return the records of each item up to its time: [item, values …, diff], sorted by item."""
     numbers, values, times, diffs = rows
     at = place.take(numbers)

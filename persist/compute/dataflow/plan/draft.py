@@ -175,7 +175,7 @@ class Draft:
 
     def outline(self) -> Plan:
         """Return a plan with each output's sources, and whether it reads times."""
-        return self.plan.without_unused()
+        return self.plan.drop_unused()
 
     def holders(self, collection: str) -> list[str]:
         """Return the names of the permanent holds on a source; [] without outputs."""
@@ -195,7 +195,7 @@ class Draft:
         `since`, its first commit corrects its contents."""
         return None
 
-    def name_kept(self, number: int) -> str | None:
+    def name_hidden_collection(self, number: int) -> str | None:
         """Return the name of the hidden collection with the output of a node; None if there is none."""
         return None
 

@@ -72,7 +72,7 @@ _FUSED = (_LINEAR, (Linear, Join | Reduce), (Join | Reduce, Linear), (Join, Join
 
 def optimise_plan(plan: Plan) -> Plan:
     """Return an equivalent plan that does less."""
-    smaller_plan = plan.without_unused()
+    smaller_plan = plan.drop_unused()
     apart = find_separate(smaller_plan)
     while _merge_operators(smaller_plan, apart, *_LINEAR):
         pass
@@ -93,7 +93,7 @@ def trim_plan(plan: Plan) -> Plan:
     Args:
         plan: as it was written, or with its linear operators fused: its joins and reductions have no stages.
     """
-    smaller_plan = plan.without_unused()
+    smaller_plan = plan.drop_unused()
     apart, readers, placed = find_separate(smaller_plan), smaller_plan.consumers(), list[int]()
     for node in reversed(list(smaller_plan.nodes.values())):  # Readers come first, and read less by then.
         conditions = _move_conditions(smaller_plan, node, readers[node.number], apart)
@@ -122,7 +122,7 @@ def trim_plan(plan: Plan) -> Plan:
             number if number in plan.nodes else _skip_projection(smaller_plan, number) for number in node.inputs
         )
         smaller_plan.change(node.number, inputs=tuple(inputs_now))
-    return smaller_plan.without_unused()
+    return smaller_plan.drop_unused()
 
 
 def _skip_projection(plan: Plan, number: int) -> int:
@@ -390,7 +390,7 @@ class Statistics:
         """Return the statistics of a share of the records."""
         return Statistics(self.rows * share, self.key, self.distinct)
 
-    def renamed(self, columns: Iterable[tuple[Hashable, Hashable]]) -> "Statistics":
+    def rename(self, columns: Iterable[tuple[Hashable, Hashable]]) -> "Statistics":
         """Return the statistics of some columns under other names: (old, new) pairs."""
         pairs = list(columns)
         then = dict(pairs)
@@ -405,9 +405,7 @@ class Statistics:
                 case Filter():
                     statistics = statistics.scale(FILTER_KEEPS)
                 case Map(outputs):
-                    statistics = statistics.renamed(
-                        (term.name, name) for name, term in outputs if isinstance(term, Col)
-                    )
+                    statistics = statistics.rename((term.name, name) for name, term in outputs if isinstance(term, Col))
                 case _:
                     return None
         return statistics

@@ -417,7 +417,7 @@ class Plan:
                 readers[source].append(node.number)
         return readers
 
-    def without_unused(self) -> "Plan":
+    def drop_unused(self) -> "Plan":
         """Return the plan without nodes that no output, capture or probe needs."""
         todo, needed = [n.number for n in self.nodes.values() if isinstance(n.operator, ENDS)], set[int]()
         while todo:

@@ -55,7 +55,7 @@ def make_kept_name(program: str, number: int) -> str:
     return f"{PREFIX} {_hash_name(program)} {number}"
 
 
-def list_kept(engine: Engine, program: str) -> list[str]:
+def list_hidden_collections(engine: Engine, program: str) -> list[str]:
     """Return the hidden collections of a program."""
     return engine.names(f"{PREFIX} {_hash_name(program)} ")
 
@@ -212,7 +212,7 @@ class Output:
         if self._fingerprint is not None and self._says != self._fingerprint:
             commit.add(self.handle, [describe_step(self.handle, None, {PROPERTY: self._fingerprint}, None, None)])
 
-    def described(self) -> None:
+    def note_description(self) -> None:
         """Note that the stored fingerprint is up to date."""
         self._says = self._fingerprint
 
@@ -350,7 +350,7 @@ class Output:
         """Return updates as a table for a write."""
         return to_table(updates, self.sink.schema, self._domain)
 
-    def written(self, upper: int) -> None:
+    def forget_written(self, upper: int) -> None:
         """Forget updates before upper, to which the collection is sealed now."""
         self.done, self._is_new = upper, False
         self.waiting = [remaining for chunk in self.waiting if (remaining := chunk[:, chunk[-2] >= upper]).shape[1]]
@@ -379,7 +379,7 @@ class Output:
                 f"another writer has sealed it to {actual}, and between {self.done} and {until} its updates differ "
                 f"from the results of this program, for example by {self.table(differences[:, :1]).to_pylist()[0]}",
             )
-        self.written(until)
+        self.forget_written(until)
 
     def _read_others_updates(self, until: int) -> tuple[int, Ints]:
         """Return the updates that another copy of the program has committed.

@@ -91,7 +91,7 @@ class Ports:
     def of_job(cls, program: Draft, engine: Engine) -> "Ports":
         """Open the sources and outputs of a program that tasks compute."""
         domain, sources, sinks = Domain(), [], []
-        for node in program.plan.without_unused().nodes.values():
+        for node in program.plan.drop_unused().nodes.values():
             match node.operator:
                 case Source() as source:
                     gate = Gate(EntryOperator(Position(node.title, [], 1, 0)), len(node.schema), 1)

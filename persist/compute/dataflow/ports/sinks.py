@@ -99,7 +99,7 @@ class Outputs:
             OutputConflict: an output is sealed further than its sources.
         """
         self._sources = list(sources)
-        requested = {time for source in sources if (time := source.requested_time()) is not None}
+        requested = {time for source in sources if (time := source.get_requested_time()) is not None}
         if len(requested) > 1:
             raise InvalidUsage(f"the sources ask for as_of {sorted(requested)}: a program begins at one time")
         self._replays = reads_time(plan) and not any(output.keeps for output in self.every)
@@ -276,9 +276,9 @@ class Outputs:
             source.note_moved_holds(durable)
         for output in due:
             output.jumps_to = None
-            output.described()
+            output.note_description()
             output.upper = output.sealed_to
-            output.written(output.sealed_to)
+            output.forget_written(output.sealed_to)
         return commit.seqno
 
     def _move_holds(self, commit: Commit, durable: int | None) -> None:

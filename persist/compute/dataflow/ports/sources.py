@@ -138,7 +138,7 @@ class SourceReader:
                     f"and it {problem}; the collection has {format_schema(actual.arrow)}"
                 )
 
-    def requested_time(self) -> int | None:
+    def get_requested_time(self) -> int | None:
         """Return the time as of which the program reads the contents, if it sets one.
 
         Raises:
@@ -196,7 +196,7 @@ class SourceReader:
             self._listen.close()
         return InputHandle(self.operator.collection, self.handle.schema, self._gate, self._domain, 1)
 
-    def advanced(self) -> CollectionState | None:
+    def load_advance(self) -> CollectionState | None:
         """Return the newest state if it is sealed beyond what was taken."""
         handle, listen = self.handle, self._listen
         if self._is_given:
@@ -339,7 +339,7 @@ class UpperReader:
         with ExplainLoss(collection):
             self.handle: CollectionHandle = load_handle(engine, collection)
 
-    def advanced(self) -> CollectionState | None:
+    def load_advance(self) -> CollectionState | None:
         """Return the newest known state of the collection if it is sealed further than the gate is."""
         with ExplainLoss(self.handle):
             contents = self.handle.get_known_state()
@@ -387,7 +387,7 @@ def poll_all(
     def look() -> list[tuple[Followed, CollectionState]] | None:
         if is_stopped():
             return []
-        return [(source, contents) for source in sources if (contents := source.advanced()) is not None] or None
+        return [(source, contents) for source in sources if (contents := source.load_advance()) is not None] or None
 
     advanced_sources = sources[0].handle.engine.follower.wait_for(look, timeout_s)
     has_taken = [source.take(contents, until) for source, contents in advanced_sources or ()]

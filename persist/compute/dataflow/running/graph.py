@@ -28,7 +28,7 @@ from persist.compute.dataflow.operators.linear import Shape, compile_stages, com
 from persist.compute.dataflow.operators.logic import (
     Logic,
     distinct,
-    make_accumulated,
+    make_sum_logic,
     multiset_aggregates,
     threshold,
     top_k,
@@ -123,7 +123,7 @@ class Graph:
         for operator, read in zip(self.operators, self._last_read, strict=True):
             operator.advance()
             check_limits()
-            self._run_timed(operator)
+            self._run_and_time(operator)
             for source in read:
                 source.out = None
         for operator in self.operators:
@@ -141,7 +141,7 @@ class Graph:
                 operator.is_last_reader = set(operator.inputs) == set(sources)
         return read
 
-    def _run_timed(self, operator: Operator) -> None:
+    def _run_and_time(self, operator: Operator) -> None:
         began_s = clock.perf_counter()
         try:
             operator.run()
@@ -356,7 +356,7 @@ class Builder:
     def _make_join(self, node: Node, join: Join, operators: list[Operator]) -> Operator:
         stages_of_inputs = zip(join.before, node.inputs, strict=True)
         schemas = [self._derive_schema(stages, number, node) for stages, number in stages_of_inputs]
-        columns = joined_columns(schemas, join)
+        columns = list_joined_columns(schemas, join)
 
         def arrangement(number: int, keys: tuple[str, ...], values: tuple[str, ...]) -> Arrangement:
             return self.arrangement(node, node.inputs[number], join.before[number], keys, values, operators)
@@ -395,7 +395,7 @@ class Builder:
         if is_accumulated:
             arrangement = self._make_accumulation(node, reduce, aggregates, input_schema)
             operators.append(arrangement)
-            logic, ranking = make_accumulated(aggregates, self.domain, is_complete=is_complete), None
+            logic, ranking = make_sum_logic(aggregates, self.domain, is_complete=is_complete), None
         else:
             arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
             logic = self._make_logic(node, reduce, input_schema, aggregates)
@@ -475,7 +475,7 @@ def _make_order(top: TopK, values: pa.Schema) -> list[tuple[int, bool, bool]]:
     ]
 
 
-def joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
+def list_joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
     """Return the columns of a join before the stages after it."""
     fields = list(schemas[0])
     for schema, pairs in zip(schemas[1:], join.on, strict=True):

@@ -109,7 +109,7 @@ class Partial:
                 continue
             past = output.read_past(plan.name, as_of)
             state.pasts.append(past)
-            operator.stored = partial(_stored_contents, operator, past)
+            operator.stored = partial(_load_stored_contents, operator, past)
             if operator in by_operator:
                 seeds = Seeds.find(past, by_operator[operator], plan, nulls, domain)
                 by_operator[operator].operator.arrangement.seeds = None if seeds is None else seeds.updates
@@ -157,7 +157,7 @@ class Partial:
             past.close()
 
 
-def requested_columns(
+def list_requested_columns(
     plan: Plan, operators: Sequence[Operator], entries: Mapping[int, EntryOperator], accumulated: Set[Operator]
 ) -> set[tuple[str, tuple[str, ...]]]:
     """Return (collection, columns) pairs by which refreshes may request records.
@@ -173,7 +173,7 @@ def requested_columns(
 
     def request(operator: Operator, columns: tuple[int, ...]) -> None:
         requested = Keys(columns, np.empty((len(columns), 0), np.int64))
-        keys = requested.traced(operator.origins)[0] if operator.origins else requested
+        keys = requested.trace(operator.origins)[0] if operator.origins else requested
         match operator:
             case EntryOperator():
                 node = nodes[operator]
@@ -214,9 +214,9 @@ def _list_entries(operator: Operator) -> set[Operator]:
     return {source for source in below if isinstance(source, EntryOperator)}.union(*map(_list_entries, below))
 
 
-def _stored_contents(operator: Operator, past: Past, keys: Keys | None) -> Ints:
+def _load_stored_contents(operator: Operator, past: Past, keys: Keys | None) -> Ints:
     """Return contents of an operator's output from the collection that stores it, as long as that can be read."""
-    return past.contents(keys) if past.is_readable else operator.computed(keys)
+    return past.contents(keys) if past.is_readable else operator.compute_contents(keys)
 
 
 def _constants(domain: Domain, table: pa.Table, keys: Keys | None) -> Ints:

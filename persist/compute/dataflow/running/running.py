@@ -22,7 +22,7 @@ from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.compute.dataflow.running.graph import Builder
-from persist.compute.dataflow.running.partial import Partial, requested_columns, why_not_partial
+from persist.compute.dataflow.running.partial import Partial, list_requested_columns, why_not_partial
 from persist.compute.dataflow.running.reports import OperatorReport, make_reports, render
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Spill, allocate_in_memory
@@ -120,7 +120,7 @@ class Running(Closes):
     ) -> None:
         """Open a program; known has statistics of inputs and sources, in place of statistics of collections."""
         self.program = program
-        self.plan: Plan = program.optimise() if options.optimise else program.plan.without_unused()
+        self.plan: Plan = program.optimise() if options.optimise else program.plan.drop_unused()
         self.first_seqno: int | None = None
         self.why_whole: str | None = None
         self._options = options
@@ -132,7 +132,9 @@ class Running(Closes):
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
         kept_names = {
-            number: name for number in find_separate(self.plan) if (name := program.name_kept(number)) is not None
+            number: name
+            for number in find_separate(self.plan)
+            if (name := program.name_hidden_collection(number)) is not None
         }
         estimate = estimate_streams(engine, self.plan) if known is None else known.get
         allocate, costs = self._spill.allocate, options.costs
@@ -535,7 +537,9 @@ class _WordSweep:
         self._least = max(1 << 16, sum(map(len, interners.values())))
 
 
-def requested_indexes(program: Draft, key_of: Callable[[str], tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
+def list_requested_indexes(
+    program: Draft, key_of: Callable[[str], tuple[str, ...]]
+) -> list[tuple[str, tuple[str, ...]]]:
     """Return (collection, columns) pairs for which an index would help refreshes.
 
     Args:
@@ -546,7 +550,7 @@ def requested_indexes(program: Draft, key_of: Callable[[str], tuple[str, ...]]) 
         return []
     builder = Builder(plan, Domain(), program.captures, program.probes, allocate_in_memory)
     graph = builder.build()
-    requests = requested_columns(
+    requests = list_requested_columns(
         plan, graph.operators, graph.entries, {accumulation.operator for accumulation in graph.accumulations}
     )
     return sorted((name, columns) for name, columns in requests if {*columns} != {*key_of(name)[: len(columns)]})

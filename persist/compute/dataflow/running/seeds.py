@@ -189,7 +189,7 @@ class Seeds:
         hidden = Keys(tuple(range(len(groups))), np.concatenate((keys[:, is_missing], groups[:, is_hidden]), axis=1))
         if not hidden.words.shape[1]:
             return state
-        requested = self.accumulation.operator.arrangement.computed(hidden)
+        requested = self.accumulation.operator.arrangement.compute_contents(hidden)
         return np.concatenate((state[:, ~hidden.selects(state)], requested), axis=1)
 
 

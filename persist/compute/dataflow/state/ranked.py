@@ -79,7 +79,7 @@ class Order:
         """Return a record's sort key; only equal records have equal keys."""
         return tuple(part(record[at]) for at, part in self._parts)
 
-    def sorted(self, records: Ints) -> Ints:
+    def sort(self, records: Ints) -> Ints:
         """Return the sorted places of records, int64[words, n]."""
         columns = [
             rank_in_direction(self._domain, records[at], self._kinds[at], down, first) for at, down, first in self._by
@@ -120,7 +120,7 @@ class Ranked:
         self._firsts: list[SortKey] = []
         self._counts: list[int] = []
         self.rows = 0
-        rows = _consolidate(np.concatenate((records, diffs[None])).take(order.sorted(records), axis=1))
+        rows = _consolidate(np.concatenate((records, diffs[None])).take(order.sort(records), axis=1))
         for first in range(0, rows.shape[1], self._block_rows):
             self._insert_block(len(self._blocks), rows[:, first : first + self._block_rows].copy())
 

@@ -329,7 +329,7 @@ class Keys:
     columns: tuple[int, ...]
     words: Ints
 
-    def traced(self, origins: Sequence[int | None]) -> tuple["Keys | None", bool]:
+    def trace(self, origins: Sequence[int | None]) -> tuple["Keys | None", bool]:
         """Return the keys of the columns that were copied, and whether they suffice.
 
         Args:

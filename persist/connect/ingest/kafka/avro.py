@@ -191,7 +191,9 @@ def _convert_type(kind: Any, schema: Mapping[str, Any], names: dict[str, Any]) -
         return {"type": "struct", "fields": described}, _make_record_converter(converts) if converts else None
     if kind == "array":
         inner, convert = _convert_schema(schema["items"], names)
-        return {"type": "array", "items": inner}, None if convert is None else _make_array_converter(convert)
+        return {"type": "array", "items": inner}, None if convert is None else (
+            lambda values: [convert(value) for value in values]
+        )
     if kind == "map":
         return {"type": "map"}, None
     if kind not in _PRIMITIVES:
@@ -204,7 +206,7 @@ def _convert_union(kinds: list[Any], names: dict[str, Any]) -> tuple[dict[str, A
     some = [kind for kind in kinds if kind != "null"]
     if len(some) == 1:
         described, convert = _convert_schema(some[0], names)
-        return described, None if convert is None else _make_nullable_converter(convert)
+        return described, None if convert is None else (lambda value: None if value is None else convert(value))
     for kind in some:
         _convert_schema(kind, names)  # For the names that it adds.
     return {"type": "string"}, _as_text
@@ -222,14 +224,6 @@ def _make_record_converter(converts: Mapping[str, Callable[[Any], Any]]) -> Call
         return record
 
     return convert
-
-
-def _make_array_converter(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda values: [inner(value) for value in values]
-
-
-def _make_nullable_converter(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else inner(value)
 
 
 def _encode_float(value: float) -> float | str:

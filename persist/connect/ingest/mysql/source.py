@@ -164,6 +164,7 @@ def _select_expression(column: Column) -> str:
 
 
 def _quote_literal(connection: Any, value: Any) -> str:
+    """Return a value as an SQL literal."""
     if isinstance(value, bytes):
         return f"X'{value.hex()}'" if value else "''"
     if isinstance(value, (date, datetime, timedelta)):

@@ -39,7 +39,6 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from persist.codecs.part.part import Part
-from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import DIFF, TIME
 from persist.codecs.updates.updates import with_time
 from persist.compute.tasks.batches import Mark, Share, commit_batch, commit_keyed_batch, report_late
@@ -58,7 +57,7 @@ from persist.engine.location.opening import create_row_target, load_handle, open
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key
 from persist.engine.read.merging import compute_differences
 from persist.engine.read.planning.scan import Scan
-from persist.engine.write.part_writer import group_bytes_max
+from persist.engine.write.part_writer import open_run
 
 TASK_BYTES_MAX, ROWS_BYTES_MAX = 64 << 20, 256 << 20
 
@@ -140,7 +139,7 @@ class DataFrameWrite:
                 f"the collection {planned.target.name!r} is keyed, so only events change it: give them with "
                 'option("mode", "upsert"), or with persist.spark.upsert(df, …); delete keys with persist.spark.delete'
             )
-        rows = Rows(planned.target.schema, planned.time, column, folds)
+        rows = Rows(planned.target.schema, planned.time if column is None else column, folds)
         rows.check(schema)
         planned.check()
         return cls(planned, rows)
@@ -271,7 +270,7 @@ def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool)
         reader = engine.reader()
         writer = stack.enter_context(target.writer())
         uploads = stack.enter_context(Uploads(writer, target.id))
-        stream = PartStream(target.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, target.schema))
+        stream = open_run(reader.memory_budget, target.schema)
 
         def check(rows: pa.Table) -> None:
             if not multiset:
@@ -360,7 +359,7 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
             target = Target.of(handle, options.location, options.storage)
         if upper == END and self._times.late == "error":
             raise UpdateNotBeyondUpper(0, Antichain())
-        rows = Rows(target.schema, 0 if self._times.is_plain else None, options.column)
+        rows = Rows(target.schema, 0 if self._times.is_plain else options.column)
         rows.check(schema)
         self._task = UploadTask(target, rows, to_time(upper) if self._times.late == "drop" else None)
 

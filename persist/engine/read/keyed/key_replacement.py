@@ -19,6 +19,7 @@ from persist.codecs.order.arrays import boolean_array, boolean_values, int64_arr
 from persist.codecs.order.digits import dense_ranks
 from persist.codecs.order.ordering import combined, order_keys, sort_table
 from persist.codecs.order.sums import consolidate
+from persist.codecs.part.printing import print_filter
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import DuplicateKeys, InvalidUsage
@@ -83,8 +84,8 @@ class KeyReplacement:
             )
         if self.where is not None and (fails := int((~_passes(new, self.where)).sum())):
             raise InvalidUsage(
-                f"where={self.where} is not true for {fails:,} of {len(new):,} rows, so they would come beside what "
-                "is there and not in its place: leave them out, or widen the filter. Nothing was written."
+                f"where={print_filter(self.where)} is not true for {fails:,} of {len(new):,} rows, so they would come "
+                "beside what is there and not in its place: leave them out, or widen the filter. Nothing was written."
             )
 
     def check_absent(self, new: pa.Table, old: pa.Table, present: pa.Table) -> None:

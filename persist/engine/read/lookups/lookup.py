@@ -13,6 +13,7 @@ statistics are nearly as exact. Most of a first look-up is the decoding of one r
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -188,7 +189,7 @@ class Lookup:
         columns = [name for name in names if name not in schema.key_names]
         if cuts_time or self._keeps_time:
             columns.append("_time")
-        if not all(part.is_plain for part in parts) or not (columns or schema.key_names):
+        if not all(map(attrgetter("is_plain"), parts)) or not (columns or schema.key_names):
             columns.append("_diff")
         diff = None if "_diff" in columns else sign
         fields = pa.schema([schema.arrow.field(name) for name in (*schema.key_names, *columns)])

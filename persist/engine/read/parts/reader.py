@@ -30,7 +30,6 @@ from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.filters import ranges_that_may_match
 from persist.codecs.part.index import OpenGroups, PartIndex, decode_groups
 from persist.codecs.part.key_range import KeyRange, comparable_keys
-from persist.codecs.part.lending import give_back_freed
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import LeaseExpired
@@ -79,7 +78,7 @@ class PartReader:
 
     @cached_property
     def _leftovers(self) -> SliceLeftovers:
-        return SliceLeftovers(self.memory_budget // 4)  # Made at first use: a point read has none.
+        return SliceLeftovers(self._portion(4))  # Made at first use: a point read has none.
 
     def keeping_leftovers(self, bytes_max: int) -> "PartReader":
         """Return a reader for another read, with so much room for leftovers of its slices.
@@ -94,7 +93,7 @@ class PartReader:
     @property
     def slice_bytes(self) -> int:
         """The decoded size of one slice: it is merged within the budget while the next one is read."""
-        return self.memory_budget // 5
+        return self._portion(5)
 
     @property
     def changes_slice_bytes(self) -> int:
@@ -104,7 +103,11 @@ class PartReader:
     @property
     def rewrite_slice_bytes(self) -> int:
         """The same if the merged slice is also encoded: merging takes about four times a slice."""
-        return self.memory_budget // 8
+        return self._portion(8)
+
+    def _portion(self, share: int) -> int:
+        """Return a share of the budget. A small budget is cut finer, which takes up to half more CPU time."""
+        return self.memory_budget // (share if self.memory_budget >= MEMORY_BUDGET else 8)
 
     def tables(
         self,
@@ -121,7 +124,7 @@ class PartReader:
         A part that would take more than an eighth of the budget comes in several tables. Columns of strings or bytes
         that coded names may come as dictionaries.
         """
-        room = self.memory_budget // 4
+        room = self._portion(4)
 
         def pieces() -> Iterator[_PartSection]:
             for part in parts:
@@ -140,15 +143,9 @@ class PartReader:
                 return self.table(piece.part, schema, columns, filter=filter, keys=keys, coded=coded)
             return self._inside(piece.part, schema, piece.groups, columns, filter, keys, coded)
 
-        def read_in_thread(piece: _PartSection) -> pa.Table:
-            rows = read(piece)
-            if not keys.is_all:  # The memory of earlier slices is free by now.
-                give_back_freed(piece.size, self.memory_budget // 16)
-            return rows
-
         if self._executor is None:
             return ((piece.part, read(piece)) for piece in pieces())
-        return _in_order(self._executor, read_in_thread, pieces(), room)
+        return _in_order(self._executor, read, pieces(), room)
 
     def table(
         self,

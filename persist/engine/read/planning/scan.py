@@ -25,6 +25,7 @@ from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.filters import bind_filter, parts_that_may_match, referenced_columns
 from persist.codecs.part.key_range import KeyRange, comparable_keys, key_ranges, parts_within
 from persist.codecs.part.part import Part
+from persist.codecs.part.printing import print_filter
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.expression.documents import register_functions
 from persist.engine.read.parts.reader import ALL_KEYS, PartReader, memory_within
@@ -284,7 +285,7 @@ def _fits(filter: pc.Expression, schema: CollectionSchema) -> bool:
 
 def refuse_positions(filter: pc.Expression) -> None:
     """Raise InvalidUsage if a filter names a column by position: it is evaluated over some of the columns only."""
-    if "FieldPath" not in str(filter):
+    if "FieldPath" not in print_filter(filter):
         return
     try:  # Texts and names may hold that word too; a position is what Arrow cannot serialize.
         pickle.dumps(filter)

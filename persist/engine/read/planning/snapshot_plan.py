@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.part import Part
+from persist.codecs.part.printing import print_filter
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.core.keyed.events import dead_filter, live_filter
 from persist.core.log.fields import Keyframe, Numbers
@@ -138,7 +139,7 @@ def explain_scan(
         slices=slices,
         columns=scan.columns,
         form=form,
-        filter=None if scan.filter is None else str(scan.filter),
+        filter=None if scan.filter is None else print_filter(scan.filter),
         pruned={
             "keyframe": covered,
             "time": early + late - covered,

@@ -22,6 +22,7 @@ from persist.codecs.order.digest import Digest
 from persist.codecs.order.sums import exact_sum
 from persist.codecs.part.filters import bind_filter
 from persist.codecs.part.part import Part
+from persist.codecs.part.printing import print_filter
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.tuples import to_rows, to_tuples
@@ -84,7 +85,8 @@ def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
         missing = _MISSING.search(str(error))
         hint = did_you_mean(missing.group(1), schema.names) if missing is not None else ""
         raise InvalidUsage(
-            f"the condition {filter} does not fit the columns {list(schema.names)} of this collection{hint}: {error}"
+            f"the condition {print_filter(filter)} does not fit the columns {list(schema.names)} of this "
+            f"collection{hint}: {error}"
         ) from error
 
 

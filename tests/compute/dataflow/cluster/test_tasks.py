@@ -61,7 +61,7 @@ def check(client: persist.Client, queries: list[str], seed: int) -> int:
     for first, last, only in ((2, 2, None), (2, 4, None), (4, 5, [*TABLES][seed % len(TABLES)])):
         write(client, seed, first, last, only=only)
         for sql, by_tasks, embedded in views:
-            if why_not_partial(by_tasks.live.program().plan.without_unused()) is not None:
+            if why_not_partial(by_tasks.live.program().plan.drop_unused()) is not None:
                 continue
             try:
                 embedded.refresh()
@@ -92,12 +92,12 @@ def test_what_tasks_cannot_compute_says_why(client: persist.Client) -> None:
     recursive = client.create_view(
         "r", "WITH RECURSIVE r AS (SELECT a FROM t UNION SELECT a + 1 FROM r WHERE a < 9) SELECT a AS a FROM r"
     )
-    assert "is recursive" in str(why_not_partial(recursive.live.program().plan.without_unused()))
+    assert "is recursive" in str(why_not_partial(recursive.live.program().plan.drop_unused()))
     current = client.create_view("c", "SELECT a, b FROM u WHERE a <= _now()")
-    assert "as time goes on" in str(why_not_partial(current.live.program().plan.without_unused()))
+    assert "as time goes on" in str(why_not_partial(current.live.program().plan.drop_unused()))
     program = Program("p").using(client)
     program.source("t").inspect(print)
-    assert "lives in the program that runs it" in str(why_not_partial(program.plan.without_unused()))
+    assert "lives in the program that runs it" in str(why_not_partial(program.plan.drop_unused()))
     assert "2 dimensions" in str(why_not_partial(Program("two", dimensions=2).plan))
 
 
@@ -107,12 +107,12 @@ def test_there_is_one_shuffle_for_each_change_of_key(client: persist.Client) -> 
     t, u = program.source("t"), program.source("u")
     joined = t.join(u.map(a=col("a"), v=col("b")), "a")
     joined.group_by("a").agg(n=col("v").sum()).persist("by a", key=["a"])
-    stages = cut_into_stages(program.plan.without_unused())
+    stages = cut_into_stages(program.plan.drop_unused())
     assert [(each.source is not None, [one.keys for one in each.reads], len(each.sinks)) for each in stages] == [
         (True, [], 0), (True, [], 0), (False, [("a",), ("a",)], 1)
     ]  # fmt: skip
     joined.group_by("s").agg(n=col("v").sum()).persist("by s", key=["s"])
-    stages = cut_into_stages(program.plan.without_unused())
+    stages = cut_into_stages(program.plan.drop_unused())
     assert [[one.keys for one in each.reads] for each in stages if each.reads] == [[("a",), ("a",)], [("s",)]]
 
 
