@@ -224,7 +224,7 @@ def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max
     return None if best is None or best.memory > bytes_max or PAYS * best.memory > scan.memory else best
 
 
-def indexed(handle: CollectionHandle, snapshot: Snapshot) -> Snapshot:
+def enable_index_reads(handle: CollectionHandle, snapshot: Snapshot) -> Snapshot:
     """Let a snapshot of a collection read by its indexes what passes a filter, where that is much less; return it."""
     snapshot.find_by_index = partial(find_by_index, handle)
     return snapshot

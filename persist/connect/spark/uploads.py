@@ -32,7 +32,7 @@ from persist.codecs.types.schema import DIFF, TIME, CollectionSchema, Side
 from persist.codecs.updates.updates import Stamp, stamp_rows, to_updates
 from persist.compute.tasks.batch_times import LateFilter
 from persist.compute.tasks.keyed_work import KeyedWork
-from persist.compute.tasks.planned_write import DigestSum, SinkOptions, Target, digests_added, gathered, upload
+from persist.compute.tasks.planned_write import DigestSum, SinkOptions, Target, add_digests, gather_tables, upload
 from persist.connect.spark.frames import map_in_tasks, match_names
 from persist.connect.spark.types import as_collection_expects, quoted, to_stored_schema, utc_arrow_schema
 from persist.connect.spark.workers import surfaced_errors, writable
@@ -127,7 +127,7 @@ class UploadTask:
         """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
         late, digest, keys = LateFilter(self.lower), DigestSum(self.digest_by), OnePerKey(self.target)
         with surfaced_errors():
-            tables = (late.drop_late(self._updates(table, digest, keys)) for table in gathered(batches))
+            tables = (late.drop_late(self._updates(table, digest, keys)) for table in gather_tables(batches))
             if self.only_digest:
                 tables = (table.slice(0, 0) for table in tables)
             return Uploaded(upload(self.target, tables), late.count, digest.total)
@@ -175,7 +175,7 @@ class Uploaded(msgspec.Struct, frozen=True, array_like=True):
     def together(cls, tasks: Sequence["Uploaded"]) -> "Uploaded":
         """Return the combined results of several tasks."""
         parts = tuple(part for task in tasks for part in task.parts)
-        return cls(parts, sum(task.late for task in tasks), digests_added(task.digest for task in tasks))
+        return cls(parts, sum(task.late for task in tasks), add_digests(task.digest for task in tasks))
 
 
 def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:

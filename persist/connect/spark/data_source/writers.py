@@ -42,7 +42,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import DIFF, TIME
 from persist.codecs.updates.updates import with_time
 from persist.compute.tasks.batches import Mark, Share, commit_batch, commit_keyed_batch, report_late
-from persist.compute.tasks.keyed_work import commit_events, seal_done
+from persist.compute.tasks.keyed_work import commit_events, seal_committed
 from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, Target, Uploads, writing
 from persist.connect.spark.frames import match_names
 from persist.connect.spark.options import StreamWriteOptions, WriteOptions
@@ -247,7 +247,7 @@ def commit_difference(planned: PlannedWrite, new: Uploaded, *, multiset: bool) -
         parts = () if planned.is_done else _difference(planned, new.parts, multiset=multiset)
         planned.commit(parts, new.digest)
 
-    planned.until_committed(attempt)
+    planned.commit_with_retries(attempt)
 
 
 def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool) -> tuple[Part, ...]:
@@ -337,7 +337,7 @@ class UpsertWriter(DataSourceArrowWriter):
         """Commit all rows, and the seal if the options have one; raises what rejects it."""
         with surfaced_errors(), writing(self._work.target.location, self._work.target.storage) as engine:
             if self._work.is_done:
-                seal_done(engine, self._work)
+                seal_committed(engine, self._work)
             else:
                 rows = sent_rows(messages, self._schema, "the DataFrame has")
                 commit_events(engine, self._work, rows, late_to=self._late_to)

@@ -344,7 +344,7 @@ class _NativeFrame:
         return rows if len(needed) == len(names) else rows.select(*map(quoted, names))
 
     def _inline(self, names: Sequence[str], parts: list[Part], *, is_base: bool) -> DataFrame:
-        with self._address.opened() as storage:
+        with self._address.open_store() as storage:
             read = self._scan.base_rows if is_base else self._scan.updates
             tables = [self._scan.empty(names), *read(PartReader(storage.blob), names, parts)]
         return local_frame(self._spark, pa.concat_tables(tables).select(names))
@@ -455,7 +455,7 @@ class PlannedChanges:
             frames.append(rows.select(*map(quoted, schema.names)))
         inline = tuple(part for part in scan.parts if part.inline)
         if inline:
-            with self.address.opened() as storage:
+            with self.address.open_store() as storage:
                 updates = read_changes(replace(scan, parts=inline), PartReader(storage.blob))
             frames.append(local_frame(spark, with_moments(updates, self.changes.moments).select(schema.names)))
         return _union_all(frames) if frames else spark.createDataFrame([], schema)

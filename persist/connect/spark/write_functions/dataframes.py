@@ -141,7 +141,7 @@ def write(
             if not (multiset or write.planned.is_done):
                 _check_nested_keys(df, write.planned.target)
             with set_for_now(df.sparkSession, PUSHES, "true"):
-                write.planned.until_committed(
+                write.planned.commit_with_retries(
                     lambda planned: _overwrite(df, replace(write, planned=planned), partitions, condition)
                 )
         elif chosen == "upsert":
@@ -300,7 +300,7 @@ def delete(
         planned.commit_deletion(parts, digest)
 
     with set_for_now(spark, PUSHES, "true"):
-        planned.until_committed(attempt)
+        planned.commit_with_retries(attempt)
 
 
 def _delete_keyed(planned: PlannedWrite, keys: DataFrame | None) -> None:
