@@ -152,7 +152,7 @@ class SortedKeys:
         return self._layout is not None and self._layout.is_number
 
     def packed(self, layout: Layout) -> Packed:
-        """Return the keys as `packed_keys` has them; made once for each layout."""
+        """Return the keys as `pack_keys` has them; made once for each layout."""
         keys = self._packed.get(layout)
         if keys is None:
             keys = self._packed[layout] = packed(self._arrays, layout)
@@ -222,7 +222,7 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _find_rows(keys: Packed, requested_keys: Packed) -> Rows:
-    """Return the ascending positions in sorted `keys` of all that are in sorted `wanted`."""
+    """Return the ascending positions in `keys` of all requested keys; both are sorted."""
     # Most of many may be outside of these keys.
     requested_keys = requested_keys[
         requested_keys.searchsorted(keys[0]) : requested_keys.searchsorted(keys[-1], "right")
