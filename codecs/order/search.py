@@ -152,7 +152,7 @@ class SortedKeys:
         return self._layout is not None and self._layout.is_number
 
     def packed(self, layout: Layout) -> Packed:
-        """Return the keys as `pack_keys` has them; made once for each layout."""
+        """Return the keys as `packed` has them; made once for each layout."""
         keys = self._packed.get(layout)
         if keys is None:
             keys = self._packed[layout] = packed(self._arrays, layout)
