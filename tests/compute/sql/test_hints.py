@@ -106,14 +106,12 @@ def conditions_on(alias: str) -> st.SearchStrategy[str]:
     return joined | plain | joined.map("NOT {}".format)
 
 
-_JOIN = "SELECT a.id, b.i FROM t a JOIN t b ON a.id = b.id + 1 WHERE {} AND {}"
+T = conditions_on("t")
 QUERIES = st.one_of(
-    st.builds("SELECT t.id, t.f FROM t WHERE {} AND {}".format, conditions_on("t"), conditions_on("t")),
-    st.builds("SELECT t.s, count(*) AS n FROM t WHERE {} GROUP BY t.s".format, conditions_on("t")),
-    st.builds(
-        "SELECT a.id, b.i FROM t a JOIN t b ON a.id = b.id + 1 WHERE {} AND {}".format, conditions_on("a"), conditions_on("b")
-    ),
-    st.builds("SELECT t.id FROM t WHERE {} UNION ALL SELECT t.id FROM t WHERE {}".format, conditions_on("t"), conditions_on("t")),
+    st.builds("SELECT t.id, t.f FROM t WHERE {} AND {}".format, T, T),
+    st.builds("SELECT t.s, count(*) AS n FROM t WHERE {} GROUP BY t.s".format, T),
+    st.builds("SELECT t.id, b.i FROM t JOIN t b ON t.id = b.id + 1 WHERE {} AND {}".format, T, conditions_on("b")),
+    st.builds("SELECT t.id FROM t WHERE {} UNION ALL SELECT t.id FROM t WHERE {}".format, T, T),
 )
 RECORD = st.tuples(*(st.none() | st.sampled_from(values) for _, values, _ in POOLS.values()))
 
