@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from persist.codecs.evolution import newest_types
 from persist.codecs.part.filters import bind_filter
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.plan.plan import Arrange, Join, Linear, Plan, Reduce, Stages
@@ -75,7 +76,7 @@ class _Hints:
     """Converts conditions over the columns of a collection."""
 
     def __init__(self, schema: CollectionSchema) -> None:
-        self._documents = schema.json
+        self._documents = newest_types(schema).json  # Texts of a widened column may be no documents.
         self._kinds = {name: schema.arrow.field(name).type for name in schema.names}
 
     def convert_all(self, conditions: Sequence[Term]) -> pc.Expression | None:

@@ -29,7 +29,7 @@ from persist.core.antichain import Antichain, to_antichain, to_frontier
 from persist.core.errors import AsOfNotSealed
 from persist.core.expression.term import Term
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.schemas import load_schema_version
+from persist.core.state_rules.schemas import attach_versions, load_schema_version
 from persist.engine.collection.descriptions import hold_with_schema, take_hold
 from persist.engine.collection.reads import begun_listen, snapshot
 from persist.engine.collection.unsealed_updates import UnsealedUpdates
@@ -100,7 +100,8 @@ class SourceReader:
             if not renews:
                 self._keep_schema()
         self._check_schema()
-        self.filter = make_hint(alternatives, self.handle.schema)
+        known = attach_versions(self.handle.schema, self.handle.get_known_state())
+        self.filter = make_hint(alternatives, known)
         self._renews = renews
         self._unsealed = UnsealedUpdates(self.handle, schema.names) if operator.unsealed else None
 
