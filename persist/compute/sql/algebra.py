@@ -11,6 +11,7 @@ order.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import and_
 from typing import Any, Literal
 
 import msgspec
@@ -403,23 +404,23 @@ def find_documents(
     find = partial(find_documents, documents=documents, known=known)
     match node:
         case Scan(collection, columns):
-            found = [column in documents[collection] for column in columns]
+            flags = [column in documents[collection] for column in columns]
         case Project(input_, outputs):
             below = find(input_)
-            found = [isinstance(output, Place) and below[output.index] for output in outputs]
+            flags = [isinstance(output, Place) and below[output.index] for output in outputs]
         case Filter(input_) | Temporal(input_) | Distinct(input_) | TopK(input_) | Window(input_) | Unnest(input_):
-            found = [*find(input_)]
+            flags = [*find(input_)]
         case Join(how, left, right):
-            found = [*find(left), *(() if how in ("semi", "anti", "mark", "unless") else find(right))]
+            flags = [*find(left), *(() if how in ("semi", "anti", "mark", "unless") else find(right))]
         case SetOperation(_, left, right):
-            found = [one and other for one, other in zip(find(left), find(right), strict=True)]
+            flags = [*map(and_, find(left), find(right))]
         case Let(number, value, body):
             return find_documents(body, documents, {**known, number: find(value)})
         case Ref(number) if number in known:
             return known[number]
         case _:
-            found = []
-    return (*found, *[False] * (count_columns(node) - len(found)))
+            flags = []
+    return (*flags, *[False] * (count_columns(node) - len(flags)))
 
 
 def is_empty_without(node: Node, empty: frozenset[int]) -> bool:

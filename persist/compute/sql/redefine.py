@@ -225,7 +225,7 @@ def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | No
     """Return the next version of the schema of the view; None if its columns stay what they are."""
     after = draft.readable.schema
     old, new = (dict(zip(schema.names, schema.declared.types, strict=True)) for schema in (before, after))
-    # Texts stay texts: those of earlier times need not be documents.
+    # Texts stay texts, because earlier ones need not be documents.
     new = {name: pa.string() if kind == JSON and old.get(name, JSON) != JSON else kind for name, kind in new.items()}
     if list(old.items()) == list(new.items()) and before.columns == after.columns:
         return None

@@ -3,8 +3,8 @@
 A filter is a hint: it passes each record that an operator keeps, and may pass others, which the operator drops. So
 whatever is not understood here only costs time. Parts whose statistics exclude a filter are not read.
 
-Understood are comparisons of columns, and of texts inside of JSON documents, with constants of their type. The
-conditions after one that may raise are left out, because they would hide its error.
+Understood are comparisons of columns, and of texts inside of JSON documents, with constants of their type. If a
+condition may raise, later ones are left out, because they would hide its error.
 """
 
 import math
@@ -28,7 +28,7 @@ from persist.core.expression.evaluation import conjuncts, may_raise
 from persist.core.expression.term import SQL, Call, Col, Lit, Term, list_columns
 
 _COMPARED = {"equal": eq, "less": lt, "less_equal": le, "greater": gt, "greater_equal": ge}
-TESTS_MAX = 200  # A condition of more of them is no filter: Arrow nests each in the next.
+TESTS_MAX = 200  # A longer condition has no filter, because Arrow nests each test in the next.
 _TURNED = {eq: eq, lt: gt, gt: lt, le: ge, ge: le}
 _TEXTS = "->>", "json_extract_string"
 _STEP = re.compile(r"""(?s)"(->>?|json_extract(?:_string)?)"\((.*), CAST\('((?:[^']|'')*)' AS VARCHAR\)\)""")
@@ -80,7 +80,7 @@ class _Hints:
         self._kinds = {name: schema.arrow.field(name).type for name in schema.names}
 
     def convert_all(self, conditions: Sequence[Term]) -> pc.Expression | None:
-        """Return the filter of what may meet all of some conditions, up to the first one that may raise."""
+        """Return the filter of what may meet all of some conditions, up to a condition that may raise."""
         filters = []
         for part in (part for condition in conditions for part in conjuncts(condition)):
             filter = self._convert(part)
@@ -111,11 +111,11 @@ class _Hints:
 
     def _compare(self, term: Call, name: str) -> pc.Expression | None:
         """Return the filter of a comparison with a constant."""
-        compare, (one, other) = _COMPARED[name], term.arguments
-        if isinstance(one, Lit):
-            compare, one, other = _TURNED[compare], other, one
-        value, kind = self._convert_value(one)
-        literal = None if not isinstance(other, Lit) or kind is None else _fit_literal(other.value, kind)
+        compare, (column, constant) = _COMPARED[name], term.arguments
+        if isinstance(column, Lit):
+            compare, column, constant = _TURNED[compare], constant, column
+        value, kind = self._convert_value(column)
+        literal = None if not isinstance(constant, Lit) or kind is None else _fit_literal(constant.value, kind)
         if value is None or literal is None:
             return None
         # NaN is greater than all numbers, and Arrow compares it as less than none.
@@ -158,5 +158,5 @@ def _read_path(text: str, column: str) -> pc.Expression | None:
             return None
         steps.insert(0, ("json_extract" if steps else "json_extract_string", step[3].replace("''", "'")))
         text = step[2]
-    [(function, path), *others] = join_paths(steps)
-    return None if others or not has_simple_path(path) else document_value(function, pc.field(column), path)
+    [(function, path), *remaining_steps] = join_paths(steps)
+    return None if remaining_steps or not has_simple_path(path) else document_value(function, pc.field(column), path)

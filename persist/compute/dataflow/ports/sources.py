@@ -100,8 +100,8 @@ class SourceReader:
             if not renews:
                 self._keep_schema()
         self._check_schema()
-        known = attach_versions(self.handle.schema, self.handle.get_known_state())
-        self.filter = make_hint(alternatives, known)
+        versions = attach_versions(self.handle.schema, self.handle.get_known_state())
+        self.filter = make_hint(alternatives, versions)
         self._renews = renews
         self._unsealed = UnsealedUpdates(self.handle, schema.names) if operator.unsealed else None
 
