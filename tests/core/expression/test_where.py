@@ -86,7 +86,7 @@ def test_a_condition_chooses_the_rows_for_which_it_is_true(condition: str, ids: 
     assert chosen(condition) == ids
 
 
-NUMBERS = {"n": pa.int64(), "u": pa.uint64(), "m": pa.decimal128(20, 4), "i": pa.int8()}
+NUMBERS = {"n": pa.int64(), "u": pa.uint64(), "m": pa.decimal128(20, 4), "i": pa.int8(), "f": pa.float32()}
 MANY_DIGITS = ["1234567890123456.7891", "1234567890123456.7890", "0.5", None]
 
 
@@ -118,6 +118,9 @@ MANY_DIGITS = ["1234567890123456.7891", "1234567890123456.7890", "0.5", None]
         ("m not in (1234567890123456.7891)", [1, 2]),
         ("m = 0.500000", [2]),
         ("i < 128 and i > -1.5", [0, 1, 2]),
+        ("f = 0.1", [0]),
+        ("f between 0.1 and 0.1", [0]),
+        ("f > 0.1 and f < 1e300", [1]),
     ],
 )
 def test_numbers_compare_exactly(condition: str, ids: list[int]) -> None:
@@ -128,6 +131,7 @@ def test_numbers_compare_exactly(condition: str, ids: list[int]) -> None:
             "u": pa.array([0, 1, 2**64 - 1, None], pa.uint64()),
             "m": pa.array(MANY_DIGITS).cast(NUMBERS["m"]),
             "i": pa.array([1, -1, 127, None], pa.int8()),
+            "f": pa.array([0.1, 0.5, -0.0, None], pa.float32()),
         }
     )
     schema = CollectionSchema.of({"id": pa.int64()}, NUMBERS)
