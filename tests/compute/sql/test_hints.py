@@ -120,7 +120,7 @@ QUERIES = st.one_of(
 RECORD = st.tuples(*(st.none() | st.sampled_from(values) for _, values, _ in POOLS.values()))
 
 
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(200))
 @given(QUERIES, st.lists(st.lists(RECORD, min_size=1, max_size=5), min_size=1, max_size=4), st.booleans())
 def test_a_view_holds_what_a_query_returns_whatever_its_conditions_are(
     query: str, batches: list[list[tuple[Any, ...]]], is_upserted: bool
