@@ -29,11 +29,11 @@ WRITE_ROWS = 5_000_000
 
 
 @contextmanager
-def session(master: str = "local[2]") -> Iterator[SparkSession]:
-    """A session as a user of a laptop has it."""
+def session(master: str = "local[2]", catalog: str | None = None) -> Iterator[SparkSession]:
+    """A session as a user of a laptop has it, perhaps with the catalog of a location."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    spark = (
+    builder = (
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -43,8 +43,8 @@ def session(master: str = "local[2]") -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.log.level", "ERROR")
         .config("spark.python.unix.domain.socket.enabled", "true")
-        .getOrCreate()
     )
+    spark = builder.getOrCreate() if catalog is None else persist.spark.catalog(builder, catalog)
     try:
         yield spark
     finally:
@@ -177,7 +177,7 @@ def write(work: Workspace) -> list[Row]:
         rows = spark.read.parquet(files)
 
         def ours() -> None:
-            persist.spark.write(rows, str(folder), COLLECTION, seal=upper)
+            persist.spark.write(rows, str(folder), COLLECTION, mode="append", seal=upper)
 
         def theirs() -> None:
             ranged = rows.repartitionByRange(2, "id").sortWithinPartitions(*order)

@@ -15,7 +15,7 @@ from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, 
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.descriptions import describe_step
-from persist.engine.collection.keyed_events import check_upserts, keyed_form, take_events
+from persist.engine.collection.keyed_events import check_upserts, get_keyed_form, take_events
 from persist.engine.collection.plain_rows import plain_events
 from persist.engine.read.results.snapshot import build_filter
 
@@ -52,7 +52,7 @@ class MultiWrite:
     ) -> None:
         """Add updates to the commit. They are checked at once; see `Collection.write`."""
         commit = self._commit
-        handle = commit.dated(collection.handle, time)
+        handle = commit.check_time(collection.handle, time)
         commit.check(handle)
         steps = handle.write_steps(updates, handle.stamp(time, diff), token=commit.options.token)
         handle.check_write_times(steps, allow_future=commit.options.allow_future)
@@ -69,7 +69,7 @@ class MultiWrite:
             DuplicateKeys: a collection is not keyed, and the rows of one call repeat a key.
             UpdateNotBeyondUpper: the block has sealed the time of an event.
         """
-        handle = self._commit.dated(collection.handle, time)
+        handle = self._commit.check_time(collection.handle, time)
         self._commit.check(handle)
         check_upserts(handle)
         if handle.as_keyed().keyed is not None:
@@ -97,9 +97,9 @@ class MultiWrite:
             UpdateNotBeyondUpper: the block has sealed the time of an event.
         """
         commit = self._commit
-        handle = commit.dated(collection.handle, time)
+        handle = commit.check_time(collection.handle, time)
         commit.check(handle)
-        keyed_form(handle)
+        get_keyed_form(handle)
         commit.add_events(handle, take_events(handle, events, handle.stamp(time, None)))
 
     def overwrite(
@@ -163,7 +163,7 @@ class MultiWrite:
         """
         step, acked = make_ack_step(following)
         self._commit.add(following.handle, [step])
-        self._commit.when_committed(acked)
+        self._commit.call_when_durable(acked)
 
     def expect_upper(self, collection: Collection, upper: int | Moment | Antichain, *, alone: bool = False) -> None:
         """Reject the commit with `UpperMismatch` if the collection has another upper.

@@ -9,7 +9,7 @@ Metered innermost, so that every attempt is counted as a request; cached outermo
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -39,7 +39,7 @@ class Tuning:
 
     Attributes:
         hold_linger_s: how long a hold outlives the reads it was taken for, so that the next ones need no commit.
-        part_bytes: encoded bytes at which the next key starts a new part.
+        part_bytes: encoded bytes at which the next key starts a new part; at most a quarter of `memory_budget`.
         keyframe_fraction: a keyframe is made when the history since the last one has this many rows for each of its;
             sooner where it touches few parts.
         keyframe_rows_min: and no fewer rows than this, so that small collections are not written anew all the time.
@@ -128,6 +128,8 @@ class Settings:
         check_fields(self, but=("cache_folder",))  # Its type is beyond msgspec.
         if not isinstance(self.cache_folder, str | os.PathLike | None):
             raise InvalidUsage(f"cache_folder={self.cache_folder!r} is not allowed: give a path, or None")
+        if self.tuning.part_bytes > self.memory_budget // 4:  # An encoded part is in memory, beside a slice.
+            object.__setattr__(self, "tuning", replace(self.tuning, part_bytes=self.memory_budget // 4))
 
 
 Location = str | os.PathLike[str] | Blob

@@ -127,3 +127,8 @@ def test_a_value_of_the_policy_is_refused_with_the_call_that_changes_it() -> Non
     says = r"lease_s=3 is not a setting of one client: change it by client\.set_policy\(lease_s=3\)"
     with pytest.raises(persist.InvalidUsage, match=says):
         Settings(lease_s=3)  # type: ignore[call-arg]
+
+
+def test_a_part_takes_at_most_a_quarter_of_the_budget() -> None:
+    assert Settings().tuning.part_bytes == 64 << 20
+    assert Settings(memory_budget=16 << 20).tuning.part_bytes == 4 << 20

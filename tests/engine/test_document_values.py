@@ -144,11 +144,22 @@ def test_sql_keeps_what_duckdb_keeps(values: list[Any], data: st.DataObject) -> 
         assert ids(client.sql(query).to_arrow()) == sorted(id_ for (id_,) in expected), condition
 
 
+def test_sql_compares_no_number_that_another_condition_leaves_out() -> None:
+    texts = ['{"a":"170141183460469231731687303715884105727"}', '{"a":"5"}']
+    rows = pa.table({"id": [1, 2], "payload": pa.array(texts, pa.json_())})
+    with persist.open(persist.MemoryBlob()) as client:
+        client.write("rows", rows, key=["id"]).result()
+        client.load("rows").delete([1]).result()
+        query = "SELECT id FROM rows WHERE (payload ->> 'a')::HUGEINT > 1.5"  # The first one has too many digits.
+        assert client.sql(query).to_arrow().to_pylist() == [{"id": 2}]
+
+
 def test_sql_reads_only_what_a_condition_on_documents_keeps(client: persist.Client) -> None:
     query = "SELECT id FROM events WHERE payload->>'at' = '7'"
     assert "persist_json_extract_string" in client.sql(query).explain()
     for query in (
         "SELECT id FROM events TABLESAMPLE 100% WHERE payload->>'at' = '7'",
+        "SELECT id FROM events WHERE payload->>'at' = '7' USING SAMPLE reservoir(9 ROWS)",
         "SELECT id FROM events WHERE payload->>'at' = '7' UNION ALL SELECT id FROM events",
         "SELECT id FROM events AS e(id, x, payload) WHERE payload->>'at' = '7'",
         "SELECT id FROM events WHERE NOT (payload->>'at' = '7')",

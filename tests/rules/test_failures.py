@@ -8,7 +8,7 @@ import pytest
 
 import persist
 from persist.connect.egress.files import FilesConfig, FilesSink
-from persist.engine.collection.failures import failures_told, load_failures
+from persist.engine.collection.failures import load_failures, record_failures
 from persist.errors import TargetUnavailable
 from persist.tools.cli.main import main
 from persist.tools.reports.health import SinkHealth, report_health
@@ -77,7 +77,7 @@ def test_the_same_failure_is_told_once_in_a_while(place: str) -> None:
 def test_neither_secrets_nor_values_are_kept(place: str, error: Exception, told: str) -> None:
     with persist.open(place, settings=SETTINGS) as client:
         orders = client.create_or_load("orders", key={"k": str})
-        with pytest.raises(type(error)), failures_told([orders.handle]):
+        with pytest.raises(type(error)), record_failures([orders.handle]):
             raise error
         failure = load_failures(orders.handle.contents())[""]
     assert failure.error.startswith(told)
@@ -90,7 +90,7 @@ def test_neither_secrets_nor_values_are_kept(place: str, error: Exception, told:
 def test_conflicts_the_own_store_and_interrupts_are_no_failures(place: str, error: BaseException) -> None:
     with persist.open(place, settings=SETTINGS) as client:
         orders = client.create_or_load("orders", key={"k": str})
-        with pytest.raises(type(error)), failures_told([orders.handle]):
+        with pytest.raises(type(error)), record_failures([orders.handle]):
             raise error
         assert not load_failures(orders.handle.contents())
 
@@ -99,7 +99,7 @@ def test_a_property_of_that_name_that_somebody_else_set_stays(place: str) -> Non
     with persist.open(place, settings=SETTINGS) as client:
         orders = client.create_or_load("orders", key={"k": str})
         orders.describe(properties={"failed": "in 2019"}).result()
-        with failures_told([orders.handle]):
+        with record_failures([orders.handle]):
             pass
         assert orders.about.properties == {"failed": "in 2019"}
 

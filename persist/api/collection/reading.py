@@ -8,15 +8,15 @@ import pyarrow.compute as pc
 
 from persist.api.collection.describing import CollectionBase
 from persist.api.follow import Following
-from persist.compute.index import indexed
+from persist.compute.index import enable_index_reads
 from persist.core.antichain import Antichain, to_time
 from persist.core.errors import InvalidUsage
 from persist.core.timeline import Moment, Retention, Times
 from persist.engine.collection.descriptions import (
     Retained,
     allow_compaction,
+    describe_retention,
     list_holds,
-    retained,
     retention_step,
     set_tag,
     take_hold,
@@ -25,8 +25,8 @@ from persist.engine.collection.descriptions import (
 from persist.engine.collection.reads import (
     READ_TIMEOUT_S,
     as_of_join,
-    begun_listen,
-    begun_subscription,
+    begin_listen,
+    begin_subscription,
     changes,
     difference,
     snapshot,
@@ -82,7 +82,7 @@ class ReadingCalls(CollectionBase):
             SchemaMismatch, InvalidUsage: columns or condition do not fit; or a column of an older version is gone.
         """
         named: dict[str, Any] = {"columns": columns, "where": where, "form": form, "schema": schema}
-        found = indexed(self.handle, snapshot(self.handle, as_of, **named, timeout_s=timeout_s))
+        found = enable_index_reads(self.handle, snapshot(self.handle, as_of, **named, timeout_s=timeout_s))
         found.again = self, named
         return found
 
@@ -287,7 +287,7 @@ class ReadingCalls(CollectionBase):
         Raises:
             AsOfCompacted: as_of is before since, or None and since is not 0 any more.
         """
-        return begun_listen(self.handle.newest(), as_of, self.handle.moments(times))
+        return begin_listen(self.handle.newest(), as_of, self.handle.moments(times))
 
     def subscribe(
         self, as_of: int | Moment | None = None, *, times: Times | None = None, timeout_s: float | None = READ_TIMEOUT_S
@@ -308,7 +308,7 @@ class ReadingCalls(CollectionBase):
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
         """
-        return begun_subscription(self.handle.newest(), as_of, self.handle.moments(times), timeout_s)
+        return begin_subscription(self.handle.newest(), as_of, self.handle.moments(times), timeout_s)
 
     def follow(self, name: str, *, times: Times | None = None) -> Following:
         """Follow the collection as a named consumer that resumes after its last position.
@@ -334,9 +334,9 @@ class ReadingCalls(CollectionBase):
             contents = self.handle.contents()
             newest = self.handle.newest()  # Who begins again after the schema changed begins with the changed one.
             if hold_time is not None or contents.since == contents.upper == 0:
-                return begun_listen(newest, hold_time, moments, consumer)  # The contents come with the first seal.
+                return begin_listen(newest, hold_time, moments, consumer)  # The contents come with the first seal.
             latest = None if contents.since < contents.upper else to_time(contents.since)
-            return begun_subscription(newest, latest, moments, None, consumer)
+            return begin_subscription(newest, latest, moments, None, consumer)
 
         return Following(self.handle, name, start)
 
@@ -427,7 +427,7 @@ class KeepingCalls(CollectionBase):
     @property
     def retention(self) -> Retained | None:
         """The retention, and what keeps more history; None without retention. One GET."""
-        return retained(self.handle, self.holds())
+        return describe_retention(self.handle, self.holds())
 
     def retain(self, retention: Retention | None) -> CommitFuture:
         """Let since follow upper at a distance, as holds and tags allow.

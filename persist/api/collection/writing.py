@@ -20,7 +20,7 @@ from persist.core.keyed.partial import Missing
 from persist.core.log import kinds
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit, commit_one
-from persist.engine.collection.keyed_events import AskedEvents, check_upserts, keyed_form, take_events
+from persist.engine.collection.keyed_events import AskedEvents, check_upserts, get_keyed_form, take_events
 from persist.engine.collection.plain_rows import plain_events
 from persist.engine.collection.planned_commits import seal
 from persist.engine.collection.planned_commits import submit as submit_keyed
@@ -29,7 +29,7 @@ from persist.engine.location.resolver import Late
 from persist.engine.read.results.snapshot import build_filter
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import AtCommit
-from persist.engine.write.write_options import WriteMode, WriteOptions, sealed_without_time, with_token
+from persist.engine.write.write_options import WriteMode, WriteOptions, make_seal_error, with_token
 
 
 class KeyedCalls(CollectionBase):
@@ -115,7 +115,7 @@ class KeyedCalls(CollectionBase):
 
         It is also None if it is below the range of the type of that column, or of Python's type.
         """
-        form, bound = keyed_form(self.handle), self.handle.contents().late_bound
+        form, bound = get_keyed_form(self.handle), self.handle.contents().late_bound
         if bound is None:
             return None
         try:
@@ -130,7 +130,7 @@ class KeyedCalls(CollectionBase):
             NotKeyed: the collection is none.
             InvalidUsage: the first column of order_by holds neither integers nor times, or bound is not one of them.
         """
-        form = keyed_form(self.handle)
+        form = get_keyed_form(self.handle)
         if not form.order_by or not is_counted(late_column(form, self.schema)):
             raise InvalidUsage(
                 f"late bound {bound!r}: the first column of order_by holds integers or times, and the events of "
@@ -200,7 +200,7 @@ class WritingCalls(KeyedCalls):
         handle.check_write_times(writes, allow_future=allow_future)
         if sealing and any(isinstance(step, AtCommit) for step in writes):
             handle.engine.abandon(writes)
-            raise sealed_without_time(seal)
+            raise make_seal_error(seal)
         return handle.submit(
             "write", [*with_token(token, [self.id], [*expected, *writes, *sealing]), *options.notes([self.id])]
         )
@@ -382,7 +382,7 @@ class WritingCalls(KeyedCalls):
 
         How many events came after that is in `late_counts`. allow_future is as for `write`. Returns a future as `seal`.
         """
-        keyed_form(self.handle)
+        get_keyed_form(self.handle)
         if isinstance(upper, int) and upper < 0:
             upper = 0  # Lateness is greater than any time that there was.
         elif upper != 0:
@@ -443,12 +443,12 @@ def upsert_rows(
     def add(commit: Commit) -> None:
         if handle.create is not None and options.token is None and _can_stream(rows, stamp):
             if end is not None and stamp is None:
-                raise sealed_without_time(seal)
+                raise make_seal_error(seal)
             commit.overwrite(handle, rows, time=None if stamp is None else stamp.time, by_key=True)
         else:
             events = plain_events(handle, rows, stamp, may_delete=may_delete)
             if end is not None and events.at_commit and len(events.table):
-                raise sealed_without_time(seal)
+                raise make_seal_error(seal)
             commit.add_upsert(handle, events)
         if end is not None:
             commit.add_seal(handle, end)
@@ -473,7 +473,7 @@ def _write_events(
     *,
     may_delete: bool = True,
 ) -> CommitFuture:
-    keyed_form(handle)
+    get_keyed_form(handle)
     end = _check_event_arguments(handle, action, options, seal, late)
     handle = handle.dating(allow_future=options.allow_future)
     taken = take_events(handle, events, handle.stamp(options.time, None), may_delete=may_delete)

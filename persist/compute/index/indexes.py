@@ -146,7 +146,7 @@ def read_indexed_ids(contents: CollectionState) -> tuple[int, ...] | None:
     return tuple(stored["index"]) if stored.get("version") == VERSION and "index" in stored else None
 
 
-def checked_columns(handle: CollectionHandle, schema: CollectionSchema, columns: Sequence[str]) -> tuple[str, ...]:
+def check_columns(handle: CollectionHandle, schema: CollectionSchema, columns: Sequence[str]) -> tuple[str, ...]:
     """Return the columns of an index, checked.
 
     Raises:

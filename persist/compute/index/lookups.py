@@ -134,8 +134,7 @@ def plan_paths(
 
 @dataclass(frozen=True)
 class FoundByIndex:
-    """The result of a scan, found in an index where the filter allows it. It can be sent to other processes. It can be
-    sent to other processes.
+    """The result of a scan, found in an index where the filter allows it. It can be sent to other processes.
 
     Attributes:
         scan: the replaced scan.
@@ -225,7 +224,7 @@ def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max
     return None if best is None or best.memory > bytes_max or PAYS * best.memory > scan.memory else best
 
 
-def indexed(handle: CollectionHandle, snapshot: Snapshot) -> Snapshot:
+def enable_index_reads(handle: CollectionHandle, snapshot: Snapshot) -> Snapshot:
     """Let a snapshot of a collection read by its indexes what passes a filter, where that is much less; return it."""
     snapshot.find_by_index = partial(find_by_index, handle)
     return snapshot

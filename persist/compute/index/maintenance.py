@@ -19,7 +19,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.inputs import TableStream
 from persist.compute.index.indexes import (
     Index,
-    checked_columns,
+    check_columns,
     draft,
     list_ids,
     load_index,
@@ -67,7 +67,7 @@ def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
     def plan() -> Index:
         """Load or build the index, and refresh it."""
         schema = handle.contents().schema
-        names = checked_columns(handle, schema, columns)
+        names = check_columns(handle, schema, columns)
         requested = [*list_ids(schema, names)]
         present = next((index for index in load_indexes(handle) if [*index.indexed] == requested), None)
         if present is None:
@@ -116,13 +116,15 @@ def _make(
         commit.add(handle, [ExpectErasures(handle.id, erasures)])
         commit.add(index.handle, [step for step in steps if step not in late])
         if held is not None:
-            commit.add(index.handle, _written(index, _contents(held, as_of), index.map_names(held.scan.result_schema)))
-            commit.add(index.handle, _sealed(index, as_of))
+            commit.add(
+                index.handle, _make_writes(index, _contents(held, as_of), index.map_names(held.scan.result_schema))
+            )
+            commit.add(index.handle, _seal(index, as_of))
         hold = kinds.SetHold(handle.id, index_hold(index.handle.id), as_of, columns=tuple(wanted))
         commit.add(handle, [hold, *late])
 
 
-def _written(index: Index, tables: Iterable[pa.Table], names: dict[str, str]) -> list[Step]:
+def _make_writes(index: Index, tables: Iterable[pa.Table], names: dict[str, str]) -> list[Step]:
     """Return the writes that add updates of a collection to its index; names maps its columns."""
     source_names = {source_names: name for name, source_names in names.items()}
     schema = index.handle.schema
@@ -141,7 +143,7 @@ def _contents(held: Snapshot, as_of: int) -> Iterator[pa.Table]:
         yield pa.Table.from_batches([batch]).append_column("_time", times)
 
 
-def _sealed(index: Index, as_of: int) -> list[Step]:
+def _seal(index: Index, as_of: int) -> list[Step]:
     return [kinds.Seal(index.handle.id, encode_frontier(as_of + 1)), kinds.AllowCompaction(index.handle.id, (as_of,))]
 
 
@@ -204,8 +206,8 @@ def _continue(commit: Commit, handle: CollectionHandle, contents: CollectionStat
     scan = changes_scan(handle.fold(contents), schema, index.as_of + 1, until, None)
     reader = handle.engine.reader()
     changed = (read_changes(piece, reader) for piece in scan.slices_within(reader.slice_bytes))
-    commit.add(index.handle, _written(index, changed, names))
-    commit.add(index.handle, _sealed(index, until - 1))
+    commit.add(index.handle, _make_writes(index, changed, names))
+    commit.add(index.handle, _seal(index, until - 1))
     hold = index_hold(index_id)
     commit.add(handle, [kinds.SetHold(id_, hold, until - 1, None, contents.holds[hold].time)])
 

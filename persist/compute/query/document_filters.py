@@ -53,7 +53,9 @@ def find_document_filters(parsed: Any, tables: Mapping[Path, Sequence[str]]) -> 
     filters: dict[Path, pc.Expression] = {}
     for node in nodes:
         table = node.get("from_table") if node.get("type") == "SELECT_NODE" else None
-        if not table or table["type"] != "BASE_TABLE" or table["sample"] or table["column_name_alias"]:
+        if not table or table["type"] != "BASE_TABLE" or table["column_name_alias"]:
+            continue
+        if table["sample"] or node["sample"]:  # Samples are taken before WHERE.
             continue
         path = paths.get(_table(table))
         if path is None or counts[_table(table)] > 1 or not node["where_clause"]:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.arrow_types import JSON
-from persist.compute.index import indexed
+from persist.compute.index import enable_index_reads
 from persist.compute.query.catalog import TableAbout, asks_what_there_is, contents_of, declare, tables_there
 from persist.compute.query.databases import QueryLimits, leaves_nothing, lend_database
 from persist.compute.query.document_filters import find_document_filters
@@ -173,7 +173,7 @@ class QueryResult(ArrowResult):
             bound = _bound(engine, read, as_of, {**known, **(times or {})})
             filters = find_document_filters(parsed, {path: handle.schema.json for path, (handle, _) in bound.items()})
             for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
-                opening.enter_context(indexed(bound[path][0], result))
+                opening.enter_context(enable_index_reads(bound[path][0], result))
                 self.times[path] = result.as_of
                 dataset = self._notes.watch(path, result, filters.get(path))
                 register(self._connection, path, dataset)

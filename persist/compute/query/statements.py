@@ -180,7 +180,7 @@ def execute(
                 is_missing = type(error).__name__ in ("CatalogException", "PermissionException")
                 raise (refused.with_remedy(FILES_REMEDY) if is_missing else refused) from error
 
-    committed = rewrite(handle, rewritten, time).committed()
+    committed = rewrite(handle, rewritten, time).get_commit()
     return Changed(handle.name, count, committed.seqno, committed.times.get(handle.id))
 
 

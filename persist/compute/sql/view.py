@@ -39,7 +39,7 @@ from persist.core.errors import (
 from persist.core.progress import limit_work
 from persist.core.state_rules.collection_rules import ExpectDerived, list_derived_holds
 from persist.core.state_rules.contents import get_definition_number
-from persist.engine.collection.failures import failures_told
+from persist.engine.collection.failures import record_failures
 from persist.engine.location.arrangements import steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -100,7 +100,7 @@ class LiveView:
         """
         check_policy(policy)
         self.engine.writer("refresh")
-        with self._lock, limit_work(timeout_s, memory_limit), failures_told([self.handle]):
+        with self._lock, limit_work(timeout_s, memory_limit), record_failures([self.handle]):
             refreshed = self._refresh_from_cache(policy, first)
             if refreshed is None:
                 refreshed = self.together.refresh_with_retry(policy, first)
@@ -393,7 +393,7 @@ class ViewsTogether(Closes):
         """Refresh all views to the sealed times of their inputs, in one commit; errors are those of `View.refresh`."""
         engine = self._engine
         engine.writer("refresh")
-        with engine.follower.looks.once(), failures_told([view.handle for view in self._views]):
+        with engine.follower.looks.once(), record_failures([view.handle for view in self._views]):
             self._follow_recreated()
             self.refresh_with_retry("auto")
             refresh_indexes(engine, {id_ for view in self._views for id_ in view.definition.inputs})

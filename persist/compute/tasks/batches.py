@@ -27,11 +27,11 @@ from persist.compute.tasks.keyed_work import (
     Stored,
     build_handle,
     commit_events,
-    commit_pended,
-    commit_resolved,
-    seal_done,
+    commit_pending_events,
+    commit_resolution,
+    seal_committed,
 )
-from persist.compute.tasks.planned_write import Target, check_times, log_written
+from persist.compute.tasks.planned_write import Target, check_times, log_write
 from persist.core.antichain import END, Antichain
 from persist.core.errors import (
     Conflict,
@@ -147,7 +147,7 @@ def _commit(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTim
     conflicts = (UpdateNotBeyondUpper, FrontierRegression)
     commit_with_retry(plan, action="write", clock=engine.clock, conflicts=conflicts, prepare=raise_if_late)
     for share in shares:
-        log_written(share.target, share.parts)
+        log_write(share.target, share.parts)
 
 
 def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> int | None:
@@ -232,10 +232,10 @@ def commit_large_batch(
         """Store and commit the events, resolved if possible."""
         if planned.can_resolve:
             stored = store(planned, True)
-            if commit_resolved(engine, planned, stored, more, times.late_collection):
+            if commit_resolution(engine, planned, stored, more, times.late_collection):
                 return stored.late_events
         stored = store(planned, False)
-        commit_pended(engine, planned, stored, more, times.late_collection)
+        commit_pending_events(engine, planned, stored, more, times.late_collection)
         return stored.late_events
 
     _commit_keyed(engine, mark, work, latest, times, plan, commit)
@@ -294,7 +294,7 @@ def resume_batch(engine: Engine, mark: Mark, work: KeyedWork, contents: Collecti
         return False
     commit_batch(engine, mark, [Share(work.target, [])], BatchTimes(is_plain=True))
     if times.is_plain and contents.upper != END and list_due_parts(contents, contents.upper + 1):
-        seal_done(engine, replace(work, end=contents.upper + 1))
+        seal_committed(engine, replace(work, end=contents.upper + 1))
     return True
 
 

@@ -101,7 +101,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ANSWERED[name](*arguments)
 
 
-def answered(job: Job | Look, place: TaskStore) -> Answer:
+def run_job(job: Job | Look, place: TaskStore) -> Answer:
     """Do a job, in a task. Other errors than those in ANSWERED are raised."""
     try:
         return job.do(place)
@@ -124,7 +124,7 @@ def _local_maker(place: TaskStore, part_bytes: int, seqno: int) -> Iterator[Loca
         storage.close()
 
 
-def encoded_bytes(scan: Scan) -> int:
+def estimate_encoded_bytes(scan: Scan) -> int:
     """Return about how many bytes the parts of a scan take, as far as they are inside."""
     return int(sum(part.bytes * _share(part, scan) for part in scan.all_parts))
 
@@ -133,12 +133,12 @@ def result_bytes(piece: Rewrite) -> int:
     """Return about how many bytes a piece will take when it has been rewritten."""
     scan = piece.scan
     if piece.as_of is None or not scan.all_parts:
-        return encoded_bytes(scan)  # Updates at different times stay apart.
+        return estimate_encoded_bytes(scan)  # Updates at different times stay apart.
     # Without repeated records, the sum of diffs is the number of remaining rows.
     signed = [*((1, part) for part in scan.base), *((scan.sign, part) for part in scan.parts)]
     rows_left = sum(sign * part.diff_sum * _share(part, scan) for sign, part in signed)
     rows = sum(part.rows * _share(part, scan) for part in scan.all_parts)
-    return int(encoded_bytes(scan) * min(max(rows_left / max(rows, 1), LEFT_MIN), 1))
+    return int(estimate_encoded_bytes(scan) * min(max(rows_left / max(rows, 1), LEFT_MIN), 1))
 
 
 def _share(part: Part, scan: Scan) -> float:
@@ -158,20 +158,20 @@ def cut_run(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: 
         if is_quiet is None:
             planned += [piece for piece in some if isinstance(piece, int)]
             continue
-        fine = [slice for piece in some if isinstance(piece, Rewrite) for slice in _sliced(piece, unit)]
-        for group in grouped(fine, [result_bytes(rewrite) for rewrite in fine], unit):
+        fine = [slice for piece in some if isinstance(piece, Rewrite) for slice in _slice(piece, unit)]
+        for group in group_neighbours(fine, [result_bytes(rewrite) for rewrite in fine], unit):
             size = sum(map(result_bytes, group))
             parts = max(1, round(size / part_bytes))
             planned.append(Job(collection, tuple(group), max(part_bytes, int(ROOM * size / parts)), seqno))
     return planned
 
 
-def _sliced(piece: Rewrite, unit: int) -> list[Rewrite]:
+def _slice(piece: Rewrite, unit: int) -> list[Rewrite]:
     count = round(result_bytes(piece) / unit)
     return [replace(piece, scan=scan) for scan in piece.scan.slices(count)] if count > 1 else [piece]
 
 
-def grouped(items: Sequence[T], sizes: Sequence[int], unit: int) -> list[list[T]]:
+def group_neighbours(items: Sequence[T], sizes: Sequence[int], unit: int) -> list[list[T]]:
     """Return items in groups of neighbours of about unit each, and of about equal size."""
     total = max(1, sum(sizes))
     count = max(1, round(total / unit))

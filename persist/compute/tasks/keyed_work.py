@@ -22,7 +22,7 @@ from persist.codecs.order.arrays import int64_array, int64_values
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
-from persist.compute.tasks.planned_write import Target, check_times, digests_added, log_written, upload
+from persist.compute.tasks.planned_write import Target, add_digests, check_times, log_write, upload
 from persist.core.antichain import encode_frontier, to_antichain
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
 from persist.core.keyed.events import event_fields, events_schema
@@ -91,7 +91,7 @@ class KeyedWork:
         """Whether the order of arrival may decide which events count, so that a shuffle must keep it."""
         return self.form.ties == "last"
 
-    def stored(self, rows: pa.Table, *, resolves: bool) -> "Stored":
+    def store_result(self, rows: pa.Table, *, resolves: bool) -> "Stored":
         """Store the result of rows, which include all events of their keys.
 
         Args:
@@ -113,7 +113,7 @@ class KeyedWork:
             parts = tuple(part.as_single() for part in parts)
         pended = upload(replace(self.target, schema=events.schema), [after]) if len(after) else ()
         times = pc.min_max(events.table["_time"]).as_py()
-        sent = () if late is None else (_sent(late),)
+        sent = () if late is None else (_send(late),)
         return Stored(parts, pended, len(due), events.watermarks, times["min"], digest, sent)
 
     def _split_due(self, events: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -180,7 +180,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
             sum(task.resolved for task in tasks),
             (min(least for least, _ in marks), max(most for _, most in marks)) if marks else None,
             min(firsts, default=None),
-            digests_added(task.digest for task in tasks),
+            add_digests(task.digest for task in tasks),
             _few(tuple(stream for task in tasks for stream in task.late)),
         )
 
@@ -224,7 +224,7 @@ def commit_events(
     return future.late
 
 
-def commit_resolved(
+def commit_resolution(
     engine: Engine, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
 ) -> bool:
     """Commit what tasks have worked out, and the seal; return False if something came in between, and delete it then.
@@ -247,22 +247,22 @@ def commit_resolved(
     return _commit_parts(engine, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
 
 
-def commit_pended(
+def commit_pending_events(
     engine: Engine, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
 ) -> None:
     """Commit events that tasks have stored; then seal, if that is wanted, which resolves them.
 
     Raises:
-        As `commit_resolved`.
+        As `commit_resolution`.
     """
     steps = [*more, *_pending(work, stored, stored.watermarks), *_tokens(work, stored)]
     if steps or (stored.late and late_to is not None):
         committed = _commit_parts(engine, work, stored, steps, late_to)
         assert committed, "nothing comes in between events that are added"
-    seal_done(engine, work)
+    seal_committed(engine, work)
 
 
-def seal_done(engine: Engine, work: KeyedWork) -> None:
+def seal_committed(engine: Engine, work: KeyedWork) -> None:
     """Seal what was committed, unless it is sealed that far."""
     handle = build_handle(work, engine)
     if work.end is not None and work.end > handle.contents().upper:
@@ -308,7 +308,7 @@ def _commit_parts(engine: Engine, work: KeyedWork, stored: Stored, steps: list[A
     except (InvalidUsage, Conflict):
         _discard(work.target, stored)
         raise
-    log_written(work.target, stored.everything)
+    log_write(work.target, stored.everything)
     return True
 
 
@@ -317,7 +317,7 @@ def _discard(target: Target, stored: Stored) -> None:
         writer.discard(stored.everything)
 
 
-def _sent(late: pa.Table) -> bytes:
+def _send(late: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, late.schema) as stream:
         stream.write_table(late)

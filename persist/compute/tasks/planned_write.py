@@ -31,7 +31,7 @@ from persist.core.settings import Settings, open_storage
 from persist.core.state_rules.collection_rules import Condition
 from persist.core.timeline import Moment, is_column_name
 from persist.engine.collection.commit import Commit
-from persist.engine.collection.plain_rows import expect_unchanged, refused_beside
+from persist.engine.collection.plain_rows import expect_unchanged, find_refusal
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_handle, open_engine, read_engine
@@ -116,7 +116,7 @@ class DigestSum:
         return table
 
 
-def digests_added(digests: Iterable[int | None]) -> int | None:
+def add_digests(digests: Iterable[int | None]) -> int | None:
     """Return the digest of everything that several tasks have had; None if one of them is unknown."""
     total = 0
     for digest in digests:
@@ -155,7 +155,7 @@ class Uploads:
             self._writer.discard(upload.result() for upload in self._begun if upload.exception() is None)
 
 
-def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def gather_tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield tables of about BUFFER_BYTES_MAX bytes; none for no rows."""
     buffered: list[pa.RecordBatch] = []
     held_bytes = 0
@@ -242,7 +242,7 @@ class PlannedWrite:
         Raises:
             CollectionNotFound; InvalidUsage: to seal rows that have no time.
         """
-        return cls._planned(options, None, at_commit=options.time is None and not has_times)
+        return cls._plan(options, None, at_commit=options.time is None and not has_times)
 
     @classmethod
     def overwrite(cls, options: SinkOptions, where: str | None = None) -> "PlannedWrite":
@@ -251,10 +251,10 @@ class PlannedWrite:
         Raises:
             CollectionNotFound; UpdateNotBeyondUpper: the collection is complete for ever.
         """
-        return cls._planned(options, where, replaces=True, at_commit=options.time is None)
+        return cls._plan(options, where, replaces=True, at_commit=options.time is None)
 
     @classmethod
-    def _planned(
+    def _plan(
         cls, options: SinkOptions, where: str | None, *, at_commit: bool, replaces: bool = False
     ) -> "PlannedWrite":
         if at_commit and options.seal is not None:
@@ -271,7 +271,7 @@ class PlannedWrite:
             seal = None if options.seal is None else handle.frontier("seal", options.seal)
             contents = handle.contents()
             is_done = handle.remembers(contents, options.token)
-            refused = refused_beside(handle, contents) if replaces and not is_done else None
+            refused = find_refusal(handle, contents) if replaces and not is_done else None
             target = Target.of(handle, options.location, options.storage)
         if at_commit and contents.upper == END and not is_done:
             raise UpdateNotBeyondUpper(0, Antichain())
@@ -319,7 +319,7 @@ class PlannedWrite:
             if self.time is not None:
                 self._check_seal(self.time)
 
-    def until_committed(self, attempt: Callable[["PlannedWrite"], None]) -> None:
+    def commit_with_retries(self, attempt: Callable[["PlannedWrite"], None]) -> None:
         """Make and commit a difference, anew as long as others come first; only once if it names its time.
 
         Args:
@@ -343,7 +343,7 @@ class PlannedWrite:
             handle = self.target.at(engine)
             contents = handle.contents()
             is_done = handle.remembers(contents, self.token)
-            refused = None if is_done else refused_beside(handle, contents)
+            refused = None if is_done else find_refusal(handle, contents)
         if contents.upper == END and not is_done:
             raise UpdateNotBeyondUpper(0, Antichain())
         unchanged = expect_unchanged(contents)
@@ -382,7 +382,7 @@ class PlannedWrite:
                 if self.seal is not None:
                     self._check_seal(max((part.time_max for part in parts), default=-1))
                     commit.add(handle, [handle.seal_step(self.seal)])
-        log_written(self.target, parts)
+        log_write(self.target, parts)
 
     def _check_seal(self, latest: int) -> None:
         assert self.seal is not None
@@ -393,7 +393,7 @@ class PlannedWrite:
             )
 
 
-def log_written(target: Target, parts: Sequence[Part]) -> None:
+def log_write(target: Target, parts: Sequence[Part]) -> None:
     """Log the size of a write that has been committed."""
     rows, gone, size = (sum(getattr(part, name) for part in parts) for name in ("rows", "negatives", "bytes"))
     logger.info("wrote %r: %d parts, %d updates (%d retract), %d bytes", target.name, len(parts), rows, gone, size)

@@ -149,9 +149,9 @@ class StreamHold:
         try:
             hold = take_hold(self._handle, at.began, at.hold)
         except (ReadOnlyStore, StoreMisconfigured) as error:
-            raise _advised(error, _UNWRITABLE) from None
+            raise _add_advice(error, _UNWRITABLE) from None
         if hold.time != at.began:
-            raise _advised(HoldMoved(at.hold, at.began, hold.time), _TAKEN)
+            raise _add_advice(HoldMoved(at.hold, at.began, hold.time), _TAKEN)
         self._hold = hold
 
     def check(self, contents: CollectionState, at: Position) -> None:
@@ -166,9 +166,9 @@ class StreamHold:
         held = contents.holds.get(at.hold)
         if held is None:
             hold_names = tuple(name for name, hold in contents.holds.items() if hold.lease is None)
-            raise _advised(HoldNotFound(at.hold, hold_names), _explain_loss(at, contents, self._anew))
+            raise _add_advice(HoldNotFound(at.hold, hold_names), _explain_loss(at, contents, self._anew))
         if held.time > at.reached:
-            raise _advised(HoldMoved(at.hold, at.reached, held.time), self._moved)
+            raise _add_advice(HoldMoved(at.hold, at.reached, held.time), self._moved)
 
     def move(self, at: Position) -> None:
         """Let go of what is before a position; of everything, if that is the end of all.
@@ -186,7 +186,7 @@ class StreamHold:
             elif at.reached > self._hold.time:
                 self._hold.advance(at.reached)
         except HoldMoved as error:
-            raise _advised(error, self._moved) from None
+            raise _add_advice(error, self._moved) from None
 
     @property
     def _moved(self) -> str:
@@ -197,7 +197,7 @@ def check_free(name: str, contents: CollectionState) -> None:
     """Raise HoldMoved if there is a hold of that name, before a query writes it down as its own."""
     hold = contents.holds.get(name)
     if hold is not None:
-        raise _advised(HoldMoved(name, None, hold.time), _TAKEN)
+        raise _add_advice(HoldMoved(name, None, hold.time), _TAKEN)
 
 
 def _explain_loss(at: Position, contents: CollectionState, anew: str) -> str:
@@ -208,6 +208,6 @@ def _explain_loss(at: Position, contents: CollectionState, anew: str) -> str:
     return f"{what} changes after {at.reached} are lost: {anew}."
 
 
-def _advised(error: PersistError, advice: str) -> PersistError:
+def _add_advice(error: PersistError, advice: str) -> PersistError:
     error.add_note(advice)
     return error

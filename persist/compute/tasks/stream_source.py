@@ -30,7 +30,7 @@ from persist.core.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound
 from persist.core.settings import Storage, open_storage
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, get_first_time
 from persist.core.state_rules.keyed_rules import load_form
-from persist.engine.collection.keyed_events import keyed_form
+from persist.engine.collection.keyed_events import get_keyed_form
 from persist.engine.location.opening import load_handle, open_engine, read_engine
 from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.read.following.changes import Transitions, UpsertEvents
@@ -152,7 +152,7 @@ class CollectionAddress:
     collection: str
 
     @contextmanager
-    def opened(self) -> Iterator[Storage]:
+    def open_store(self) -> Iterator[Storage]:
         """Open the store, for reading what a plan names.
 
         Raises:
@@ -241,7 +241,7 @@ class StreamSource:
         try:
             self._handle = load_handle(self._engine, options.collection)
             if options.rows_by_key == "upserts":
-                keyed_form(self._handle)
+                get_keyed_form(self._handle)
         except BaseException:
             self._engine.close()
             raise
@@ -363,7 +363,7 @@ class StreamSource:
     def _patience_s(self) -> float:
         return POLL_S if self._last is None else 0.0
 
-    def _sealed(self, contents: CollectionState) -> int:
+    def _find_sealed(self, contents: CollectionState) -> int:
         """Return how far this may go."""
         return contents.upper if self._last is None else min(contents.upper, self._last)
 
@@ -387,7 +387,9 @@ class StreamSource:
         """Return the first time wanted; None if that is none, because what is sealed is all there will ever be."""
         contents, requested = self._known, self._options.start
         assert requested is not None
-        lower = to_time(self._sealed(contents)) if requested == "latest" else self._handle.as_bound("start", requested)
+        lower = (
+            to_time(self._find_sealed(contents)) if requested == "latest" else self._handle.as_bound("start", requested)
+        )
         if lower is not None:
             check_changes_readable(contents, lower)
         return lower
@@ -402,11 +404,11 @@ class StreamSource:
             contents = self._known
             if as_of is not None:
                 check_readable(contents, as_of)
-            return contents if (as_of or 0) < self._sealed(contents) else None
+            return contents if (as_of or 0) < self._find_sealed(contents) else None
 
         contents = self._follower.wait_for(sealed, self._patience_s)
         if contents is not None:
-            time = as_of if as_of is not None else _last_time(contents, self._sealed(contents))
+            time = as_of if as_of is not None else _last_time(contents, self._find_sealed(contents))
             check_readable(contents, time)
             return time
         timeout_s = self._options.timeout_s
@@ -418,14 +420,14 @@ class StreamSource:
         """Wait for a state in which more is sealed than up to a position; None if there is none soon."""
 
         def sealed() -> CollectionState | None:
-            return self._known if self._sealed(self._known) > at.frontier else None
+            return self._known if self._find_sealed(self._known) > at.frontier else None
 
         return self._follower.wait_for(sealed, self._patience_s)
 
     def _limit_position(self, contents: CollectionState, at: Position, limits: BatchLimits) -> Position:
         """Return the position after at, as far as contents and limits allow."""
         assert at.upper is not None, "nothing comes after the end of all"
-        upper, contents = self._sealed(contents), self._handle.fold(contents)
+        upper, contents = self._find_sealed(contents), self._handle.fold(contents)
         scan = changes_scan(contents, self._handle.schema, at.upper, upper, ())
         return replace(at, upper=to_time(self._ends.end(scan, self._engine.reader(), limits)))
 

@@ -27,7 +27,7 @@ from persist.core.errors import InvalidUsage, TargetUnavailable
 from persist.core.progress import task
 from persist.core.settings import Location
 from persist.core.state_rules.contents import CollectionState
-from persist.engine.collection.failures import failures_told, tell_failure, tell_success
+from persist.engine.collection.failures import record_failures, tell_failure, tell_success
 from persist.engine.location.collection_handle import CollectionHandle
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def egress(
             stack.callback(feed.close)
         if drop:
             return _drop_target(client, writing, feeds)
-        with failures_told([_first_collection(feeds)], writing.hold):
+        with record_failures([_first_collection(feeds)], writing.hold):
             return _Egress(client, writing, feeds, once, stop or threading.Event()).run()
 
 

@@ -31,7 +31,7 @@ from persist.core.errors import InvalidUsage, Unavailable, UpdateNotBeyondUpper,
 from persist.core.keyed.form import Keyed
 from persist.core.progress import task
 from persist.core.settings import Location
-from persist.engine.collection.failures import failures_told
+from persist.engine.collection.failures import record_failures
 from persist.engine.location.moments import MOMENTS
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _commit_batches(source: Source, run: Run, moments: Moments | None) -> Ingest
     rows = commits = 0
     run.client.engine.count_also("ingest", lambda: {"rows": rows, "commits": commits})
     with (
-        failures_told([run.first_handle]),
+        record_failures([run.first_handle]),
         task("ingest", source.name, streams=True) as done,
         closing(_read_batches(source, run)) as batches,
     ):

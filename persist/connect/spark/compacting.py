@@ -27,11 +27,11 @@ from persist.compute.tasks.compaction_jobs import (
     Job,
     Look,
     TaskStore,
-    answered,
     cut_run,
-    encoded_bytes,
-    grouped,
+    estimate_encoded_bytes,
+    group_neighbours,
     result_bytes,
+    run_job,
 )
 from persist.connect.spark.data_source.source import register
 from persist.connect.spark.options import check_whole, seen_by_all
@@ -145,11 +145,14 @@ class SparkPartMaker:
 
     def build_change_test(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
         """See `PartMaker`: all regions are looked at now, at the same time."""
-        sizes = [encoded_bytes(replace(region, base=())) for region in regions]
+        sizes = [estimate_encoded_bytes(replace(region, base=())) for region in regions]
         if self._is_for_here(sum(sizes)):
             return self._here.build_change_test(regions)
         # To look at a region takes less time than to write it, by the share of the history that makes it worth while.
-        looks = [Look(tuple(group)) for group in grouped(regions, sizes, self._unit(sum(sizes), self._part_bytes // 4))]
+        looks = [
+            Look(tuple(group))
+            for group in group_neighbours(regions, sizes, self._unit(sum(sizes), self._part_bytes // 4))
+        ]
         is_touched = [region for answer in self._answers(looks) for region in answer.touched]
         touched = {id(region): region_touched for region, region_touched in zip(regions, is_touched, strict=True)}
         return lambda region: touched[id(region)]
@@ -158,7 +161,7 @@ class SparkPartMaker:
         """See `PartMaker`."""
         pieces = [list(run) for run in runs]
         rewritten = [piece for run in pieces for piece in run if isinstance(piece, Rewrite)]
-        if self._is_for_here(sum(encoded_bytes(piece.scan) for piece in rewritten)):
+        if self._is_for_here(sum(estimate_encoded_bytes(piece.scan) for piece in rewritten)):
             return self._here.make(collection, pieces, sources)
         unit, seqno = self._unit(sum(map(result_bytes, rewritten)), self._part_bytes), self._next_seqno()
         laid_out = [cut_run(run, collection, unit, self._part_bytes, seqno) for run in pieces]
@@ -207,7 +210,7 @@ def _in_tasks(
         with surfaced_errors():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    answer = msgspec.json.encode(answered(jobs[number], place))
+                    answer = msgspec.json.encode(run_job(jobs[number], place))
                     yield pa.RecordBatch.from_pydict({"job": [number], "answer": pa.array([answer], pa.binary())})
 
     return do

@@ -59,7 +59,7 @@ class Slice(InputPartition):
         Args:
             what: "all" for contents, "changes" for updates.
         """
-        with surfaced_errors(), self.address.opened() as storage:
+        with surfaced_errors(), self.address.open_store() as storage:
             rows = 0
             for table in self._tables(form, what, PartReader(storage.blob)):
                 rows += len(table)

@@ -22,7 +22,6 @@ from itertools import takewhile
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -30,20 +29,18 @@ from pyspark.sql.types import StructType
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema, Side
-from persist.codecs.updates.updates import Stamp, to_updates
+from persist.codecs.updates.updates import Stamp, stamp_rows, to_updates
 from persist.compute.tasks.batch_times import LateFilter
 from persist.compute.tasks.keyed_work import KeyedWork
-from persist.compute.tasks.planned_write import DigestSum, SinkOptions, Target, digests_added, gathered, upload
+from persist.compute.tasks.planned_write import DigestSum, SinkOptions, Target, add_digests, gather_tables, upload
 from persist.connect.spark.frames import map_in_tasks, match_names
 from persist.connect.spark.types import as_collection_expects, quoted, to_stored_schema, utc_arrow_schema
 from persist.connect.spark.workers import surfaced_errors, writable
 from persist.core.antichain import to_antichain, to_time
 from persist.core.errors import (
     FrontierRegression,
-    InvalidUpdate,
     InvalidUsage,
     NotKeyed,
-    SchemaMismatch,
     UpdateNotBeyondUpper,
 )
 from persist.core.keyed.events import event_fields
@@ -65,97 +62,40 @@ class Rows:
     """The meaning of the rows of a DataFrame.
 
     Attributes:
-        time: of every row, if neither `_time` nor column has the times.
-        column: whose values are the times; stored too if the collection has a column of that name.
+        time: of every row, or the name of the column with the time of each; None for updates.
         folds: the names of columns match whatever their case. Tasks of a data source cannot read this setting from
             the session.
     """
 
     schema: CollectionSchema
-    time: int | None = None
-    column: str | None = None
+    time: int | str | None = None
     folds: bool = True
 
     def check(self, schema: StructType) -> None:
         """Check the columns of a DataFrame before any of its rows is made.
 
         Raises:
-            SchemaMismatch: they do not fit the collection.
-            InvalidUsage: they contradict the options.
+            SchemaMismatch: they do not fit the collection, or contradict `time`.
         """
-        rows = to_stored_schema(schema).empty_table()
-        names = self._rename_columns(rows).column_names
-        if "_time" in names and (self.time is not None or self.column is not None):
-            source = "the option time" if self.column is None else f"time={self.column!r}"
-            raise InvalidUsage(
-                f"the DataFrame has a column _time, and {source} says the times, too. Drop the column, or the option."
-            )
-        if self.column is not None and self.column not in names:
-            raise SchemaMismatch(
-                f"{self.column!r}, which is to say the times, is not a column of the DataFrame, which has "
-                f"{schema.names}. A time that all rows have is a number, or a moment such as 2026-11-20T12:00:00Z."
-            )
-        self.updates(rows)
-
-    def _rename_columns(self, table: pa.Table) -> pa.Table:
-        """Return rows under the names of the collection and of the column of times."""
-        spellings = (*self.schema.names, *RESERVED, *(() if self.column is None else (self.column,)))
-        return table.rename_columns(match_names(table.column_names, spellings, folds=self.folds))
+        self.updates(to_stored_schema(schema).empty_table())
 
     def updates(self, table: pa.Table) -> pa.Table:
-        """Return rows as updates; raises what `to_updates` raises, and InvalidUpdate for a diff of 0."""
-        table = self._rename_columns(table)
-        if self.column is not None:
-            table = self._with_times(table, self.column)
-        _check_diffs(table)
-        table = as_collection_expects(table, self.schema.arrow)
-        plain = self.time is not None or self.column is not None
-        return to_updates(
-            table,
-            self.schema,
-            default_time=self.time,
-            default_diff=1 if plain else None,
-            moments=read_timeline(self.schema),
-        )
-
-    def _with_times(self, table: pa.Table, column: str) -> pa.Table:
-        values = table.column(column)
-        if values.null_count:
-            row = pc.index(values.is_null(), True).as_py()
-            raise InvalidUpdate(
-                f"row {row} has NULL in {column!r}, which says its time: every update needs one. Fill it in."
-            )
-        times = self._times(values, column)
-        if column not in self.schema.names:
-            table = table.drop_columns([column])
-        return table.append_column("_time", times)
-
-    def _times(self, values: pa.ChunkedArray, column: str) -> pa.ChunkedArray:
-        if pt.is_integer(values.type):
-            return values.cast(pa.int64())
-        timeline = read_timeline(self.schema)
-        if timeline is not None:
-            times = timeline.column_of_times(values, column)
-            if pt.is_integer(times.type):
-                return times
-        if not pt.is_timestamp(values.type):
-            raise SchemaMismatch(
-                f"the column {column!r}, which says the times, is {values.type}: times come from a column of integers "
-                "or of timestamps"
-            )
-        return values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
+        """Return rows as updates; raises what `stamp_rows` and `to_updates` raise."""
+        column, timeline = self.time if isinstance(self.time, str) else None, read_timeline(self.schema)
+        table = as_collection_expects(_rename_columns(table, self.schema, column, folds=self.folds), self.schema.arrow)
+        if self.time is not None:
+            table = stamp_rows(table, self.schema, Stamp(self.time))
+        kind = table.schema.field(TIME).type if TIME in table.column_names else pa.null()
+        if column is not None and timeline is None and pt.is_timestamp(kind):
+            micros = table[TIME].cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
+            table = table.set_column(table.column_names.index(TIME), TIME, micros)
+        return to_updates(table, self.schema, moments=timeline)
 
 
-def _check_diffs(table: pa.Table) -> None:
-    if "_diff" not in table.column_names or not pt.is_integer(table.column("_diff").type):
-        return
-    zero = pc.equal(table.column("_diff"), 0)
-    if pc.any(zero).as_py():
-        row = pc.index(zero.fill_null(False), True).as_py()
-        raise InvalidUpdate(
-            f"row {row} has _diff 0, which changes nothing: a diff is how often the record comes (above 0) or goes "
-            '(below 0). Leave such rows out, for example with .where("_diff <> 0").'
-        )
+def _rename_columns(table: pa.Table, schema: CollectionSchema, column: str | None, *, folds: bool) -> pa.Table:
+    """Return rows under the names of a collection and of the column of times."""
+    spellings = (*schema.names, *RESERVED, *(() if column is None else (column,)))
+    return table.rename_columns(match_names(table.column_names, spellings, folds=folds))
 
 
 @dataclass(frozen=True)
@@ -187,7 +127,7 @@ class UploadTask:
         """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
         late, digest, keys = LateFilter(self.lower), DigestSum(self.digest_by), OnePerKey(self.target)
         with surfaced_errors():
-            tables = (late.drop_late(self._updates(table, digest, keys)) for table in gathered(batches))
+            tables = (late.drop_late(self._updates(table, digest, keys)) for table in gather_tables(batches))
             if self.only_digest:
                 tables = (table.slice(0, 0) for table in tables)
             return Uploaded(upload(self.target, tables), late.count, digest.total)
@@ -235,7 +175,7 @@ class Uploaded(msgspec.Struct, frozen=True, array_like=True):
     def together(cls, tasks: Sequence["Uploaded"]) -> "Uploaded":
         """Return the combined results of several tasks."""
         parts = tuple(part for task in tasks for part in task.parts)
-        return cls(parts, sum(task.late for task in tasks), digests_added(task.digest for task in tasks))
+        return cls(parts, sum(task.late for task in tasks), add_digests(task.digest for task in tasks))
 
 
 def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:
@@ -301,11 +241,9 @@ class EventRows:
     def __call__(self, rows: pa.Table) -> EventTable:
         """Return rows as events; raises what `to_events` does."""
         fields = event_fields(self.schema, self.form)
-        expected = CollectionSchema(self.schema.key, Side(fields), self.schema.timeline).arrow
+        expected = CollectionSchema(self.schema.key, Side(fields), self.schema.timeline)
         column = self.stamp.time if self.stamp is not None and isinstance(self.stamp.time, str) else None
-        spellings = (*expected.names, *RESERVED, *(() if column is None else (column,)))
-        rows = rows.rename_columns(match_names(rows.column_names, spellings, folds=self.folds))
-        rows = as_collection_expects(rows, expected)
+        rows = as_collection_expects(_rename_columns(rows, expected, column, folds=self.folds), expected.arrow)
         return to_events(rows, self.schema, self.form, self.stamp, read_timeline(self.schema), self.machine)
 
     def check(self, schema: StructType) -> None:

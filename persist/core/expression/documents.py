@@ -92,7 +92,7 @@ def _to_sql(function: str, literal: str) -> str:
     if function != _TEST:
         return f'{function}("$1", {literal})'
     kind, sign, number, *is_document = literal.split(" ")
-    passes, is_there = f'TRY_CAST("$1" AS {kind}) {sign} {number}', '"$1" IS NOT NULL'
+    passes, is_there = f'TRY(TRY_CAST("$1" AS {kind}) {sign} {number})', '"$1" IS NOT NULL'
     if not is_document:
         return f"coalesce({passes}, {is_there})"
     plain = _FRACTION if kind == "DOUBLE" else _WHOLE

@@ -14,12 +14,12 @@ A tombstone is a row that marks a deleted key: it is stored like other rows, and
 rules that applies decides whether the tombstone column marks a deletion: a boolean does if it is true; a string, with a
 declared tombstone value, if it equals that; any other value if it is not NULL.
 
-Resolution is pure; the reading and the committing are elsewhere. `prepared` groups events by key and sorts the events
-of a key by time, then `order_by`. Events that are equal in both stay in the order of arrival, which is the order of the
-input; with ties="greatest" they are sorted by their values instead, with deletions first. So whatever counts comes
-last. A partial event without the columns of `order_by` comes after all others of its time. The caller then looks up
-the rows of these keys, and `resolved` calls the machine for the new ones. Memory and time are in proportion to the
-events, and sorting them is most of it.
+Resolution is pure; the reading and the committing are elsewhere. `prepare_events` groups events by key and sorts the
+events of a key by time, then `order_by`. Events that are equal in both stay in the order of arrival, which is the
+order of the input; with ties="greatest" they are sorted by their values instead, with deletions first. So whatever
+counts comes last. A partial event without the columns of `order_by` comes after all others of its time. The caller
+then looks up the rows of these keys, and `resolve_to_updates` calls the machine for the new ones. Memory and time are
+in proportion to the events, and sorting them is most of it.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def _version(schema: CollectionSchema) -> CollectionSchema:
     )
 
 
-def lifted_events(events: pa.Table, written: CollectionSchema, schema: CollectionSchema) -> pa.Table:
+def lift_events(events: pa.Table, written: CollectionSchema, schema: CollectionSchema) -> pa.Table:
     """Convert events of one version of a collection's schema to another version, which knows the first."""
     newest = events_schema(schema, schema.value.fields)
     lifted = lift(newest, written.version)
@@ -133,7 +133,7 @@ def dead_filter(schema: CollectionSchema, form: KeyedForm) -> pc.Expression:
     return column.is_valid() if value is None else column == value
 
 
-def marked(events: pa.Table, form: KeyedForm, deleted: pa.ChunkedArray) -> pa.ChunkedArray | None:
+def mark_deletions(events: pa.Table, form: KeyedForm, deleted: pa.ChunkedArray) -> pa.ChunkedArray | None:
     """Return the tombstone column of events with deletions marked; None if some cannot be marked.
 
     A boolean can be marked, and so can a string with a declared value; otherwise a deletion must be marked already.
@@ -164,7 +164,7 @@ class Prepared:
     events: pa.Table
 
 
-def prepared(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Prepared:
+def prepare_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Prepared:
     """Return events ready to be resolved.
 
     Args:
@@ -223,7 +223,7 @@ def has_column(text: str, at: int) -> bool:
     return text.split(" ")[1][at] == "1"
 
 
-def resolved(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:
+def resolve_to_updates(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:
     """Return the updates that events amount to, not consolidated.
 
     Args:

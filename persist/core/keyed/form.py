@@ -304,10 +304,12 @@ def _check_machine(machine: MachineForm) -> None:
         written = msgspec.json.decode(msgspec.json.encode(machine.options))
     except (msgspec.MsgspecError, TypeError) as error:
         raise InvalidUsage(
-            f"the options of the machine {described(machine)} cannot be written as JSON: {error}"
+            f"the options of the machine {describe_machine(machine)} cannot be written as JSON: {error}"
         ) from error
     if written != machine.options:
-        raise InvalidUsage(f"the options of the machine {described(machine)} are not the same when read back from JSON")
+        raise InvalidUsage(
+            f"the options of the machine {describe_machine(machine)} are not the same when read back from JSON"
+        )
     if not 0 < len(machine.name) <= 128 or not machine.name.isprintable() or machine.version < 0:
         raise InvalidUsage(f"a machine has a name of 1 to 128 printable characters and a version, not {machine!r}")
 
@@ -316,7 +318,7 @@ def _check_policy(keyed: Keyed, machine: MachineForm, schema: CollectionSchema) 
     may_refuse = getattr(keyed.machine, "may_refuse", None)
     if keyed.resolve == "background" and may_refuse is not None and may_refuse(schema):
         raise SchemaMismatch(
-            f"the machine {described(machine)} may refuse events when they are resolved, and with "
+            f"the machine {describe_machine(machine)} may refuse events when they are resolved, and with "
             'resolve="background" they would be sealed by then: what is sealed could not be read any more. Give '
             'resolve="seal".'
         )
@@ -324,7 +326,7 @@ def _check_policy(keyed: Keyed, machine: MachineForm, schema: CollectionSchema) 
 
 def _describe_form(form: KeyedForm, name: str) -> str:
     value = getattr(form, name)
-    return described(value) if isinstance(value, MachineForm) else repr(value)
+    return describe_machine(value) if isinstance(value, MachineForm) else repr(value)
 
 
 def machine_form(machine: Machine | None) -> MachineForm:
@@ -347,9 +349,9 @@ def find_machine(form: KeyedForm, given: Machine | None, collection: str) -> Mac
     stored = form.machine
     if given is not None and machine_form(given) != stored:
         raise SchemaMismatch(
-            f"the collection {collection!r} is stored with the machine {described(stored)}, and "
-            f"{described(machine_form(given))} was given: the same events would amount to something else. Give the "
-            "stored one, or use another collection name."
+            f"the collection {collection!r} is stored with the machine {describe_machine(stored)}, and "
+            f"{describe_machine(machine_form(given))} was given: the same events would amount to something else. "
+            "Give the stored one, or use another collection name."
         )
     if (stored.name, stored.version) == (NAME, VERSION):
         return Replacing.of(form)  # With its present columns: an earlier machine may have older names for them.
@@ -359,7 +361,7 @@ def find_machine(form: KeyedForm, given: Machine | None, collection: str) -> Mac
     return None if boxed is None else boxed(stored.options)
 
 
-def described(form: MachineForm) -> str:
+def describe_machine(form: MachineForm) -> str:
     """Return a machine as messages name it."""
     options = "".join(f", {name}={value!r}" for name, value in sorted(form.options.items()))
     return f"{form.name!r} version {form.version}{options}"

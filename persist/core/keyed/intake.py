@@ -29,7 +29,7 @@ from persist.codecs.types.values import cut
 from persist.codecs.updates.inputs import TableStream, as_table, open_stream
 from persist.codecs.updates.tuples import is_named, out_of_place
 from persist.codecs.updates.updates import Stamp, stamp_rows, to_updates
-from persist.core.keyed.events import Prepared, event_fields, events_schema, is_tombstone, marked
+from persist.core.keyed.events import Prepared, event_fields, events_schema, is_tombstone, mark_deletions
 from persist.core.keyed.form import describe_orders, find_machine, is_counted
 from persist.core.keyed.machine import DELETED, GIVEN, NAME, SEQ, Machine
 from persist.core.log.fields import KeyedForm, Watermarks
@@ -116,8 +116,8 @@ def to_events(
             stamp = stamp or _missing(TIME not in piece.column_names)
             pieces.append(_of_table(piece, taken_schema, schema, form, stamp, timeline, needed))
         none = taken_schema.arrow.empty_table().drop_columns(["_diff"])
-        events = joined_events(pieces or [_of_table(none, taken_schema, schema, form, None, timeline, needed)])
-    elif not are_tuples and (table := as_table(data, _with_deleted(taken_schema))) is not None:
+        events = concat_events(pieces or [_of_table(none, taken_schema, schema, form, None, timeline, needed)])
+    elif not are_tuples and (table := as_table(data, _add_deleted(taken_schema))) is not None:
         stamp = stamp or _missing(TIME not in table.column_names)
         events = _of_table(table, taken_schema, schema, form, stamp, timeline, needed)
     else:
@@ -215,7 +215,7 @@ def _list_rows(data: Any, stamp: Stamp | None) -> Sequence[Any]:
     return [*data]
 
 
-def _with_deleted(taken: CollectionSchema) -> CollectionSchema:
+def _add_deleted(taken: CollectionSchema) -> CollectionSchema:
     """Return a schema that knows `_deleted`, by which lists of dicts are converted."""
     return CollectionSchema(taken.key, Side((*taken.value.fields, pa.field(DELETED, pa.bool_()))), taken.timeline)
 
@@ -427,7 +427,7 @@ def _deleting(
         )
     if form.tombstone is None or form.tombstone not in rows.column_names:
         return rows
-    column = marked(rows, form, flags)
+    column = mark_deletions(rows, form, flags)
     if column is None:
         raise InvalidUpdate(
             f"event {first} deletes its key, and its tombstone column {form.tombstone!r} is NULL, which says that it "
@@ -441,7 +441,7 @@ def _with_nullable_values(schema: CollectionSchema) -> CollectionSchema:
     return CollectionSchema(schema.key, replace(schema.value, fields=fields), schema.timeline)
 
 
-def joined_events(tables: Sequence[EventTable]) -> EventTable:
+def concat_events(tables: Sequence[EventTable]) -> EventTable:
     """Return what came as several tables as one."""
     first, *later_tables = tables
     if not later_tables:

@@ -11,7 +11,7 @@ The value columns of a collection form units. Each declared group is one, with i
 are the first unit, which `order_by` orders. An event has a group whole or not at all.
 
 `complete_events` makes whole rows of events, once the rows that the keys hold are known. It takes the events of each
-key in the order of `persist.core.keyed.events.prepared`. Invariants, for each key:
+key in the order of `persist.core.keyed.events.prepare_events`. Invariants, for each key:
 
 - A unit of a row has the columns of the last event that set it, and whose order was not less than all before it. NULL
   is the least order. So units do not depend on each other, and a late event changes just the units in which it is not
@@ -46,7 +46,7 @@ from persist.codecs.updates.inputs import tables_by_columns
 from persist.codecs.updates.updates import Stamp
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.events import Prepared, has_column, in_order_of_arrival, is_tombstone, number_groups
-from persist.core.keyed.intake import EventTable, joined_events, to_events
+from persist.core.keyed.intake import EventTable, concat_events, to_events
 from persist.core.keyed.machine import DELETED, GIVEN, GROUP, watermark_ranks, with_present_first
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.keyed_rules import UNCHANGED
@@ -96,7 +96,7 @@ def to_partial_events(
         return to_events(nothing, schema, form, stamp, timeline)
     if len({piece.at_commit for piece in pieces}) > 1:
         raise SchemaMismatch("some rows have a '_time', and others do not: give a time to all of them or to none")
-    joined = joined_events(pieces)
+    joined = concat_events(pieces)
     if len(pieces) == 1:
         return joined
     order = np.argsort(np.concatenate([np.asarray(rows, np.int64) for rows in numbers]))

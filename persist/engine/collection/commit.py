@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from persist.codecs.part.part import Part
 from persist.core.antichain import encode_frontier, to_antichain
 from persist.core.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
-from persist.core.keyed.intake import EventTable, joined_events
+from persist.core.keyed.intake import EventTable, concat_events
 from persist.core.keyed.partial import Missing
 from persist.core.log import kinds
 from persist.core.timeline import Moment
@@ -40,14 +40,14 @@ from persist.engine.collection.keyed_events import (
     Unchanged,
     check_upserts,
     deleting_events,
-    keyed_form,
+    get_keyed_form,
     take_partial_events,
 )
 from persist.engine.collection.plain_rows import (
     NewContents,
     check_either,
     delete_steps,
-    keyed_deletion,
+    make_keyed_deletion,
     plain_updates,
     restore_steps,
     rewrite_steps,
@@ -118,7 +118,7 @@ class _Draft:
 
     def to_request(self, token: str | None) -> AskedEvents:
         """Return it for `submit_all`, which resolves partial events with it, so it seals their times."""
-        events, end = joined_events(self.events) if self.events else None, self.end
+        events, end = concat_events(self.events) if self.events else None, self.end
         if events is not None and events.is_partial and not events.at_commit:
             last = max(pc.max(each.table["_time"]).as_py() for each in self.events if each.is_partial)
             end = max(end or 0, last + 1)
@@ -227,12 +227,12 @@ class Commit:
         by_key: bool = False,
     ) -> None:
         """Make rows the contents of a collection; see `MultiWrite.overwrite` and `NewContents`."""
-        handle = self.dated(handle, time)
+        handle = self.check_time(handle, time)
         self.check_unwritten(handle)
         token = self.options.token
         new = self._needed.enter_context(NewContents(handle, rows, time, token, multiset=multiset, by_key=by_key))
         if handle.keyed is not None:
-            self._draft(handle).change = new.keyed_change(where)
+            self._draft(handle).change = new.make_keyed_change(where)
             return
         if time is None and not self._is_single:
             new.read()
@@ -248,13 +248,13 @@ class Commit:
     ) -> None:
         """Retract records of a collection by their keys or a condition; see `MultiWrite.delete`."""
         check_either(keys, where)
-        handle = self.dated(handle, time)
+        handle = self.check_time(handle, time)
         if handle.keyed is not None:
             if where is None:
                 self.add_events(handle, deleting_events(handle, keys, handle.stamp(time, None)))
             else:
                 self.check_unwritten(handle)
-                self._draft(handle).change = keyed_deletion(handle, where, time, self.options.token)
+                self._draft(handle).change = make_keyed_deletion(handle, where, time, self.options.token)
             return
         self.check_unwritten(handle)
         keys_to_delete = None if keys is None else distinct_keys(keys, handle.schema)
@@ -264,7 +264,7 @@ class Commit:
 
     def restore(self, handle: CollectionHandle, as_of: int | Moment, *, time: int | Moment | None = None) -> None:
         """Make the contents what they were; see `Collection.restore`."""
-        handle = self.dated(handle, time)
+        handle = self.check_time(handle, time)
         if handle.contents().view is not None:
             raise InvalidUsage(
                 f"{handle.name!r} is a view: it holds what its query gives of its inputs. Restore these, and refresh it"
@@ -287,7 +287,7 @@ class Commit:
         at = None if time is None else handle.exact_time("time", time)
         self._draft(handle).change = KeyedChange(rewritten, at, None, 0)
 
-    def dated(self, handle: CollectionHandle, time: int | Moment | None) -> CollectionHandle:
+    def check_time(self, handle: CollectionHandle, time: int | Moment | None) -> CollectionHandle:
         """Return the collection for writes at a time, as the options allow; refuse an implausible time."""
         handle.check_plausible("time", time, allow_future=self.options.allow_future)
         return handle.dating(allow_future=self.options.allow_future)
@@ -320,12 +320,12 @@ class Commit:
         self, handle: CollectionHandle, rows: Any, *, time: int | Moment | None = None, missing: Missing = "error"
     ) -> None:
         """Change columns of the rows of keys; see `MultiWrite.update`."""
-        handle = self.dated(handle, time)
+        handle = self.check_time(handle, time)
         stamp = handle.stamp(time, None)
         if handle.as_keyed().keyed is None:
             self.add_upsert(handle, plain_updates(handle, rows, stamp, missing))
             return
-        keyed_form(handle)
+        get_keyed_form(handle)
         self.add_events(handle, take_partial_events(handle, rows, stamp, missing))
 
     def check_unwritten(self, handle: CollectionHandle) -> None:
@@ -350,7 +350,7 @@ class Commit:
         """Return whether there are events of a collection already, a change, or a seal of a keyed one."""
         return handle.id in self._drafts or handle.id in self._changes or handle.id in self._upserts
 
-    def when_committed(self, call: Callable[[], None]) -> None:
+    def call_when_durable(self, call: Callable[[], None]) -> None:
         """Call this once the commit is durable."""
         self._committed.append(call)
 
@@ -381,7 +381,7 @@ class Commit:
         if kind is not None:
             self.abandon()
             return
-        self.committed = self.submit().committed()
+        self.committed = self.submit().get_commit()
         for call in self._committed:
             call()
 
@@ -407,7 +407,7 @@ class Commit:
     def _upserting(
         self, handle: CollectionHandle, pieces: Sequence[EventTable]
     ) -> tuple[CollectionHandle, PlainChange]:
-        events = joined_events(pieces)
+        events = concat_events(pieces)
         steps = partial(upsert_steps, handle, events, self.options.token)
         return handle, PlainChange(steps, events.at_commit)
 

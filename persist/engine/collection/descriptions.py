@@ -205,12 +205,12 @@ def describe_step(
         raise InvalidUsage(f"columns={columns!r:.200} must be a dict of descriptions by column name")
     schema = handle.contents().schema if columns else handle.schema
     names = schema.distinct("columns", list(columns or {}))
-    ids = ids_as_seen(handle, schema, names)
+    ids = get_newest_ids(handle, schema, names)
     column_words = {str(ids[name]): _column_words(name, (columns or {})[name]) for name in names}
     return kinds.Describe(handle.id, words(comment, properties), column_words, read_version(expected))
 
 
-def ids_as_seen(handle: CollectionHandle, newest: CollectionSchema, names: Sequence[str]) -> dict[str, int]:
+def get_newest_ids(handle: CollectionHandle, newest: CollectionSchema, names: Sequence[str]) -> dict[str, int]:
     """Return the ids of columns of the newest schema by name.
 
     Raises:
@@ -259,7 +259,7 @@ def untag(handle: CollectionHandle, name: str) -> CommitFuture:
     return handle.submit("untag", [kinds.DropTag(handle.id, name, contents.tags[name])])
 
 
-def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None:
+def describe_retention(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None:
     """Return how much history the collection keeps readable; None without a retention."""
     contents = handle.contents()
     if contents.retention is None:

@@ -32,7 +32,7 @@ from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, 
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import check_new_names
 from persist.core.state_rules.schemas import attach_versions, build_schema_moved, check_made_from_newest
-from persist.engine.collection.descriptions import ids_as_seen
+from persist.engine.collection.descriptions import get_newest_ids
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_history import keys_with_less_than_none, keys_with_null, keys_with_several
 from persist.engine.read.parts.reader import PartReader
@@ -50,7 +50,7 @@ def parse_declaration(keyed: Any, schema: CollectionSchema) -> KeyedForm:
     return build_form(keyed, schema)
 
 
-def checked(
+def check_one_value(
     handle: CollectionHandle, contents: CollectionState, keyed: Keyed, form: KeyedForm
 ) -> ExpectNothingBeyondUpper:
     """Check that a collection has one value per key; return the condition under which that stays true.
@@ -100,8 +100,10 @@ def evolve(
         beside: steps of the same commit, such as notes.
     """
     handle.engine.writer("evolve")
-    _check_given(evolution, comments)
-    evolution = replace(evolution, add=_typed(evolution.add, "add"), widen=_typed(evolution.widen, "widen"))
+    _check_changes(evolution, comments)
+    evolution = replace(
+        evolution, add=_convert_types(evolution.add, "add"), widen=_convert_types(evolution.widen, "widen")
+    )
     plan = partial(_evolve, handle, evolution, comments or {}, beside)
     return commit_with_retry(plan, action="evolve", clock=handle.engine.clock, conflicts=(Superseded, UpperMismatch))
 
@@ -115,20 +117,20 @@ def _evolve(
             raise InvalidUsage(
                 "evolve() was asked for no change: give add=, drop=, rename=, widen=, reorder= or keyed="
             )
-        ids_as_seen(handle, contents.schema, contents.schema.distinct("comments", [*comments]))
-        return _only_commented(handle, contents.schema, comments, beside)
+        get_newest_ids(handle, contents.schema, contents.schema.distinct("comments", [*comments]))
+        return _set_comments(handle, contents.schema, comments, beside)
     # From the user's version: a name may belong to another column now.
     schema_before = attach_versions(handle.schema, contents)
     after = _evolve_schema(schema_before, evolution, contents)
     check_new_names({*after.names} - {*schema_before.names})
     check_made_from_newest(contents, after, becomes_keyed=evolution.keyed is not None)
     if evolution.keyed is None and replace(after, version=schema_before.version) == schema_before:
-        return _only_commented(handle, schema_before, comments, beside)
+        return _set_comments(handle, schema_before, comments, beside)
     _check_machine(handle, contents, after)
     form = None if evolution.keyed is None else parse_declaration(evolution.keyed, after)
     step = record_kinds.Evolve(handle.id, after.to_json(), form)
     then = apply_step(contents, step)  # Raise rule violations before anything is read.
-    steps: list[Step] = [step] if form is None else [checked(handle, contents, evolution.keyed, form), step]
+    steps: list[Step] = [step] if form is None else [check_one_value(handle, contents, evolution.keyed, form), step]
     if risky := _find_risky(schema_before, after):
         _check_fits(handle, contents, schema_before, risky)
         steps.insert(0, ExpectParts(handle.id, contents.next_number))
@@ -140,7 +142,7 @@ def _evolve(
     return handle.adapt_to(then)  # The user has not seen the others' changes.
 
 
-def _only_commented(
+def _set_comments(
     handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str], beside: Sequence[Step]
 ) -> CollectionHandle:
     """Set comments of columns, if there are any; the schema and its version stay the same."""
@@ -195,7 +197,7 @@ _EXAMPLES = {
 }
 
 
-def _check_given(evolution: WantedEvolution, comments: Mapping[str, str] | None) -> None:
+def _check_changes(evolution: WantedEvolution, comments: Mapping[str, str] | None) -> None:
     for what in _EXAMPLES:
         if not isinstance(value := getattr(evolution, what), Mapping):
             raise InvalidUsage(
@@ -207,7 +209,7 @@ def _check_given(evolution: WantedEvolution, comments: Mapping[str, str] | None)
         raise InvalidUsage(f"rename={dict(evolution.rename)!r:.200} must be a dict of old names to new ones")
 
 
-def _typed(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:
+def _convert_types(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:
     """Return Arrow types for whatever `create_or_load` takes for types."""
     types = {}
     for name, kind, nullable in field_types(given, "value") if given else ():

@@ -71,7 +71,7 @@ def is_of_failures(name: str) -> bool:
 
 
 @contextmanager
-def failures_told(handles: Sequence[CollectionHandle], sink: str = "") -> Iterator[None]:
+def record_failures(handles: Sequence[CollectionHandle], sink: str = "") -> Iterator[None]:
     """Store a failure of this block in the collections, or its success after a failure.
 
     Args:

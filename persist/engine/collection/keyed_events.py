@@ -24,7 +24,7 @@ from persist.core.errors import (
     InvalidUsage,
     NotKeyed,
 )
-from persist.core.keyed.form import described, find_machine
+from persist.core.keyed.form import describe_machine, find_machine
 from persist.core.keyed.intake import EventTable, to_events
 from persist.core.keyed.machine import DELETED, GIVEN, NAME, NUMBER, SEQ
 from persist.core.keyed.partial import Missing, to_partial_events
@@ -128,7 +128,7 @@ class KeyedChange:
 
         Raises: as `KeyReplacement`; SchemaMismatch, if they have another schema by now; Unchanged.
         """
-        schema, time, form = handle.current_schema(after), self.time, keyed_form(handle)
+        schema, time, form = handle.current_schema(after), self.time, get_keyed_form(handle)
         assert time is not None, "when it is made, its time has been chosen"
         reader, new = handle.engine.reader(), self.new
         if callable(new):
@@ -151,7 +151,7 @@ class KeyedChange:
         """Return the updates that replace rows by new ones; raise DuplicateKeys if a new key has another row."""
         schema, time = handle.current_schema(after), self.time or 0
         old = to_updates(stamp_rows(before, schema, Stamp(time, 1)), schema)
-        of_keys = KeyReplacement(handle.name, schema, keyed_form(handle), None)
+        of_keys = KeyReplacement(handle.name, schema, get_keyed_form(handle), None)
         of_keys.check(new)
         keys = distinct_keys(pa.concat_tables([old, new]).select(schema.key_names), schema)
         scan = snapshot_scan(after, schema, time, None, raw=True)
@@ -163,7 +163,7 @@ class KeyedChange:
 def take_partial_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> EventTable:
     """Return rows that may lack columns as events of a keyed collection, checked; see `persist.core.keyed.partial`."""
     check_upserts(handle, "update")
-    events = to_partial_events(data, handle.schema, keyed_form(handle), stamp, handle.clocked_timeline, missing)
+    events = to_partial_events(data, handle.schema, get_keyed_form(handle), stamp, handle.clocked_timeline, missing)
     check_event_times(handle, events)
     return events
 
@@ -232,7 +232,7 @@ class AskedEvents(msgspec.Struct, frozen=True):
 Asks: TypeAlias = Sequence[tuple[CollectionHandle, AskedEvents]]  # Each collection once.
 
 
-def keyed_form(handle: CollectionHandle) -> KeyedForm:
+def get_keyed_form(handle: CollectionHandle) -> KeyedForm:
     """Return how a collection resolves events; raise NotKeyed if it does not."""
     if handle.keyed is None and handle.as_keyed().keyed is not None:
         raise InvalidUsage(f"the collection {handle.name!r} has become keyed since it was loaded: load it again")
@@ -243,7 +243,7 @@ def keyed_form(handle: CollectionHandle) -> KeyedForm:
 
 def take_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True) -> EventTable:
     """Return events in any form, checked; see `persist.core.keyed.intake`."""
-    form, timeline = keyed_form(handle), handle.clocked_timeline
+    form, timeline = get_keyed_form(handle), handle.clocked_timeline
     events = to_events(data, handle.schema, form, stamp, timeline, handle.machine, may_delete=may_delete)
     check_event_times(handle, events)
     return events
@@ -251,7 +251,7 @@ def take_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may
 
 def find_refused(handle: CollectionHandle, events: EventTable) -> set[int]:
     """Return the numbers of the partial events that a commit now would refuse, because their keys hold no row."""
-    contents, form, refused = handle.contents(), keyed_form(handle), list[pa.Table]()
+    contents, form, refused = handle.contents(), get_keyed_form(handle), list[pa.Table]()
     machine = require_machine(find_machine(form, handle.machine, handle.name), form, handle.name)
     numbered = events.table.append_column(NUMBER, events.table[SEQ])
     end = pc.max(events.table[TIME]).as_py() + 1
@@ -282,7 +282,7 @@ def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) ->
     """Return events that delete keys, in any form that `Snapshot.get` takes, or rows that also have the ordering
     columns.
     """
-    form = keyed_form(handle)
+    form = get_keyed_form(handle)
     rows = as_table(open_stream(what), handle.schema)
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
         rows = distinct_keys(what, handle.schema)
@@ -296,6 +296,6 @@ def check_upserts(handle: CollectionHandle, action: str = "upsert") -> None:
     """Raise InvalidUsage if the events of a collection belong to a machine other than `upsert`."""
     if handle.keyed is not None and handle.keyed.machine.name != NAME:
         raise InvalidUsage(
-            f"the collection {handle.name!r} has the machine {described(handle.keyed.machine)}, which alone says what "
-            f"its keys hold, so {action} is refused."
+            f"the collection {handle.name!r} has the machine {describe_machine(handle.keyed.machine)}, which alone "
+            f"says what its keys hold, so {action} is refused."
         ).with_remedy("Use {transition:call}.")

@@ -42,7 +42,7 @@ from persist.core.errors import (
     UpdatesBeyondUpper,
     with_timeline,
 )
-from persist.core.keyed.events import prepared, replace_by_event
+from persist.core.keyed.events import prepare_events, replace_by_event
 from persist.core.keyed.form import Keyed, build_form
 from persist.core.keyed.intake import EventTable, check_keys, to_events
 from persist.core.keyed.machine import SEQ
@@ -205,7 +205,7 @@ class NewContents:
         if isinstance(new, pa.Table):
             self._held = copy_table(new), digest
 
-    def keyed_change(self, where: pc.Expression | None) -> KeyedChange:
+    def make_keyed_change(self, where: pc.Expression | None) -> KeyedChange:
         """Return the change that makes them a keyed collection's contents; they are needed until it is committed."""
         self.read()
         new, digest = self._new()
@@ -274,7 +274,7 @@ def delete_steps(
         return [request, *_alone(handle, contents, at, [] if step is None else [step], is_single=True)]
 
 
-def keyed_deletion(
+def make_keyed_deletion(
     handle: CollectionHandle, where: pc.Expression, time: int | Moment | None, token: str | None
 ) -> KeyedChange:
     """Return the change that deletes from a keyed collection what a condition is true for, at a time."""
@@ -336,7 +336,7 @@ def plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | None, miss
 def _check_events(handle: CollectionHandle, events: EventTable, action: str) -> EventTable:
     schema = handle.schema
     check_event_times(handle, events)
-    ready = prepared(schema, schema.compute_once(_upsert_form), events.table)
+    ready = prepare_events(schema, schema.compute_once(_upsert_form), events.table)
     if len(ready.keys) == len(events.table):
         return msgspec.structs.replace(events, ready=ready)
     names = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
@@ -372,7 +372,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
         return [*_creating(handle), request]
     with ExitStack() as stack:
         lookup, reader = Lookup(_present(handle, contents, None, stack)), handle.engine.reader()
-        ready, writer = events.ready or prepared(schema, form, events.table), handle.engine.writer("upsert")
+        ready, writer = events.ready or prepare_events(schema, form, events.table), handle.engine.writer("upsert")
         keys_to_replace = Wanted(len(ready.keys), SortedKeys(ready.keys))
         if events.is_partial:
             ready, rows = complete_events(ready, lookup.contents(keys_to_replace, "diff", reader), form, handle.name)
@@ -407,12 +407,12 @@ def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: in
         raise with_timeline(UpdateNotBeyondUpper(at, to_antichain(contents.upper)), contents.timeline)
     if summarize_unsealed(contents) is None:
         return
-    refused = refused_beside(handle, contents, handle.engine.writer("overwrite").committer.writer_name)
+    refused = find_refusal(handle, contents, handle.engine.writer("overwrite").committer.writer_name)
     assert refused is not None, "something is unsealed"
     raise refused
 
 
-def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str = "") -> UpdatesBeyondUpper | None:
+def find_refusal(handle: CollectionHandle, contents: CollectionState, own: str = "") -> UpdatesBeyondUpper | None:
     """Return why nothing can be written as the difference to contents, saying whose they are; None if all is sealed.
 
     Args:

@@ -48,7 +48,7 @@ from persist.core.errors import (
     UpperMismatch,
     with_timeline,
 )
-from persist.core.keyed.events import events_schema, lifted_events
+from persist.core.keyed.events import events_schema, lift_events
 from persist.core.keyed.intake import EventTable
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
@@ -58,7 +58,7 @@ from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.keyed_rules import list_due_parts
 from persist.core.state_rules.schemas import check_writable_version
 from persist.core.timeline import Moment
-from persist.engine.collection.keyed_events import AskedEvents, Asks, digest_events, keyed_form
+from persist.engine.collection.keyed_events import AskedEvents, Asks, digest_events, get_keyed_form
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.resolver import REASON, split_late
@@ -134,7 +134,7 @@ def _resolves(handle: CollectionHandle, request: AskedEvents) -> bool:
         return True
     if request.events is not None and request.events.is_partial:
         return True
-    return (request.end is not None or request.at_commit) and keyed_form(handle).resolve == "seal"
+    return (request.end is not None or request.at_commit) and get_keyed_form(handle).resolve == "seal"
 
 
 def seal(
@@ -209,7 +209,7 @@ class _Commit:
         writer.committer.settle(SETTLE_S)
         for handle, _ in self.asks:
             writer.compaction.relieve(handle.id)
-        committed = self._with_retry(lambda: self._submit().committed())
+        committed = self._with_retry(lambda: self._submit().get_commit())
         self._tell_late(future)
         return committed
 
@@ -244,13 +244,13 @@ class _Commit:
         self.contents = {handle.id: handle.get_known_state() for handle, _ in self.asks}
         try:
             return commit_with_retry(
-                commit, action=self.action, clock=self.engine.clock, conflicts=_LOST, prepare=self._drop_what_moved
+                commit, action=self.action, clock=self.engine.clock, conflicts=_LOST, prepare=self._drop_outdated_plans
             )
         except _REFUSED:
             self._drop()
             raise  # After an indeterminate commit all is left, because the record may yet appear.
 
-    def _drop_what_moved(self, error: PersistError) -> None:
+    def _drop_outdated_plans(self, error: PersistError) -> None:
         """Drop the plans of contents that have changed; raise error if no other plan can succeed."""
         newest = {handle.id: handle.contents() for handle, _ in self.asks}
         is_late = any(map(self._must_choose_again, self.times.items()))
@@ -383,7 +383,7 @@ def _lift_events(contents: CollectionState, request: AskedEvents) -> AskedEvents
         )
     check_writable_version(contents, events.schema.version)
     newest = contents.schema
-    table = lifted_events(events.table, events.schema, newest)
+    table = lift_events(events.table, events.schema, newest)
     lifted = msgspec.structs.replace(events, schema=events_schema(newest, newest.value.fields), table=table)
     return msgspec.structs.replace(request, events=lifted)
 
@@ -394,7 +394,7 @@ def _timely(
     """Return the request without the events that are late for these contents, and the late ones with reasons."""
     if request.late is None or request.events is None or handle.remembers(contents, request.token):
         return request, None
-    timely_events, late = split_late(request.events, contents, keyed_form(handle))
+    timely_events, late = split_late(request.events, contents, get_keyed_form(handle))
     return msgspec.structs.replace(request, events=timely_events if len(timely_events.table) else None), late
 
 

@@ -25,7 +25,7 @@ from persist.core.state_rules.contents import CollectionState, check_changes_rea
 from persist.core.state_rules.keyed_rules import load_form
 from persist.core.state_rules.schemas import attach_versions
 from persist.core.timeline import Moment, Timeline, Times
-from persist.engine.collection.keyed_events import keyed_form
+from persist.engine.collection.keyed_events import get_keyed_form
 from persist.engine.hold import WantedClaim
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import (
@@ -218,7 +218,7 @@ def upserts(
     timeout_s: float | None = READ_TIMEOUT_S,
 ) -> Upserts:
     """Return the changes of a keyed collection as events; see `Collection.upserts` for arguments and errors."""
-    keyed_form(handle)
+    get_keyed_form(handle)
     updates = changes(handle, start, until, schema=schema, timeout_s=timeout_s, raw=True)
     form = load_form(handle.get_known_state(), updates.scan.result_schema, resolves=False)
     return Upserts(updates, UpsertEvents(updates.scan.result_schema, form))
@@ -300,7 +300,7 @@ def read_as_updates(
     return [Piece(partial(read, part), upper, part.memory) for part, upper in zip(slices, uppers, strict=True)]
 
 
-def begun_listen(
+def begin_listen(
     handle: CollectionHandle,
     as_of: int | Moment | None,
     moments: Timeline | None,
@@ -323,7 +323,7 @@ def begun_listen(
     return open_listen(handle, lower, reading, (), moments, columns, whole_times=bool(consumer))
 
 
-def begun_subscription(
+def begin_subscription(
     handle: CollectionHandle,
     as_of: int | Moment | None,
     moments: Timeline | None,

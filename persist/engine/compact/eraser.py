@@ -323,7 +323,7 @@ class PartEraser:
         tables = [table for _, table in self._reader().tables([part], schema, [*schema.names, "_time", "_diff"])]
         remaining_rows = self._records.drop_erased(pa.concat_tables(tables))
         return (
-            tuple(self._writer.stored_parts(self._collection, remaining_rows, schema, inline_bytes))
+            tuple(self._writer.store_parts(self._collection, remaining_rows, schema, inline_bytes))
             if len(remaining_rows)
             else ()
         )

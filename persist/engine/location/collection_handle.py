@@ -261,7 +261,7 @@ class CollectionHandle(CollectionTimes):
         """
         if contents.keyed is None or contents.resolved_times is None:
             return contents
-        return self.engine.folds.applied(contents, lambda: self.load_machine(contents), self.engine.reader, end)
+        return self.engine.folds.fold(contents, lambda: self.load_machine(contents), self.engine.reader, end)
 
     def load_machine(self, contents: CollectionState) -> Machine:
         """Return the machine that a keyed collection, in some state, resolves events with.

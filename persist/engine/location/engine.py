@@ -319,7 +319,7 @@ class Engine:
         if not is_own:
             return
         self._unregister()
-        self._unclosed.closed()
+        self._unclosed.note_close()
         if self._writer is not None:
             self._writer.close()
         self.follower.close()

@@ -256,8 +256,8 @@ class Resolver:
         writer, reader = self._part_writer, self._reader()
         stored: list[Part] = []
         inline_bytes = contents.inline_bytes
-        purged = self._purging.purged(contents, schema, end, reader)
-        on_keys = (lambda keys: None) if purged is None else purged.touched
+        purged = self._purging.find_purged(contents, schema, end, reader)
+        on_keys = (lambda keys: None) if purged is None else purged.keep_tombstones
         updates = resolve_events(contents, schema, machine, end, reader, own_events, on_keys)
         purged_tables = iter(()) if purged is None else (purged.updates(schema) for _ in range(1))
         pending, unused = list_due_parts(contents, end), list_unused_after_resolve(contents, end)
@@ -276,12 +276,12 @@ class Resolver:
             for table in chain(updates, purged_tables, changed()):
                 if not len(table):
                     continue
-                new_parts = writer.stored_parts(contents.id, table, schema, inline_bytes)
+                new_parts = writer.store_parts(contents.id, table, schema, inline_bytes)
                 if machine.has_one_value:
                     new_parts = [part.as_single() for part in new_parts]
                 stored += new_parts
                 inline_bytes += sum(len(part.inline) for part in new_parts)
-                self._purging.resolved(contents.id, len(table))
+                self._purging.count_resolved(contents.id, len(table))
         except BaseException:
             writer.discard(stored)
             raise

@@ -161,7 +161,7 @@ class Writer:
         """Return the step that adds a table of `schema.arrow`, all of whose rows were checked; as `write_step`."""
         if self.committer.may_wait():
             self.compaction.relieve(collection)
-        return self.committer.write_steps.of_checked(collection, schema, table) if len(table) else None
+        return self.committer.write_steps.from_checked(collection, schema, table) if len(table) else None
 
     def allow_compaction(self, step: kinds.AllowCompaction, name: str) -> CommitFuture:
         """Commit that since may advance, after this client's own hold has moved to where its reads need it."""
@@ -176,7 +176,7 @@ class Writer:
             return self.committer.submit(steps, names, renew=renew)
         future = self.new_future()
         commit = partial(self.committer.submit, steps, names, renew=renew)
-        return self.keyed.submit([busy], future, lambda: commit().committed(), 0)
+        return self.keyed.submit([busy], future, lambda: commit().get_commit(), 0)
 
     def new_future(self) -> CommitFuture:
         """Return the future of a commit that the keyed queue makes."""

@@ -88,7 +88,7 @@ class CommitFuture(Completed, Future[int]):
     """
 
     _INTERNAL = frozenset(
-        {"cancel", "cancelled", "committed", "fail", "peek_error", "running", "set_exception", "set_result", "succeed"}
+        {"cancel", "cancelled", "get_commit", "fail", "peek_error", "running", "set_exception", "set_result", "succeed"}
         | {"set_running_or_notify_cancel"}
     )
     _numbers = itertools.count()
@@ -121,7 +121,7 @@ class CommitFuture(Completed, Future[int]):
         """The seqno of the commit if it is known to be durable; else None. It does not wait, and looks at no error."""
         return self._seqno
 
-    def committed(self) -> Committed:
+    def get_commit(self) -> Committed:
         """Return the seqno and the times; waits, and raises, as `result`."""
         return Committed(self.result(), self._times)
 

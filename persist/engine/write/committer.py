@@ -150,7 +150,7 @@ class Committer:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: self._resolved >= submitted, timeout_s)
 
-    def when_ended(self, call: Callable[[], object]) -> None:
+    def call_when_ended(self, call: Callable[[], object]) -> None:
         """Have the thread call something when it ends, after `request_stop`; now, if it has ended."""
         with self._lock:
             if self._thread.is_alive():

@@ -68,13 +68,13 @@ from persist.engine.write.operations import (
     Step,
     Submission,
     Write,
-    assigned_times,
+    assign_times,
     in_records,
     is_of_clock,
     merge,
 )
 from persist.engine.write.part_writer import PartWriter
-from persist.engine.write.relay import Relay, doubt, is_in_doubt, is_plain, may_be_relayed, submitted
+from persist.engine.write.relay import Relay, doubt, is_in_doubt, is_plain, list_submissions, may_be_relayed
 from persist.engine.write.store_checks import LookBack, StoreProof
 
 COUNTS = ("records", "operations", "repeated", "rejected", "lost_races", "relayed", "in_doubt")
@@ -188,7 +188,7 @@ class GroupCommit:
             state, unreadable = self._load_state(operations)
             if not self._is_store_proven(state):
                 continue
-            operations = self._keep_unsettled(operations, state, unreadable)
+            operations = self._resolve_settled(operations, state, unreadable)
             try:
                 accepted, done, rejected, times = self._validate(state, operations, unreadable, is_alone=is_alone)
             except MissingBlob:  # Pages of a directory that newer checkpoints do not refer to have been collected.
@@ -203,7 +203,7 @@ class GroupCommit:
             is_record = bool(mutations) or any(map(is_in_doubt, operations))
             try:
                 if is_record:
-                    record = self._record(state, mutations, submitted(operations, accepted))
+                    record = self._record(state, mutations, list_submissions(operations, accepted))
                     try:
                         # Whatever went wrong before: a record that readers refuse must not enter the log.
                         after = apply(state, record)
@@ -266,7 +266,7 @@ class GroupCommit:
         }
         return _select_times({id_: decode_frontier(upper) - 1 for id_, upper in sealed.items()}, operation)
 
-    def _keep_unsettled(
+    def _resolve_settled(
         self, operations: list[Operation], state: State, unreadable: dict[str, PersistError]
     ) -> list[Operation]:
         """Resolve the operations whose outcome is in the log; return the others."""
@@ -312,7 +312,7 @@ class GroupCommit:
         Before anything is created, or found to have been done before: so no record of others is overwritten.
         """
         self._proof.check()
-        record = self._proof.offered_early()
+        record = self._proof.find_early_offer()
         if self._proof.is_given or state.seqno < 0:
             return True
         if record is None:
@@ -437,7 +437,7 @@ class GroupCommit:
             appended = appends.get(change.id)
             if appended is None or appended[0] != change.writes:
                 inline_bytes = contents.inline_bytes if contents is not None else 0
-                appends[change.id] = (change.writes, self._parts.encoded(change.id, change.writes, inline_bytes))
+                appends[change.id] = (change.writes, self._parts.encode(change.id, change.writes, inline_bytes))
             encoded = appends[change.id][1]
             if change.id in times:
                 encoded = [_stamp_mutation(mutation, times[change.id]) for mutation in encoded]
@@ -481,7 +481,7 @@ class GroupCommit:
             is_alone: there is one operation; if its steps are in order, its mutations are left to `apply`.
         """
         draft = Draft(state, self.epoch, self._follower.find_token)
-        times = assigned_times(operations, partial(_get_upper, state), self._clock.wall_ms())
+        times = assign_times(operations, partial(_get_upper, state), self._clock.wall_ms())
         accepted: list[Operation] = []
         done: list[Operation] = []
         rejected: list[tuple[Operation, PersistError]] = []

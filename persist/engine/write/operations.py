@@ -248,10 +248,10 @@ class Operation(msgspec.Struct, frozen=True, eq=False):
 
     def build_seal(self, requested: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
         """Return the seal of a collection after its assigned time, or farther if an earlier step seals it farther."""
-        end = max(self.sealed_before(requested), times[requested.collection] + 1)
+        end = max(self.find_seal_before(requested), times[requested.collection] + 1)
         return kinds.Seal(requested.collection, encode_frontier(end))
 
-    def sealed_before(self, requested: AtCommit) -> int:
+    def find_seal_before(self, requested: AtCommit) -> int:
         """Return how far the operation seals a collection before the step that requests the commit time."""
         upper = 0
         for step in self.steps:
@@ -435,7 +435,7 @@ def in_records(operations: Sequence[Operation]) -> list[list[Operation]]:
     return records
 
 
-def assigned_times(operations: Iterable[Operation], upper_of: Callable[[str], int], wall_ms: int) -> dict[str, int]:
+def assign_times(operations: Iterable[Operation], upper_of: Callable[[str], int], wall_ms: int) -> dict[str, int]:
     """Return, by collection, the commit times for operations without a time, if they are committed now.
 
     It is beyond the upper of each collection, and on a timeline not before the clock. Collections that one operation
@@ -452,7 +452,7 @@ def assigned_times(operations: Iterable[Operation], upper_of: Callable[[str], in
         if len(operation.at_commit) == 1 and operation.at_commit[0].collection in together:
             continue  # As most of very many small writes: it shares the time of those before it.
         for request in operation.at_commit:
-            uppers[request.collection] = max(upper_of(request.collection), operation.sealed_before(request))
+            uppers[request.collection] = max(upper_of(request.collection), operation.find_seal_before(request))
             asks |= together.get(request.collection, {}) | {request.collection: request}
         together |= dict.fromkeys(asks, asks)
     times: dict[str, int] = {}

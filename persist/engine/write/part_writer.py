@@ -90,13 +90,13 @@ class PartWriter:
             if not small:
                 continue
             for data, part in self._encode_together(small, _batch_room(inline_bytes)):
-                stored_part = self.stored(collection, data, part, inline_bytes)
+                stored_part = self.store(collection, data, part, inline_bytes)
                 stored_part = stored_part.as_single() if all(write.is_single for write in small) else stored_part
                 parts.append(stored_part.with_time(0) if at_commit else stored_part)
                 inline_bytes += len(stored_part.inline)
         return kinds.Append(collection, tuple(parts)) if parts else None
 
-    def encoded(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> list[kinds.Append | kinds.Pend]:
+    def encode(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> list[kinds.Append | kinds.Pend]:
         """Return the mutations that add all writes to a collection that has inline_bytes already: updates, and events.
 
         Events keep the order of the writes: adjacent small ones become one part. Parts that get the time of the commit
@@ -106,19 +106,19 @@ class PartWriter:
         inline_bytes += sum(len(part.inline) for part in append.parts) if append is not None else 0
         events = [write for write in writes if write.events is not None]
         parts: list[Part] = []
-        for (is_small, _, at_commit), group in groupby(events, _how_encoded):
+        for (is_small, _, at_commit), group in groupby(events, _group_key):
             if not is_small:
                 parts += [part for write in group for part in _list_uploaded_parts(write)]
                 continue
             small = [*group]
             table = in_order_of_arrival(_join_writes(small, small[0].schema))
-            stored_parts = self.stored_parts(collection, table, small[0].schema, inline_bytes)
+            stored_parts = self.store_parts(collection, table, small[0].schema, inline_bytes)
             inline_bytes += sum(len(part.inline) for part in stored_parts)
             parts += [part.with_time(0) for part in stored_parts] if at_commit else stored_parts
         pend = kinds.Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
         return [mutation for mutation in (append, pend) if mutation is not None]
 
-    def stored_parts(self, collection: str, table: pa.Table, schema: CollectionSchema, inline_bytes: int) -> list[Part]:
+    def store_parts(self, collection: str, table: pa.Table, schema: CollectionSchema, inline_bytes: int) -> list[Part]:
         """Return a table as parts with their bytes, where they are few enough, or stored; none if nothing is left.
 
         Those stored before are deleted again if one cannot be.
@@ -128,13 +128,13 @@ class PartWriter:
         try:
             encoded = encode_parts(table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room)
             for data, part in encoded:  # All but the last are too large to travel in the record.
-                stored.append(self.stored(collection, data, part, inline_bytes))
+                stored.append(self.store(collection, data, part, inline_bytes))
         except BaseException:
             self.discard(stored)
             raise
         return stored
 
-    def stored(self, collection: str, data: bytes, part: Part, inline_bytes: int) -> Part:
+    def store(self, collection: str, data: bytes, part: Part, inline_bytes: int) -> Part:
         """Return an encoded part with its bytes, if they are few enough, or else stored."""
         if len(data) <= INLINE_PART_MAX and inline_bytes + len(data) <= INLINE_TOTAL_MAX:
             return msgspec.structs.replace(part, inline=data)
@@ -226,7 +226,7 @@ def _watermarks(writes: Sequence[Write]) -> Watermarks | None:
     return (min(least for least, _ in watermarks), max(greatest for _, greatest in watermarks)) if watermarks else None
 
 
-def _how_encoded(events: Write) -> tuple[bool, int, bool]:
+def _group_key(events: Write) -> tuple[bool, int, bool]:
     """Return the properties that events need in common to be encoded together: size class, schema, and commit time."""
     return not isinstance(events.data, Future), events.schema.version, events.at_commit
 

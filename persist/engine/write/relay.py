@@ -60,7 +60,7 @@ def is_plain(operation: Operation) -> bool:
     return all(isinstance(step, _PLAIN) or (isinstance(step, Write) and not step.events) for step in operation.steps)
 
 
-def submitted(operations: Iterable[Operation], accepted: Iterable[Operation]) -> tuple[Submitted, ...]:
+def list_submissions(operations: Iterable[Operation], accepted: Iterable[Operation]) -> tuple[Submitted, ...]:
     """Return the submissions that the record of the accepted operations names.
 
     It also declares that the client's own rejected operations will never come.

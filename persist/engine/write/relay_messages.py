@@ -45,7 +45,7 @@ from persist.core.written_errors import ERRORS
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.operations import Asked, AtCommit, Operation, Step, Write
 from persist.engine.write.relay import Answer
-from persist.engine.write.sent_rows import check_sent_rows, decode_rows, sent_rows
+from persist.engine.write.sent_rows import check_sent_rows, decode_rows, encode_rows
 
 REQUEST_BYTES_MAX = 64 << 20
 CHECKSUM_BYTES = 16
@@ -206,7 +206,7 @@ def _to_message(write: Write) -> _Write:
         parts = write.data.result()
         return _Write(write.collection, schema, write.time_min, b"", parts, events, write.at_commit)
     table = gather_updates([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
-    return _Write(write.collection, schema, write.time_min, sent_rows(table), (), events, write.at_commit)
+    return _Write(write.collection, schema, write.time_min, encode_rows(table), (), events, write.at_commit)
 
 
 def _write(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> Write:

@@ -25,7 +25,7 @@ ROW_BYTES_MIN = 16  # Each row has a time and a diff of 8 bytes.
 VALUES_PER_BYTE_MAX = 8  # No value has less than a bit.
 
 
-def sent_rows(table: pa.Table) -> bytes:
+def encode_rows(table: pa.Table) -> bytes:
     """Return the rows of a table as they are sent."""
     (batch,) = table.combine_chunks().to_batches()
     data: bytes = batch.serialize().to_pybytes()

@@ -69,10 +69,10 @@ class StoreProof:
             raise StoreMisconfigured(self._refusal)
 
     def begin(self, record: Record, threads: Executor) -> None:
-        """Offer a record that was seen a moment ago, once, in another thread; `offered_early` returns the answer."""
+        """Offer a record that was seen a moment ago, once, in another thread; `find_early_offer` returns the answer."""
         self.early = record, threads.submit(self._blob.create, record_key(record.seqno), encode_record(record))
 
-    def offered_early(self) -> Record | None:
+    def find_early_offer(self) -> Record | None:
         """Return the record that was offered by `begin` if the store took it; None if it did not, or did not answer."""
         early, self.early = self.early, None
         if early is None:

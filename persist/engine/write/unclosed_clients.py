@@ -51,7 +51,7 @@ class Unclosed:
         self._collected.atexit = False  # At that time `_finish` sees to it.
         _registry.add(self)
 
-    def closed(self) -> None:
+    def note_close(self) -> None:
         """Take note that the client was closed."""
         self._collected.detach()
         _registry.remove(self)
@@ -86,7 +86,7 @@ class _Registry:
             # Forked: what is here belongs to the parent, and its lock may be held by one of the parent's threads.
             self._lock, self._pid = threading.RLock(), os.getpid()
             self.unclosed, self.ledgers, self.has_failed = set(), weakref.WeakKeyDictionary(), False
-            self._be_told()
+            self._receive()
         with self._lock:
             self.unclosed.add(unclosed)
             if unclosed.committer is not None:
@@ -115,7 +115,7 @@ class _Registry:
         with self._lock:
             return list(self.unclosed), list(self.ledgers)
 
-    def _be_told(self) -> None:
+    def _receive(self) -> None:
         if not self._has_atexit:
             self._has_atexit = True
             atexit.register(_finish)
@@ -140,7 +140,7 @@ def _finish_dropped(unclosed: Unclosed) -> None:
     if unclosed.committer is None or unclosed.committer.settle(0):
         _registry.remove(unclosed)
     else:
-        unclosed.committer.when_ended(lambda: _registry.remove(unclosed))
+        unclosed.committer.call_when_ended(lambda: _registry.remove(unclosed))
     if not unclosed.is_shared:
         _warn(unclosed.url, pending)
 

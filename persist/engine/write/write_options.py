@@ -145,7 +145,7 @@ def with_token(token: str | None, collections: Iterable[str], steps: Sequence[St
     return other_steps
 
 
-def sealed_without_time(seal: object) -> InvalidUsage:
+def make_seal_error(seal: object) -> InvalidUsage:
     """Return the error of a write whose rows have no time, and that is to seal."""
     return InvalidUsage(
         f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after it. "

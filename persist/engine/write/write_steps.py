@@ -72,7 +72,7 @@ class WriteSteps:
             write = self._from_table(collection, schema, table, by) if len(table) else None
         return msgspec.structs.replace(write, at_commit=True) if at_commit and write is not None else write
 
-    def of_checked(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
+    def from_checked(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
         """Return the step that adds a table of `schema.arrow`: checked, not empty, and no buffers of a caller."""
         return self._from_table(collection, schema, table, (), is_ours=True)
 
@@ -89,7 +89,7 @@ class WriteSteps:
             updates = stamp_rows(updates, schema, stamp)
         data = open_stream(updates)
         if isinstance(data, TableStream):
-            pieces = gathered_pieces(
+            pieces = gather_pieces(
                 stream_updates(data, schema, moments=self._get_timeline(schema)), self._parts.piece_bytes
             )
             begun = [*islice(pieces, 2)]
@@ -148,7 +148,7 @@ class WriteSteps:
     def _from_stream(
         self, collection: str, schema: CollectionSchema, tables: Iterator[pa.Table], by: Sequence[str]
     ) -> Write | None:
-        pieces = gathered_pieces(tables, self._parts.piece_bytes)
+        pieces = gather_pieces(tables, self._parts.piece_bytes)
         begun = [*islice(pieces, 2)]
         if len(begun) < 2:
             return self._from_table(collection, schema, begun[0], by, is_ours=True) if begun else None
@@ -188,7 +188,7 @@ class WriteSteps:
         return whole
 
 
-def gathered_pieces(tables: Iterable[pa.Table], bytes_max: int) -> Iterator[pa.Table]:
+def gather_pieces(tables: Iterable[pa.Table], bytes_max: int) -> Iterator[pa.Table]:
     """Yield the rows of tables, in order, in tables of at least bytes_max each but the last, and none that is empty.
 
     The buffers are copies, for a stream may fill the same ones again for its next table. Memory: such a piece, and one

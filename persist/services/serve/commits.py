@@ -131,7 +131,7 @@ def _answer(future: CommitFuture | None) -> Answer:
         return None
     error = future.exception()
     if error is None:
-        return future.committed()
+        return future.get_commit()
     # An error of the server's own store connection does not concern its clients.
     is_rejected = isinstance(error, InvalidUsage | Conflict) and not isinstance(
         error, StoreMisconfigured | ReadOnlyStore

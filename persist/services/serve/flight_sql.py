@@ -1,10 +1,11 @@
 """Flight SQL: lets its clients query the collections, over the port and with the limits of a server.
 
 A query is bound by `GetFlightInfo`: its collections, the time of each, and its columns. The ticket contains all of
-that, so a ticket always returns the same rows: sealed times do not change. The bound answer is kept for `BOUND_S`, and
-`DoGet` reads it; a later or second call binds the query again. The answer of a prepared statement is bound when it is
-prepared. Its execution takes this answer if nothing was committed in between. A prepared statement is kept, with its
-last parameters, until it is closed or unused for `PREPARED_S`. Beyond `BOUND_MAX` and `PREPARED_MAX`, the oldest go.
+that, so a ticket always returns the same rows: sealed times change by erasures alone. The bound answer is kept for
+`BOUND_S`. `DoGet` reads it if nothing was committed in between; a later or second call binds the query again. The
+answer of a prepared statement is bound when it is prepared, and its execution takes it likewise. A prepared statement
+is kept, with its last parameters, until it is closed or unused for `PREPARED_S`. Beyond `BOUND_MAX` and
+`PREPARED_MAX`, the oldest go.
 
 It only reads: what writes is refused. A query ends when its client has gone, when it is cancelled, and at its limits.
 """
@@ -200,10 +201,7 @@ class FlightSql:
         """Return the columns of a statement, and a ticket for what it reads now; keep its answer."""
         row = (_parameters(statement) or [[]])[0]
         with self._queries.turn():
-            answer = self._bound.take(handle)
-            if answer is not None and not self._queries.is_newest(answer):
-                answer.close()
-                answer = None
+            answer = self._take_newest(handle)
             if answer is None:
                 answer = self._queries.ask(statement.sql, row)
             elif row:
@@ -214,12 +212,20 @@ class FlightSql:
         self._bound.put(ticket, answer)
         return schema, ticket
 
+    def _take_newest(self, key: bytes) -> QueryResult | None:
+        """Return a kept answer if nothing was committed since it was bound, such as rows or an erasure."""
+        answer = self._bound.take(key)
+        if answer is None or self._queries.is_newest(answer):
+            return answer
+        answer.close()
+        return None
+
     def _open_answer(self, statement: _Statement, ticket: bytes, context: Any) -> Opened:
         rows = _parameters(statement) or [[]]
         if not self._turns.acquire(blocking=False):
             raise Unavailable(f"{QUERIES_MAX} queries run already: try again later")
         try:
-            answer = self._bound.take(ticket)
+            answer = self._take_newest(ticket)
             if answer is None:
                 answer = self._queries.ask(statement.sql, rows[0], {tuple(path): at for path, at in statement.times})
         except BaseException:

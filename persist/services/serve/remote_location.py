@@ -251,5 +251,5 @@ def commit_through(engine: Engine, server: Notify) -> None:
     relay = FlightRelay(server, engine.clock)
     relay.check(engine.follower.state.location)
     committer.groups.relay = relay
-    committer.when_ended(relay.close)
+    committer.call_when_ended(relay.close)
     engine.count_also("commit_through", relay.counts)

@@ -487,7 +487,7 @@ def test_an_index_that_is_not_made_leaves_nothing(facts: persist.Collection, mon
         raise RuntimeError("the process dies")
 
     with monkeypatch.context() as patched:
-        patched.setattr("persist.compute.index.maintenance._sealed", fail)
+        patched.setattr("persist.compute.index.maintenance._seal", fail)
         with pytest.raises(RuntimeError):
             facts.index("d")
     assert facts.indexes() == []

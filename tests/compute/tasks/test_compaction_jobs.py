@@ -4,18 +4,18 @@ import pyarrow as pa
 
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.tasks.compaction_jobs import Job, cut_run, grouped
+from persist.compute.tasks.compaction_jobs import Job, cut_run, group_neighbours
 from persist.engine.compact import Rewrite
 from persist.engine.read.planning.scan import Scan
 
 
 def test_groups_are_of_neighbours_and_of_about_equal_size() -> None:
     sizes = [5, 1, 1, 1, 7, 3, 3, 3, 20, 1]
-    groups = grouped(range(10), sizes, 11)
+    groups = group_neighbours(range(10), sizes, 11)
     assert [each for group in groups for each in group] == [*range(10)]
     assert len(groups) == 4
-    assert grouped([1, 2], [0, 0], 100) == [[1, 2]]
-    assert grouped([], [], 100) == []
+    assert group_neighbours([1, 2], [0, 0], 100) == [[1, 2]]
+    assert group_neighbours([], [], 100) == []
 
 
 def test_no_job_makes_parts_of_what_history_touches_and_of_what_it_does_not() -> None:

@@ -10,7 +10,7 @@ from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, Struc
 
 import persist
 from persist.blob.stores.file import FileBlob
-from persist.compute.tasks.keyed_work import commit_events, commit_resolved
+from persist.compute.tasks.keyed_work import commit_events, commit_resolution
 from persist.compute.tasks.planned_write import SinkOptions, writing
 from persist.connect.spark.uploads import planned
 from persist.core.settings import Settings
@@ -31,7 +31,7 @@ def resolved_by_a_task(location: str, ids: Any, monkeypatch: pytest.MonkeyPatch)
 
     work = planned(SinkOptions(location=location, collection="rows", time=1, seal=2), EVENTS)
     monkeypatch.setattr(FileBlob, "get", counted)
-    made = work.stored(pa.table({"id": ids, "x": np.full(len(ids), -1.0)}), resolves=True)
+    made = work.store_result(pa.table({"id": ids, "x": np.full(len(ids), -1.0)}), resolves=True)
     monkeypatch.undo()
     return sum(read), sum(part.rows for part in made.parts)
 
@@ -86,7 +86,7 @@ def test_tasks_store_no_event_that_leaves_columns_as_they_are(tmp_path: Path, re
     replacing = partial_events.drop_columns(["_unchanged"])
     assert work(3).stored(replacing, resolves=True).digest != made.digest, "NULL is not the same"
     with writing(location, {}) as engine:
-        commit_resolved(engine, work(3), made)
+        commit_resolution(engine, work(3), made)
     with persist.open(location) as client, client["rows"].snapshot() as snapshot:
         assert snapshot.to_pylist() == [{"id": 1, "a": 5, "b": 7}, {"id": 2, "a": 6, "b": 9}]
         client["rows"].upsert(partial_events, time=2, seal=3, token="t").result()

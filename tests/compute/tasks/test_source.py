@@ -33,7 +33,7 @@ def read(source: StreamSource, start: Offset, end: Offset) -> list[Update]:
     """Return the updates of a micro-batch, each slice read as a task does it: by the address alone."""
     found: list[Update] = []
     for each in source.plan(start, end):
-        with source.address.opened() as storage:
+        with source.address.open_store() as storage:
             table = read_changes(each.scan, PartReader(storage.blob))
         found += [tuple(row.values()) for row in table.select(["k", "_time", "_diff"]).to_pylist()]
     return sorted(found)

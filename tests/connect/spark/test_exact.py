@@ -192,11 +192,11 @@ def test_a_type_that_would_be_another_one_when_it_is_read_is_refused(spark: Spar
         with persist.open(path) as client:
             assert [*client.collections()] == []
             client.create_or_load("c", key={"id": int}, value={"v": str})
-        persist.spark.write(frames["STRING COLLATE UTF8_LCASE"], path, "c")
-        persist.spark.write(frames["VOID"].selectExpr("2L AS id", "v"), path, "c")
+        persist.spark.write(frames["STRING COLLATE UTF8_LCASE"], path, "c", mode="append")
+        persist.spark.write(frames["VOID"].selectExpr("2L AS id", "v"), path, "c", mode="append")
         for kind in ("VARIANT", "VARCHAR(3)", "INTERVAL"):
             with pytest.raises(persist.errors.SchemaMismatch):
-                persist.spark.write(frames[kind], path, "c")
+                persist.spark.write(frames[kind], path, "c", mode="append")
     assert records(path, "c") == [(1, None), (2, None)]
 
 

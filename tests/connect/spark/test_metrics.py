@@ -40,6 +40,15 @@ def test_rows_bytes_slices_and_pruned_parts_are_logged(logging_session: SparkSes
     assert sum(size for _, size in told) >= 0
 
 
+def test_a_delete_prunes_by_its_condition_in_any_session(logging_session: SparkSession, location: str) -> None:
+    spark = logging_session
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    persist.spark.delete(spark, location, "orders", "id > 4000")
+    messages = [row.msg for row in spark.tvf.python_worker_logs().select("msg").collect()]
+    assert any(message.endswith("parts pruned: 2 by filters") for message in messages), messages
+    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "false"
+
+
 @pytest.mark.thorough
 def test_a_native_plan_has_the_metrics_of_sparks_own_scan(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)

@@ -75,14 +75,14 @@ def test_times_and_seals_of_a_write_are_moments(spark: SparkSession, path: str, 
 def test_a_timestamp_is_no_time_where_there_is_no_timeline(spark: SparkSession, path: str) -> None:
     frame = spark.range(1).toDF("k")
     with pytest.raises(persist.InvalidUsage, match="the collection 'plain' has no timeline"):
-        persist.spark.write(frame, path, "plain", time="2026-11-21")
+        persist.spark.write(frame, path, "plain", mode="append", time="2026-11-21")
     with pytest.raises(persist.errors.SchemaMismatch, match="it has no timeline"):
-        persist.spark.write(frame.withColumn("_time", F.lit(NOON)), path, "plain")
+        persist.spark.write(frame.withColumn("_time", F.lit(NOON)), path, "plain", mode="append")
     with pytest.raises(PySparkException, match="'plain' has none: its times are numbers"):
         changes = spark.read.format("persist").options(collection="plain", form="changes", until=0, times="timestamp")
         changes.option("start", 0).load(path)
     with pytest.raises(persist.errors.SchemaMismatch, match="without a time zone"):
-        persist.spark.write(frame.withColumn("_time", F.lit(NOON).cast("timestamp_ntz")), path, "ms")
+        persist.spark.write(frame.withColumn("_time", F.lit(NOON).cast("timestamp_ntz")), path, "ms", mode="append")
 
 
 @pytest.mark.thorough(except_every=4)

@@ -20,7 +20,7 @@ def test_names_with_dots_and_backticks_are_taken_everywhere(spark: SparkSession,
     frame = spark.createDataFrame([(1, 10), (2, 20), (3, 30)], "k long, v long").toDF(key, name)
     persist.spark.write(frame, path, "c", key=[key])
     persist.spark.write(frame.where(f"{quoted} < 30"), path, "c", mode="overwrite")
-    persist.spark.write(frame.where(f"{quoted} = 30"), path, "c")
+    persist.spark.write(frame.where(f"{quoted} = 30"), path, "c", mode="append")
     persist.spark.write(frame.where(f"{quoted} = 30"), path, "c", mode="overwrite", where=f"{quoted} > 20")
     persist.spark.delete(spark, path, "c", frame.where(f"{quoted} = 20").select(f"`{key.replace('`', '``')}`"))
     persist.spark.delete(spark, path, "c", f"{quoted} = 10", token="once")
@@ -76,7 +76,7 @@ def test_columns_are_found_as_the_session_finds_them(spark: SparkSession, tmp_pa
                 raise AssertionError(number)
     twice = spark.sql("SELECT 1L AS id, 'x' AS Status, 'y' AS STATUS")
     with pytest.raises(persist.errors.SchemaMismatch, match="unexpected"):
-        persist.spark.write(twice, path, "c")
+        persist.spark.write(twice, path, "c", mode="append")
     assert len(records(path, "c")) == 4
 
 

@@ -145,7 +145,7 @@ def test_written_rows_keep_their_timestamps_and_kinds_are_not_mixed_up(session: 
         """
     )
     rows.write.format("persist").options(collection="a", time=0, seal=1).mode("append").save(path)
-    persist.spark.write(rows, path, "b", time=0, seal=1)
+    persist.spark.write(rows, path, "b", mode="append", time=0, seal=1)
     with persist.open(path, mode="read") as client:
         for name in ("a", "b"):
             found = list(client.load(name).snapshot(0).rows())
@@ -153,7 +153,7 @@ def test_written_rows_keep_their_timestamps_and_kinds_are_not_mixed_up(session: 
     mixed = rows.withColumn("local", F.col("moment"))
     for write in (
         lambda: mixed.write.format("persist").options(collection="a", time=1).mode("append").save(path),
-        lambda: persist.spark.write(mixed, path, "b", time=1),
+        lambda: persist.spark.write(mixed, path, "b", mode="append", time=1),
     ):
         with pytest.raises((PySparkException, persist.errors.SchemaMismatch), match="'local' has type timestamp"):
             write()

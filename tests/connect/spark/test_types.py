@@ -68,10 +68,10 @@ def test_what_is_something_else_is_refused(kind: pa.DataType, given: pa.Array) -
 def test_event_times_without_a_timeline_count_microseconds_and_must_not_be_before_1970() -> None:
     schema = CollectionSchema.of({"k": pa.int64()}, None)
     table = pa.table({"k": [1, 2], "at": pa.array([1_500_000, 999_999], pa.timestamp("us", "UTC"))})
-    assert Rows(schema, column="at").updates(table)["_time"].to_pylist() == [1_500_000, 999_999]
+    assert Rows(schema, time="at").updates(table)["_time"].to_pylist() == [1_500_000, 999_999]
     early = table.set_column(1, "at", pa.array([-500_000, 0], pa.timestamp("us", "UTC")))
     with pytest.raises(InvalidUpdate, match="-500000"):
-        Rows(schema, column="at").updates(early)
+        Rows(schema, time="at").updates(early)
 
 
 def test_days_that_spark_hands_over_as_others_are_not_pushed() -> None:

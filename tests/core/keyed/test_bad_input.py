@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.core.keyed.events import lifted_events
+from persist.core.keyed.events import lift_events
 from persist.core.keyed.intake import to_events, watermark_below
 from persist.dataflow import Program, col
 from persist.engine.location import engine
@@ -260,8 +260,8 @@ def test_events_at_the_time_of_their_commit_get_one_and_those_of_an_older_schema
     old = users.schema
     users.evolve(add={"more": pa.string()})
     newest = users.handle.contents().schema
-    assert lifted_events(events.table, old, old) is events.table
-    assert lifted_events(events.table, old, newest)["more"].to_pylist() == [None]
+    assert lift_events(events.table, old, old) is events.table
+    assert lift_events(events.table, old, newest)["more"].to_pylist() == [None]
 
 
 def sink_of_a_program(client: persist.Client) -> None:

@@ -65,7 +65,7 @@ class Gate:
 
         def wait() -> Committed:
             assert self._gate.wait(WAIT_S)
-            return hold.committed()
+            return hold.get_commit()
 
         self.future = writer.keyed.submit([], future, wait, 0)
 

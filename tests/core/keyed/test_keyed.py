@@ -212,7 +212,7 @@ def test_an_examination_finds_a_key_with_two_values(client: persist.Client, is_f
         users.compact()
     assert client.fsck().is_clean
     wrong = pa.table({"k": [4], "v": ["other"], "_time": [2], "_diff": [1]}, schema=users.schema.arrow)
-    parts = client.engine.writer("a test").part_writer().stored_parts(users.id, wrong, users.schema, 0)
+    parts = client.engine.writer("a test").part_writer().store_parts(users.id, wrong, users.schema, 0)
     step = kinds.Resolve(users.id, (2,), (3,), (), tuple(parts))
     client.engine.submit("a test", [step], {users.id: "users"}).result()
     problems = client.fsck().problems

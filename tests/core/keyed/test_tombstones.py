@@ -12,7 +12,7 @@ from persist.connect.envelopes import Unreadable, find_suspects
 from persist.connect.envelopes.json_rows import _check_ends
 from persist.connect.envelopes.messages import SAMPLES, decode_samples
 from persist.connect.envelopes.rows import merge_types, replace_moments
-from persist.core.keyed.events import dead_filter, is_tombstone, live_filter, marked
+from persist.core.keyed.events import dead_filter, is_tombstone, live_filter, mark_deletions
 from persist.core.keyed.form import _distance
 from persist.core.keyed.machine import _stands
 from persist.core.log.fields import KeyedForm, MachineForm
@@ -54,7 +54,7 @@ def test_what_deletes_is_marked_where_its_column_can_say_so(
     _, form = form_of(kind, value)
     table = pa.table({"t": pa.array(values, kind)})
     for deleted in ([True] * len(values), says, [False] * len(values)):
-        made = marked(table, form, pa.chunked_array([deleted]))
+        made = mark_deletions(table, form, pa.chunked_array([deleted]))
         lacks = any(flag and each is None for flag, each in zip(deleted, values, strict=True))
         if value is None and lacks and not pa.types.is_boolean(kind):
             assert made is None

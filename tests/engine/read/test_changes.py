@@ -12,7 +12,7 @@ import persist
 import persist.engine.read.following.changes
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.order.sums import consolidate
-from persist.engine.collection.reads import begun_listen
+from persist.engine.collection.reads import begin_listen
 from persist.engine.read.parts.reader import PartReader
 from tests.support.tiers import examples
 
@@ -126,7 +126,7 @@ def test_what_a_listen_reads_in_pieces_is_what_it_reads_at_once(
         for slice_bytes in (1 << 20, 64):  # So small that there are many pieces.
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(PartReader, "slice_bytes", slice_bytes)
-                with begun_listen(c.handle, None, None, columns=columns) as listen:
+                with begin_listen(c.handle, None, None, columns=columns) as listen:
                     steps = steps_until(listen, 80_000)
             check_frontiers(steps, is_cut=columns != ["s"])
             found.append(str(pa.concat_tables([step.updates for step in steps]).to_pylist()))

@@ -25,13 +25,13 @@ def test_what_is_folded_again_and_again_is_made_once_within_its_room(tmp_path: P
             return readers[-1]
 
         folds = Folds(Cache(1 << 16))
-        folded = [folds.applied(contents, lambda: handle.load_machine(contents), reader) for _ in range(5)]
+        folded = [folds.fold(contents, lambda: handle.load_machine(contents), reader) for _ in range(5)]
         assert len(readers) == 1
         assert all(each == folded[0] for each in folded)
         assert [len(part.inline) > 0 for part in folded[0].history_parts] == [True]
         no_room = Folds(Cache(1))
         for _ in range(2):
-            assert no_room.applied(contents, lambda: handle.load_machine(contents), reader) == folded[0]
+            assert no_room.fold(contents, lambda: handle.load_machine(contents), reader) == folded[0]
         assert len(readers) == 3
 
 
@@ -43,5 +43,5 @@ def test_a_machine_that_fails_on_later_events_fails_no_read_before_them(tmp_path
         contents = users.handle.contents()
         machines = iter([users.handle.load_machine(contents)])
         with pytest.raises(StopIteration):
-            Folds(Cache(1)).applied(contents, lambda: next(iter(())), users.handle.engine.reader, 1)
+            Folds(Cache(1)).fold(contents, lambda: next(iter(())), users.handle.engine.reader, 1)
         assert next(machines)

@@ -30,7 +30,7 @@ from persist.core.state_rules.state import State, apply
 from persist.engine.collection.keyed_events import take_events
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.write.commit_future import CommitFuture, UnobservedErrors
-from persist.engine.write.operations import Asked, AtCommit, Operation, Step, Write, assigned_times
+from persist.engine.write.operations import Asked, AtCommit, Operation, Step, Write, assign_times
 from persist.errors import CollectionNotFound, InvalidUsage, UpdatesBeyondUpper
 
 QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
@@ -109,7 +109,7 @@ def operation_of(steps: list[Step]) -> Operation:
 def drafted(state: State, operation: Operation) -> type[BaseException] | str:
     """Return what a draft says of an operation, as `committed` does."""
     uppers = {id_: entry.contents.upper for id_, entry in state.entries.items() if entry.contents is not None}
-    times = assigned_times([operation], uppers.__getitem__, 0)
+    times = assign_times([operation], uppers.__getitem__, 0)
     try:
         Draft(state).extend(operation.plan(times))
     except PersistError as error:

@@ -33,7 +33,7 @@ from tests.support.stepped import WAIT_S, wait_until
 def owner() -> Iterator[Owner]:
     """A committer with room for ten bytes, which has begun the collection A."""
     owner = Owner(memory_budget=10)
-    owner.watched.closed()
+    owner.watched.note_close()
     owner.committer.submit([kinds.Create(A, "a", FIELDS)], {A: "a"}).result()
     yield owner
     owner.gate.open()
@@ -227,13 +227,13 @@ def test_a_callback_neither_waits_for_a_commit_nor_for_room_and_may_close_its_cl
 def test_who_wants_to_know_when_the_thread_has_ended_is_told_then_or_at_once(owner: Owner) -> None:
     told: list[str] = []
     held(owner, 1)
-    owner.committer.when_ended(lambda: told.append("later"))
+    owner.committer.call_when_ended(lambda: told.append("later"))
     owner.committer.request_stop()
     assert told == []
     owner.gate.open()
     owner.committer.close()
     assert told == ["later"]
-    owner.committer.when_ended(lambda: told.append("now"))
+    owner.committer.call_when_ended(lambda: told.append("now"))
     assert told == ["later", "now"]
 
 

@@ -28,7 +28,7 @@ def test_a_future_that_succeeded_says_where_and_when_and_waits_for_nothing() -> 
         3,
         {"a": 3, "b": 4},
     )
-    assert one.committed() == (7, {"a": 3, "b": 4})
+    assert one.get_commit() == (7, {"a": 3, "b": 4})
     named, _ = made()
     named.succeed(8)
     assert (named.time, named.durable_at) == (None, 8)

@@ -53,7 +53,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[unclosed._Registry]:
     monkeypatch.setattr(sys, "stderr", sys.stderr)
     yield fresh
     for each in [*fresh.unclosed]:
-        each.closed()
+        each.note_close()
     fresh.forget()
 
 
@@ -75,7 +75,7 @@ def test_a_client_that_was_closed_is_neither_waited_for_nor_warned_of(
 ) -> None:
     owner = Owner()
     assert registry.collect() == ([owner.watched], [owner.committer.unobserved])
-    owner.watched.closed()
+    owner.watched.note_close()
     owner.committer.close()
     assert registry.collect()[0] == []
     with warnings.catch_warnings():
@@ -189,7 +189,7 @@ def test_a_client_that_is_collected_finishes_warns_and_is_forgotten(registry: un
     with pytest.warns(ResourceWarning, match="nothing was pending"):
         gc.collect()
     assert registry.collect()[0] == []
-    committer.when_ended(has_ended.set)
+    committer.call_when_ended(has_ended.set)
     assert has_ended.wait(WAIT_S), "its thread goes on"
 
 
@@ -216,7 +216,7 @@ def test_what_belongs_to_the_parent_of_a_fork_is_left_to_it(
     assert not registry.has_failed
     for each in (committer, other.committer):
         each.close()
-    watched.closed()
+    watched.note_close()
 
 
 def test_a_process_is_asked_once_to_wait_for_its_clients_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_a_process_is_asked_once_to_wait_for_its_clients_when_it_ends(monkeypatc
     owners = [Owner(), Owner()]
     assert asked == [unclosed._finish]
     for owner in owners:
-        owner.watched.closed()
+        owner.watched.note_close()
         owner.committer.close()
 
 
@@ -243,10 +243,10 @@ def test_a_test_runner_may_let_all_be_forgotten(
     unclosed._finish()
     owner.committer.unobserved.take()
     assert capsys.readouterr().err == ""
-    owner.watched.closed()
+    owner.watched.note_close()
 
 
 def test_only_a_child_of_multiprocessing_is_told_by_its_own_finalizers(registry: unclosed._Registry) -> None:
     before = {*multiprocessing.util._finalizer_registry}  # type: ignore[attr-defined]
-    registry._be_told()
+    registry._receive()
     assert {*multiprocessing.util._finalizer_registry} == before  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ from persist.engine.write.operations import (
     Operation,
     Step,
     Write,
-    assigned_times,
+    assign_times,
     in_records,
     merge,
     times_together,
@@ -130,7 +130,7 @@ def test_what_is_validated_has_the_times_that_the_commit_gives_and_seals_after_t
 def test_a_seal_of_the_operation_itself_may_lie_beyond_the_time_of_the_commit() -> None:
     asked = AtCommit(A)
     far = operation(kinds.Seal(B, (90,)), kinds.Seal(A, (50,)), asked, kinds.Seal(A, (70,)))
-    assert far.sealed_before(asked) == Antichain(50)
+    assert far.find_seal_before(asked) == Antichain(50)
     assert far.build_seal(asked, TIMES) == kinds.Seal(A, (50,))
     assert operation(kinds.Seal(A, (9,)), asked).build_seal(asked, TIMES) == kinds.Seal(A, (21,))
     assert operation(kinds.Seal(A, ()), asked).build_seal(asked, TIMES) == kinds.Seal(A, ())
@@ -226,7 +226,7 @@ def test_what_gets_one_time_shares_a_record_and_what_names_its_own_does_not_join
 
 
 def at(operations: list[Operation], uppers: Mapping[str, int], wall_ms: int = 0) -> dict[str, int]:
-    return assigned_times(operations, uppers.__getitem__, wall_ms)
+    return assign_times(operations, uppers.__getitem__, wall_ms)
 
 
 def test_who_names_no_time_gets_one_beyond_the_upper_of_all_that_is_written_with_it() -> None:

@@ -26,7 +26,7 @@ from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.engine.write import part_writer
 from persist.engine.write.operations import Write
 from persist.engine.write.part_writer import INLINE_PART_MAX, INLINE_TOTAL_MAX, PartWriter, group_bytes_max
-from persist.engine.write.write_steps import SMALL_WRITE_BYTES_MAX, WriteSteps, gathered_pieces
+from persist.engine.write.write_steps import SMALL_WRITE_BYTES_MAX, WriteSteps, gather_pieces
 from tests.core.state_rules.test_refusals import SCHEMA, part
 from tests.engine.write.test_operations import A, uploading, write
 
@@ -111,7 +111,7 @@ def test_few_bytes_travel_in_the_record_as_long_as_the_collection_has_room(blob:
         (1000, INLINE_TOTAL_MAX - 1000, True),
         (1000, INLINE_TOTAL_MAX - 999, False),
     ]:
-        made = parts.stored(A, b"x" * size, bare, held)
+        made = parts.store(A, b"x" * size, bare, held)
         assert bool(made.inline) is is_inline
         assert bool(made.blob) is not is_inline
         assert blob.get(made.blob) == b"x" * size if made.blob else made.inline == b"x" * size
@@ -190,7 +190,7 @@ def test_events_keep_the_order_of_their_writes_and_small_ones_that_follow_each_o
 
     stored = events(uploaded=part(7, 4), marks=(2, 9))
     given = [events(5), events(6, 4, marks=(3, 5)), stored, events(8), events(0, 0, at_commit=True), write()]
-    append, pend = parts.encoded(A, given, 0)
+    append, pend = parts.encode(A, given, 0)
     assert isinstance(append, kinds.Append)
     assert isinstance(pend, kinds.Pend)
     assert len(append.parts) == 1
@@ -201,14 +201,14 @@ def test_events_keep_the_order_of_their_writes_and_small_ones_that_follow_each_o
         (2, True, 0, 0),
     ]
     assert pend.watermarks == (2, 9)
-    assert parts.encoded(A, [], 0) == []
-    [alone] = parts.encoded(A, [stored, events(5)], 0)
+    assert parts.encode(A, [], 0) == []
+    [alone] = parts.encode(A, [stored, events(5)], 0)
     assert isinstance(alone, kinds.Pend)
     assert [bool(each.inline) for each in alone.parts] == [False, True]
-    [near] = parts.encoded(A, [events(5)], INLINE_TOTAL_MAX - 5_000)  # Where little is left, it is encoded otherwise.
+    [near] = parts.encode(A, [events(5)], INLINE_TOTAL_MAX - 5_000)  # Where little is left, it is encoded otherwise.
     size = len(near.parts[0].inline)
     for room, are_inline in ((size // 2, 0), (size + size // 2, 1), (3 * size, 2)):
-        [tight] = parts.encoded(A, [events(5), stored, events(6)], INLINE_TOTAL_MAX - room)
+        [tight] = parts.encode(A, [events(5), stored, events(6)], INLINE_TOTAL_MAX - room)
         assert isinstance(tight, kinds.Pend)
         assert [bool(each.inline) for each in tight.parts] == [are_inline > 0, False, are_inline > 1]
 
@@ -286,10 +286,10 @@ def test_what_is_held_or_stored_is_held_while_there_is_room(steps: WriteSteps, b
 
 def test_pieces_are_gathered_until_they_are_large_enough() -> None:
     tables = [table(n) for n in (1, 0, 2, 3, 10, 1)]
-    assert [len(each) for each in gathered_pieces(tables, 72)] == [3, 3, 10, 1]
-    assert [len(each) for each in gathered_pieces(tables, 10_000)] == [17]
-    assert [*gathered_pieces([table(0)], 1)] == []
-    assert [len(each) for each in gathered_pieces([table(1)] * 8, 73)] == [4, 4], "three rows have 72 bytes"
+    assert [len(each) for each in gather_pieces(tables, 72)] == [3, 3, 10, 1]
+    assert [len(each) for each in gather_pieces(tables, 10_000)] == [17]
+    assert [*gather_pieces([table(0)], 1)] == []
+    assert [len(each) for each in gather_pieces([table(1)] * 8, 73)] == [4, 4], "three rows have 72 bytes"
 
 
 def test_uploads_that_are_joined_have_all_parts_or_the_first_error(steps: WriteSteps, blob: MemoryBlob) -> None:

@@ -19,7 +19,7 @@ from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.engine.write import relay, relay_messages
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.operations import Asked, AtCommit, Operation, Step, Submission, Write
-from persist.engine.write.relay import doubt, is_in_doubt, is_plain, may_be_relayed, submitted
+from persist.engine.write.relay import doubt, is_in_doubt, is_plain, list_submissions, may_be_relayed
 from persist.engine.write.relay_messages import (
     REQUEST_BYTES_MAX,
     answers_bytes,
@@ -62,14 +62,14 @@ def test_what_a_client_must_read_itself_is_not_plain() -> None:
 def test_a_record_says_whose_operations_it_holds_and_which_of_its_own_client_never_come() -> None:
     theirs = [asked(n, write(), who=OTHER, is_own=False) for n in (3, 4, 6)]
     mine = [asked(n, write()) for n in (7, 8, 9)]
-    assert submitted([], []) == ()
-    assert submitted([operation(write())], [operation(write())]) == ()
-    assert submitted(theirs, theirs) == (Submitted(OTHER, 3, 4), Submitted(OTHER, 6, 6))
-    assert submitted(theirs, theirs[:1]) == (Submitted(OTHER, 3, 3),)
-    assert submitted(mine, mine) == (Submitted(WHO, 7, 9),)
-    assert submitted(mine, mine[:1]) == (Submitted(WHO, 7, 7), Submitted(WHO, 10, 9))
-    assert submitted(mine, []) == (Submitted(WHO, 10, 9),)
-    assert submitted([*theirs, *mine], [theirs[1], mine[2]]) == (Submitted(OTHER, 4, 4), Submitted(WHO, 9, 9))
+    assert list_submissions([], []) == ()
+    assert list_submissions([operation(write())], [operation(write())]) == ()
+    assert list_submissions(theirs, theirs) == (Submitted(OTHER, 3, 4), Submitted(OTHER, 6, 6))
+    assert list_submissions(theirs, theirs[:1]) == (Submitted(OTHER, 3, 3),)
+    assert list_submissions(mine, mine) == (Submitted(WHO, 7, 9),)
+    assert list_submissions(mine, mine[:1]) == (Submitted(WHO, 7, 7), Submitted(WHO, 10, 9))
+    assert list_submissions(mine, []) == (Submitted(WHO, 10, 9),)
+    assert list_submissions([*theirs, *mine], [theirs[1], mine[2]]) == (Submitted(OTHER, 4, 4), Submitted(WHO, 9, 9))
 
 
 def test_what_may_have_been_committed_elsewhere_is_in_doubt_until_it_is_found_out() -> None:

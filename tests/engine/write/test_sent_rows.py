@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.codecs.types.schema import CollectionSchema
-from persist.engine.write.sent_rows import check_sent_rows, decode_rows, sent_rows
+from persist.engine.write.sent_rows import check_sent_rows, decode_rows, encode_rows
 
 
 def schema_of(**value: Any) -> CollectionSchema:
@@ -28,7 +28,7 @@ def test_rows_come_out_as_they_were_sent() -> None:
     schema = schema_of(v=str)
     for rows in (1, 7, 10_000):
         table = pa.Table.from_batches([batch_of(schema, rows)])
-        assert decode_rows(sent_rows(table), schema) == table
+        assert decode_rows(encode_rows(table), schema) == table
 
 
 def test_a_text_that_is_no_utf8_is_refused_wherever_it_comes_from() -> None:
@@ -37,7 +37,7 @@ def test_a_text_that_is_no_utf8_is_refused_wherever_it_comes_from() -> None:
     offsets, texts = pa.py_buffer(np.array([0, 1, 3], np.int32)), pa.py_buffer(b"a\xff\xfe")
     broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, texts])
     columns = [broken if name == "v" else whole.column(name) for name in schema.arrow.names]
-    data = sent_rows(pa.Table.from_arrays(columns, schema=schema.arrow))
+    data = encode_rows(pa.Table.from_arrays(columns, schema=schema.arrow))
     with pytest.raises(ValueError, match=r"not a batch of the collection's schema.*UTF8"):
         decode_rows(data, schema)
 
@@ -58,7 +58,7 @@ def test_compressed_rows_are_refused_before_they_are_unpacked(codec: str) -> Non
 
 def test_rows_that_are_said_to_be_more_than_their_bytes_can_hold_are_refused() -> None:
     schema = schema_of(v=str)
-    data = sent_rows(pa.Table.from_batches([batch_of(schema, 1000)]))
+    data = encode_rows(pa.Table.from_batches([batch_of(schema, 1000)]))
     for rows in (2**40, -1, 10**6):
         forged = data.replace(struct.pack("<q", 1000), struct.pack("<q", rows))
         with pytest.raises(ValueError, match="cannot hold"):
@@ -91,7 +91,7 @@ def test_columns_that_share_their_bytes_are_refused() -> None:
 def test_a_damaged_head_is_an_error_of_value_and_never_another() -> None:
     chance = random.Random(7)
     schema = schema_of(v=str)
-    data = sent_rows(pa.Table.from_batches([batch_of(schema, 3)]))
+    data = encode_rows(pa.Table.from_batches([batch_of(schema, 3)]))
     (head_bytes,) = struct.unpack_from("<i", data, 4)
     too_long = data[:4] + struct.pack("<i", len(data)) + data[8:]
     for damaged in (b"", data[:7], data[:40], b"\0" * 400, data[8:], b"\0" + data[1:], too_long):

@@ -22,7 +22,7 @@ from tests.engine.write.test_relay import WHO
 def owner() -> Iterator[Owner]:
     """A client with a collection, in whose log somebody else then seals it for number 3 of what it asks."""
     owner = Owner()
-    owner.watched.closed()
+    owner.watched.note_close()
     owner.committer.submit([kinds.Create(A, "a", FIELDS)], {A: "a"}).result()
     first = read_record(owner.store, 0)
     assert first is not None
@@ -72,7 +72,7 @@ def test_what_comes_after_it_is_committed_here_and_never_in_another_way(owner: O
 def test_a_location_keeps_the_number_of_its_format(owner: Owner) -> None:
     assert [each.format for n in (0, 1) if (each := read_record(owner.store, n))] == [FORMAT, FORMAT]
     older = Owner()
-    older.watched.closed()
+    older.watched.note_close()
     begun = record(0, format=FORMAT - 1, mutations=(kinds.Create(A, "a", FIELDS),))
     assert older.store.create(record_key(0), encode_record(begun))
     older.committer.submit([kinds.Seal(A, (7,))], {A: "a"}).result()

@@ -12,7 +12,7 @@ import pytest
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.engine.write import write_steps
-from persist.engine.write.write_steps import gathered_pieces
+from persist.engine.write.write_steps import gather_pieces
 from tests.support.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
@@ -119,13 +119,13 @@ def test_a_piece_of_a_stream_is_free_once_it_is_stored(monkeypatch: pytest.Monke
     living: list[int] = []
 
     def gather_and_note(tables: Iterator[pa.Table], bytes_max: int) -> Iterator[pa.Table]:
-        for piece in gathered_pieces(tables, bytes_max):
+        for piece in gather_pieces(tables, bytes_max):
             pieces.append(weakref.ref(piece))
             yield piece
             del piece
             living.append(sum(known() is not None for known in pieces))
 
-    monkeypatch.setattr(write_steps, "gathered_pieces", gather_and_note)
+    monkeypatch.setattr(write_steps, "gather_pieces", gather_and_note)
     with persist.open(MemoryBlob(), settings=BUDGET) as client:
         rows = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
         keys = np.arange(ROWS)

@@ -200,11 +200,11 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (Past, "prove_known", lambda past, state: None),
     ],
     "what a server did not answer is not looked up": lambda: [
-        (persist.engine.write.group_commit.GroupCommit, "_keep_unsettled", nothing_settled),
+        (persist.engine.write.group_commit.GroupCommit, "_resolve_settled", nothing_settled),
     ],
     "a resolution loses an update": lambda: [
-        (module, "resolved", an_update_lost(persist.core.keyed.events.resolved))
-        for module in _users_of("resolved", persist.core.keyed.events.resolved)
+        (module, "resolve_to_updates", an_update_lost(persist.core.keyed.events.resolve_to_updates))
+        for module in _users_of("resolve_to_updates", persist.core.keyed.events.resolve_to_updates)
     ],
     "a block leaves one of its keyed collections out": lambda: [
         (
@@ -217,7 +217,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.services.erase.erasure, "list_family", of_one_alone(list_family)),
     ],
     "an index lacks what has changed since": lambda: [
-        (persist.compute.index.maintenance, "_written", lambda index, table, names: []),
+        (persist.compute.index.maintenance, "_make_writes", lambda index, table, names: []),
     ],
     "an erasure leaves the views of its collection as they are": lambda: [
         (persist.services.erase.erasure, "recreate_views", lambda engine, handles: RecreatedViews((), {}, {}, {}, {})),

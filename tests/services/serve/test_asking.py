@@ -107,7 +107,7 @@ def test_who_commits_tells_the_server_also_of_what_comes_after_it_was_gone(monke
 @pytest.fixture
 def serving() -> Iterator[Owner]:
     owner = Owner()
-    owner.watched.closed()
+    owner.watched.note_close()
     yield owner
     owner.committer.close()
     owner.committer.unobserved.take()

@@ -140,7 +140,7 @@ class StageTask:
             return
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                with self.slices.address.opened() as storage:
+                with self.slices.address.open_store() as storage:
                     read = [*self.slices.read(self.slices.slices[number], PartReader(storage.blob))]
                 yield from self._run_operators({self.own: read})
 

@@ -29,7 +29,7 @@ from persist.core.errors import AsOfNotSealed
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.collection.descriptions import hold_with_schema, take_hold
-from persist.engine.collection.reads import begun_listen, snapshot
+from persist.engine.collection.reads import begin_listen, snapshot
 from persist.engine.collection.unsealed_updates import UnsealedUpdates
 from persist.engine.hold import Hold
 from persist.engine.location.collection_handle import CollectionHandle
@@ -177,7 +177,7 @@ class SourceReader:
     def skip_contents(self) -> None:
         """Take only changes after the time at which it begins."""
         with self._explained:
-            self._listen = begun_listen(self.handle, self.as_of, None, columns=self._schema.names)
+            self._listen = begin_listen(self.handle, self.as_of, None, columns=self._schema.names)
         self._gate.frontier = Antichain(self.as_of + 1)
 
     def find_held_time(self) -> int | None:
@@ -285,7 +285,7 @@ class SourceReader:
             return False
         # Arrangements sum the contents up, so equal rows need not be adjacent.
         updates = encode_contents(self._domain, self._schema, contents.iterate_unsummed(), self.as_of)
-        listen = begun_listen(handle, self.as_of, None, columns=names)
+        listen = begin_listen(handle, self.as_of, None, columns=names)
         if updates.shape[1]:
             self._gate.add(updates)
         self._gate.frontier = Antichain(self.as_of + 1)

@@ -34,7 +34,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Fil
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from persist.compute.index import FoundByIndex, indexed
+from persist.compute.index import FoundByIndex, enable_index_reads
 from persist.compute.tasks.stream_hold import Offset
 from persist.compute.tasks.stream_source import NO_LIMITS, CollectionAddress, StreamSource
 from persist.connect.spark.options import COUNT_MAX, OF_TIMES, ReadOptions, StreamOptions
@@ -85,7 +85,7 @@ class PersistReader(DataSourceReader):
             # The worker that plans does not know the cluster, so this many at a time are taken to run.
             slices: list[Scan | FoundByIndex]
             slices = [*scan.slices(options.partitions or scan.task_count(PARALLEL_DEFAULT))]
-            by_index = indexed(handle, result).by_index(scan) if isinstance(result, Snapshot) else None
+            by_index = enable_index_reads(handle, result).by_index(scan) if isinstance(result, Snapshot) else None
             if isinstance(by_index, FoundByIndex):
                 slices = [by_index]
             _log(result, scan, len(slices))

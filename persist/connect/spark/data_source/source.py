@@ -43,7 +43,7 @@ from persist.connect.spark.types import spark_schema
 from persist.connect.spark.workers import check_workers, choose_local_workers, name_driver, surfaced_errors
 from persist.core.errors import AsOfNotSealed, InvalidUsage
 from persist.core.keyed.machine import DELETED
-from persist.engine.collection.keyed_events import keyed_form
+from persist.engine.collection.keyed_events import get_keyed_form
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.opening import load_handle, read_engine
 from persist.engine.read.following.changes import Transitions, UpsertEvents
@@ -99,7 +99,7 @@ class PersistDataSource(DataSource):
                 }
                 extra = _EXTRA[options.form]
                 if options.form == "upserts":
-                    keyed_form(handle)
+                    get_keyed_form(handle)
                     fields |= {field.name: field for field in UpsertEvents(schema, None).schema}
                 elif options.form == "transitions":
                     transitions = Transitions.of_columns(schema, options.columns).schema

@@ -42,7 +42,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import DIFF, TIME
 from persist.codecs.updates.updates import with_time
 from persist.compute.tasks.batches import Mark, Share, commit_batch, commit_keyed_batch, report_late
-from persist.compute.tasks.keyed_work import commit_events, seal_done
+from persist.compute.tasks.keyed_work import commit_events, seal_committed
 from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, Target, Uploads, writing
 from persist.connect.spark.frames import match_names
 from persist.connect.spark.options import StreamWriteOptions, WriteOptions
@@ -139,7 +139,7 @@ class DataFrameWrite:
                 f"the collection {planned.target.name!r} is keyed, so only events change it: give them with "
                 'option("mode", "upsert"), or with persist.spark.upsert(df, …); delete keys with persist.spark.delete'
             )
-        rows = Rows(planned.target.schema, planned.time, column, folds)
+        rows = Rows(planned.target.schema, planned.time if column is None else column, folds)
         rows.check(schema)
         planned.check()
         return cls(planned, rows)
@@ -247,7 +247,7 @@ def commit_difference(planned: PlannedWrite, new: Uploaded, *, multiset: bool) -
         parts = () if planned.is_done else _difference(planned, new.parts, multiset=multiset)
         planned.commit(parts, new.digest)
 
-    planned.until_committed(attempt)
+    planned.commit_with_retries(attempt)
 
 
 def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool) -> tuple[Part, ...]:
@@ -337,7 +337,7 @@ class UpsertWriter(DataSourceArrowWriter):
         """Commit all rows, and the seal if the options have one; raises what rejects it."""
         with surfaced_errors(), writing(self._work.target.location, self._work.target.storage) as engine:
             if self._work.is_done:
-                seal_done(engine, self._work)
+                seal_committed(engine, self._work)
             else:
                 rows = sent_rows(messages, self._schema, "the DataFrame has")
                 commit_events(engine, self._work, rows, late_to=self._late_to)
@@ -359,7 +359,7 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
             target = Target.of(handle, options.location, options.storage)
         if upper == END and self._times.late == "error":
             raise UpdateNotBeyondUpper(0, Antichain())
-        rows = Rows(target.schema, 0 if self._times.is_plain else None, options.column)
+        rows = Rows(target.schema, 0 if self._times.is_plain else options.column)
         rows.check(schema)
         self._task = UploadTask(target, rows, to_time(upper) if self._times.late == "drop" else None)
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from persist.compute.tasks.planned_write import gathered
+from persist.compute.tasks.planned_write import gather_tables
 from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.data_source.source import register
 from persist.connect.spark.frames import ignores_case, map_in_tasks, match_names
@@ -335,7 +335,7 @@ class _Join:
             handle = load_handle(engine, self.collection)
             if handle.id != self.id:  # Another has got its name meanwhile.
                 raise CollectionNotFound(self.collection, engine.url, ())
-            for rows in gathered(batches):
+            for rows in gather_tables(batches):
                 joined = as_spark_expects(self.joined(handle, rows), self.schema)
                 yield from joined.to_batches(max_chunksize=BATCH_ROWS_MAX)
 

@@ -40,10 +40,8 @@ from persist.connect.spark.read_functions.store import (
     Tombstoned,
     holds_map,
     local_frame,
-    narrowed,
     part_frame,
     unused,
-    why_not_narrowed,
     why_not_stored,
     why_not_typed,
 )
@@ -238,25 +236,31 @@ def _why_not(
 ) -> str | None:
     """Return why Spark's own scan cannot read this, None if it can."""
     schema, is_merged = scan.schema, bool(tail.added)
-    if not tombstoned.is_all_of(scan):
-        return "rows that a filter does not pass are left out"
     if not scan.columns:
         return "no columns are asked for"
     if is_merged and not schema.key_names:
         return "without key columns, all rows are merged with each other"
     if form == "diff" and set(scan.columns) != set(schema.names):
         return 'form="diff" of some columns sums over records that differ in others'
-    if (names := [name.lower() for name in schema.arrow.names]) and len(set(names)) < len(names):
-        return "names of columns differ by case only"
     read = list(dict.fromkeys([*scan.columns, *(schema.key_names if is_merged else ())]))
     if is_merged and (maps := [name for name in read if holds_map(schema.arrow.field(name).type)]):
         return f"Spark cannot compare maps, which the column {maps[0]!r} holds"
     scanned = list(dict.fromkeys(tombstoned.names(read)))
-    if (reason := why_not_typed(schema, scanned, scan.all_parts)) is not None:
-        return reason
-    if (reason := why_not_narrowed(scan, scanned, is_merged=is_merged)) is not None:
-        return reason
-    return why_not_stored(spark, address.url, scan.all_parts)
+    return _why_not_scanned(spark, scan, scanned, address, tombstoned)
+
+
+def _why_not_scanned(
+    spark: SparkSession, scan: Scan, names: Sequence[str], address: CollectionAddress, tombstoned: Tombstoned
+) -> str | None:
+    """Return why Spark's own scan cannot read these columns of all parts, None if it can."""
+    if not tombstoned.is_all_of(scan):
+        return "rows that a filter does not pass are left out"
+    if scan.narrow is not None:
+        return f"columns have wider types by now than in version {scan.narrow.version} of the schema"
+    if len({name.lower() for name in scan.schema.arrow.names}) < len(scan.schema.arrow.names):
+        return "names of columns differ by case only"
+    reason = why_not_typed(scan.schema, names, scan.all_parts)
+    return why_not_stored(spark, address.url, scan.all_parts) if reason is None else reason
 
 
 def _why_slow(scan: Scan, tail: Tail) -> str | None:
@@ -302,7 +306,7 @@ class _NativeFrame:
                 touched = [_with_diff(self._join_tail(rows, gone_keys, "left_semi"), self._names) for rows in standing]
                 frames.append(self._check_diffs(self._sum_diffs(_union_all([*touched, tail]))))
         results = [self._given(rows) for rows in frames]
-        return narrowed(_union_all(results), self._scan) if results else self._spark.createDataFrame([], self._schema)
+        return _union_all(results) if results else self._spark.createDataFrame([], self._schema)
 
     def _standing(self) -> list[DataFrame]:
         """Return the standing rows, with `_diff` where it is needed or not always 1."""
@@ -340,7 +344,7 @@ class _NativeFrame:
         return rows if len(needed) == len(names) else rows.select(*map(quoted, names))
 
     def _inline(self, names: Sequence[str], parts: list[Part], *, is_base: bool) -> DataFrame:
-        with self._address.opened() as storage:
+        with self._address.open_store() as storage:
             read = self._scan.base_rows if is_base else self._scan.updates
             tables = [self._scan.empty(names), *read(PartReader(storage.blob), names, parts)]
         return local_frame(self._spark, pa.concat_tables(tables).select(names))
@@ -448,10 +452,10 @@ class PlannedChanges:
                 rows = rows.where((time >= scan.time_lower) & (time < scan.time_upper))
             if self.changes.moments is not None:
                 rows = rows.withColumn("_time", _MOMENTS[self.changes.moments.unit](time))
-            frames.append(narrowed(rows.select(*map(quoted, schema.names)), scan))
+            frames.append(rows.select(*map(quoted, schema.names)))
         inline = tuple(part for part in scan.parts if part.inline)
         if inline:
-            with self.address.opened() as storage:
+            with self.address.open_store() as storage:
                 updates = read_changes(replace(scan, parts=inline), PartReader(storage.blob))
             frames.append(local_frame(spark, with_moments(updates, self.changes.moments).select(schema.names)))
         return _union_all(frames) if frames else spark.createDataFrame([], schema)
@@ -478,21 +482,13 @@ def plan_changes(
 
 
 def _why_no_feed(spark: SparkSession, scan: Scan, address: CollectionAddress, tombstoned: Tombstoned) -> str | None:
-    if not tombstoned.is_all_of(scan):
-        return "rows that a filter does not pass are left out"
     if set(scan.columns) != set(scan.schema.names):
         return "changes of some columns are sums over updates that differ in others"
-    if len({name.lower() for name in scan.schema.arrow.names}) < len(scan.schema.arrow.names):
-        return "names of columns differ by case only"
     if not all(map(scan.tells_apart, scan.parts)):
         return "updates that only a dropped column told apart must be merged"
-    if (reason := why_not_typed(scan.schema, scan.columns, scan.parts)) is not None:
-        return reason
-    if (reason := why_not_narrowed(scan, scan.columns, is_merged=False)) is not None:
-        return reason
     if may_share_updates(scan):
         return "parts overlap in time and in key, so their updates must be merged"
-    return why_not_stored(spark, address.url, scan.parts)
+    return _why_not_scanned(spark, scan, scan.columns, address, tombstoned)
 
 
 def may_share_updates(scan: Scan) -> bool:

@@ -103,49 +103,6 @@ def why_not_typed(schema: CollectionSchema, names: Sequence[str], parts: Sequenc
     return f"Spark's Parquet scan cannot read the column {kinds}"
 
 
-def why_not_narrowed(scan: Scan, names: Sequence[str], *, is_merged: bool) -> str | None:
-    """Return which column Spark's plan cannot return in the narrower type of an earlier schema version."""
-    if scan.narrow is None:
-        return None
-    if (reason := why_not_typed(scan.narrow, names)) is not None:
-        return reason
-    for name in names:
-        wide, narrow = (schema.arrow.field(name) for schema in (scan.schema, scan.narrow))
-        if wide.type == narrow.type:
-            continue
-        # Spark may move a join after a filter on the narrower column, and so after the check of its values.
-        if pt.is_nested(wide.type):
-            return f"fields inside of the column {name!r} have wider types by now, and must fit {narrow.type}"
-        is_blurred = pt.is_temporal(wide.type) and spark_schema(pa.schema([wide])) == spark_schema(pa.schema([narrow]))
-        if is_merged or is_blurred:
-            return f"the column {name!r} is of type {wide.type} by now, and must fit {narrow.type}"
-    return None
-
-
-def narrowed(rows: DataFrame, scan: Scan) -> DataFrame:
-    """Return rows in an earlier schema version; a task fails at a value that does not fit.
-
-    Call it after all filters, so that only rows of the result are checked.
-    """
-    if scan.narrow is None:
-        return rows
-    columns = []
-    for name, now in ((field.name, field.dataType) for field in rows.schema.fields):
-        column = F.col(quoted(name))
-        field = scan.narrow.arrow.field(name)
-        kind = spark_schema(pa.schema([field])).fields[0].dataType if name in scan.columns else now
-        if kind != now:
-            fits = column.try_cast(kind)
-            words = (
-                f"column {name!r} holds values that its type {field.type} of schema version {scan.narrow.version} "
-                "cannot hold. Read with the newest schema."
-            )
-            is_same = fits.cast(now).eqNullSafe(column)
-            column = F.when(is_same, fits).otherwise(F.raise_error(F.lit(words)).cast(kind)).alias(name)
-        columns.append(column)
-    return rows.select(*columns)
-
-
 def holds_map(kind: Any) -> bool:
     """Return whether values of a type are maps, or hold some."""
     if pt.is_struct(kind):

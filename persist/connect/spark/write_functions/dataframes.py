@@ -22,7 +22,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.planned_write import PlannedWrite, Target
 from persist.connect.spark.data_source.source import register
 from persist.connect.spark.data_source.writers import DataFrameWrite, commit_difference, create_target, present_time
-from persist.connect.spark.frames import cast_exactly, ignores_case, map_in_tasks, rename, spell
+from persist.connect.spark.frames import cast_exactly, ignores_case, map_in_tasks, rename, set_for_now, spell
 from persist.connect.spark.options import write_options
 from persist.connect.spark.read_functions.locations import snapshot
 from persist.connect.spark.read_functions.store import holds_map, unused
@@ -34,8 +34,10 @@ from persist.connect.spark.write_functions.upserting import update, upsert
 from persist.core.antichain import Antichain
 from persist.core.errors import DuplicateKeys, InvalidUsage, SchemaMismatch
 from persist.core.timeline import Moment
+from persist.engine.location.opening import choose_write_mode, load_handle, read_engine
 from persist.engine.write.write_options import WriteMode, choose_mode
 
+PUSHES = "spark.sql.python.filterPushdown.enabled"  # The data source reads what a condition needs.
 SAME_KEYS = "its key is one of the rows"  # In place of the text of a condition, in the digest of an upsert.
 
 
@@ -70,7 +72,8 @@ def write(
             sealed contents as updates at one time, and history stays. Rows may not repeat a key, but see multiset.
             "upsert" does so for the keys of df alone. "update" changes the columns that df has, of keys that are there
             (`Collection.update`), on the driver, in memory in proportion to df. "error" refuses a collection that
-            exists. None means "upsert" if key names columns and df has no `_diff`, and otherwise "append".
+            exists. None means "append" for updates and without a key, and "upsert" with key=; without both, a
+            collection with a key refuses plain rows.
         key: the key of the collection, [] for none. A missing collection is created with the columns of df, and so is
             a missing location. An existing collection must have this key.
         timeline: of a new collection, as for `Client.write`.
@@ -96,10 +99,11 @@ def write(
         UpperMismatch, UpdatesBeyondUpper: overwriting at a fixed time, and another writer has sealed or added
             updates meanwhile. Without a time, the difference is made anew then, and df is computed again.
         DuplicateKeys: overwriting, and rows of df repeat a key.
-        Errors in tasks, such as keys that come twice, or `_diff` 0, come as Spark's, with ours in its message.
+        Errors in tasks, such as keys that come twice, come as Spark's, with ours in its message.
     """
     df = rename(df, RESERVED)
-    chosen = choose_mode(mode, has_key=bool(key), has_diffs="_diff" in df.columns)
+    has_diffs = "_diff" in df.columns
+    chosen = choose_mode(mode, has_key=bool(key), has_diffs=has_diffs)
     if mode == "error" and key is None:
         raise InvalidUsage('mode="error" creates the collection: it goes with key=')
     options = write_options(
@@ -120,6 +124,9 @@ def write(
         create_target(options, df.schema, timeline=timeline, is_new=mode == "error", folds=folds)
     elif timeline is not ...:
         raise InvalidUsage(f"timeline={timeline!r} is of a collection that is created: it goes with key=")
+    if mode is None and key is None:
+        with writable(collection), read_engine(options.location, options.storage) as engine:
+            chosen = choose_write_mode(load_handle(engine, collection), None, names_key=False, has_diffs=has_diffs)
     if chosen == "append":
         write = DataFrameWrite.append(options, df.schema, folds=folds)
         planned = write.planned
@@ -133,9 +140,10 @@ def write(
             df = cast_exactly(rename(df, write.planned.target.schema.names), _fields(write.planned.target.schema))
             if not (multiset or write.planned.is_done):
                 _check_nested_keys(df, write.planned.target)
-            write.planned.until_committed(
-                lambda planned: _overwrite(df, replace(write, planned=planned), partitions, condition)
-            )
+            with set_for_now(df.sparkSession, PUSHES, "true"):
+                write.planned.commit_with_retries(
+                    lambda planned: _overwrite(df, replace(write, planned=planned), partitions, condition)
+                )
         elif chosen == "upsert":
             raise InvalidUsage(
                 f"Spark has no ranges of keys of {collection!r}, whose first key field is nested or whose columns "
@@ -291,7 +299,8 @@ def delete(
         parts = [part if keys is None else part.as_single() for part in uploaded.parts]
         planned.commit_deletion(parts, digest)
 
-    planned.until_committed(attempt)
+    with set_for_now(spark, PUSHES, "true"):
+        planned.commit_with_retries(attempt)
 
 
 def _delete_keyed(planned: PlannedWrite, keys: DataFrame | None) -> None:

@@ -18,7 +18,14 @@ from pyspark.sql import functions as F
 from persist.blob.threads import SystemClock
 from persist.codecs.updates.updates import Stamp
 from persist.compute.tasks.batch_times import check_choice
-from persist.compute.tasks.keyed_work import KeyedWork, Stored, commit_events, commit_pended, commit_resolved, seal_done
+from persist.compute.tasks.keyed_work import (
+    KeyedWork,
+    Stored,
+    commit_events,
+    commit_pending_events,
+    commit_resolution,
+    seal_committed,
+)
 from persist.compute.tasks.planned_write import writing
 from persist.connect.spark.data_source.source import register
 from persist.connect.spark.frames import ignores_case, map_in_tasks, rename, spell
@@ -110,7 +117,7 @@ def upsert(
     work = planned(options, df.schema, machine, collects=collects, folds=folds)
     with writing(options.location, options.storage) as engine:
         if work.is_done:
-            seal_done(engine, work)
+            seal_committed(engine, work)
             return None
         rows = None if where == "tasks" else gathered_rows(df, None if where == "driver" else ON_DRIVER_BYTES_MAX)
         if rows is not None:
@@ -167,10 +174,10 @@ def _by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Table | N
     """Let tasks store events, or the updates that they cause, and commit; return late events."""
     if work.can_resolve:
         stored = run(frame, work, resolves=True)
-        if commit_resolved(engine, work, stored):
+        if commit_resolution(engine, work, stored):
             return stored.late_events
     stored = run(frame, work, resolves=False)
-    commit_pended(engine, work, stored)
+    commit_pending_events(engine, work, stored)
     return stored.late_events
 
 
@@ -200,7 +207,7 @@ class _Task:
         with surfaced_errors():
             nonempty = [batch for batch in batches if batch.num_rows]
             if nonempty:
-                stored = self.work.stored(pa.Table.from_batches(nonempty), resolves=self.resolves)
+                stored = self.work.store_result(pa.Table.from_batches(nonempty), resolves=self.resolves)
                 yield pa.record_batch({"stored": pa.array([msgspec.json.encode(stored)], pa.binary())})
 
 

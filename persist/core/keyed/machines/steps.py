@@ -122,13 +122,13 @@ def all_rows(touched: Touched) -> pa.Table:
 
 def updates(schema: CollectionSchema, rows: pa.Table, picks: Sequence[Pick]) -> pa.Table:
     """Return picked rows as updates."""
-    picked_rows = rows.select([*schema.names]).take(int64_array(_joined([numbers for numbers, _, _ in picks])))
-    times = int64_array(_joined([times for _, times, _ in picks]))
-    diffs = int64_array(_joined([np.full(len(numbers), diff) for numbers, _, diff in picks]))
+    picked_rows = rows.select([*schema.names]).take(int64_array(_join([numbers for numbers, _, _ in picks])))
+    times = int64_array(_join([times for _, times, _ in picks]))
+    diffs = int64_array(_join([np.full(len(numbers), diff) for numbers, _, diff in picks]))
     return pa.Table.from_arrays([*picked_rows.columns, times, diffs], schema=schema.arrow)
 
 
-def _joined(parts: Sequence[Ints]) -> Ints:
+def _join(parts: Sequence[Ints]) -> Ints:
     return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
 
 

@@ -23,7 +23,7 @@ from persist.codecs.part.printing import print_filter
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import DuplicateKeys, InvalidUsage
-from persist.core.keyed.events import is_tombstone, marked
+from persist.core.keyed.events import is_tombstone, mark_deletions
 from persist.core.keyed.form import describe_orders
 from persist.core.keyed.machine import SEQ
 from persist.core.log.fields import KeyedForm
@@ -110,7 +110,7 @@ class KeyReplacement:
                 f"by {describe_orders(self.form)} and has no tombstone column to keep what was deleted. Create one "
                 "with tombstone=."
             )
-        column = marked(gone, self.form, pa.chunked_array([boolean_array(np.ones(len(gone), np.bool_))]))
+        column = mark_deletions(gone, self.form, pa.chunked_array([boolean_array(np.ones(len(gone), np.bool_))]))
         if column is None:
             raise InvalidUsage(
                 f"rows of {self.name!r} would go, and only an event can say what their tombstone column "

@@ -31,8 +31,15 @@ from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import END
 from persist.core.errors import SchemaMismatch
-from persist.core.keyed.events import Prepared, dead_filter, event_fields, events_schema, prepared, resolved
-from persist.core.keyed.form import described
+from persist.core.keyed.events import (
+    Prepared,
+    dead_filter,
+    event_fields,
+    events_schema,
+    prepare_events,
+    resolve_to_updates,
+)
+from persist.core.keyed.form import describe_machine
 from persist.core.keyed.machine import GIVEN, NAME, NUMBER, Machine, Replacing
 from persist.core.keyed.partial import complete_events
 from persist.core.log.fields import KeyedForm
@@ -120,11 +127,11 @@ def resolve_events(
             own_slice = own_slice.slice(start, stop - start)
         arrived = _read_events(scan_slice, events, waiting, own_slice)
         if len(arrived):
-            ready = prepared(schema, form, arrived)
+            ready = prepare_events(schema, form, arrived)
             on_keys(ready.keys)
             present = _read_present_rows(ready, schema, lookup, reader)
             ready, present = complete_events(ready, present, form, contents.name, on_refused, find_floor)
-            yield resolved(ready, machine, present)
+            yield resolve_to_updates(ready, machine, present)
 
 
 class Folds:
@@ -135,7 +142,7 @@ class Folds:
             lambda parts: sum(len(part.inline) for part in parts)
         )
 
-    def applied(
+    def fold(
         self,
         contents: CollectionState,
         machine: Callable[[], Machine],
@@ -153,11 +160,11 @@ class Folds:
         """
         parts: tuple[Part, ...] | None = ()
         if list_due_parts(contents, contents.upper):
-            parts = self._kept.get(_name_unresolved(contents))
+            parts = self._kept.get(_name_updates(contents))
         if parts is None:
             try:
                 parts = _resolve_to_parts(contents, machine(), contents.upper, reader())
-                self._kept.put(_name_unresolved(contents), parts)
+                self._kept.put(_name_updates(contents), parts)
             except Exception:  # A function of a user may raise anything.
                 if end is None or contents.upper <= end:
                     raise
@@ -177,7 +184,7 @@ def _resolve_to_parts(contents: CollectionState, machine: Machine, end: int, rea
 _Unresolved = tuple[str, int, int, int, tuple[int, ...]]
 
 
-def _name_unresolved(contents: CollectionState) -> _Unresolved:
+def _name_updates(contents: CollectionState) -> _Unresolved:
     """Return a name of the updates of sealed events; equal names mean equal updates."""
     waiting = list_due_parts(contents, contents.upper)
     return contents.id, len(contents.earlier), contents.resolved, contents.upper, waiting
@@ -187,8 +194,8 @@ def require_machine(machine: Machine | None, form: KeyedForm, collection: str) -
     """Return the machine of a collection; raise SchemaMismatch if this client does not have it."""
     if machine is None:
         raise SchemaMismatch(
-            f"the collection {collection!r} has the machine {described(form.machine)}, which is not known here, and "
-            "events are to be resolved: open it with create_or_load(..., keyed=Keyed(machine=...))"
+            f"the collection {collection!r} has the machine {describe_machine(form.machine)}, which is not known here, "
+            "and events are to be resolved: open it with create_or_load(..., keyed=Keyed(machine=...))"
         )
     return machine
 
@@ -253,7 +260,7 @@ class Purged:
         self._rows = rows
         self._time = time
 
-    def touched(self, keys: pa.Table) -> None:
+    def keep_tombstones(self, keys: pa.Table) -> None:
         """Keep the tombstones of keys that have events."""
         if not len(self._rows):
             return
@@ -274,12 +281,12 @@ class Purging:
         self._lock = threading.Lock()
         self._resolved: Counter[str] = Counter()
 
-    def resolved(self, collection: str, rows: int) -> None:
+    def count_resolved(self, collection: str, rows: int) -> None:
         """Count resolved updates."""
         with self._lock:
             self._resolved[collection] += rows
 
-    def purged(
+    def find_purged(
         self, contents: CollectionState, schema: CollectionSchema, end: int, reader: PartReader
     ) -> Purged | None:
         """Return the tombstones to retract with a resolution up to end, if a search is due.

@@ -127,12 +127,12 @@ class JoinedRows:
     def with_keys(self, requested_keys: SortedKeys | None) -> Iterator[pa.Table]:
         """Yield the rows with a requested key, all columns, in the order of keys, then of parts."""
         assert requested_keys is not None, "a collection without keys has nothing to search for"
-        joined = self._joined()
+        joined = self._join()
         rows = joined.keys.find(requested_keys)
         if len(rows):
             yield pa.Table.from_batches([joined.rows.take(int64_array(rows))])
 
-    def _joined(self) -> "_Joined":
+    def _join(self) -> "_Joined":
         joined = self._reader.decoded.get(self._name)
         if joined is None:
             key_names = [*self._schema.key_names]

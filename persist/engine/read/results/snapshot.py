@@ -109,7 +109,7 @@ class Shortcut(Protocol):
 
 
 def no_shortcut(_erasures: int, _scan: Scan, _bytes_max: int) -> Shortcut | None:
-    """Return None: a client with indexes passes another function (`persist.compute.index.indexed`)."""
+    """Return None: a client with indexes passes another function (`persist.compute.index.enable_index_reads`)."""
     return None
 
 

@@ -33,7 +33,7 @@ def keys(location: str) -> set[str]:
     [
         ([], {"seal": 14}, "goes with times, and these rows have none"),
         (["_time"], {}, "'_diff' \\(int64\\) is missing"),
-        (["_time", "_diff"], {"time": 13}, "the DataFrame has a column _time, and the option time says"),
+        (["_time", "_diff"], {"time": 13}, "the rows have a column '_time', and time="),
         (["color"], {"time": 13}, "'color' is unexpected"),
         ([], {"time": 12}, "update at time 12 is not beyond upper=13"),
         ([], {"time": -1}, "option time='-1' is not a number from 0"),
@@ -90,7 +90,7 @@ def test_a_complete_collection_is_not_overwritten(location: str) -> None:
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [
-        ((1, "x", 1.0, 13, 0), {}, "persist.errors.InvalidUpdate: row 0 has _diff 0, which changes nothing"),
+        ((1, "x", 1.0, -1, 1), {}, "persist.errors.InvalidUpdate: update 0 has the time -1"),
         (
             (1, "x", 1.0, 30, 1),
             {"seal": 20},
@@ -118,7 +118,7 @@ def test_rows_that_do_not_fit_are_refused_by_tasks_or_commit(
     ("arguments", "message"),
     [
         ({"mode": "replace"}, "mode='replace' is not a mode of writing"),
-        ({"time": "noon"}, "'noon', which is to say the times, is not a column of the DataFrame"),
+        ({"time": "noon"}, "time='noon' is not a column of the rows"),
         ({"time": 13, "partitions": 0}, "partitions=0 is not a whole number from 1"),
         ({"time": 13, "token": ""}, "token='' is not a text"),
         ({"time": 13, "seal": 13}, "seal=13 is not beyond the data"),
@@ -130,7 +130,7 @@ def test_a_helper_called_wrongly_says_why(
 ) -> None:
     frame = spark.range(1).selectExpr("id", "'x' AS status", "1.0D AS amount")
     with pytest.raises(persist.InvalidUsage, match=message):
-        persist.spark.write(frame, location, "orders", **arguments)
+        persist.spark.write(frame, location, "orders", **{"mode": "append"} | arguments)
 
 
 @pytest.mark.thorough
@@ -141,14 +141,14 @@ def test_what_is_not_null_is_so_in_spark_and_refuses_a_null(spark: SparkSession,
         client.create_or_load("c", key={"k": pa.int64()}, value=value)
     frame = spark.createDataFrame([(1, "a", 1.0), (2, None, 2.0)], "k long, v string, w double").coalesce(1)
     for write in (
-        lambda frame: persist.spark.write(frame, location, "c", time=0, seal=1),
+        lambda frame: persist.spark.write(frame, location, "c", mode="append", time=0, seal=1),
         lambda frame: (
             frame.write.format("persist").options(collection="c", time=0, seal=1).mode("append").save(location)
         ),
     ):
         with pytest.raises(PySparkException, match="update 1 has NULL in 'v', which is not null by the collection's"):
             write(frame)
-    persist.spark.write(frame.where("v is not null"), location, "c", time=0, seal=1)
+    persist.spark.write(frame.where("v is not null"), location, "c", mode="append", time=0, seal=1)
     read = spark.read.format("persist").options(collection="c").load(location)
     assert {field.name: field.nullable for field in read.schema} == {"k": True, "v": False, "w": True}
     assert [tuple(row) for row in read.collect()] == [(1, "a", 1.0)]

@@ -31,8 +31,8 @@ def test_plain_rows_and_overwrites_without_a_time_are_commits_at_the_next_one(
 ) -> None:
     location = made(tmp_path)
     rows = spark.createDataFrame([(1, "a"), (2, "b")], "k long, v string")
-    persist.spark.write(rows, location, "c", token="first")
-    persist.spark.write(rows, location, "c", token="first")
+    persist.spark.write(rows, location, "c", mode="append", token="first")
+    persist.spark.write(rows, location, "c", mode="append", token="first")
     rows.write.format("persist").option("collection", "c").mode("append").save(location)
     persist.spark.write(rows.where("k = 1"), location, "c", mode="overwrite")
     persist.spark.delete(spark, location, "c", "k = 1")

@@ -54,6 +54,28 @@ def test_a_write_with_a_key_that_is_repeated_changes_nothing(spark: SparkSession
         persist.spark.write(rows.unionAll(rows.withColumn("v", F.lit("d"))), path, "d", key=["k", "n"])
 
 
+def test_plain_rows_for_a_collection_with_a_key_say_their_mode(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path)
+    with persist.open(path) as client:
+        client.create_or_load("plain", key={"k": int}, value={"v": str})
+        client.create_or_load("keyed", key={"k": int}, value={"v": str}, keyed=persist.Keyed())
+        client.create_or_load("free", key=None, value={"k": int, "v": str})
+    rows = spark.createDataFrame([(1, "a")], "k long, v string")
+    options: Any
+    for options in ({}, {"time": 3}):
+        with pytest.raises(persist.InvalidUsage, match='mode="upsert" to replace these rows, or mode="append" to add'):
+            persist.spark.write(rows, path, "plain", **options)
+    with pytest.raises(persist.InvalidUsage, match="'keyed' is keyed, so only events change it"):
+        persist.spark.write(rows, path, "keyed")
+    for mode in ("append", "upsert"):
+        persist.spark.write(rows, path, "plain", mode=mode)
+    persist.spark.write(
+        rows.selectExpr("*", "99999999999999L AS _time", "1L AS _diff"), path, "plain", allow_future=True
+    )
+    persist.spark.write(rows, path, "free")
+    assert (records(path, "plain"), records(path, "free")) == ([(1, "a")], [(None, (1, "a"))])
+
+
 def test_an_update_changes_the_columns_of_the_frame(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "location")
     keyed = persist.Keyed(groups={"at": ["v"]})

@@ -34,7 +34,7 @@ def test_times_far_ahead_or_in_another_unit_are_refused_unless_they_are_allowed(
     rows = spark.createDataFrame(ROW, KIND)
     ahead = rows.selectExpr("*", f"unix_millis(timestamp '{FAR}') AS _time", "1L AS _diff")
     writes: list[Any] = [
-        lambda **more: persist.spark.write(rows, location, "plain", time=FAR, **more),
+        lambda **more: persist.spark.write(rows, location, "plain", mode="append", time=FAR, **more),
         lambda **more: persist.spark.write(rows, location, "plain", mode="overwrite", time=FAR, **more),
         lambda **more: persist.spark.write(ahead, location, "plain", **more),
         lambda **more: persist.spark.delete(spark, location, "plain", "k = 1", time=FAR, **more),
@@ -51,7 +51,7 @@ def test_times_far_ahead_or_in_another_unit_are_refused_unless_they_are_allowed(
         with pytest.raises((persist.InvalidUsage, PySparkException), match="is more than a day ahead of the clock"):
             write()
     with pytest.raises(persist.InvalidUsage, match="It looks like s: that would be 2026"):
-        persist.spark.write(rows, location, "plain", time=1_790_000_000)
+        persist.spark.write(rows, location, "plain", mode="append", time=1_790_000_000)
     assert {entry.key for entry in FileBlob(location).list("")} == before, "and nothing is left behind"
     writes[2](allow_future=True)
     writes[0](allow_future=True)

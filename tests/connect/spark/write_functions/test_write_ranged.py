@@ -78,7 +78,7 @@ def test_ranges_agree_with_the_order_of_parts(spark: SparkSession, tmp_path: Pat
     with persist.open(tmp_path) as client:
         client.create_or_load("c", key={"k": kind, "i": pa.int64()}, value=None)
     frame = spark.range(0, 2000, 1, 2).selectExpr(f"{sql} AS k", "id % 100 AS i")
-    persist.spark.write(frame, str(tmp_path), "c", time=0, seal=1, partitions=3)
+    persist.spark.write(frame, str(tmp_path), "c", mode="append", time=0, seal=1, partitions=3)
     assert not overlapping(str(tmp_path), list(parts(str(tmp_path), "c")), "c")
     with persist.open(tmp_path, mode="read") as client:
         assert client.load("c").snapshot().count() == 2000
@@ -92,7 +92,7 @@ def test_keys_that_spark_does_not_order_are_written_all_the_same(spark: SparkSes
     unit = spark.range(0, 500, 1, 3).selectExpr("id AS v")
     maps = unit.selectExpr("map('x', v % 10) AS m", "v")
     for name, frame in (("unit", unit), ("map", maps)):
-        persist.spark.write(frame, str(tmp_path), name, time=0, seal=1, partitions=2)
+        persist.spark.write(frame, str(tmp_path), name, mode="append", time=0, seal=1, partitions=2)
         # Overwriting merges where no task has all rows of a key.
         rows = frame.where("v <> 3 AND v < 400")
         persist.spark.write(rows, str(tmp_path), name, mode="overwrite", multiset=True)
