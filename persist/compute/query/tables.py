@@ -151,8 +151,8 @@ def check_durations(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
                 _check_intervals(column)
             except pa.ArrowInvalid as error:
                 raise InvalidUsage(
-                    f"column {name!r} has a duration that SQL would change: {error}. Durations in SQL have microseconds "
-                    "and up to 292 years. Read it with snapshot()"
+                    f"column {name!r} has a duration that SQL would change: {error}. Durations in SQL have "
+                    "microseconds, and up to 292 years. Read it with snapshot()"
                 ) from error
         yield batch
 
