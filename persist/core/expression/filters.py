@@ -219,7 +219,7 @@ class _Parser:
                 values.append(self._literal(left))
             self._need(")")
             valid_values = [value for value in values if value.is_valid]
-            # What no value of the column equals is left out.
+            # Values that the column cannot have are left out.
             is_exact = left.type is not None and (pat.is_integer(left.type) or pat.is_decimal(left.type))
             members = [v for v in valid_values if not (is_exact and pat.is_decimal(v.type) and v.type != left.type)]
             kinds = {value.type: None for value in members} or {left.type or values[0].type: None}
@@ -441,7 +441,7 @@ def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
 
 
 def _among_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Scalar:
-    """Return a number that compares with all integers of a type as the given one does.
+    """Return a literal with the order of a number among the integers of a type.
 
     Arrow refuses to compare large integers with floats, and unsigned ones with signed ones. Decimals compare exactly.
     """
@@ -457,7 +457,7 @@ def _among_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Scala
 
 
 def _among_decimals(number: Decimal, target_type: pa.DataType) -> pa.Scalar:
-    """Return a number that compares with all decimals of a type as the given one does."""
+    """Return a literal with the order of a number among the decimals of a type."""
     context = Context(prec=2 * DIGITS_MAX)
     limit = Decimal(1).scaleb(target_type.precision - target_type.scale)
     number = max(-limit, min(limit, number))
