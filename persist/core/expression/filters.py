@@ -430,7 +430,10 @@ def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
     if is_number and pat.is_integer(target_type):
         return _among_integers(value, target_type)
     if is_number and pat.is_floating(target_type):
-        return pa.scalar(float(value))
+        # A 32-bit column has 0.1 as its nearest number, as in SQL.
+        number, is_whole = float(value), isinstance(value, int)
+        is_near = pat.is_float32(target_type) and not is_whole and abs(number) < 2.0**127
+        return pa.scalar(number, target_type) if is_near else pa.scalar(number)
     if is_number and pat.is_decimal(target_type):
         return _among_decimals(Decimal(value), target_type)
     if isinstance(value, str) and not is_text(target_type):
