@@ -28,7 +28,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from decimal import ROUND_FLOOR, Context, Decimal
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,7 @@ _FILTERS: dict[str, Callable[..., pc.Expression]] = {
     "is_nan": pc.is_nan,
     "among": lambda value, values: value.isin(values),
     "null_if_null": lambda value: pc.if_else(value.is_valid(), False, pa.scalar(None, pa.bool_())),
+    "cast": lambda value, kind: value.cast(kind, safe=False),
     "like": match_like,
     "starts_with": pc.starts_with,
     "ends_with": pc.ends_with,
@@ -193,10 +194,13 @@ class _Parser:
         if self._token.text in _COMPARED and self._token.kind == "sign":
             function = _COMPARED[self._advance().text]
             right = self._operand()
-            return _make_call(function, self._term(left_operand, right), self._term(right, left_operand))
-        if self._take_if("is"):
-            is_not = self._take_if("not")
-            self._require("null")
+            terms = self._term(left_operand, right), self._term(right, left_operand)
+            if (kind := _common_number(left_operand, right)) is not None:
+                terms = Call("cast", terms[:1], (kind,)), Call("cast", terms[1:], (kind,))
+            return _make_call(function, *terms)
+        if self._took("is"):
+            is_not = self._took("not")
+            self._need("null")
             missing = _make_call("is_null", self._term(left_operand))
             return _make_call("not", missing) if is_not else missing
         is_not = self._take_if("not")
@@ -215,9 +219,9 @@ class _Parser:
                 values.append(self._literal(left))
             self._require(")")
             valid_values = [value for value in values if value.is_valid]
-            # What no whole number equals is left out.
-            is_whole = left.type is not None and pat.is_integer(left.type)
-            members = [value for value in valid_values if not (is_whole and pat.is_decimal(value.type))]
+            # Values that the column cannot have are left out.
+            is_exact = left.type is not None and (pat.is_integer(left.type) or pat.is_decimal(left.type))
+            members = [v for v in valid_values if not (is_exact and pat.is_decimal(v.type) and v.type != left.type)]
             kinds = {value.type: None for value in members} or {left.type or values[0].type: None}
             sets = [pa.array([value for value in members if value.type == kind], kind) for kind in kinds]
             tests = [Call("among", (self._term(left),), (value_set,)) for value_set in sets]
@@ -418,10 +422,8 @@ def _unquote(text: str) -> str:
 
 def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
     """Return a literal as a scalar of a type, if it is a value of it; numbers stay what they are among numbers."""
-    if target_type is None or pat.is_floating(target_type):
-        value = float(value) if isinstance(value, Decimal) else value
     if target_type is None:
-        return pa.scalar(value)
+        return pa.scalar(float(value) if isinstance(value, Decimal) else value)
     if value is None:
         return pa.scalar(None, target_type)
     is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
@@ -429,10 +431,11 @@ def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
         return _adapt_to_integers(value, target_type)
     if is_number and pat.is_floating(target_type):
         # A 32-bit column has 0.1 as its nearest number, as in SQL.
-        is_near = pat.is_float32(target_type) and isinstance(value, float) and abs(value) < 2.0**127
-        return pa.scalar(value, target_type) if is_near else pa.scalar(value)
+        number, is_whole = float(value), isinstance(value, int)
+        is_near = pat.is_float32(target_type) and not is_whole and abs(number) < 2.0**127
+        return pa.scalar(number, target_type) if is_near else pa.scalar(number)
     if is_number and pat.is_decimal(target_type):
-        return pa.scalar(str(value)).cast(target_type)
+        return _among_decimals(Decimal(value), target_type)
     if isinstance(value, str) and not is_text(target_type):
         return _parse_filter(value, target_type)
     if is_number or (isinstance(value, bool) and not pat.is_boolean(target_type)):
@@ -440,8 +443,8 @@ def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
     return pa.scalar(value, target_type)
 
 
-def _adapt_to_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Scalar:
-    """Return a number that compares with all integers of a type as the given one does.
+def _among_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Scalar:
+    """Return a literal with the order of a number among the integers of a type.
 
     Arrow refuses to compare large integers with floats, and unsigned ones with signed ones. Decimals compare exactly.
     """
@@ -454,6 +457,30 @@ def _adapt_to_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Sc
     if pat.is_uint64(target_type) or not -(2**63) <= whole < 2**63:
         return pa.scalar(Decimal(whole))
     return pa.scalar(whole)
+
+
+def _among_decimals(number: Decimal, target_type: pa.DataType) -> pa.Scalar:
+    """Return a literal with the order of a number among the decimals of a type."""
+    context = Context(prec=2 * DIGITS_MAX)
+    limit = Decimal(1).scaleb(target_type.precision - target_type.scale)
+    number = max(-limit, min(limit, number))
+    below = number.quantize(Decimal(1).scaleb(-target_type.scale), ROUND_FLOOR, context)
+    if below == number and abs(number) < limit:
+        return pa.scalar(str(below)).cast(target_type)
+    between = context.add(below, Decimal(5).scaleb(-target_type.scale - 1))
+    return pa.scalar(between, pa.decimal256(target_type.precision + 2, target_type.scale + 1))
+
+
+def _common_number(one: _Operand, other: _Operand) -> pa.DataType | None:
+    """Return the type in which two columns of numbers compare, if Arrow refuses large values of their own types.
+
+    An integer that meets a float becomes the nearest float.
+    """
+    kinds = [operand.type for operand in (one, other) if operand.column is not None and operand.type is not None]
+    integers = [kind for kind in kinds if pat.is_integer(kind)]
+    if len(kinds) == 2 and len(integers) == 1 and any(map(pat.is_floating, kinds)):
+        return pa.float64()
+    return pa.decimal128(20, 0) if len({*integers}) == 2 and pa.uint64() in integers else None
 
 
 def is_text(t: pa.DataType) -> bool:

@@ -231,12 +231,14 @@ def open_listen(
     first: Sequence[Piece],
     moments: Timeline | None,
     columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
     *,
     whole_times: bool = False,
 ) -> Listen:
     """Return a listen that yields first, if that is something, and then the updates at times >= lower, or columns.
 
     Args:
+        filter: of the updates after first.
         whole_times: never cut a time into several pieces, whatever memory it takes.
     """
     unread = UnreadParts()
@@ -244,10 +246,10 @@ def open_listen(
     def planned(contents: CollectionState, lower: int, upper: int) -> Scan:
         """Plan the updates of an interval."""
         if contents.keyed is not None:
-            return plan_changes_scan(handle.fold(contents), handle.schema, lower, upper, columns)
+            return plan_changes_scan(handle.fold(contents), handle.schema, lower, upper, columns, filter)
         parts = unread.select_from_frontier(contents, lower)
         schema = attach_versions(handle.schema, contents)
-        return Scan(schema, parts, lower, upper, tuple(columns or schema.columns)).with_newest_types().prune()
+        return Scan(schema, parts, lower, upper, tuple(columns or schema.columns), filter).with_newest_types().prune()
 
     def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> Sequence[Piece]:
         """Cut an interval into pieces that fit into memory."""
@@ -306,10 +308,12 @@ def begin_listen(
     moments: Timeline | None,
     consumer: str = "",
     columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
 ) -> Listen:
     """Return a listen of the updates after as_of, None for all; see `Collection.listen`, and `Engine.claim_all`.
 
-    With columns, only these are read, and whatever becomes of the others is not noticed.
+    With columns, only these are read, and whatever becomes of the others is not noticed. A filter has no sets of
+    floats.
     """
     lower = 0 if as_of is None else handle.as_time("as_of", as_of) + 1
     if not handle.is_kept:  # What cannot be read is refused before a commit claims it.
@@ -320,7 +324,7 @@ def begin_listen(
     except BaseException:
         reading.close()
         raise
-    return open_listen(handle, lower, reading, (), moments, columns, whole_times=bool(consumer))
+    return open_listen(handle, lower, reading, (), moments, columns, filter, whole_times=bool(consumer))
 
 
 def begin_subscription(

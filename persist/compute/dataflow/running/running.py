@@ -16,6 +16,7 @@ from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.optimise import Statistics, estimate_streams
 from persist.compute.dataflow.plan.origin import find_separate
 from persist.compute.dataflow.plan.plan import Constant, Input, Plan, Source, Upper, find_early
+from persist.compute.dataflow.ports.hints import list_conditions
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
 from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.ports.ports import Ports
@@ -30,6 +31,7 @@ from persist.compute.dataflow.updates.times import meet_all
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Time
 from persist.core.closing import Closes
+from persist.core.expression.term import Term
 from persist.core.progress import task
 from persist.engine.compact import give_back
 from persist.engine.location.engine import Engine
@@ -153,7 +155,7 @@ class Running(Closes):
 
     def _open_ports(self, engine: Engine | None) -> None:
         dimensions = self.plan.dimensions
-        sources: list[tuple[Source, pa.Schema, Gate]] = []
+        sources: list[tuple[Source, pa.Schema, Gate, list[tuple[Term, ...]]]] = []
         uppers: list[tuple[str, Gate]] = []
         early = find_early(self.plan)
         for number, entry in self._graph.entries.items():
@@ -170,7 +172,7 @@ class Running(Closes):
                 gate.add(np.array([*rows, *times, np.ones(table.num_rows, np.int64)], np.int64))
                 gate.frontier = Antichain()
             elif isinstance(node.operator, Source):
-                sources.append((node.operator, node.schema, gate))
+                sources.append((node.operator, node.schema, gate, list_conditions(self.plan, number)))
             elif isinstance(node.operator, Upper):
                 uppers.append((node.operator.collection, gate))
         if engine is None and (sources or uppers or self._graph.sinks):
@@ -261,7 +263,7 @@ class Running(Closes):
             node for number in self._graph.entries if isinstance((node := self.plan.nodes[number]).operator, Source)
         ]
         return {
-            node.number: Past(self.plan.name, node.title, source.handle, node.schema, self._domain, at)
+            node.number: Past(self.plan.name, node.title, source.handle, node.schema, self._domain, at, source.filter)
             for node, source in zip(nodes, self.sources, strict=True)
         }
 
