@@ -198,9 +198,9 @@ class _Parser:
             if (kind := _common_number(left_operand, right)) is not None:
                 terms = Call("cast", terms[:1], (kind,)), Call("cast", terms[1:], (kind,))
             return _make_call(function, *terms)
-        if self._took("is"):
-            is_not = self._took("not")
-            self._need("null")
+        if self._take_if("is"):
+            is_not = self._take_if("not")
+            self._require("null")
             missing = _make_call("is_null", self._term(left_operand))
             return _make_call("not", missing) if is_not else missing
         is_not = self._take_if("not")
@@ -443,7 +443,7 @@ def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
     return pa.scalar(value, target_type)
 
 
-def _among_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Scalar:
+def _adapt_to_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Scalar:
     """Return a literal with the order of a number among the integers of a type.
 
     Arrow refuses to compare large integers with floats, and unsigned ones with signed ones. Decimals compare exactly.
