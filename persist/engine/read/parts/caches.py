@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from stat import S_ISREG
 from typing import Any, Protocol, TypeVar
 
@@ -32,6 +31,7 @@ from persist.blob.layers.cache_folder import BoundedFolder
 from persist.blob.lru import Cache, Kind
 from persist.blob.protocol import Blob
 from persist.blob.threads import Clock
+from persist.codecs.order.arrays import copy_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.index import PartIndex, read_index
 from persist.codecs.part.mapped import MappedRows, Rows, mapped_file
@@ -145,14 +145,7 @@ class SliceLeftovers:
 
     def keep(self, cut: Cut, rows: pa.Table, following: int) -> None:
         """Keep a copy of the rows behind a cut, as long as there is room."""
-        # Concatenation with nothing copies the rows alone, in a fifth of the time of `take`.
-        copied = [pa.concat_arrays([*column.chunks, _make_nulls(column.type)]) for column in rows.columns]
-        self._kept.put(cut.name, (cut, pa.Table.from_arrays(copied, schema=rows.schema), following))
-
-
-@lru_cache(maxsize=256)
-def _make_nulls(kind: pa.DataType) -> pa.Array:
-    return pa.nulls(0, kind)
+        self._kept.put(cut.name, (cut, copy_table(rows), following))
 
 
 def fetch_checked(blob: Blob, part: Part, check: Callable[[bytes], T], within: tuple[int, int] | None = None) -> T:
