@@ -162,3 +162,14 @@ def test_a_program_reads_what_its_filters_may_pass(large: persist.MemoryBlob) ->
             size = sum(part.bytes for part in client["t"].handle.contents().parts)
             assert metered.counts()["get"].bytes - before < size // 5
             assert sorted(few.updates()["id"].to_pylist()) == [*range(50)]
+
+
+@pytest.mark.parametrize("condition", ["f > 1", "f >= 1", "1 < f", "g > 0", "f = 0", "f IN (-0.0::DOUBLE, 5)"])
+def test_nan_is_greater_than_numbers_and_zeros_are_equal(condition: str) -> None:
+    with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
+        table = client.create_or_load("t", key={"id": int}, value={"f": pa.float64(), "g": pa.float32()})
+        table.write([(id_, (f, f)) for id_, f in enumerate([NAN, -0.0, 0.0, 2.0, None])], time=0, seal=1).result()
+        query = f"SELECT id FROM t WHERE {condition}"
+        view = client.create_view("v", query)
+        view.refresh()
+        assert rows_of(view.snapshot()) == rows_of(client.sql(query)) != Counter()
