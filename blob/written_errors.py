@@ -80,7 +80,7 @@ class WrittenErrors:
                     error = self._kinds[name](*map(self._value, args))
                     vars(error).update({name: self._value(value) for name, value in more.items()})
                 except (TypeError, AttributeError) as cause:
-                    raise ValueError(f"an error of kind {name} is not made of what it says: {cause}") from cause
+                    raise ValueError(f"an error of kind {name} cannot be decoded: {cause}") from cause
                 return error
         raise ValueError(f"{written!r:.200} is not an error that is known here")
 

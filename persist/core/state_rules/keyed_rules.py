@@ -320,7 +320,7 @@ def resolve_events(contents: CollectionState, step: kinds.Resolve) -> Collection
     if list_due_parts(contents, end) != step.pending or set(list_unused_after_resolve(contents, end)) != set(
         step.unused
     ):
-        raise Superseded(f"other events before {end} are pending than this resolution was made of")
+        raise Superseded(f"the events pending before {end} changed after this resolution read them")
     for part in step.parts:
         if part.time_min < start or part.time_max >= end:
             raise ValueError(f"a part has times from {part.time_min} to {part.time_max}, and {start} to {end} resolve")

@@ -275,7 +275,7 @@ def _newest(
         if takeover is not None and until is not None and checkpoint.seqno < until and not takeover.allows(pointer):
             continue
         try:
-            return _with_levels(blob, checkpoint, known_levels)
+            return _restore_levels(blob, checkpoint, known_levels)
         except Corruption as error:
             if isinstance(error, MissingBlob) and blob.get(pointer.blob, range=(0, 0)) is None:
                 # It was collected meanwhile, and its directory after it.
@@ -395,7 +395,7 @@ def checkpoint_state(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLeve
     Raises:
         MissingBlob, CorruptBlob: a directory object is missing, or cannot be believed.
     """
-    return _with_levels(blob, checkpoint, known_levels)[0]
+    return _restore_levels(blob, checkpoint, known_levels)[0]
 
 
 def list_directory_blobs(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None = None) -> set[str]:
@@ -404,7 +404,7 @@ def list_directory_blobs(blob: Blob, checkpoint: Checkpoint, known_levels: Known
     return {key for level in levels for key in level.blobs}
 
 
-def _with_levels(
+def _restore_levels(
     blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None
 ) -> tuple[State, tuple[Level, ...]]:
     levels = (known_levels or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)

@@ -437,7 +437,7 @@ def _check_entry(entry: DirectoryEntry) -> None:
         if isinstance(mutation, BringsParts):
             check_keys(mutation)
             if not set(entry.folders).issuperset(get_shared_folders(mutation)):
-                raise ValueError(f"the clone {entry.id} has parts of collections that are not named with it")
+                raise ValueError(f"the clone {entry.id} has parts of collections that its entry does not name")
         if isinstance(mutation, LeavesUnused):
             check_unused(mutation, entry.folders)
     if not all(map(is_id, entry.folders)) or [*entry.folders] != sorted({*entry.folders} - {entry.id}):

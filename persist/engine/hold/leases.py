@@ -518,7 +518,7 @@ class Leases:
         ]
 
     def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], grant: Future[int]) -> None:
-        """Take in what became of a lease that was to begin with steps, if it was."""
+        """Note whether the log took the lease that steps were to begin."""
         error = grant.exception()
         with self._lock:
             for step in steps:

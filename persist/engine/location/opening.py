@@ -434,7 +434,7 @@ def upgrade(engine: Engine, *, dry_run: bool) -> UpgradeReport:
 
 
 def change_policy(policy: Policy, changes: Mapping[str, int]) -> Policy:
-    """Return a policy in which some values are others.
+    """Return a policy with some values replaced.
 
     Raises:
         InvalidUsage: a name is not one of `Policy`, or a value is not allowed.

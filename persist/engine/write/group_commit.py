@@ -307,7 +307,7 @@ class GroupCommit:
         self._reject(operation, rejected[0][1] if rejected else Unavailable(otherwise))
 
     def _is_store_proven(self, state: State) -> bool:
-        """Have the store show that it refuses what exists, unless it has or the log is empty; False: begin again.
+        """Prove once that the store's create refuses an existing key; False: begin again.
 
         Before anything is created, or found to have been done before: so no record of others is overwritten.
         """

@@ -291,18 +291,18 @@ def quantiles(
     is_between, is_list, down, *shares = call.constants
     kind = call.result.value_type if is_list else call.result
 
-    def at(places: Ints) -> Ints:
+    def pick_words(places: Ints) -> Ints:
         words = pick(sizes - 1 - places if down else places)
         return words if kind == of else domain.encode(domain.decode(words, of).cast(kind))
 
     columns = []
     for share in shares:
         if not is_between:
-            columns.append(at(_find_place(share, sizes)))
+            columns.append(pick_words(_find_place(share, sizes)))
             continue
         exact = (sizes - 1) * (share[0] / share[1] if isinstance(share, tuple) else share)
         low, high = np.floor(exact).astype(np.int64), np.ceil(exact).astype(np.int64)
-        lows, highs = at(low), at(high)
+        lows, highs = pick_words(low), pick_words(high)
         columns.append(np.where(low == high, lows, _interpolate(lows, highs, exact - low, kind, domain)))
     return columns
 

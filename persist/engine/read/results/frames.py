@@ -60,7 +60,7 @@ def _types_mapper(dtype_backend: DtypeBackend, options: Mapping[str, Any]) -> An
 
     if dtype_backend not in get_args(DtypeBackend):
         raise InvalidUsage(
-            f'dtype_backend={dtype_backend!r} is none: give "numpy_nullable", "pyarrow", or None for NumPy\'s types'
+            f'dtype_backend={dtype_backend!r} is not a backend: give "numpy_nullable", "pyarrow" or None (NumPy)'
         )
     if "types_mapper" in options:
         raise InvalidUsage("dtype_backend and types_mapper both say which types the columns get: give one of them")
