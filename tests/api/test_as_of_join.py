@@ -189,5 +189,5 @@ def test_columns_are_named_by_text() -> None:
         c.seal(1).result()
         odd: Any = 5
         for wrong in ({"on": odd}, {"time": odd}):
-            with pytest.raises(persist.InvalidUsage, match="name columns of the frame"):
+            with pytest.raises(persist.InvalidUsage, match="are not names of columns"):
                 c.as_of_join({"k": [1], "at": [0]}, **wrong)

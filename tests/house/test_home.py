@@ -198,7 +198,7 @@ def test_to_pandas_takes_a_backend_and_further_options(wide: persist.Collection)
     mapped = snapshot.to_pandas(types_mapper={pa.int64(): pd.ArrowDtype(pa.int64())}.get)
     assert [str(dtype) for dtype in mapped.dtypes] == ["int64[pyarrow]", "boolean", "float64"]
     assert sorted(map(str, snapshot.to_pandas(integer_object_nulls=True)["n"])) == [str(BIG), "None"]
-    with pytest.raises(persist.InvalidUsage, match="dtype_backend='numpy' is none: give \"numpy_nullable\""):
+    with pytest.raises(persist.InvalidUsage, match="dtype_backend='numpy' is not a backend: give \"numpy_nullable\""):
         snapshot.to_pandas(dtype_backend="numpy")  # type: ignore[arg-type]
     with pytest.raises(persist.InvalidUsage, match="give one of them"):
         snapshot.to_pandas(dtype_backend="pyarrow", types_mapper=lambda t: None)

@@ -469,7 +469,7 @@ def _keys(table: pa.Table, on: Sequence[str] | None, time: str, handle: Collecti
     fields = handle.schema.key.fields
     if not (on is None or isinstance(on, str | Sequence)) or not isinstance(time, str):
         raise InvalidUsage(
-            f"on={on!r:.80} and time={time!r:.80} are not names of columns: give a list of names as on, and one name as time"
+            f"on={on!r:.80} and time={time!r:.80} are not names of columns: give a list as on, and one name as time"
         )
     names = list(handle.schema.key_names) if on is None else [on] if isinstance(on, str) else [*on]
     if len(names) != len(fields):
