@@ -1,30 +1,24 @@
-"""Sorting rows through 64-bit digits: the fast way to one order over columns of every flat type.
+"""Sorting rows by 64 leading bits: one order over columns of every flat type.
 
-A digit is a function from row numbers to uint64 values whose order never contradicts the order of the rows. The digits
-of all columns, left to right, most significant first, are together the whole order. Sorting packs as many leading
-digits as fit into 64 bits beside the row number. Each digit is reduced by its minimum, so that a common prefix is free.
-It sorts these integers, and then continues only with tied rows. Equal rows are found by one comparison with their
-neighbour. A history of updates is full of duplicates, and these end the work early.
+A digit is a uint64 for each row, whose order never contradicts the order of the rows. The digits of all columns, left
+to right, most significant first, are together the whole order. Sorting packs as many leading digits as fit into 64 bits
+beside the row number. Each digit is reduced by its minimum, so that a common prefix is free. It sorts these integers.
+Of the rows that tie, most are equal, which one comparison of neighbours finds: a history of updates is full of
+duplicates. Acero sorts the others, by the columns that differ.
 
 If the first column holds texts that come often each, all such columns are replaced by the ranks of their texts before.
-Ranks take few bits, so the digits of all columns may fit into one word. 120,000 flights with four texts and two numbers
-take 21 ms, and 66 with the texts' own digits. If a number comes first, it already separates most rows, and computing
-ranks of texts does not pay.
+Ranks take few bits, so the digits of all columns may fit into one word. 120,000 flights with two texts and two numbers
+take 19 ms, and 67 with the texts' own digits, so writing them takes 50 ms in place of 92. If a number comes first, it
+already separates most rows, and computing ranks of texts does not pay.
 
-Values are sorted, never indices by value: numpy sorts 64-bit integers with the vector units of the processor. For
-250,000 rows with integer keys, that takes 6 ms in any order, and a stable argsort of all 64 bits takes 33. In ten
-sorted runs, which suit that timsort, it is 6 for 8; without any vector units 13 for 10. Fewer bits of the digits fit
-in, so more rows tie on the first of them, and that costs less than it saves.
-
-If a column has no cheap digits, or more than `WORDS_MAX`, Acero sorts the rows that are still tied. So it does if only
-a few tie on the first word: what a step of a view writes is a few rows, each twice, in many columns. Acero orders 20
-such rows of 7 columns in 0.23 ms, and further digits in 0.51.
+Values are sorted, never indices by value: numpy sorts 64-bit integers with the vector units of the processor. To
+consolidate 400,000 rows of 5 columns takes 42 ms of CPU time, and 106 if Acero sorts them. For 40,000 updates in pairs,
+it is 7 and 17. An upsert of 20,000 rows would take 1.9 times as long.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -38,121 +32,49 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 Bits: TypeAlias = npt.NDArray[np.uint64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-WORDS_MAX = 16  # Strings of up to 128 bytes are ordered without Acero.
 RANKED_ROWS_MIN, RANKED_TIMES = 4096, 8  # Texts are ranked in so many rows, if each comes so often.
-FEW_TIED = 1024  # Up to so many rows that tie on the first word are Acero's.
-_DIGIT_BITS = 64
 _SAMPLE_ROWS = 1024
+WORDS_MAX = 16  # The words of a text that may be skipped because they are equal in all rows.
+_DIGIT_BITS = 64
 _SIGN = np.uint64(1 << 63)
 # Byte masks that keep the first 0..8 bytes of a big-endian word.
 _KEEP = np.array([((1 << 64) - 1) ^ ((1 << (64 - 8 * kept)) - 1) for kept in range(9)], dtype=np.uint64)
 
-Compute: TypeAlias = Callable[[Rows | None], Bits]
 
-
-class Digit(msgspec.Struct, frozen=True):
-    """One digit of the column of that number.
-
-    `values(rows)` is uint64[len(rows)], None standing for all rows. A digit without values represents the rest of a
-    column, which only Acero can sort. A costly one begins a column that is worth avoiding.
-    """
-
-    values: Compute | None
-    column: int
-    costly: bool
-
-
-class RowSorter:
-    """Sorts the rows of some columns, all of them or one subset at a time; a subset may be sorted in any
-    thread.
+def sort_rows(columns: Sequence[pa.Array]) -> tuple[Rows, Flags]:
+    """Sort rows stably: equal rows keep their input order.
 
     Args:
         columns: flat arrays of one length n, floats canonical (see `ordering.canonical`).
+
+    Returns:
+        int64[n], the row numbers in order, and bool[n], true where a row (in that order) differs from the one before.
     """
-
-    def __init__(self, columns: Sequence[pa.Array]) -> None:
-        self._columns = columns
-        self._rows = len(columns[0]) if columns else 0
-        assert self._rows < 1 << 31, "a row number and the number of a run take less than a word together"
-        self._digits: list[Digit] = []
-        self._packed: Bits | None = None
-
-    @property
-    def packed(self) -> Bits:
-        """uint64[n]: the leading 64 bits of the order; of two rows the lesser one never has the larger value.
-
-        Made at the first use, by one thread.
-        """
-        if self._packed is None:
-            packed = np.zeros(self._rows, dtype=np.uint64)
-            if self._rows > 1:
-                if self._rows >= RANKED_ROWS_MIN and repeats(self._columns[0]):
-                    self._columns = [rank_texts(column) if repeats(column) else column for column in self._columns]
-                self._digits = _make_digits(self._columns)
-                packed = _pack(self._digits, None, packed)
-            self._packed = packed
-        return self._packed
-
-    def halves(self) -> list[Rows]:
-        """Split all rows into two subsets of similar size; the first sorts before the second."""
-        packed = self.packed
-        sample = np.sort(packed[:: max(len(packed) // _SAMPLE_ROWS, 1)])
-        below = packed < sample[len(sample) // 2]
-        return [np.flatnonzero(below), np.flatnonzero(~below)]
-
-    def sort(self, rows: Rows | None = None) -> tuple[Rows, Flags]:
-        """Sort rows, or all, stably: equal rows keep their input order.
-
-        Returns:
-            int64[m], the row numbers in order, and bool[m], true where a row (in that order) differs from the
-            one before.
-        """
-        packed = self.packed if rows is None else self.packed[rows]
-        order = np.arange(len(packed), dtype=np.int64) if rows is None else rows
-        if bool((packed[1:] < packed[:-1]).any()):
-            within = _stable_order(packed)
-            order, packed = (within if rows is None else rows[within]), packed[within]
-        starts = np.ones(len(packed), dtype=np.bool_)
-        np.not_equal(packed[1:], packed[:-1], out=starts[1:])
-        self._settle_ties(order, starts)
+    rows = len(columns[0]) if columns else 0
+    assert rows < 1 << 31, "a row number and its bits take less than a word together"
+    order, starts = np.arange(rows, dtype=np.int64), np.ones(rows, dtype=np.bool_)
+    if rows < 2:
         return order, starts
-
-    def _settle_ties(self, order: Rows, starts: Flags) -> None:
-        """Finish, in place, an order by `_packed` alone."""
-        if starts.all():
-            return
-        digits = list(self._digits)
-        positions = np.flatnonzero(_mark_ties(starts))
-        if digits and 0 < positions.size <= FEW_TIED:
-            self._sort_ties_by_acero(self._columns, order, starts, positions)
-            return
-        while digits:
-            # A column without a digit left is equal in all rows that tie.
-            columns = sorted({digit.column for digit in digits})
-            positions, varying = _unequal_runs(self._columns, columns, order, starts, positions)
-            if positions.size == 0:
-                return
-            digits = [digit for digit in digits if digit.column in varying]
-            if digits[0].values is None:
-                self._sort_ties_by_acero([self._columns[i] for i in varying], order, starts, positions)
-                return
-            rows, runs = order[positions], _run_numbers(starts[positions])
-            packed = _pack(digits, rows, runs)
-            within = _stable_order(packed)
-            order[positions], packed = rows[within], packed[within]
-            starts[positions[1:]] = packed[1:] != packed[:-1]
-            positions = positions[_mark_ties(starts[positions])]
-
-    def _sort_ties_by_acero(self, columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows) -> None:
-        """Sort the rows that tie so far by Arrow's Acero, and note where new values begin."""
-        rows = order[positions]
-        order[positions] = rows = rows[_acero_order(columns, rows, _run_numbers(starts[positions]))]
-        starts[positions[1:]] |= np.logical_or.reduce(_differs(columns, rows))
+    if rows >= RANKED_ROWS_MIN and repeats(columns[0]):
+        columns = [rank_texts(column) if repeats(column) else column for column in columns]
+    packed, whole = _pack(columns)
+    if bool((packed[1:] < packed[:-1]).any()):
+        order = _stable_order(packed)
+        packed = packed[order]
+    np.not_equal(packed[1:], packed[:-1], out=starts[1:])
+    if whole < len(columns) and not starts.all():
+        positions, varying = _unequal_runs(columns[whole:], order, starts, np.flatnonzero(_mark_ties(starts)))
+        if positions.size:
+            rows_tied = order[positions]
+            rows_tied = rows_tied[_acero_order(varying, rows_tied, np.cumsum(starts[positions]))]
+            order[positions] = rows_tied
+            starts[positions[1:]] |= np.logical_or.reduce(_differs(varying, rows_tied))
+    return order, starts
 
 
 def dense_ranks(columns: Sequence[pa.Array]) -> Rows:
     """int64[n]: 0 for the smallest distinct row of columns, 1 for the next, …; NULL is the largest value."""
-    order, starts = RowSorter(columns).sort()
+    order, starts = sort_rows(columns)
     ranks = np.empty(len(order), dtype=np.int64)
     ranks[order] = np.cumsum(starts) - 1
     return ranks
@@ -195,37 +117,18 @@ def _mark_ties(starts: Flags) -> Flags:
     return tied
 
 
-def _run_numbers(starts: Flags) -> Bits:
-    numbers: Bits = np.cumsum(starts).astype(np.uint64)
-    return numbers
-
-
 def _unequal_runs(
-    columns: Sequence[pa.Array], left: Sequence[int], order: Rows, starts: Flags, positions: Rows
-) -> tuple[Rows, list[int]]:
-    """Return which positions (whole runs of tied rows) are in runs of unequal rows.
-
-    Also returns the numbers of the columns that vary within a run: no other matters to the order any more.
-
-    Args:
-        left: the numbers of the columns that may vary within a run.
-    """
-    if positions.size == 0:
-        return positions, []
+    columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows
+) -> tuple[Rows, list[pa.Array]]:
+    """Return the positions (whole runs of tied rows) in runs of unequal rows, and the columns that vary there."""
     begins = starts[positions]
-    inside = ~begins[1:]
-    differences = _differs([columns[i] for i in left], order[positions])
-    differs = {
-        i: inside_runs for i, every in zip(left, differences, strict=True) if (inside_runs := every & inside).any()
-    }
-    if not differs:
-        return positions[:0], []
+    differences = [every & ~begins[1:] for every in _differs(columns, order[positions])]
+    varying = [column for column, inside in zip(columns, differences, strict=True) if inside.any()]
     runs = np.cumsum(begins) - 1
     unequal = np.zeros(int(runs[-1]) + 1, dtype=np.bool_)
-    for inside_runs in differs.values():
-        unequal[runs[1:][inside_runs]] = True
-    tied: Rows = positions[unequal[runs]]
-    return tied, [*differs]
+    for inside in differences:
+        unequal[runs[1:][inside]] = True
+    return positions[unequal[runs]], varying
 
 
 def _differs(columns: Sequence[pa.Array], rows: Rows) -> list[Flags]:
@@ -246,74 +149,50 @@ def neighbours_differ(array: pa.Array) -> Flags:
     return differing
 
 
-def _acero_order(columns: Sequence[pa.Array], rows: Rows, runs: Bits) -> Rows:
+def _acero_order(columns: Sequence[pa.Array], rows: Rows, runs: Rows) -> Rows:
     """The stable order of rows by run number, then columns."""
     taken_rows = int64_array(rows)
-    arrays = [int64_array(runs.astype(np.int64)), *(column.take(taken_rows) for column in columns)]
+    arrays = [int64_array(runs), *(column.take(taken_rows) for column in columns)]
     names = [str(i) for i in range(len(arrays))]
     table = pa.RecordBatch.from_arrays(arrays, names=names)
     indices = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])
     return stored_values(indices).astype(np.int64)
 
 
-def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
-    """Append to packed as many bits of digits as fit in 64, and drop those bits from digits.
+def _pack(columns: Sequence[pa.Array]) -> tuple[Bits, int]:
+    """Return uint64[n], the leading bits of the order, and how many columns these contain wholly.
 
-    A costly digit is only ever the first: the digits before it may separate the rows, or all tied rows may be equal.
-    Sound on a subset of the rows too: only the order of rows within one run of equal `packed` matters then, and these
-    are equal in everything dropped before.
+    Texts and decimals are only packed as the first column: those before may separate the rows, or all may be equal.
     """
-    used, bits = int(packed.max()).bit_length(), _DIGIT_BITS - len(packed).bit_length()
-    packs_any = False
-    while digits and used < bits and not (packs_any and digits[0].costly):
-        if (compute := digits[0].values) is None:
-            break
-        digit = digits.pop(0)
-        values = compute(rows)
-        packs_any = True
-        least = values.min()
-        values = values - least
-        width = int(values.max()).bit_length()
-        room = bits - used
-        if width > room:
-            mask = np.uint64((1 << (width - room)) - 1)
-            digits.insert(0, msgspec.structs.replace(digit, values=_low_bits(compute, least, mask), costly=False))
-            values >>= np.uint64(width - room)
-            width = room
-        packed = values if used == 0 else (packed << np.uint64(width)) | values
-        used += width
-    return packed
+    packed, used = np.zeros(len(columns[0]), dtype=np.uint64), 0
+    bits = _DIGIT_BITS - len(packed).bit_length()
+    for whole, column in enumerate(columns):
+        if whole and not pt.is_primitive(column.type):
+            return packed, whole
+        for values in _digits(column):
+            if values is None or used == bits:
+                return packed, whole
+            values = values - values.min()
+            width, room = int(values.max()).bit_length(), bits - used
+            if width > room:
+                return (packed << np.uint64(room)) | (values >> np.uint64(width - room)), whole
+            packed = (packed << np.uint64(width)) | values
+            used += width
+    return packed, len(columns)
 
 
-def _low_bits(compute: Compute, base: np.uint64, mask: np.uint64) -> Compute:
-    return lambda rows: (compute(rows) - base) & mask
-
-
-def _make_digits(columns: Sequence[pa.Array]) -> list[Digit]:
-    """The digits of all columns: rows that tie on all of them are equal."""
-    digits: list[Digit] = []
-    for i, column in enumerate(columns):
-        costly = not pt.is_primitive(column.type)
-        if not costly:
-            computes: list[Compute | None] = [_primitive_digit(column)]
-        else:
-            computes = _decimal_digits(column) if pt.is_decimal(column.type) else _bytes_digits(column)
-        if column.null_count:
-            computes.insert(0, _of_values(boolean_values(column.is_null()).astype(np.uint64)))
-        digits += [Digit(compute, i, costly and place == 0) for place, compute in enumerate(computes)]
-    return digits
-
-
-def _of_values(values: Bits) -> Compute:
-    return lambda rows: values if rows is None else values[rows]
-
-
-def _primitive_digit(column: pa.Array) -> Compute:
-    """Return the digit of booleans, integers, moments or floats; NULL rows get one value."""
+def _digits(column: pa.Array) -> Iterator[Bits | None]:
+    """Yield the digits of a column, None for the rest of one that has too many; NULL rows get one value."""
+    if column.null_count:
+        yield boolean_values(column.is_null()).astype(np.uint64)
     if pt.is_boolean(column.type):
-        return _of_values(boolean_values(column.fill_null(False)).astype(np.uint64))
-    raw = _without_nulls(column, stored_values(column))
-    return lambda rows: to_ordered_bits(raw if rows is None else raw[rows]).astype(np.uint64, copy=False)
+        yield boolean_values(column.fill_null(False)).astype(np.uint64)
+    elif pt.is_primitive(column.type):
+        yield to_ordered_bits(_without_nulls(column, stored_values(column))).astype(np.uint64, copy=False)
+    elif pt.is_decimal(column.type):
+        yield from _decimal_digits(column)
+    else:
+        yield from _bytes_digits(column)
 
 
 def to_ordered_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -336,42 +215,25 @@ def _without_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[An
     return np.where(valid, values, np.asarray(fill, dtype=values.dtype))
 
 
-def _decimal_digits(column: pa.Array) -> list[Compute | None]:
+def _decimal_digits(column: pa.Array) -> Iterator[Bits]:
     words = column.type.bit_width // 64
     raw = stored_values(column, "u8").reshape(-1, words)
-    limbs: list[Bits] = [_without_nulls(column, raw[:, limb]) for limb in reversed(range(words))]
-    return [_of_values(limbs[0] ^ _SIGN), *map(_of_values, limbs[1:])]
+    for limb in reversed(range(words)):
+        values: Bits = _without_nulls(column, raw[:, limb])
+        yield values ^ _SIGN if limb == words - 1 else values
 
 
-def _bytes_digits(column: pa.Array) -> list[Compute | None]:
+def _bytes_digits(column: pa.Array) -> Iterator[Bits | None]:
     """Eight bytes at a time, zeros after the end; then the length, for `a` sorts before `a` and a zero."""
     begin, length, data = byte_ranges(column)
     if data.size < 8:  # So that a window of eight bytes begins somewhere.
         data = np.concatenate([data, np.zeros(8 - data.size, dtype=np.uint8)])
-    shortest, longest = int(length.min()), int(length.max())
-    words = -(-longest // 8)
-    digits: list[Compute | None] = [_word_digit(begin, length, data, word) for word in range(min(words, WORDS_MAX))]
-    if words > WORDS_MAX:
-        return [*digits, None]
-    if shortest < longest:
-        digits.append(_of_values(length.astype(np.uint64)))
-    return digits
-
-
-def _word_digit(begin: Rows, length: Rows, data: npt.NDArray[np.uint8], word: int) -> Compute:
     windows: npt.NDArray[Any] = np.ndarray((data.size - 7,), dtype=">u8", buffer=data, strides=(1,))
-    skipped = 8 * word
-
-    def compute(rows: Rows | None) -> Bits:
-        start, remaining = (begin, length) if rows is None else (begin[rows], length[rows])
-        start, remaining = start + skipped, remaining - skipped
-        if remaining.min() >= 8:  # Every value has all eight bytes: twice as fast.
-            return windows[start].astype(np.uint64)
+    words = -(-int(length.max()) // 8)
+    for skipped in range(0, 8 * min(words, WORDS_MAX), 8):
         # The last window may begin before the word; shift the bytes that precede it out.
-        window = np.minimum(start, np.int64(data.size - 8))
-        shift = np.minimum(start - window, np.int64(7)).astype(np.uint64) * np.uint64(8)
-        mask = _KEEP[np.clip(remaining, np.int64(0), np.int64(8))]
-        values: Bits = (windows[window].astype(np.uint64) << shift) & mask
-        return values
-
-    return compute
+        window = np.minimum(begin + skipped, np.int64(data.size - 8))
+        shift = np.minimum(begin + skipped - window, np.int64(7)).astype(np.uint64) * np.uint64(8)
+        mask = _KEEP[np.clip(length - skipped, np.int64(0), np.int64(8))]
+        yield (windows[window].astype(np.uint64) << shift) & mask
+    yield None if words > WORDS_MAX else length.astype(np.uint64)

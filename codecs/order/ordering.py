@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.codecs.order.arrays import boolean_values, int64_array, stored_values
-from persist.codecs.order.digits import Rows, RowSorter, dense_ranks
+from persist.codecs.order.digits import Flags, Rows, dense_ranks, sort_rows
 from persist.codecs.types.arrow_types import has_floats
 
 _OFFSET_BYTES_MAX = 2**31 - 1
@@ -53,16 +53,16 @@ def order_keys(table: pa.Table, names: Sequence[str]) -> list[pa.Array]:
     return [_order_key(combined(table.column(name))) for name in names]
 
 
-def row_sorter(table: pa.Table, names: Sequence[str]) -> RowSorter:
-    """Sorts the rows of a canonical table by the named columns, of which there is at least one."""
-    return RowSorter(order_keys(table, names))
+def sort_table(table: pa.Table, names: Sequence[str]) -> tuple[Rows, Flags]:
+    """Sort the rows of a canonical table by the named columns; see `sort_rows`."""
+    return sort_rows(order_keys(table, names))
 
 
 def sort_indices(table: pa.Table, names: Sequence[str]) -> pa.Array:
     """int64[n]: the row numbers of a canonical table in the order of the named columns; stable."""
     if not names:
         return int64_array(np.arange(table.num_rows, dtype=np.int64))
-    return int64_array(row_sorter(table, names).sort()[0])
+    return int64_array(sort_table(table, names)[0])
 
 
 def combined(column: pa.ChunkedArray) -> pa.Array:

@@ -27,7 +27,7 @@ import pyarrow.types as pat
 
 from persist.codecs.order.arrays import boolean_array, int64_array, stored_values
 from persist.codecs.order.digits import dense_ranks, to_ordered_bits
-from persist.codecs.order.ordering import order_keys, row_sorter
+from persist.codecs.order.ordering import order_keys, sort_table
 from persist.codecs.types.arrow_types import is_flat, is_number, is_text, key_order, scalar_to_json
 
 Rows: TypeAlias = npt.NDArray[np.int64]
@@ -114,7 +114,7 @@ class SortedKeys:
     def of(cls, rows: pa.Table, names: Sequence[str]) -> "SortedKeys":
         """Return the distinct keys of rows in any order, floats canonical; names are the key columns, one at least."""
         keys = rows.select([*names])
-        order, starts = row_sorter(keys, names).sort()
+        order, starts = sort_table(keys, names)
         return cls(keys.take(int64_array(order[starts])))
 
     def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -223,11 +223,6 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 def _find_rows(keys: Packed, requested_keys: Packed) -> Rows:
     """Return the ascending positions in sorted `keys` of all that are in sorted `wanted`."""
-    if len(requested_keys) == 1:
-        start = keys.searchsorted(requested_keys)[0]
-        if start == len(keys) or keys[start] != requested_keys[0]:
-            return NO_ROWS
-        return np.arange(start, keys.searchsorted(requested_keys, "right")[0])
     # Most of many may be outside of these keys.
     requested_keys = requested_keys[
         requested_keys.searchsorted(keys[0]) : requested_keys.searchsorted(keys[-1], "right")
@@ -240,18 +235,7 @@ def _find_rows(keys: Packed, requested_keys: Packed) -> Rows:
         at[at == len(requested_keys)] = 0  # Greater than all of them: the least is not equal either.
         rows: Rows = np.flatnonzero(requested_keys[at] == keys)
         return rows
-    starts = keys.searchsorted(requested_keys)
-    starts[starts == len(keys)] = 0  # As above.
-    is_there = keys[starts] == requested_keys
-    starts, requested_keys = starts[is_there], requested_keys[is_there]
-    # Mostly a key has one row, and no second search is needed.
-    again = starts + 1 < len(keys)
-    again[again] = keys[starts[again] + 1] == requested_keys[again]
-    if not again.any():
-        rows = starts
-        return rows
-    ends = starts + 1
-    ends[again] = keys.searchsorted(requested_keys[again], "right")
+    starts, ends = keys.searchsorted(requested_keys), keys.searchsorted(requested_keys, "right")
     # The ranges [start, end) one after the other: a run of consecutive numbers, moved to begin at each start.
     counts = ends - starts
     firsts = np.cumsum(counts) - counts

@@ -17,7 +17,6 @@ outside int64 before they are split are arrays of Python's integers: some hundre
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,11 +26,10 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.order.arrays import int64_array, int64_values, stored_values
-from persist.codecs.order.digits import Rows, RowSorter
-from persist.codecs.order.ordering import canonical, combined, row_sorter
+from persist.codecs.order.digits import Rows
+from persist.codecs.order.ordering import canonical, combined, sort_table
 from persist.codecs.types.schema import DIFF
 
-_PARALLEL_ROWS = 200_000  # From here on two threads gain more than they cost.
 _INT64_MAX = 2**63 - 1
 ROWS_MAX = 2**31 - 1  # That may be added up at a time.
 LIMB_BITS = 32
@@ -66,16 +64,7 @@ def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
         return table if diffs[0] else table.slice(0, 0)
     if not by:
         return pa.table({DIFF: [total]}, schema=table.schema) if (total := sum_all(diffs)) else table.slice(0, 0)
-    sorter = row_sorter(table, by)
-    if table.num_rows < _PARALLEL_ROWS or pa.cpu_count() < 2:
-        return _consolidate_rows(table, diffs, sorter, None)
-    with ThreadPoolExecutor(2) as threads:
-        halves = threads.map(lambda rows: _consolidate_rows(table, diffs, sorter, rows), sorter.halves())
-        return pa.concat_tables(halves)
-
-
-def _consolidate_rows(table: pa.Table, diffs: Diffs, sorter: RowSorter, rows: Rows | None) -> pa.Table:
-    order, starts = sorter.sort(rows)
+    order, starts = sort_table(table, by)
     diffs = diffs[order]
     if not starts.all():
         (firsts,) = starts.nonzero()

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.codecs.order.arrays import int64_array, int64_values, int_ends
 from persist.codecs.order.sums import exact_sum
-from persist.codecs.part.file_reader import CheckedFooters, from_parquet, scan_parquet
+from persist.codecs.part.file_reader import from_parquet, scan_parquet
 from persist.codecs.part.filters import bind_filter, referenced_columns
 from persist.codecs.part.lending import lent_buffer
 from persist.codecs.part.part import Part, compute_checksum, from_batch
@@ -33,9 +33,7 @@ def decode_part(
     *,
     columns: Sequence[str] | None = None,
     filter: pc.Expression | None = None,
-    within: tuple[int, int] | None = None,
     use_threads: bool = True,
-    footers: CheckedFooters | None = None,
     coded: Sequence[str] = (),
 ) -> pa.Table:
     """Verify a part's bytes, then read its updates.
@@ -48,9 +46,7 @@ def decode_part(
             read.
         filter: keeps the rows for which it is true; over any columns of the schema. Row groups whose
             statistics exclude it are not read.
-        within: an interval `[start, end)` of rows outside of which nothing is wanted; a hint, more may be returned.
         use_threads: whether Arrow may decode columns in parallel.
-        footers: keeps the footer for the next time; of no use where there is a filter.
         coded: columns of strings or bytes that may come as dictionaries; a hint, they may also come as they are.
 
     Raises:
@@ -70,9 +66,7 @@ def decode_part(
             schema,
             columns=names,
             filter=filter,
-            within=within,
             use_threads=use_threads,
-            footers=footers,
             coded=() if is_lifted else coded,
         ),
     )
@@ -85,13 +79,11 @@ def decode_part(
         return filtered(table, filter, columns, schema.arrow)
     buffer = lent_buffer(data) if use_threads else pa.py_buffer(data)
 
-    def read(names: Sequence[str], within: tuple[int, int] | None = None, coded: Sequence[str] = ()) -> pa.Table:
-        return from_parquet(
-            buffer, part, schema.arrow, names, use_threads=use_threads, within=within, footers=footers, coded=coded
-        )
+    def read(names: Sequence[str], coded: Sequence[str] = ()) -> pa.Table:
+        return from_parquet(buffer, part, schema.arrow, names, use_threads=use_threads, coded=coded)
 
     if filter is None:
-        table = decoded(part, lambda: read(columns, within, coded))
+        table = decoded(part, lambda: read(columns, coded))
         check_updates(table, part)
         return table
     try:

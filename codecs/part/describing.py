@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion
-from persist.codecs.order.arrays import int64_values, int_ends, stored_values
+from persist.codecs.order.arrays import int64_values, int_ends
 from persist.codecs.order.digits import dense_ranks
-from persist.codecs.order.ordering import canonical, combined, order_keys, row_sorter
+from persist.codecs.order.ordering import canonical, combined, order_keys, sort_table
 from persist.codecs.order.sums import exact_sum
 from persist.codecs.part.decoding import UNREADABLE, read_part
 from persist.codecs.part.file_reader import level_bytes
@@ -45,7 +45,6 @@ BATCH_SAMPLES = (2,)
 KEY_SAMPLE_BYTES_MAX = 256
 STATS_VALUE_BYTES_MAX = 64
 _COUNTED = ("bytes", "rows", "checksum", "footer", "time_min", "time_max", "negatives", "diff_sum")
-_TAKE_MIN = 1024  # For fewer values, computing minimum and maximum is faster than taking both ends.
 
 
 class Summary:
@@ -54,10 +53,8 @@ class Summary:
     Memory: the key columns of all rows, for samples are taken at evenly spaced rows of a number known only at the end.
     """
 
-    def __init__(self, schema: CollectionSchema, *, is_sorted: bool = True) -> None:
-        """Begin; is_sorted: the rows arrive in order, so the first column's bounds are its ends."""
+    def __init__(self, schema: CollectionSchema) -> None:
         self._schema = schema
-        self._sorted = schema.key_names[:1] if is_sorted else []
         self._keys: list[pa.Table] = []
         self._extremes: dict[str, list[tuple[pa.Scalar, pa.Scalar]]] = {}
         self._nulls: dict[str, int] = {}
@@ -82,11 +79,8 @@ class Summary:
         columns += [] if values is None else zip(values.column_names, values.columns, strict=True)
         for name, column in columns:
             if is_flat(column.type):
-                nulls = column.null_count
-                if name in self._sorted and len(column) > _TAKE_MIN:
-                    column = column.take([0, max(len(column) - nulls - 1, 0)])
                 self._extremes.setdefault(name, []).append(_extremes(column))
-                self._nulls[name] = self._nulls.get(name, 0) + nulls
+                self._nulls[name] = self._nulls.get(name, 0) + column.null_count
 
     @property
     def key_bytes(self) -> int:
@@ -132,7 +126,7 @@ def describe_part(
     data: bytes | memoryview, table: pa.Table, schema: CollectionSchema, values: pa.Table | None = None
 ) -> Part:
     """The descriptor of a part that holds table, of at least one row, as data, with values of its documents."""
-    summary = Summary(schema, is_sorted=False)
+    summary = Summary(schema)
     summary.add(table.combine_chunks(), values)
     return summary.describe(data)
 
@@ -213,13 +207,6 @@ def _extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
     if len(column) == 1:
         return column[0], column[0]
     array = column.chunk(0)
-    is_number = pt.is_integer(kind) or pt.is_temporal(kind) or pt.is_float32(kind) or pt.is_float64(kind)
-    if is_number and not array.null_count:  # Most columns, in a fifth of the time.
-        values = stored_values(array)
-        ends = np.array([values.min(), values.max()])
-        if ends[0] == ends[0]:  # Or else one is NaN.
-            bounds = pa.array(ends).view(kind)
-            return bounds[0], bounds[1]
     array = widened(array)
     if pt.is_duration(kind):  # Arrow has no minimum of durations.
         array = array.view(pa.int64())
@@ -272,7 +259,7 @@ def check_part(
             values = _checked_values(data, part, table, schema, findings)
             findings += _descriptor_findings(part, describe_part(data, table, schema, values))
             findings += _index_findings(data, part, schema)
-    order, starts = row_sorter(canonical(table), [*schema.names, TIME]).sort()
+    order, starts = sort_table(canonical(table), [*schema.names, TIME])
     moved = np.flatnonzero(order != np.arange(len(order)))
     if len(moved):
         findings.append(
@@ -389,10 +376,10 @@ def _may_be_single(table: pa.Table, keys: Sequence[str]) -> bool:
     """Return whether each key may have one row or none after each time of a part, whatever it had before."""
     if not keys:
         return False
-    order, starts = row_sorter(table, [*keys, TIME]).sort()
+    order, starts = sort_table(table, [*keys, TIME])
     diffs = int64_values(combined(table.column(DIFF)))[order].clip(-(2**32), 2**32)  # So that no sum overflows.
     sums = np.add.reduceat(diffs, np.flatnonzero(starts))
-    _, key_starts = row_sorter(table, keys).sort()
+    _, key_starts = sort_table(table, keys)
     first = np.flatnonzero(key_starts[starts])
     totals = sums.cumsum()
     counts = totals - np.repeat(totals[first] - sums[first], np.diff([*first, len(sums)]))  # More than before the part.

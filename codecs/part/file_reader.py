@@ -5,7 +5,7 @@ log may do anything. Its checks detect accidents, such as a file of another coll
 number of row groups, and unpacked size must match the descriptor.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from persist.blob.errors import CorruptBlob
-from persist.blob.lru import Cache, Kind
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.file_writer import MAGIC, storage_type
 from persist.codecs.part.filters import may_compare_with_nan, referenced_columns
@@ -80,29 +79,6 @@ class CheckedFooter:
         self.metadata.write_metadata_file(alone)
         fragment = ParquetFileFormat().make_fragment(alone.getvalue())
         return [group.id for group in fragment.subset(filter, schema=fragment.physical_schema).row_groups]
-
-
-class CheckedFooters:
-    """Recently checked footers, for repeated reads of a file; thread-safe."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._kept: Kind[Hashable, CheckedFooter] = cache.kind(
-            lambda footer: PARSED_BYTES * int(footer.metadata.serialized_size)
-        )
-
-    @property
-    def bytes(self) -> int:
-        """About how much memory the footers here take."""
-        return self._kept.bytes
-
-    def read(self, data: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
-        """Return the footer of a file that has the checksum of its part, which was verified."""
-        name = part.checksum, data.size, schema, part.rows, part.memory
-        footer = self._kept.get(name)
-        if footer is None:
-            footer = _whole_footer(data, part, schema)
-            self._kept.put(name, footer)
-        return footer
 
 
 def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
@@ -222,23 +198,19 @@ def from_parquet(
     columns: Sequence[str],
     *,
     use_threads: bool,
-    within: tuple[int, int] | None = None,
-    footers: CheckedFooters | None = None,
     coded: Sequence[str] = (),
 ) -> pa.Table:
     """Read columns of the file of a part, which must hold exactly this schema.
 
     Args:
         coded: as for `GroupFile`.
-        within: an interval `[start, end)` of rows; the row groups that hold some of them are read whole, others not.
-        footers: keeps the footer for the next time.
 
     Raises:
         ValueError: the file disagrees with its footer, schema or descriptor.
         pa.ArrowException, OSError: it cannot be decoded.
     """
-    footer = _whole_footer(data, part, schema) if footers is None else footers.read(data, part, schema)
-    groups = groups_within(footer.group_rows, within or (0, part.rows))
+    footer = _whole_footer(data, part, schema)
+    groups = range(len(footer.group_rows))
     return GroupFile(pa.BufferReader(data), footer, schema, coded).read(groups, columns, use_threads=use_threads)
 
 

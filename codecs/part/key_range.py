@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from persist.blob.errors import CorruptBlob
 from persist.blob.lru import Cache, Kind
-from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part, sample_row
 from persist.codecs.types.arrow_types import Bound, Orderable, key_order, keys_order, scalar_to_json
 from persist.codecs.types.schema import CollectionSchema
@@ -127,19 +126,6 @@ class KeyRange:
         if self._ordered is not None and self._ordered[0] == types:
             self._within[part.checksum] = within
         return within
-
-    def decode(self, data: bytes, part: Part, schema: CollectionSchema, *, columns: Sequence[str]) -> pa.Table:
-        """Verify and decode the updates of part whose keys are inside; arguments and errors as for `decode_part`.
-
-        Row groups without any of them are not decoded.
-        """
-        if self.covers(part, schema):
-            return decode_part(data, part, schema, columns=columns)
-        keys = [name for name in schema.key_names if name not in columns]
-        within = self.bracket(part, schema)
-        table = decode_part(data, part, schema, columns=[*columns, *keys], within=within)
-        start, end = self.rows(table, schema)
-        return table.slice(start, end - start).select(list(columns))
 
 
 Sampled = Sequence[list[Orderable] | None]  # The results of `comparable_keys` for several parts.

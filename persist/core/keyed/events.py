@@ -35,8 +35,8 @@ import pyarrow.types as pat
 
 from persist.codecs.evolution import lift
 from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
-from persist.codecs.order.digits import RowSorter, dense_ranks
-from persist.codecs.order.ordering import combined, order_keys, row_sorter
+from persist.codecs.order.digits import dense_ranks, sort_rows
+from persist.codecs.order.ordering import combined, order_keys, sort_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.types.arrow_types import scalar_from_json, type_from_json
 from persist.codecs.types.schema import CollectionSchema, Side
@@ -173,13 +173,13 @@ def prepare_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) 
     """
     names = list(schema.key_names)
     events = events.drop_columns([SEQ, "_diff"]).combine_chunks()
-    order, starts = row_sorter(events, names).sort()
+    order, starts = sort_table(events, names)
     groups = np.cumsum(starts) - 1
     keys = events.select(names).take(int64_array(order[starts]))
     times = int64_values(combined(events["_time"]))[order]
     if form.order_by or form.ties == "greatest" or not _ascends(groups, times):
         ranks = _ranks(schema, form, events)[order]
-        within, starts = RowSorter([int64_array(groups), int64_array(times), int64_array(ranks)]).sort()
+        within, starts = sort_rows([int64_array(groups), int64_array(times), int64_array(ranks)])
         order, groups = order[within], groups[within]
         if form.ties == "greatest":
             order = _by_value(events, order, starts, _value_names(schema, form))
@@ -284,7 +284,7 @@ def _by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], name
         return order
     some = events.select([DELETED, *names]).take(int64_array(order[tied])).combine_chunks()
     ties = int64_array(np.cumsum(starts, dtype=np.int64)[tied])
-    within, _ = RowSorter([ties, pc.invert(combined(some[DELETED])), *order_keys(some, names)]).sort()
+    within, _ = sort_rows([ties, pc.invert(combined(some[DELETED])), *order_keys(some, names)])
     settled = order.copy()
     settled[tied] = order[tied][within]
     return settled

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.order.arrays import copy_table, int64_array
 from persist.codecs.order.digest import compute_digest
-from persist.codecs.order.ordering import row_sorter
+from persist.codecs.order.ordering import sort_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import with_both_zeros
@@ -341,7 +341,7 @@ def _check_events(handle: CollectionHandle, events: EventTable, action: str) -> 
         return msgspec.structs.replace(events, ready=ready)
     names = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     once = consolidate(events.table.select([*names, "_diff"]), names)  # The same row may occur twice.
-    order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
+    order, starts = sort_table(once, [*schema.key_names, TIME])
     if not starts.all():
         raise DuplicateKeys(handle.name, find_repeated_keys(once, schema.key_names, order[~starts]), action)
     return events

@@ -13,7 +13,6 @@ rest touches are merged; other standing rows pass as they were decoded. Without 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -30,7 +29,7 @@ from persist.codecs.part.describing import describe_held
 from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
-from persist.engine.read.parts.reader import ClaimedRead, PartReader, ahead, finish
+from persist.engine.read.parts.reader import ClaimedRead, PartReader, ahead
 from persist.engine.read.planning.scan import Scan, cheap_first, negate, rows_without_columns, with_diff
 
 Form = Literal["rows", "diff"]
@@ -57,11 +56,69 @@ def read_snapshot(
         NegativeMultiplicity: the form is rows and some record has a negative multiplicity.
         DiffOverflow: a multiplicity does not fit int64.
     """
-    for item in _read_slice(scan, reader, form, elsewhere):
-        if isinstance(item, _Rest):
-            yield from _to_form(item.consolidate(), scan, form)
-        else:
-            yield item
+    split = Split.of(scan, form)
+    assert elsewhere is None or scan.schema.key_names or not split.is_merged, "without keys, everything is touched"
+    if not split.is_merged:
+        keeps_diff = form == "diff" or not scan.columns
+        part_split = split if elsewhere is None else split.standing_where(lambda part: not elsewhere(part))
+        for table in _read_standing(scan, reader, part_split, [*scan.columns], keeps_diff=keeps_diff):
+            yield from _to_form(table, scan, form)
+        return
+    yield from _merge_parts(scan, split, form, reader, elsewhere)
+
+
+def _merge_parts(
+    scan: Scan, split: "Split", form: Form, reader: PartReader, elsewhere: Callable[[Part], bool] | None
+) -> Iterator[pa.Table]:
+    """Yield the contents of a slice: standing rows that nothing touches, then the rest, merged."""
+    columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
+    names = [*columns, *(name for name in keys if name not in columns)]
+    # In form "rows", records of different keys that look alike must not cancel each other: whether they are in one
+    # slice depends on how the collection is stored.
+    apart = names if form == "rows" else columns
+    is_touching = bool(keys) and (elsewhere is not None or split.is_touching(scan))
+    # Standing rows are read in another thread, while the rest is read and searched.
+    stands = [(split, True)]
+    if elsewhere is not None:
+        stands = [
+            (split.standing_where(lambda part: not elsewhere(part)), True),
+            (split.standing_where(elsewhere), False),
+        ]
+    standing = ahead(
+        (
+            (is_here, table)
+            for some, is_here in stands
+            for table in _read_standing(scan, reader, some, names, keeps_diff=keeps_diff)
+        ),
+        reader.pool,
+    )
+    with closing(standing):
+        rest_rows = pa.concat_tables(
+            [
+                scan.empty([*names, "_diff"]),
+                *scan.base_rows(reader, [*names, "_diff"], split.base_rest),
+                *scan.updates(reader, [*names, "_diff"], split.rest),
+            ]
+        )
+        touching = SortedKeys.of(rest_rows, keys) if is_touching and len(rest_rows) else None
+        touched = [rest_rows.select([*apart, "_diff"])]
+        for is_here, table in standing:
+            if not len(rest_rows) or not len(table):
+                if not is_here and not len(rest_rows):
+                    break  # Nothing is touched, so the other parts need not be read.
+                if not is_here:
+                    continue
+                yield from _to_form(_select(table, columns), scan, form)
+            elif touching is None:
+                touched.append(with_diff(table).select([*apart, "_diff"]))
+            else:
+                inside, outside = touching.split(table) if is_here else (touching.inside(table), None)
+                touched.append(with_diff(inside).select([*apart, "_diff"]))
+                if outside is not None:
+                    yield from _to_form(_select(outside, columns), scan, form)
+    by, names, rows = cheap_first(apart, scan.schema), [*apart, "_diff"], [pa.concat_tables(touched)]
+    del rest_rows, touched, touching  # So that what copies the rows may have their memory.
+    yield from _to_form(consolidate(rows.pop(), by).select(names), scan, form)
 
 
 def _to_form(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
@@ -130,83 +187,6 @@ def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
     return scan.slices_within(slice_bytes, estimate_held_bytes) if Split.of(scan, form).is_merged else [scan]
 
 
-class _Rest:
-    """The rows of a slice that must be consolidated, which can be done once.
-
-    Args:
-        by: all columns but `_diff`, in the order in which they are compared.
-    """
-
-    def __init__(self, rows: pa.Table, by: list[str]) -> None:
-        self._rows, self._names, self._by = [rows], rows.column_names, by
-
-    def consolidate(self) -> pa.Table:
-        """Return the rows consolidated, and free the original ones."""
-        return consolidate(self._rows.pop(), self._by).select(self._names)
-
-
-def _read_slice(
-    scan: Scan, reader: PartReader, form: Form, elsewhere: Callable[[Part], bool] | None = None
-) -> Iterator[pa.Table | _Rest]:
-    """Yield the standing rows that nothing touches, as results; then the rest, if there is one.
-
-    A table without `_diff` has the diff 1 in all rows.
-    """
-    split = Split.of(scan, form)
-    assert elsewhere is None or scan.schema.key_names or not split.is_merged, "without keys, everything is touched"
-    columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
-    if not split.is_merged:
-        part_split = split if elsewhere is None else split.standing_where(lambda part: not elsewhere(part))
-        for table in _read_standing(scan, reader, part_split, columns, keeps_diff=keeps_diff):
-            yield from _to_form(table, scan, form)
-        return
-    names = [*columns, *(name for name in keys if name not in columns)]
-    # In form "rows", records of different keys that look alike must not cancel each other: whether they are in one
-    # slice depends on how the collection is stored.
-    apart = names if form == "rows" else columns
-    is_touching = bool(keys) and (elsewhere is not None or split.is_touching(scan))
-    # Standing rows are read in another thread, while the rest is read and searched.
-    stands = [(split, True)]
-    if elsewhere is not None:
-        stands = [
-            (split.standing_where(lambda part: not elsewhere(part)), True),
-            (split.standing_where(elsewhere), False),
-        ]
-    standing = ahead(
-        (
-            (is_here, table)
-            for some, is_here in stands
-            for table in _read_standing(scan, reader, some, names, keeps_diff=keeps_diff)
-        ),
-        reader.pool,
-    )
-    with closing(standing):
-        rest_rows = pa.concat_tables(
-            [
-                scan.empty([*names, "_diff"]),
-                *scan.base_rows(reader, [*names, "_diff"], split.base_rest),
-                *scan.updates(reader, [*names, "_diff"], split.rest),
-            ]
-        )
-        touching = SortedKeys.of(rest_rows, keys) if is_touching and len(rest_rows) else None
-        touched = [rest_rows.select([*apart, "_diff"])]
-        for is_here, table in standing:
-            if not len(rest_rows) or not len(table):
-                if not is_here and not len(rest_rows):
-                    break  # Nothing is touched, so the other parts need not be read.
-                if not is_here:
-                    continue
-                yield from _to_form(_select(table, columns), scan, form)
-            elif touching is None:
-                touched.append(with_diff(table).select([*apart, "_diff"]))
-            else:
-                inside, outside = touching.split(table) if is_here else (touching.inside(table), None)
-                touched.append(with_diff(inside).select([*apart, "_diff"]))
-                if outside is not None:
-                    yield from _to_form(_select(outside, columns), scan, form)
-    yield _Rest(pa.concat_tables(touched), cheap_first(apart, scan.schema))
-
-
 def _read_standing(
     scan: Scan, reader: PartReader, split: Split, names: list[str], *, keeps_diff: bool
 ) -> Iterator[pa.Table]:
@@ -232,7 +212,7 @@ def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa
     """
     reader = reading()
     slices = snapshot_slices(scan, form, reader.slice_bytes)
-    tables = _read_slices(slices, form, lambda: reading.check(reader))
+    tables = (table for piece in slices for table in read_snapshot(piece, form, reading.check(reader)))
     if form == "rows" or {*scan.schema.key_names} <= {*scan.columns}:
         yield from tables
         return
@@ -241,36 +221,6 @@ def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa
         summed = consolidate(pa.concat_tables([summed, table]), scan.columns)
     if summed is not None:
         yield summed
-
-
-def _read_slices(slices: Sequence[Scan], form: Form, reading: Callable[[], PartReader]) -> Iterator[pa.Table]:
-    """Yield the contents of each slice, in order; a slice is merged while the next one is read.
-
-    Memory: as `read_snapshot`, and a slice.
-    """
-    if len(slices) < 2:
-        for scan_slice in slices:
-            yield from read_snapshot(scan_slice, form, reading())
-        return
-    last_merged: Iterator[pa.Table] = iter(())
-    merging: Future[pa.Table] | None = None
-    try:
-        for scan_slice in slices:
-            reader = reading()
-            for item in _read_slice(scan_slice, reader, form):
-                yield from last_merged
-                if isinstance(item, _Rest):
-                    merging = reader.pool.submit(item.consolidate)
-                    last_merged = _merge_and_emit(merging, scan_slice, form)
-                else:
-                    yield item
-        yield from last_merged
-    finally:
-        finish([] if merging is None else [merging])
-
-
-def _merge_and_emit(future: "Future[pa.Table]", scan: Scan, form: Form) -> Iterator[pa.Table]:
-    yield from _to_form(future.result(), scan, form)
 
 
 def repeat_rows(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:

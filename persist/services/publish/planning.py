@@ -28,8 +28,7 @@ import pyarrow.types as pt
 
 from persist.codecs.nested import Node, column_node, is_extended
 from persist.codecs.order.arrays import int64_array
-from persist.codecs.order.digits import RowSorter
-from persist.codecs.order.ordering import order_keys
+from persist.codecs.order.ordering import sort_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import parts_that_may_match, referenced_columns
@@ -271,7 +270,7 @@ class Planner:
         table = pa.concat_tables([scan.empty([*names, "_time", "_diff"]), *tables]).combine_chunks()
         if not len(table):
             return table.select([*names, "_diff"])
-        order, starts = RowSorter(order_keys(table, [*schema.key_names])).sort()
+        order, starts = sort_table(table, [*schema.key_names])
         times, diffs = (table[name].to_numpy()[order] for name in ("_time", "_diff"))
         newest = np.maximum.reduceat(times, np.flatnonzero(starts))[np.cumsum(starts) - 1]
         current = table.take(int64_array(order[(times == newest) & (diffs > 0)])).select([*names, "_diff"])

@@ -186,7 +186,7 @@ class Server(Closes):
                 logger.warning("the server at %s cannot read the log: %s", self.url, error)
                 with hub.changed:
                     hub.changed.wait_for(lambda: hub.is_closed, LOOK_S)
-                continue
+                seqno = None
             if seqno is not None:
                 with hub.changed:
                     hub.seqno = seqno

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 
-from persist.codecs.order.digits import FEW_TIED, RowSorter, repeats
-from persist.codecs.order.ordering import canonical, order_keys, row_sorter, sort_indices
+from persist.codecs.order.digits import repeats, sort_rows
+from persist.codecs.order.ordering import canonical, order_keys, sort_indices, sort_table
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, arrow_types, flat_types
 from tests.support.tiers import examples
@@ -47,22 +47,16 @@ def test_every_type_sorts_as_python_sorts_it_and_stably(table: pa.Table) -> None
 
 
 @settings(max_examples=examples(100))
-@given(tables(columns=3), st.sampled_from([0, FEW_TIED]))
-def test_several_columns_sort_one_after_the_other(table: pa.Table, few: int) -> None:
+@given(tables(columns=3))
+def test_several_columns_sort_one_after_the_other(table: pa.Table) -> None:
     names = ["c2", "c0", "c1"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "persist.codecs.order.digits.FEW_TIED", few
-        )  # Ties of few rows are Acero's, others further digits'.
-        assert sort_indices(table, names).to_pylist() == python_order(table, names)
+    assert sort_indices(table, names).to_pylist() == python_order(table, names)
 
 
 @settings(max_examples=examples(100))
-@given(tables(columns=2), st.sampled_from([0, FEW_TIED]))
-def test_runs_begin_where_a_row_differs_from_the_one_before(table: pa.Table, few: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("persist.codecs.order.digits.FEW_TIED", few)
-        order, starts = row_sorter(table, ["c0", "c1"]).sort()
+@given(tables(columns=2))
+def test_runs_begin_where_a_row_differs_from_the_one_before(table: pa.Table) -> None:
+    order, starts = sort_table(table, ["c0", "c1"])
     keys = sort_keys(table, ["c0", "c1"])
     expected = [i == 0 or keys[order[i]] != keys[order[i - 1]] for i in range(len(order))]
     assert starts.tolist() == expected
@@ -80,20 +74,10 @@ def test_acero_groups_and_sorts_order_keys_as_the_columns_should_be(table: pa.Ta
 
 
 @settings(max_examples=examples(100))
-@given(tables())
-def test_the_two_halves_are_the_rows_and_do_not_overlap(table: pa.Table) -> None:
-    if table.num_rows:
-        sorter = row_sorter(table, ["c0"])
-        low, high = sorter.halves()
-        merged = [*sorter.sort(low)[0], *sorter.sort(high)[0]]
-        assert merged == python_order(table, ["c0"])
-
-
-@settings(max_examples=examples(100))
 @given(flat_types().flatmap(lambda kind: arrays(kind, min_size=4, max_size=12)))
 def test_what_lies_before_and_behind_a_slice_does_not_count(array: pa.Array) -> None:
     [whole] = order_keys(canonical(pa.table({"c": array})), ["c"])
-    order, starts = RowSorter([whole[2:-1]]).sort()
+    order, starts = sort_rows([whole[2:-1]])
     keys = sort_keys(pa.table({"c": array})[2:-1], ["c"])
     assert order.tolist() == sorted(range(len(keys)), key=keys.__getitem__)
     assert starts.tolist() == [at == 0 or keys[row] != keys[order[at - 1]] for at, row in enumerate(order)]
@@ -127,7 +111,7 @@ def test_what_lies_below_a_null_list_or_struct_does_not_count() -> None:
     structs = pa.StructArray.from_arrays([hidden[:2]], names=["a"], mask=pa.array([True, True]))
     fixed = pa.FixedSizeListArray.from_arrays(hidden, 2, mask=pa.array([True, True]))
     for array in (lists, structs, fixed):
-        _, starts = row_sorter(pa.table({"c": array}), ["c"]).sort()
+        _, starts = sort_table(pa.table({"c": array}), ["c"])
         assert starts.tolist() == [True, False]
 
 
@@ -138,7 +122,7 @@ def test_what_lies_below_a_null_string_does_not_count(kind: pa.DataType) -> None
     validity = pa.py_buffer(bytes([0b10100]))
     array = pa.Array.from_buffers(kind, len(values), [validity, *values.buffers()[1:]])
     assert array.null_count == 3
-    order, starts = row_sorter(pa.table({"c": array}), ["c"]).sort()
+    order, starts = sort_table(pa.table({"c": array}), ["c"])
     assert order.tolist() == [4, 2, 0, 1, 3]
     assert starts.tolist() == [True, True, True, False, False]
 
@@ -190,7 +174,7 @@ def test_texts_that_come_often_sort_as_python_sorts_them(kind: pa.DataType) -> N
     columns[1] = pa.array(chance.integers(0, 3, rows))
     table = pa.table([column[300:-300] for column in columns], names=["a", "n", "b"])
     assert repeats(table["a"].chunk(0))
-    order, starts = row_sorter(table, ["a", "n", "b"]).sort()
+    order, starts = sort_table(table, ["a", "n", "b"])
     assert order.tolist() == python_order(table, ["a", "n", "b"])
     keys = sort_keys(table, ["a", "n", "b"])
     assert starts.tolist() == [at == 0 or keys[row] != keys[order[at - 1]] for at, row in enumerate(order)]
@@ -202,6 +186,6 @@ def test_texts_that_hardly_ever_come_again_are_not_ranked() -> None:
 
 
 def test_nothing_to_sort_is_no_error() -> None:
-    assert RowSorter([]).sort()[0].tolist() == []
+    assert sort_rows([])[0].tolist() == []
     assert sort_indices(pa.table({"a": [3, 1]}), []).to_pylist() == [0, 1]
     assert sort_indices(pa.table({"a": pa.array([], pa.list_(pa.float16()))}), ["a"]).to_pylist() == []

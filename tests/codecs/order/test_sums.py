@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-import persist.codecs.order.sums
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.order.sums import consolidate, sum_all
 from tests.codecs.oracle import sort_keys, sums
@@ -109,20 +108,6 @@ def test_a_sum_is_exact_or_an_error_whatever_happens_on_the_way(diffs: list[int]
 def test_extreme_diffs_of_different_rows_do_not_touch_each_other() -> None:
     table = pa.table({"k": [1, 2, 1, 2], "_diff": [INT64_MAX, INT64_MIN, -1, 1]})
     assert consolidate(table, ["k"])["_diff"].to_pylist() == [INT64_MAX - 1, INT64_MIN + 1]
-
-
-@pytest.mark.parametrize("key_type", [pa.int64(), pa.string(), pa.list_(pa.int64())])
-def test_two_threads_give_what_one_gives(key_type: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(3)
-    keys = pa.array(rng.integers(0, 3000, 10_000))
-    column = pa.array([[k] for k in keys.to_pylist()]) if pa.types.is_list(key_type) else keys.cast(key_type)
-    table = pa.table({"k": column, "v": rng.integers(0, 2, 10_000), "_diff": rng.choice([-1, 1], 10_000)})
-    one = consolidate(table, ["k", "v"])
-    monkeypatch.setattr(persist.codecs.order.sums, "_PARALLEL_ROWS", 1)
-    assert consolidate(table, ["k", "v"]).equals(one)
-    assert len(one) == len(sums(table, ["k", "v"]))
-    with pytest.raises(DiffOverflow):
-        consolidate(table.set_column(2, "_diff", pa.array([INT64_MAX] * 10_000)), ["k", "v"])
 
 
 def test_sorted_distinct_rows_are_not_copied() -> None:

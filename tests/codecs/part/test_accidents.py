@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from persist.blob.errors import CorruptBlob
-from persist.blob.lru import Cache
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.describing import describe_footer
-from persist.codecs.part.file_reader import CheckedFooters, level_bytes
+from persist.codecs.part.file_reader import level_bytes
 from persist.codecs.part.part import GROUPS_MAX, Part, compute_checksum
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
@@ -120,16 +119,6 @@ def test_a_dictionary_of_few_long_values_is_read() -> None:
     assert decode_part(data, part, TEXT).combine_chunks().equals(table.combine_chunks())
     found = decode_part(data, part, TEXT, columns=["v", "k"], filter=pc.field("k") < 3)
     assert found.combine_chunks().equals(table.select(["v", "k"]).slice(0, 3).combine_chunks())
-
-
-def test_a_footer_that_is_kept_is_read_once() -> None:
-    data, part, table = part_of([str(n) for n in range(100)])
-    footers = CheckedFooters(Cache(1 << 20))
-    for _ in range(2):
-        assert decode_part(data, part, TEXT, footers=footers).equals(table)
-    buffer = pa.py_buffer(data)
-    kept = [footers.read(buffer, part, TEXT.arrow) for _ in range(2)]
-    assert kept[0] is kept[1]
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: "-".join(schema.names) or "unit")

@@ -15,7 +15,7 @@ import persist
 from persist.api.client import Client
 from persist.blob.protocol import MemoryBlob
 from persist.compute.query import QUERIES_MAX, QueryResult
-from persist.services.serve.flight_sql import PREPARED_MAX
+from persist.services.serve.flight_sql import PREPARED_MAX, FlightSql
 from persist.services.serve.messages import encode_fields, group_fields
 from persist.sql import QueryLimits
 from tests.support.stepped import WAIT_S
@@ -131,6 +131,23 @@ def test_an_answer_that_waits_for_its_client_shows_nothing_erased() -> None:
         [endpoint] = raw.get_flight_info(command).endpoints
         client["orders"].erase([1], reason="request 17")
         assert raw.do_get(endpoint.ticket).read_all()["id"].to_pylist() == [2]
+
+
+def test_answers_that_nobody_reads_go_while_the_store_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_failed, has_dropped = threading.Event(), threading.Event()
+
+    def fail(*_: Any) -> None:
+        has_failed.set()
+        raise persist.errors.Unavailable("the store is away")
+
+    def drop_old(*_: Any) -> None:
+        if has_failed.is_set():
+            has_dropped.set()
+
+    monkeypatch.setattr(FlightSql, "drop_old", drop_old)
+    with opened() as client, client.serve(LOCAL, sql=True):
+        monkeypatch.setattr(client.engine.follower, "wait_for", fail)
+        assert has_dropped.wait(WAIT_S)
 
 
 def test_parameters_of_prepared_statements(connection: Any) -> None:

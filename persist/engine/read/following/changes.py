@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
-from persist.codecs.order.digits import RowSorter, neighbours_differ
-from persist.codecs.order.ordering import combined, order_keys
+from persist.codecs.order.digits import neighbours_differ
+from persist.codecs.order.ordering import combined, order_keys, sort_table
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
@@ -332,9 +332,9 @@ class Transitions:
     def _groups(self, updates: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the number of (time, key) of each update, ascending, and the order of updates by these, then value."""
         values = [name for name in self.fields.names if not self._is_of_row(name)]
-        order, _ = RowSorter(order_keys(updates, ["_time", *self.keys, *values])).sort()
+        order, _ = sort_table(updates, ["_time", *self.keys, *values])
         alone = updates.select(["_time", *self.keys]).take(int64_array(order))
-        _, starts = RowSorter(order_keys(alone, alone.column_names)).sort()
+        _, starts = sort_table(alone, alone.column_names)
         return np.cumsum(starts) - 1, order
 
 
@@ -393,7 +393,7 @@ class UpsertEvents:
             return self.schema.empty_table()
         names = ["_time", *self.columns.key_names]
         changes = changes.combine_chunks()
-        order, starts = RowSorter(order_keys(changes, names)).sort()
+        order, starts = sort_table(changes, names)
         group = np.cumsum(starts) - 1
         comes = int64_values(combined(changes["_diff"]))[order] > 0
         count = np.bincount(group[comes], minlength=int(group[-1]) + 1)

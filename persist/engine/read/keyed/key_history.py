@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.order.arrays import boolean_array, int64_values
-from persist.codecs.order.digits import RowSorter, dense_ranks
-from persist.codecs.order.ordering import canonical, combined, order_keys
+from persist.codecs.order.digits import dense_ranks
+from persist.codecs.order.ordering import canonical, combined, order_keys, sort_table
 from persist.codecs.order.sums import consolidate
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
@@ -219,7 +219,7 @@ def _find_wrong_keys_of_slice(
     sums = consolidate(pa.concat_tables(tables), columns[:-1])
     if not len(sums):
         return
-    _, starts = RowSorter(order_keys(sums, names)).sort()
+    _, starts = sort_table(sums, names)
     diffs = int64_values(combined(sums["_diff"]))
     # The sum of each key (or record) after each update: sums over all, less the sum before the key began.
     running = np.cumsum(diffs)

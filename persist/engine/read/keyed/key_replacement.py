@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
-from persist.codecs.order.digits import RowSorter, dense_ranks
-from persist.codecs.order.ordering import combined, order_keys
+from persist.codecs.order.digits import dense_ranks
+from persist.codecs.order.ordering import combined, order_keys, sort_table
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.printing import print_filter
 from persist.codecs.types.objects import to_dicts
@@ -139,7 +139,7 @@ def check_one_row_per_key(rows: pa.Table, schema: CollectionSchema, name: str, a
     keys = [*schema.key_names]
     if not keys or not len(rows):
         return
-    order, starts = RowSorter(order_keys(rows, keys)).sort()
+    order, starts = sort_table(rows, keys)
     repeats = ~starts | (int64_values(combined(rows["_diff"]))[order] > 1)
     if repeats.any():
         first = find_repeated_keys(rows, keys, order[repeats])
@@ -155,7 +155,7 @@ def find_repeated_keys(
         repeats: the numbers of these rows, in the order of keys.
     """
     some = rows.select(keys).take(int64_array(np.asarray(repeats, np.int64))).combine_chunks()
-    _, starts = RowSorter(order_keys(some, keys)).sort()
+    _, starts = sort_table(some, keys)
     firsts = some.take(int64_array(np.flatnonzero(starts)[:KEYS_NAMED]))
     return [tuple(row.values()) for row in to_dicts(firsts)]
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from persist.blob.lru import Cache, Kind
 from persist.codecs.order.arrays import boolean_array, int64_array
-from persist.codecs.order.ordering import row_sorter
+from persist.codecs.order.ordering import sort_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import encode_parts
@@ -101,7 +101,7 @@ def resolve_events(
     waiting_bytes = sum(part.memory for part in parts)
     is_partial = own_events is not None and GIVEN in own_events.column_names
     if is_partial and own_events is not None:  # Parts cannot hold these, so slices take them by their keys.
-        own_events = own_events.take(int64_array(row_sorter(own_events, schema.key_names).sort()[0]))
+        own_events = own_events.take(int64_array(sort_table(own_events, schema.key_names)[0]))
     elif (
         own_events is not None
         and len(own_events)

@@ -33,7 +33,6 @@ from persist.blob.lru import Cache, Kind
 from persist.blob.protocol import Blob
 from persist.blob.threads import Clock
 from persist.codecs.order.search import SortedKeys
-from persist.codecs.part.file_reader import CheckedFooters
 from persist.codecs.part.index import PartIndex, read_index
 from persist.codecs.part.mapped import MappedRows, Rows, mapped_file
 from persist.codecs.part.part import Part
@@ -62,14 +61,9 @@ def make_decoded_rows_kind(cache: Cache) -> DecodedRows:
 
 
 class PartIndexes:
-    """Recently read footers of parts, for all readers of one client.
-
-    Attributes:
-        whole: the footers of parts that were read whole.
-    """
+    """Recently read footers of parts, for all readers of one client."""
 
     def __init__(self, cache: Cache) -> None:
-        self.whole = CheckedFooters(cache)
         # Each slice of a part requests its footer, so a large one is kept at once.
         self._kept: Kind[str, PartIndex] = cache.kind(lambda index: index.nbytes, share=1, is_needed=True)
 

@@ -173,8 +173,7 @@ class PartReader:
                 return pa.concat_tables([_no_rows(schema, columns), *tables])
 
             def decoded(data: bytes) -> pa.Table:
-                footers = self._indexes.whole
-                return decode_part(data, part, schema, columns=columns, filter=filter, footers=footers, coded=coded)
+                return decode_part(data, part, schema, columns=columns, filter=filter, coded=coded)
 
             return fetch_checked(self.blob, part, decoded)
         return self._cut_rows(part, schema, columns, filter, keys)
