@@ -173,7 +173,7 @@ FULL = {
 
 
 def limit_behind(error: BaseException | None) -> str | None:
-    """Return the limit that an error ran into, or an error that it wraps, and what to do; None if it was none."""
+    """Return the limit that an error or its cause exceeded, with a remedy; None without one."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FULL:
             return f"{os.strerror(error.errno)}. {FULL[error.errno]}"

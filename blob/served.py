@@ -137,10 +137,10 @@ class ServedBlob:
         return self._url
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._got(BlobGet(check_key(key), None if range is None else check_range(range)))
+        return self._request_value(BlobGet(check_key(key), None if range is None else check_range(range)))
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        return self._got(BlobGet(check_key(key), None, bytes_max))
+        return self._request_value(BlobGet(check_key(key), None, bytes_max))
 
     def set(self, key: str, value: bytes) -> None:
         self._send(key, value, is_new=False)
@@ -191,7 +191,7 @@ class ServedBlob:
         kind = partial(ServedBlob, token=self._token, certificate=self._certificate, timeout_s=self._timeout_s)
         return kind, (self._url,)
 
-    def _got(self, request: BlobGet) -> bytes | None:
+    def _request_value(self, request: BlobGet) -> bytes | None:
         from persist.blob import wire
 
         body = msgspec.json.encode(request)

@@ -73,8 +73,8 @@ def open_blob(
     )
 
 
-def without_secret_options(url: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the storage options that another process may see: those that are known to be no secrets."""
+def drop_secret_options(url: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the storage options that are certainly not secret, for other processes."""
     match = _SCHEME.match(url)
     scheme = match.group(1).lower() if match else "file"
     if scheme in ("s3", "s3a"):

@@ -47,7 +47,7 @@ class WrittenErrors:
         self._tags = tags
 
     def write(self, error: PersistError, hide: Callable[[str], str] = str) -> WrittenError:
-        """Return an error as data, of which `read` builds an equal one.
+        """Encode an error as data that `read` decodes.
 
         Args:
             hide: takes out of each text what the other side may not see.
@@ -64,10 +64,10 @@ class WrittenErrors:
                 return written
             except (TypeError, ValueError):
                 pass
-        return {"kind": self._general(kind).__name__, "text": text}
+        return {"kind": self._find_general_class(kind).__name__, "text": text}
 
     def read(self, written: WrittenError) -> PersistError:
-        """Return the error that was written; raise ValueError if it is none that is known here."""
+        """Decode an error; raise ValueError for an unknown one."""
         match written:
             case {"kind": str(name), "text": str(text), **rest} if name in self._kinds and not rest:
                 kind = self._kinds[name]
@@ -84,7 +84,7 @@ class WrittenErrors:
                 return error
         raise ValueError(f"{written!r:.200} is not an error that is known here")
 
-    def _general(self, kind: type[PersistError]) -> type[PersistError]:
+    def _find_general_class(self, kind: type[PersistError]) -> type[PersistError]:
         """Return the nearest class that both sides know and that is built of a text."""
         shared = (self._kinds.get(base.__name__) for base in kind.__mro__)
         return next((base for base in shared if base is not None and not is_dataclass(base)), self._otherwise)

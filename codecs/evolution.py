@@ -16,7 +16,7 @@ Invariants:
 - lifting never makes a value up: what a part lost, because it was written or merged after a column was dropped, is an
   error and never NULL.
 
-A read with an older version works with the newest types, and narrows its results at the end (`newest_types`,
+A read with an older version works with the newest types, and narrows its results at the end (`find_newest_types`,
 `cast_columns`): a part holds updates of many times, and values outside the result need not fit.
 
 Lifting preserves which records are equal, unless a column is left out: then records may become equal that differ in the
@@ -131,7 +131,7 @@ class Lift:
         column = table.column(source)
         if column.type == field.type and field.name not in self.reshaped:
             return column
-        return _in_type(column, field, self.wanted.version, self.reshaped.get(field.name))
+        return _convert_to_type(column, field, self.wanted.version, self.reshaped.get(field.name))
 
 
 def lift(schema: CollectionSchema, version: int) -> Lift | None:
@@ -145,11 +145,11 @@ def lift(schema: CollectionSchema, version: int) -> Lift | None:
     stored = next((known_schema for known_schema in schema.known if known_schema.version == version), None)
     if stored is None:
         raise ValueError(f"it has schema version {version}, and the collection has none of that number")
-    return _lift(stored, schema)
+    return _build_lift(stored, schema)
 
 
 @lru_cache(maxsize=256)
-def _lift(stored: CollectionSchema, requested: CollectionSchema) -> Lift:
+def _build_lift(stored: CollectionSchema, requested: CollectionSchema) -> Lift:
     named = dict(zip(stored.ids, stored.names, strict=True))
     sources = {name: named[id_] for id_, name in zip(requested.ids, requested.names, strict=True) if id_ in named}
     stored_shapes = dict(zip(stored.names, stored.shapes, strict=True))
@@ -162,20 +162,20 @@ def _lift(stored: CollectionSchema, requested: CollectionSchema) -> Lift:
     return Lift(stored, requested, all_ids(stored) <= all_ids(requested), sources, reshaped)
 
 
-def newest_types(schema: CollectionSchema) -> CollectionSchema:
-    """Return a version of a schema with the types that its columns have in the last version that has them.
+def find_newest_types(schema: CollectionSchema) -> CollectionSchema:
+    """Return a version of a schema with the newest type of each column.
 
     It is the schema itself if none was widened. Types only become wider, so every value of every version has a place.
     """
-    return schema.compute_once(_newest_types)
+    return schema.compute_once(_find_newest_types_of)
 
 
-def _newest_types(schema: CollectionSchema) -> CollectionSchema:
+def _find_newest_types_of(schema: CollectionSchema) -> CollectionSchema:
     last = {
         id_: (version, name) for version in schema.known for id_, name in zip(version.ids, version.names, strict=True)
     }
     columns = [
-        Column(id_, field.name, _newest_type(schema, field, last.get(id_)), field.nullable)
+        Column(id_, field.name, _find_newest_type(schema, field, last.get(id_)), field.nullable)
         for id_, field in zip(schema.ids, schema.declared, strict=True)
     ]
     if all(column.kind == f.type for column, f in zip(columns, schema.declared, strict=True)):
@@ -196,7 +196,9 @@ def _newest_types(schema: CollectionSchema) -> CollectionSchema:
     )
 
 
-def _newest_type(schema: CollectionSchema, field: pa.Field, last: tuple[CollectionSchema, str] | None) -> pa.DataType:
+def _find_newest_type(
+    schema: CollectionSchema, field: pa.Field, last: tuple[CollectionSchema, str] | None
+) -> pa.DataType:
     """Return the newest type of a column; `last` is its newest version, and its name there."""
     if last is None or not pt.is_nested(field.type):
         return field.type if last is None else last[0].declared.field(last[1]).type
@@ -206,7 +208,7 @@ def _newest_type(schema: CollectionSchema, field: pa.Field, last: tuple[Collecti
 
 
 def cast_columns(table: pa.Table, columns: Sequence[str], schema: CollectionSchema) -> pa.Table:
-    """Return a table, of which some columns get the types that they have in a schema.
+    """Cast some columns of a table to their types in a schema.
 
     Raises:
         SchemaMismatch: a value does not fit; the message names the column.
@@ -214,11 +216,11 @@ def cast_columns(table: pa.Table, columns: Sequence[str], schema: CollectionSche
     for name in columns:
         at, target = table.schema.get_field_index(name), schema.arrow.field(name)
         if table.schema.types[at] != target.type:
-            table = table.set_column(at, target, _in_type(table.column(at), target, schema.version))
+            table = table.set_column(at, target, _convert_to_type(table.column(at), target, schema.version))
     return table
 
 
-def _in_type(
+def _convert_to_type(
     column: pa.ChunkedArray, field: pa.Field, version: int, shapes: tuple[Node, Node] | None = None
 ) -> pa.ChunkedArray:
     try:
@@ -356,7 +358,7 @@ def _codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
 
 
 def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
-    """Return whether all columns of a version are in a later one as they were, so that its updates mean the same.
+    """Return whether a later version only adds columns: earlier updates keep their meaning.
 
     Structs may have more fields.
     """

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from persist.codecs.errors import SchemaMismatch, did_you_mean
-from persist.codecs.types.arrow_types import children, inner_arrays, rebuilt, type_name, with_children
+from persist.codecs.types.arrow_types import children, list_inner_arrays, rebuilt, type_name, with_children
 from persist.codecs.types.schema import CollectionSchema
 
 COLUMN = -1  # The number of the column itself.
@@ -51,13 +51,13 @@ class Node:
 def make_node(name: str, kind: pa.DataType, numbers: Iterator[int], number: int = COLUMN) -> Node:
     """Return a node of a type, whose fields get the next numbers."""
     inner = []
-    for step, child in zip(step_names(kind), children(kind) if pt.is_nested(kind) else (), strict=True):
+    for step, child in zip(list_step_names(kind), children(kind) if pt.is_nested(kind) else (), strict=True):
         inner.append(make_node(step, child.type, numbers, next(numbers)))
     return Node(number, name, kind, tuple(inner))
 
 
-def step_names(kind: pa.DataType) -> list[str]:
-    """Return what the fields directly inside of a type are called in paths."""
+def list_step_names(kind: pa.DataType) -> list[str]:
+    """Return the names in paths of a type's direct fields."""
     if not pt.is_nested(kind):
         return []
     named = {2: ["key", "value"]} if pt.is_map(kind) else {1: ["element"]}
@@ -118,7 +118,7 @@ def _reshape(array: pa.Array, source: Node, target: Node, cast: Cast) -> pa.Arra
     if not target.inner:
         return cast(pa.chunked_array([array]), target.kind).combine_chunks()
     # Under a NULL struct may lie what does not fit.
-    parts = array.flatten() if source.is_struct else inner_arrays(array)
+    parts = array.flatten() if source.is_struct else list_inner_arrays(array)
     parts_by_number = {child.number: (part, child) for part, child in zip(parts, source.inner, strict=True)}
     inner = [
         _reshape(*parts_by_number[child.number], child, cast)
@@ -192,7 +192,7 @@ def split_changes(
     rename: Mapping[str, str],
     widen: Mapping[str, pa.DataType],
 ) -> tuple[dict[str, pa.DataType], list[str], dict[str, str], dict[str, pa.DataType], dict[str, InnerChanges]]:
-    """Return the changes of columns by their plain names, and those inside of columns by these.
+    """Split changes into those of whole columns, and those inside each column.
 
     Raises:
         SchemaMismatch: a path leads nowhere, or the change inside is not allowed.
@@ -329,7 +329,7 @@ def change_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path:
 
 
 def find_differences(before: Node, after: Node, path: str = "") -> Iterator[tuple[str, Node | None, Node | None]]:
-    """Yield what differs inside of a column: the path, and the node before and after; None where there is none."""
+    """Yield each difference inside a column: path, old node or None, new node or None."""
     old, new = ({child.number: child for child in node.inner} for node in (before, after))
     path = f"{path}{quote_name(after.name)}."
     for number, child in old.items():
@@ -346,7 +346,7 @@ def find_differences(before: Node, after: Node, path: str = "") -> Iterator[tupl
 
 
 def is_extended(before: Node, after: Node) -> bool:
-    """Return whether a column has all that it had, under the same names and in the same order, and perhaps more."""
+    """Return whether a column keeps all fields, their names and order; it may have more."""
     if not before.inner:
         return bool(before.kind == after.kind)
     old, new = before.inner, [child for child in after.inner if child.number in {n.number for n in before.inner}]
@@ -358,7 +358,7 @@ def is_extended(before: Node, after: Node) -> bool:
 
 
 def node_by_names(name: str, kind: pa.DataType, like: Node) -> Node:
-    """Return a node of a type, whose fields have the numbers of those with their names in another node."""
+    """Return a node of a type; equally named fields take their numbers from another node."""
     return _match_names(name, kind, like, count(_UNKNOWN), COLUMN)
 
 
@@ -369,7 +369,7 @@ def _match_names(name: str, kind: pa.DataType, like: Node, fresh: Iterator[int],
     if _family(kind) != _family(like.kind):
         return Node(number, name, kind)
     named, inner = {child.name: child for child in like.inner}, list[Node]()
-    for step, child in zip(step_names(kind), children(kind), strict=True):
+    for step, child in zip(list_step_names(kind), children(kind), strict=True):
         match = named.get(step)
         if match is None:
             inner.append(make_node(step, child.type, fresh, next(fresh)))
@@ -385,7 +385,7 @@ def _family(kind: pa.DataType) -> str:
 
 
 def find_new_fields(name: str, source_type: pa.DataType, target_type: pa.DataType) -> dict[str, pa.DataType]:
-    """Return the fields inside of a column that another type of it has not, with their types by path."""
+    """Return the types by path of the inner fields that an earlier type lacks."""
     if not _family(target_type) or not _family(source_type):
         return {}
     node = make_node(name, target_type, count())
@@ -394,7 +394,7 @@ def find_new_fields(name: str, source_type: pa.DataType, target_type: pa.DataTyp
 
 
 def align_fields(column: pa.ChunkedArray, target_type: pa.DataType) -> pa.ChunkedArray:
-    """Return a column with the fields inside that a type has: others are left out, and missing ones are NULL."""
+    """Give a column a type's inner fields: drop others, fill missing ones with NULL."""
     kind = _align_type(column.type, target_type)
     if kind == column.type:
         return column
@@ -412,12 +412,12 @@ def _align_type(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataTy
     return with_children(source_type, [_align_type(ours.type, target.type) for ours, target in pairs])
 
 
-def changes_by_path(before: Node, after: Node) -> dict[str, Any]:
+def find_changes_by_path(before: Node, after: Node) -> dict[str, Any]:
     """Return the arguments of `evolve` that make one node of a column another one."""
     add: dict[str, pa.DataType] = {}
     drop, rename, widen = list[str](), dict[str, str](), dict[str, pa.DataType]()
 
-    def compare(was: Node, now: Node, path: str) -> None:
+    def collect_changes(was: Node, now: Node, path: str) -> None:
         old, new = ({child.number: child for child in node.inner} for node in (was, now))
         drop.extend(f"{path}.{quote_name(child.name)}" for number, child in old.items() if number not in new)
         for number, child in new.items():
@@ -430,13 +430,13 @@ def changes_by_path(before: Node, after: Node) -> dict[str, Any]:
                 rename[old_place] = place
             if not child.inner and not old[number].inner and child.kind != old[number].kind:
                 widen[old_place] = child.kind
-            compare(old[number], child, old_place)
+            collect_changes(old[number], child, old_place)
 
-    compare(before, after, quote_name(before.name))
+    collect_changes(before, after, quote_name(before.name))
     return {"add": add, "drop": drop, "rename": rename, "widen": widen}
 
 
-def changes_between(before: CollectionSchema, after: CollectionSchema) -> list[str]:
+def describe_changes(before: CollectionSchema, after: CollectionSchema) -> list[str]:
     """Say how a version of a schema differs from an earlier one, column by column."""
     old, new = ({i: column_node(s, n) for i, n in zip(s.ids, s.names, strict=True)} for s in (before, after))
     differences: list[tuple[str, Node | None, Node | None]] = []

@@ -170,7 +170,7 @@ class CachedBlob(BlobLayer):
         self._inner.close()
 
     def _change(self, keys: Sequence[str], call: Callable[..., T], *arguments: Any) -> T:
-        """Change values in the store; drop the cached ones before, and those that are read meanwhile after."""
+        """Change values in the store; drop their cached copies before and after."""
         cached_keys = [check_key(key) for key in keys if self._is_cached(key)]
         for key in cached_keys:
             self.forget(key)  # A process that is killed after the write must not leave the value in the folder.
@@ -204,13 +204,13 @@ class CachedBlob(BlobLayer):
         try:
             value = self._read(key, fetch, bytes_max)
         except BaseException as error:
-            self._end(key, fetch)
+            self._forget_fetch(key, fetch)
             if isinstance(error, Exception):
                 fetch.set_exception(error)
             else:
                 fetch.set_result(None)  # An interrupt is for this thread only; the others ask for themselves.
             raise
-        self._end(key, fetch)
+        self._forget_fetch(key, fetch)
         fetch.set_result(value)
         return value
 
@@ -243,7 +243,7 @@ class CachedBlob(BlobLayer):
         if to_folder and self._folder is not None:
             self._folder.put(key, value, lock=self._lock, may_keep=is_current)
 
-    def _end(self, key: str, mine: "Future[bytes | None]") -> None:
+    def _forget_fetch(self, key: str, mine: "Future[bytes | None]") -> None:
         with self._lock:
             if self._fetches.get(key) is mine:
                 del self._fetches[key]

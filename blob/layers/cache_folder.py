@@ -105,7 +105,7 @@ class BoundedFolder:
                 if not may_keep():
                     return False
                 os.rename(temporary, path)
-            self._grew(size)
+            self._note_growth(size)
             return True
         except OSError:
             self._paused_until_s = self._clock.monotonic_s() + PAUSE_S
@@ -137,7 +137,7 @@ class BoundedFolder:
                     view = view[file.write(view) :]  # A raw write may take less than all.
         return size
 
-    def _grew(self, size: int) -> None:
+    def _note_growth(self, size: int) -> None:
         with self._lock:
             self.bytes += size
             self._until_scan -= size

@@ -142,7 +142,7 @@ class MeteredBlob(BlobLayer):
         return self._measure("delete", delete, keys)
 
     def _entries(self, prefix: str, start_after: str | None) -> Iterator[BlobEntry]:
-        """List as a generator, so that a store which fails at the call itself does so where it is counted."""
+        """List as a generator, so that errors of the call are counted too."""
         yield from self._inner.list(prefix, start_after)
 
     def _measure(self, name: str, call: Callable[..., T], *arguments: Any, sent: int = 0) -> T:

@@ -145,7 +145,7 @@ class RetryBlob(BlobLayer):
                 failures = failures or self._begin_failures(operation, key, began_s)
                 failures.last = error
                 if not self._wait(failures, error, sent_s):
-                    raise self._final_error(failures) from error
+                    raise self._make_final_error(failures) from error
                 sent_s = self._clock.monotonic_s()
 
     def _wait(self, failures: "_Failures", error: PersistError, sent_s: float) -> bool:
@@ -153,7 +153,7 @@ class RetryBlob(BlobLayer):
         operation = failures.operation
         if not isinstance(error, (Unavailable, Indeterminate)) or isinstance(error, StoreFull):
             if failures.is_doubtful:
-                raise self._final_error(failures) from error
+                raise self._make_final_error(failures) from error
             raise error
         if error.timed_out:
             self._counts.add(operation, "timeouts")
@@ -175,7 +175,7 @@ class RetryBlob(BlobLayer):
         self._counts.add(operation, "retries")
         return True
 
-    def _final_error(self, failures: "_Failures") -> PersistError:
+    def _make_final_error(self, failures: "_Failures") -> PersistError:
         """Return the error that a call fails with in the end, and count it."""
         last = failures.last
         self._counts.add(failures.operation, "gave_up")

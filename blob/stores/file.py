@@ -121,7 +121,7 @@ class FileBlob:
                 if S_ISDIR(stat.st_mode):
                     raise CorruptBlob(key, f"{path} is a folder and no plain file: move it away")
                 if not S_ISREG(stat.st_mode):
-                    raise _special(key, path, stat.st_mode)
+                    raise _make_special_file_error(key, path, stat.st_mode)
                 self._make_durable(path, stat)
                 if range is None:
                     check_bytes(key, stat.st_size, bytes_max)
@@ -136,7 +136,7 @@ class FileBlob:
             return None
         except OSError as error:
             if error.errno == errno.ENXIO:  # A socket cannot even be opened.
-                raise _special(key, path, os.lstat(path).st_mode) from None
+                raise _make_special_file_error(key, path, os.lstat(path).st_mode) from None
             raise self._map_os_error("read", path, error) from error
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
@@ -365,7 +365,7 @@ class FileBlob:
     def _path(self, key: str) -> str:
         path = os.path.join(self._folder_path(check_key(key)), key.rpartition("/")[2])
         if os.path.islink(path):
-            raise _special(key, path, S_IFLNK)
+            raise _make_special_file_error(key, path, S_IFLNK)
         return path
 
     def _folder_path(self, key: str) -> str:
@@ -382,7 +382,7 @@ class FileBlob:
 
     def _check_root(self) -> None:
         """Raise StoreMisconfigured if the root, or a folder above it, is a file."""
-        if obstacle := _first_non_folder(self._root):
+        if obstacle := _find_first_non_folder(self._root):
             raise StoreMisconfigured(
                 f"{self._root} cannot be a location: {obstacle} is a file. Name a folder, or one to be made."
             )
@@ -390,8 +390,8 @@ class FileBlob:
     def _make_occupied_error(self, key: str, path: str) -> PersistError:
         with suppress(OSError):
             if _kind(mode := os.lstat(path).st_mode):
-                return _special(key, path, mode)
-        obstacle = os.path.relpath(_first_non_folder(path) or path, self._root)
+                return _make_special_file_error(key, path, mode)
+        obstacle = os.path.relpath(_find_first_non_folder(path) or path, self._root)
         kind = "a folder" if os.path.isdir(path) else "a value"
         return InvalidUsage(
             f"blob key {key!r} cannot be stored in folder {self._root}: {obstacle!r} is {kind} there, and a "
@@ -498,7 +498,7 @@ def _with_parents(path: str) -> list[str]:
     return [str(p) for p in reversed((Path(path), *Path(path).parents))]
 
 
-def _first_non_folder(path: str) -> str:
+def _find_first_non_folder(path: str) -> str:
     """Return the outermost of path and the folders above it that is something else; '' when none is."""
     return next((p for p in _with_parents(path) if os.path.exists(p) and not os.path.isdir(p)), "")
 
@@ -538,5 +538,5 @@ def _kind(mode: int) -> str | None:
     return next((kind for is_kind, kind in tests if is_kind(mode)), None)
 
 
-def _special(key: str, path: str, mode: int) -> CorruptBlob:
+def _make_special_file_error(key: str, path: str, mode: int) -> CorruptBlob:
     return CorruptBlob(key, f"{path} is {_kind(mode) or 'a special file'} and no plain file: remove it")

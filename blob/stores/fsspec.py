@@ -132,7 +132,7 @@ class FsspecBlob:
         path = self._path(key)
         self._check_writable()
         try:
-            self._fs.pipe_file(path, value, **(self._if_absent or {}), **self._in_one_part(key, value))
+            self._fs.pipe_file(path, value, **(self._if_absent or {}), **self._prevent_multipart(key, value))
         except FileExistsError:
             return False
         except InvalidUsage:
@@ -158,7 +158,7 @@ class FsspecBlob:
         entries = {self._key(path): info for path, info in files.items() if info.get("type") != "directory"}
         for key in sorted(entries):
             if key.startswith(prefix) and (start_after is None or key > start_after) and is_key(key):
-                yield BlobEntry(key, entries[key].get("size") or 0, _modified_s(entries[key]))
+                yield BlobEntry(key, entries[key].get("size") or 0, _read_modified_s(entries[key]))
 
     def delete(self, key: str) -> None:
         """Remove key; a missing key is not an error."""
@@ -193,8 +193,8 @@ class FsspecBlob:
                 raise
             return b""
 
-    def _in_one_part(self, key: str, value: bytes) -> dict[str, int]:
-        """Return what keeps s3fs from sending value in parts: servers store those without looking at the condition."""
+    def _prevent_multipart(self, key: str, value: bytes) -> dict[str, int]:
+        """Return options that stop s3fs from multipart uploads, which ignore the condition."""
         if not self._is_s3fs:
             return {}
         if len(value) >= S3_PUT_BYTES_MAX:
@@ -257,7 +257,7 @@ def _open_file_system(url: str, scheme: str, options: dict[str, Any], secrets: t
     from fsspec.registry import get_filesystem_class
 
     try:
-        kind = _whole_values_only(get_filesystem_class(scheme))
+        kind = _require_whole_values(get_filesystem_class(scheme))
     except ImportError as error:
         raise InvalidUsage(f"{scheme}:// needs a package that is not installed: {error}") from error
     except ValueError as error:
@@ -280,8 +280,8 @@ def _open_file_system(url: str, scheme: str, options: dict[str, Any], secrets: t
         ) from _cause(error, secrets)
 
 
-def _whole_values_only(kind: Any) -> Any:
-    """Return the class of a file system, and of gcsfs the one whose objects appear with all of their bytes.
+def _require_whole_values(kind: Any) -> Any:
+    """Return the class of a file system; for gcsfs, one that writes objects atomically.
 
     The other one makes objects in zonal buckets by appending to them, so a create that is cut off would leave a part.
     Google refuses the uploads of this one there.
@@ -292,7 +292,7 @@ def _whole_values_only(kind: Any) -> Any:
 
 
 def _find_atomic_create(fs: Any) -> dict[str, Any] | None:
-    """Return the argument that makes `pipe_file` of fs a create which the server decides, None if it has none.
+    """Return the argument that makes `pipe_file` an atomic create; None without one.
 
     An old release would swallow the argument and overwrite, so its signature must name it.
     """
@@ -356,7 +356,7 @@ def _secrets(options: object, *, is_secret: bool = False) -> Iterator[str]:
         yield options
 
 
-def _modified_s(info: Mapping[str, Any]) -> float:
+def _read_modified_s(info: Mapping[str, Any]) -> float:
     """Return the time of the last change, whatever the file system calls it; 0 without one."""
     for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
         when = info.get(name)

@@ -88,7 +88,7 @@ def _number_of_width(kind: pa.DataType) -> "np.dtype[Any]":
 
 
 def byte_ranges(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Return of strings or binary where each value begins, its length (0 for NULL), and the bytes of all."""
+    """Return the start and length of each string (0 for NULL), and all bytes."""
     kind, buffers = array.type, array.buffers()
     if pat.is_fixed_size_binary(kind):
         starts = np.arange(array.offset, array.offset + len(array), dtype=np.int64) * kind.byte_width

@@ -67,7 +67,7 @@ def row_hashes(table: pa.Table, columns: Sequence[str]) -> Words:
     key = _mix(np.array(_LANES[:1], np.uint64))[0]
     hashes = np.full(len(table), key)
     for column in canonical(table.select([*columns])).columns:
-        hashes = _mix(hashes + _words(combined(column), key))
+        hashes = _mix(hashes + _hash_values(combined(column), key))
     return hashes
 
 
@@ -88,7 +88,7 @@ def _sums(table: pa.Table, columns: Sequence[str], lanes: Sequence[int]) -> list
         for lane, key in enumerate(keys):
             records = np.full(len(rows), key)
             for name, array in zip(names, columns_of_rows, strict=True):
-                records += _mix(_words(name, key) ^ _words(array, key))
+                records += _mix(_hash_values(name, key) ^ _hash_values(array, key))
             sums[lane] += int(np.sum(_mix(records) * diffs, dtype=np.uint64))
     return [total % DIGEST_MODULUS for total in sums]
 
@@ -99,15 +99,15 @@ def _mix(x: Words) -> Words:
     return x ^ (x >> np.uint64(31))
 
 
-def _words(array: pa.Array, key: np.uint64) -> Words:
+def _hash_values(array: pa.Array, key: np.uint64) -> Words:
     """Return one word for each value."""
-    words = _words_but_nulls(array, key)
+    words = _hash_values_except_nulls(array, key)
     if array.null_count:
         words = np.where(boolean_values(array.is_null()), _NULL, words)
     return words
 
 
-def _words_but_nulls(array: pa.Array, key: np.uint64) -> Words:
+def _hash_values_except_nulls(array: pa.Array, key: np.uint64) -> Words:
     kind = array.type
     if not len(array) or pt.is_null(kind):
         return np.zeros(len(array), np.uint64)
@@ -116,7 +116,7 @@ def _words_but_nulls(array: pa.Array, key: np.uint64) -> Words:
     if pt.is_struct(kind):
         hashes = np.full(len(array), key)
         for field in array.flatten():
-            hashes = _mix((hashes + _G) ^ _words(field, key))
+            hashes = _mix((hashes + _G) ^ _hash_values(field, key))
         return hashes
     if pt.is_map(kind):
         return _of_lists(array.cast(pa.list_(pa.struct([pa.field(f.name, f.type) for f in children(kind)]))), key)
@@ -147,7 +147,7 @@ def _of_decimals(array: pa.Array, key: np.uint64) -> Words:
 
 def _of_lists(array: pa.Array, key: np.uint64) -> Words:
     lengths = int64_values(array.value_lengths().fill_null(0).cast(pa.int64()))
-    return _chain(_words(array.flatten(), key), lengths, lengths, key)
+    return _chain(_hash_values(array.flatten(), key), lengths, lengths, key)
 
 
 def _of_bytes(array: pa.Array, key: np.uint64) -> Words:
@@ -178,7 +178,7 @@ def _positions(counts: Ints) -> Ints:
 
 
 def _chain(words: Words, counts: Ints, lengths: Ints, key: np.uint64) -> Words:
-    """Return the chain of each value's words, of which there are counts."""
+    """Chain `counts` hashes into one for each value."""
     mixed = _mix((key ^ words) + _G * (_positions(counts) + 1).astype(np.uint64))
     sums = np.zeros(len(mixed) + 1, np.uint64)
     np.cumsum(mixed, out=sums[1:])

@@ -72,7 +72,7 @@ def sort_rows(columns: Sequence[pa.Array]) -> tuple[Rows, Flags]:
     return order, starts
 
 
-def dense_ranks(columns: Sequence[pa.Array]) -> Rows:
+def compute_dense_ranks(columns: Sequence[pa.Array]) -> Rows:
     """int64[n]: 0 for the smallest distinct row of columns, 1 for the next, …; NULL is the largest value."""
     order, starts = sort_rows(columns)
     ranks = np.empty(len(order), dtype=np.int64)
@@ -188,7 +188,7 @@ def _digits(column: pa.Array) -> Iterator[Bits | None]:
     if pt.is_boolean(column.type):
         yield boolean_values(column.fill_null(False)).astype(np.uint64)
     elif pt.is_primitive(column.type):
-        yield to_ordered_bits(_without_nulls(column, stored_values(column))).astype(np.uint64, copy=False)
+        yield to_ordered_bits(_replace_nulls(column, stored_values(column))).astype(np.uint64, copy=False)
     elif pt.is_decimal(column.type):
         yield from _decimal_digits(column)
     else:
@@ -206,7 +206,7 @@ def to_ordered_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return ordered
 
 
-def _without_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _replace_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the values, with the arbitrary ones of NULL rows replaced by one that does not widen the range."""
     if column.null_count == 0:
         return values
@@ -219,7 +219,7 @@ def _decimal_digits(column: pa.Array) -> Iterator[Bits]:
     words = column.type.bit_width // 64
     raw = stored_values(column, "u8").reshape(-1, words)
     for limb in reversed(range(words)):
-        values: Bits = _without_nulls(column, raw[:, limb])
+        values: Bits = _replace_nulls(column, raw[:, limb])
         yield values ^ _SIGN if limb == words - 1 else values
 
 

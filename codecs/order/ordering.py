@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.codecs.order.arrays import boolean_values, int64_array, stored_values
-from persist.codecs.order.digits import Flags, Rows, dense_ranks, sort_rows
+from persist.codecs.order.digits import Flags, Rows, compute_dense_ranks, sort_rows
 from persist.codecs.types.arrow_types import has_floats
 
 _OFFSET_BYTES_MAX = 2**31 - 1
@@ -81,19 +81,19 @@ def _order_key(array: pa.Array) -> pa.Array:
         return array.cast(pa.float32())
     if not pt.is_nested(array.type):
         return array
-    return pa.array(dense_ranks(_build_nested_keys(_compact(array))))
+    return pa.array(compute_dense_ranks(_build_nested_keys(_compact(array))))
 
 
 def _build_nested_keys(array: pa.Array) -> list[pa.Array]:
-    """Flat arrays that together order a nested array: whether it is NULL, then what is inside."""
+    """Return flat arrays that order a nested array: its NULL flags, then its fields."""
     is_null = array.is_null()
     if pt.is_struct(array.type):
         fields = [array.field(i) for i in range(array.type.num_fields)]
         return [is_null, *(_mask_nulls(_order_key(field), is_null) for field in fields)]
     if pt.is_map(array.type):
-        elements = dense_ranks([_order_key(array.keys), _order_key(array.items)])
+        elements = compute_dense_ranks([_order_key(array.keys), _order_key(array.items)])
     else:
-        elements = dense_ranks([_order_key(array.values)])
+        elements = compute_dense_ranks([_order_key(array.values)])
     return [is_null, _mask_nulls(_as_bytes(array, elements), is_null)]
 
 

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.order.arrays import boolean_array, int64_array, stored_values
-from persist.codecs.order.digits import dense_ranks, to_ordered_bits
+from persist.codecs.order.digits import compute_dense_ranks, to_ordered_bits
 from persist.codecs.order.ordering import order_keys, sort_table
 from persist.codecs.types.arrow_types import is_flat, is_number, is_text, key_order, scalar_to_json
 
@@ -123,7 +123,7 @@ class SortedKeys:
         Args:
             table: sorted by the columns of these keys, floats canonical; may have more columns.
         """
-        rows = self._places(table)
+        rows = self._find_places(table)
         if not len(rows):
             return table.slice(0, 0), table
         is_other = np.ones(len(table), np.bool_)
@@ -132,9 +132,9 @@ class SortedKeys:
 
     def inside(self, table: pa.Table) -> pa.Table:
         """Return the first of what `split` does. Cost: for few keys, less than `split`."""
-        return table.take(int64_array(self._places(table)))
+        return table.take(int64_array(self._find_places(table)))
 
-    def _places(self, table: pa.Table) -> Rows:
+    def _find_places(self, table: pa.Table) -> Rows:
         return SortedKeys(table.select(self.batch.schema.names)).find(self)
 
     @property
@@ -152,7 +152,7 @@ class SortedKeys:
         return self._layout is not None and self._layout.is_number
 
     def packed(self, layout: Layout) -> Packed:
-        """Return the keys as `packed_keys` has them; made once for each layout."""
+        """Return the keys as `packed` has them; made once for each layout."""
         keys = self._packed.get(layout)
         if keys is None:
             keys = self._packed[layout] = packed(self._arrays, layout)
@@ -167,14 +167,14 @@ class SortedKeys:
         return self._first
 
     def find_bounds(self, others: "SortedKeys") -> tuple[Rows, Rows] | None:
-        """Return, for each of some keys, how many of these are less, and how many are not greater; None if unknown."""
+        """For each given key, count the smaller and the not greater ones; None if unknown."""
         layout = others._layout
         if layout is None:
             return None
         ours, theirs_packed = self.packed(layout), others.packed(layout)
         return ours.searchsorted(theirs_packed), ours.searchsorted(theirs_packed, "right")
 
-    def less_than(self, others: "SortedKeys") -> Rows | None:
+    def count_less(self, others: "SortedKeys") -> Rows | None:
         """Return, for each of some keys in whatever order, how many of these are less; None if unknown."""
         layout = others._layout
         return None if layout is None else self.packed(layout).searchsorted(others.packed(layout))
@@ -207,7 +207,7 @@ class SortedKeys:
         """Rank all keys of both in one order: one pass over all rows."""
         names = self.batch.schema.names
         joined = pa.concat_tables([pa.Table.from_batches([keys.batch]) for keys in (self, requested)]).combine_chunks()
-        ranks = dense_ranks(order_keys(joined, names))
+        ranks = compute_dense_ranks(order_keys(joined, names))
         is_wanted = np.zeros(len(joined), np.bool_)
         is_wanted[ranks[len(self) :]] = True
         rows: Rows = np.flatnonzero(is_wanted[ranks[: len(self)]])
@@ -222,7 +222,7 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _find_rows(keys: Packed, requested_keys: Packed) -> Rows:
-    """Return the ascending positions in sorted `keys` of all that are in sorted `wanted`."""
+    """Return the ascending positions in `keys` of all requested keys; both are sorted."""
     # Most of many may be outside of these keys.
     requested_keys = requested_keys[
         requested_keys.searchsorted(keys[0]) : requested_keys.searchsorted(keys[-1], "right")

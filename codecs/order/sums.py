@@ -99,7 +99,7 @@ def sum_runs(diffs: Diffs, firsts: Rows) -> Diffs:
     return sums
 
 
-def exact_sum(diffs: Diffs, least: int | None = None, greatest: int | None = None) -> int:
+def sum_exactly(diffs: Diffs, least: int | None = None, greatest: int | None = None) -> int:
     """Return the exact sum of all diffs, of any size, 0 for none; least and greatest are their bounds if available."""
     if not len(diffs):
         return 0
@@ -122,7 +122,7 @@ def _take(table: Any, order: Rows) -> Any:
 
 
 def count_limbs(bound: int) -> int:
-    """Return how many limbs a sum may need of which the terms' absolute values sum to bound at most."""
+    """Return the number of limbs of a sum whose magnitude is at most bound."""
     return 1 + max(0, -((TOP_BITS - bound.bit_length()) // LIMB_BITS))
 
 
@@ -162,14 +162,14 @@ def largest_magnitude(values: Ints) -> int:
 
 
 def products(values: Ints, diffs: Ints) -> tuple[Ints, int]:
-    """Return values * diffs, and what the absolute value of none of them exceeds."""
+    """Return values * diffs, and an upper bound of their magnitudes."""
     largest = largest_magnitude(values) * largest_magnitude(diffs)
     if largest >= 2**63 or values.dtype == object:
         return values.astype(object) * diffs.astype(object), largest
     return values * diffs, largest
 
 
-def whole_numbers(column: pa.ChunkedArray) -> Ints:
+def to_whole_numbers(column: pa.ChunkedArray) -> Ints:
     """Return the values, or unscaled values, of a column, 0 for NULL: int64 if all of them fit."""
     type_ = column.type
     if not len(column):

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.codecs.order.arrays import int64_array, int64_values, int_ends
-from persist.codecs.order.sums import exact_sum
+from persist.codecs.order.sums import sum_exactly
 from persist.codecs.part.file_reader import from_parquet, scan_parquet
 from persist.codecs.part.filters import bind_filter, referenced_columns
 from persist.codecs.part.lending import lent_buffer
@@ -190,7 +190,7 @@ def check_updates(table: pa.Table, part: Part) -> None:
         has_zeros = False
         for diffs in _int64_chunks(table, DIFF, part):
             least, greatest = int_ends(diffs)
-            total += exact_sum(diffs, least, greatest)
+            total += sum_exactly(diffs, least, greatest)
             if least <= 0:
                 negatives += int(np.count_nonzero(diffs < 0))
                 has_zeros |= not diffs.all()

@@ -18,9 +18,9 @@ import pyarrow.types as pt
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion
 from persist.codecs.order.arrays import int64_values, int_ends
-from persist.codecs.order.digits import dense_ranks
+from persist.codecs.order.digits import compute_dense_ranks
 from persist.codecs.order.ordering import canonical, combined, order_keys, sort_table
-from persist.codecs.order.sums import exact_sum
+from persist.codecs.order.sums import sum_exactly
 from persist.codecs.part.decoding import UNREADABLE, read_part
 from persist.codecs.part.file_reader import level_bytes
 from persist.codecs.part.file_writer import footer_bytes, has_nan, widened
@@ -73,7 +73,7 @@ class Summary:
         self._time_min, self._time_max = min(self._time_min, time_min), max(self._time_max, time_max)
         least, greatest = int_ends(diffs)
         self._negatives += int(np.count_nonzero(diffs < 0)) if least < 0 else 0
-        self._diff_sum += exact_sum(diffs, least, greatest)
+        self._diff_sum += sum_exactly(diffs, least, greatest)
         self._keys.append(group.select(self._schema.key_names))
         columns = [(name, group.column(name)) for name in self._schema.names]
         columns += [] if values is None else zip(values.column_names, values.columns, strict=True)
@@ -147,7 +147,7 @@ def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Pa
         time_min=time_min,
         time_max=time_max,
         negatives=int(np.count_nonzero(diffs < 0)) if least < 0 else 0,
-        diff_sum=exact_sum(diffs, least, greatest),
+        diff_sum=sum_exactly(diffs, least, greatest),
         schema=schema.version,
         keys_json=_key_samples(table.select(schema.key_names), len(table), schema, BATCH_SAMPLES),
     )
@@ -336,7 +336,7 @@ def overlaps(bounds: Sequence[pa.Table], schema: CollectionSchema) -> Iterator[t
         yield from ((0, later) for later in range(1, len(bounds)))
         return
     table = canonical(pa.concat_tables(bounds).combine_chunks())
-    ranks = dense_ranks(order_keys(table, schema.key_names)).reshape(-1, 2).tolist()
+    ranks = compute_dense_ranks(order_keys(table, schema.key_names)).reshape(-1, 2).tolist()
     furthest: int | None = None
     for n in sorted(range(len(bounds)), key=lambda position: ranks[position]):
         if furthest is not None and ranks[n][0] <= ranks[furthest][1]:

@@ -63,7 +63,7 @@ class CheckedFooter:
     group_rows: tuple[int, ...]
 
     def groups_that_may_match(self, filter: pc.Expression) -> list[int]:
-        """Return the row groups that may have a row for which a filter is true, by their statistics.
+        """Return the row groups that may have a matching row, by their statistics.
 
         All of them if the filter may compare with NaN: Arrow would conclude too much. Cost: 0.2 ms.
 

@@ -293,7 +293,7 @@ def _nested_leaves(field: pa.Field, prefix: str = "") -> list[tuple[str, pa.Data
 
 
 def footer_bytes(data: bytes | memoryview) -> int:
-    """Return how many bytes at the end of a Parquet file are its footer, with its length and the magic after it."""
+    """Return the size of a Parquet footer, including its length and the magic."""
     return int.from_bytes(data[-_TAIL : -len(MAGIC)], "little") + _TAIL
 
 

@@ -169,7 +169,7 @@ def ranges_that_may_match(
     schema: CollectionSchema,
     key: Sequence[str],
 ) -> list[int]:
-    """Return the positions of the ranges of keys in which there may be a row for which a filter is true. No I/O.
+    """Return the positions of key ranges that may have a matching row. No I/O.
 
     Cost: some tens of µs for each range.
 
@@ -187,7 +187,7 @@ def ranges_that_may_match(
 def _between(
     least: Bound | None, greatest: Bound | None, key: Sequence[str], kinds: Sequence[pa.DataType]
 ) -> pc.Expression:
-    """Return what keys between two keys guarantee: columns that are equal in both, and bounds of the next one."""
+    """Return a condition that all keys between two keys meet."""
     guarantees = []
     for at, (name, kind) in enumerate(zip(key, kinds, strict=True)):
         field, is_open = pc.field(name), greatest is None or greatest[at] is None
@@ -251,7 +251,7 @@ def _that_may_match(guarantees: Sequence[pc.Expression], filter: pc.Expression, 
 
 
 def _guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc.Expression:
-    """Return what a part guarantees of some columns of its rows."""
+    """Return a condition on some columns that all rows of a part meet."""
     stats = _stats(part, schema)
     return _conjunction(
         _stats_guarantee(part.name, schema.arrow, name, part.rows, *stats[name]) for name in names if name in stats
@@ -326,7 +326,7 @@ def _stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, S
 def _stats_guarantee(
     part: str, schema: pa.Schema, name: str, rows: int, least: Scalar, greatest: Scalar, nulls: int
 ) -> pc.Expression | None:
-    """Return what the statistics promise of a column: its bounds, or that it is NULL; None if nothing useful."""
+    """Return a condition that a column meets by its statistics; None if they say nothing."""
     if least is None or greatest is None:
         return pc.field(name).is_null() if nulls == rows else None
     return _column_guarantee(part, schema.field(name).type, name, least, greatest, nulls)
@@ -335,7 +335,7 @@ def _stats_guarantee(
 def _column_guarantee(
     part: str, type_: pa.DataType, name: str, least: Scalar, greatest: Scalar, nulls: int
 ) -> pc.Expression | None:
-    """Return what it means that a column lies between two values, or is NULL; None if Arrow makes nothing of that."""
+    """Return the condition that a column is within bounds or NULL; None if Arrow has none."""
     field = pc.field(name)
     if not _is_compared(type_):
         return None

@@ -89,7 +89,7 @@ class PartIndex:
         return groups_within(self._footer.group_rows, (start_row, end_row))
 
     def groups_that_may_match(self, filter: pc.Expression) -> list[int]:
-        """Return the row groups that may have a row for which a filter is true, by their statistics.
+        """Return the row groups that may have a matching row, by their statistics.
 
         All of them if the file does not have a column of the filter.
         """
@@ -292,7 +292,7 @@ class OpenGroups:
         *,
         use_threads: bool,
     ) -> pa.Table:
-        """Return columns of the rows of some row groups, ascending, that a filter keeps, with values if it has any.
+        """Return the columns of the rows that pass a filter, in ascending row groups.
 
         Raises:
             CorruptBlob: as `read`.
@@ -323,7 +323,7 @@ def _verify(data: bytes | memoryview, number: int, index: PartIndex, part: Part)
 
 
 def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> None:
-    """Raise what reading a part in pieces would, as far as nothing must be decoded to know it.
+    """Check an index as reading in pieces does, without decoding rows.
 
     data: the whole blob, already verified by its descriptor. Cost: the checksums, 0.2 ms, and 10 to 15 µs for each
     column of each row group.

@@ -47,7 +47,7 @@ class KeyRange:
     _within: dict[str, Within] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def ordered(self, types: Types) -> tuple[Orderable | None, Orderable | None]:
-        """Return both bounds in comparable form, which is made once: they are compared with the keys of each part."""
+        """Return both bounds in comparable form, computed once."""
         if self._ordered is None or self._ordered[0] != types:
             order = key_order(types)
             lower, upper = (None if bound is None else order(bound) for bound in (self.lower, self.upper))
@@ -186,7 +186,7 @@ def key_ranges(
 def parts_within(
     parts: Iterable[Part], schema: CollectionSchema, ranges: Sequence[KeyRange], sampled: Sampled
 ) -> list[Sequence[Part]]:
-    """Return for each of some adjacent ranges, in key order, the parts that may have keys inside, in their order.
+    """Return the parts that may have keys in each of some adjacent ranges.
 
     Args:
         sampled: the keys of the parts.

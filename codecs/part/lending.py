@@ -54,7 +54,7 @@ class _Scan:
 
 @contextmanager
 def under_way() -> Iterator[None]:
-    """Have the end of the process wait for what is in here, if this is a daemon thread: it drives a scan out of C++."""
+    """Let the end of the process wait for this block in daemon threads that scan."""
     if not threading.current_thread().daemon:
         yield
         return

@@ -55,7 +55,7 @@ def mapped_file(batch: pa.RecordBatch, name: bytes) -> list[bytes | memoryview]:
 
 
 class MappedRows:
-    """The rows of one file, of which only what was checked may be used; safe to share between threads.
+    """The rows of a mapped file; only checked ones may be used. Safe for threads.
 
     Attributes:
         batch: the rows. Callers must call `check` before they read any of them.

@@ -176,7 +176,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return self.bytes - size, self.bytes
 
     def with_time(self, time: int) -> "Part":
-        """Return the descriptor of the same bytes whose rows all have a time, which their file does not know."""
+        """Return a descriptor of the same blob that sets the time of all rows."""
         return msgspec.structs.replace(self, time_min=time, time_max=time, stamped=True)
 
     @property

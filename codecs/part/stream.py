@@ -222,7 +222,7 @@ class PartStream:
         return max(fits, least)
 
     def _rows_left(self, group: pa.Table) -> int | None:
-        """After how many rows of the next row group the part in progress should end, 0 for none; None if not in it."""
+        """Return after how many rows of the next group the part ends; None if later."""
         if self._writer is None:
             if not self._row_bytes and group.nbytes > self._part_bytes_target:
                 self._row_bytes = self._measure_row_bytes(group)
@@ -249,7 +249,7 @@ class PartStream:
         return writer.size / len(probe)
 
     def _next_key(self, rows: pa.Table, position: int) -> int:
-        """The first row from position on whose key differs from the row before it; how many there are if none does."""
+        """Return the next row from position on with a new key; the row count without one."""
         keys, window = rows.select(self._schema.key_names), 1024
         preceding = 1
         if position == 0:

@@ -133,7 +133,7 @@ def leaf_types(t: pa.DataType) -> list[pa.DataType]:
     return [t] if is_flat(t) else [leaf for f in children(t) for leaf in leaf_types(f.type)]
 
 
-def inner_arrays(array: pa.Array) -> list[pa.Array]:
+def list_inner_arrays(array: pa.Array) -> list[pa.Array]:
     """Return the arrays directly inside, as `children` of its type; of a sliced list or map, the whole ones."""
     if pat.is_struct(array.type):
         return [array.field(at) for at in range(array.type.num_fields)]
@@ -141,7 +141,7 @@ def inner_arrays(array: pa.Array) -> list[pa.Array]:
 
 
 def rebuilt(array: pa.Array, t: pa.DataType, inner: Sequence[pa.Array]) -> pa.Array:
-    """Return a nested array with others in the place of its `inner_arrays`, which makes it one of type `t`."""
+    """Return a nested array with others in the place of its `list_inner_arrays`, which makes it one of type `t`."""
     if pat.is_struct(t):
         return pa.StructArray.from_arrays(inner, fields=[*t], mask=array.is_null())
     if pat.is_map(t):  # Keys and items are arrays of the whole column, like the values of a list.

@@ -27,11 +27,11 @@ import pyarrow.types as pat
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.arrow_types import (
     children,
-    inner_arrays,
     is_flat,
     is_number,
     leaf_arrays,
     leaf_types,
+    list_inner_arrays,
     rebuilt,
 )
 from persist.codecs.types.python_types import get_stored_type
@@ -47,7 +47,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
         SchemaMismatch: the types are of different families.
         InvalidUpdate: a value would change, or Parquet could not hold it.
     """
-    column = _without_extension(column)
+    column = _strip_extension(column)
     source = column.type
     if source.equals(target, check_metadata=True):
         return _check_values(column, name)
@@ -60,21 +60,21 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
     try:
         return _check_values(_cast(column, target), name)
     except pa.ArrowException as error:
-        row = first_failing(column, lambda part: _cast(part, target))
+        row = find_first_failing(column, lambda part: _cast(part, target))
         raise InvalidUpdate(
             f"update {row} has {_format_value(column, row)} in column {name!r} of type {source}, and the collection "
             f"stores {target}, which cannot hold it: {error}. Change the value, or use a collection with a wider type."
         ) from error
 
 
-def _without_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of UUIDs or JSON as what stores them."""
+def _strip_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the storage of a column of UUIDs or JSON."""
     if not isinstance(column.type, pa.BaseExtensionType) or get_stored_type(column.type) == column.type:
         return column
     return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
 
 
-def first_failing(column: pa.ChunkedArray, attempt: Callable[[pa.ChunkedArray], object]) -> int:
+def find_first_failing(column: pa.ChunkedArray, attempt: Callable[[pa.ChunkedArray], object]) -> int:
     """Return the first row for which `attempt` raises an Arrow error; the whole column is expected to raise."""
     low, high = 0, len(column)
     while high - low > 1:
@@ -135,7 +135,7 @@ def decode_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _undo_encodings(array: pa.Array) -> pa.Array:
-    """Return an array whose encodings are undone at whatever depth: its type is `get_stored_type` of what it was."""
+    """Undo encodings at all depths, so that an array has its `get_stored_type`."""
     kind = array.type
     plain = get_stored_type(kind)
     if plain == kind:
@@ -154,11 +154,11 @@ def _undo_encodings(array: pa.Array) -> pa.Array:
         return lists.from_arrays(places, _undo_encodings(array.flatten()), plain, mask=array.is_null())
     if is_flat(plain):
         return array.cast(plain)
-    return rebuilt(array, plain, [_undo_encodings(inner) for inner in inner_arrays(array)])
+    return rebuilt(array, plain, [_undo_encodings(inner) for inner in list_inner_arrays(array)])
 
 
 def _check_bounds(column: pa.ChunkedArray, target: pa.DataType) -> None:
-    """Refuse floats beyond an integer type by themselves: what a processor makes of them is its own choice."""
+    """Refuse floats beyond an integer type, because each processor casts them differently."""
     bits = target.bit_width
     low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1)) if pat.is_signed_integer(target) else (0.0, 2.0**bits)
     ends = pc.min_max(column.cast(pa.float64())).as_py()
@@ -234,7 +234,7 @@ def _check_values(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         try:
             _check_leaves(column)
         except pa.ArrowException as error:
-            row = first_failing(column, _check_leaves)
+            row = find_first_failing(column, _check_leaves)
             raise InvalidUpdate(
                 f"update {row} has {_format_value(column, row)} in column {name!r} of type {column.type}, which "
                 f"cannot be stored: {error}. Change the value."

@@ -150,7 +150,7 @@ class Json(Codec[Any]):
         again = json.loads(text)
         if again != value:
             raise ValueError("JSON would change it (tuples to lists, or keys to text)")
-        return _dumps(_without_negative_zero(again)) if "-0.0" in text else text
+        return _dumps(_replace_negative_zero(again)) if "-0.0" in text else text
 
     def decode(self, stored: Any) -> Any:
         """Return the value of a text; None for NULL, which `encode` never returns.
@@ -182,7 +182,7 @@ BUILT_IN: dict[str, type[Codec[Any]]] = {c.name: c for c in (Utf8, Binary, Int64
 
 
 def _first_of_each(values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield each value that is not None with its row number, and values that compare as the same object only once."""
+    """Yield each distinct object that is not None, with its first row number."""
     yielded = set()
     for row, value in enumerate(values):
         if value is None or (isinstance(value, Hashable) and value in yielded):
@@ -220,9 +220,9 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _without_negative_zero(value: Any) -> Any:
+def _replace_negative_zero(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without_negative_zero(v) for v in value]
+        return [_replace_negative_zero(v) for v in value]
     if isinstance(value, dict):
-        return {k: _without_negative_zero(v) for k, v in value.items()}
+        return {k: _replace_negative_zero(v) for k, v in value.items()}
     return 0.0 if isinstance(value, float) and value == 0.0 else value

@@ -114,7 +114,7 @@ def arrow_type(value: Any, where: str) -> pa.DataType:
 
 @lru_cache(maxsize=1024)
 def get_stored_type(t: pa.DataType) -> pa.DataType:
-    """Return a type without what is only an encoding of it, at whatever depth."""
+    """Return a type without encodings such as dictionaries, at all depths."""
     if pat.is_dictionary(t) or pat.is_run_end_encoded(t):
         return get_stored_type(t.value_type)
     if pat.is_list_view(t) or pat.is_large_list_view(t):
@@ -172,7 +172,7 @@ def _convert_type(value: Any) -> pa.DataType:
     package = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
     if package in ("pandas", "polars"):
         return _of_frames(value, package)
-    return _of_class(value) if isinstance(value, type) else _no_type()
+    return _of_class(value) if isinstance(value, type) else _refuse()
 
 
 def _of_class(class_: type) -> pa.DataType:
@@ -184,7 +184,7 @@ def _of_class(class_: type) -> pa.DataType:
         return pa.struct([(name, _convert_type(inner)) for name, inner in _annotations(class_).items()])
     if issubclass(class_, Enum) and issubclass(class_, (str, int)):
         return pa.string() if issubclass(class_, str) else pa.int64()
-    return _no_type()
+    return _refuse()
 
 
 def _generic(origin: Any, inner: tuple[Any, ...]) -> pa.DataType:
@@ -194,12 +194,12 @@ def _generic(origin: Any, inner: tuple[Any, ...]) -> pa.DataType:
         ) or _convert_type(inner[0])
     if origin in (Union, UnionType):
         kinds = [inner_type for inner_type in inner if inner_type is not NoneType]
-        return _convert_type(kinds[0]) if len(kinds) == 1 else _no_type(", which may be any of several types")
+        return _convert_type(kinds[0]) if len(kinds) == 1 else _refuse(", which may be any of several types")
     if origin is list and len(inner) == 1:
         return pa.list_(_convert_type(inner[0]))
     if origin is dict and len(inner) == 2:
         return pa.map_(_convert_type(inner[0]), _convert_type(inner[1]))
-    return _no_type()
+    return _refuse()
 
 
 def _of_frames(value: Any, package: str) -> pa.DataType:
@@ -224,7 +224,7 @@ def _parse_name(name: str) -> pa.DataType:
     try:
         return pa.type_for_alias(name)
     except ValueError:
-        return _no_type(", and no type is called that")
+        return _refuse(", and no type is called that")
 
 
 def _parse_nested(kind: str, inner: list[str]) -> pa.DataType:
@@ -236,7 +236,7 @@ def _parse_nested(kind: str, inner: list[str]) -> pa.DataType:
     if kind in ("list", "large_list") and len(inner) == 1:
         item = _parse_name(inner[0].removeprefix("item:").strip())
         return pa.large_list(item) if kind == "large_list" else pa.list_(item)
-    return _no_type()
+    return _refuse()
 
 
 def _split(text: str) -> list[str]:
@@ -251,5 +251,5 @@ def _split(text: str) -> list[str]:
     return [piece.strip() for piece in pieces]
 
 
-def _no_type(why: str = "") -> pa.DataType:
+def _refuse(why: str = "") -> pa.DataType:
     raise _Unknown(why)

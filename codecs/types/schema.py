@@ -145,7 +145,7 @@ class CollectionSchema:
             these are 0, 1, 2 ….
         known: all versions of the collection's schema, this one too; none if there was never another one.
         is_widened: whether columns have their newest types instead of those of this version; only for reading, made by
-            `persist.codecs.evolution.newest_types`.
+            `persist.codecs.evolution.find_newest_types`.
         order: the names of the columns in the order of tables, if this is not the key and then the value: a view's
             query may compute a column before its group columns.
         key_names, value_names: column names per side, in order; `names` is both.
@@ -370,7 +370,7 @@ def _decode_schema(j: Json) -> CollectionSchema:
             unit = rest.pop("timeline", None)
             order = _decode_order(rest.pop("order", ()), sides)
             count, written = sum(len(side.fields) for side in sides), rest.pop("inner", {})
-            later = _later(rest, count) if rest else ()
+            later = _parse_later_fields(rest, count) if rest else ()
             if unit is None or unit in TIME_UNITS:
                 schema = CollectionSchema(*sides, unit, *later)
                 return replace(schema, order=order, inner=_decode_inner(written, schema))
@@ -387,7 +387,7 @@ def _decode_order(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
 
 
 def _decode_inner(written: Any, schema: CollectionSchema) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    counts = {str(id_): inner_count(kind) for id_, kind in zip(schema.ids, schema.types, strict=False)}
+    counts = {str(id_): count_inner_fields(kind) for id_, kind in zip(schema.ids, schema.types, strict=False)}
     if not isinstance(written, dict) or not written.keys() <= counts.keys():
         raise ValueError(f"{written!r:.80} are not the numbers of fields inside of columns with ids {sorted(counts)}")
     for id_, numbers in written.items():
@@ -397,12 +397,12 @@ def _decode_inner(written: Any, schema: CollectionSchema) -> tuple[tuple[int, tu
     return tuple(sorted((int(id_), tuple(numbers)) for id_, numbers in written.items()))
 
 
-def inner_count(kind: pa.DataType) -> int:
+def count_inner_fields(kind: pa.DataType) -> int:
     """Return how many fields are inside of a type, at all depths."""
-    return sum(1 + inner_count(f.type) for f in children(kind)) if not is_flat(kind) else 0
+    return sum(1 + count_inner_fields(f.type) for f in children(kind)) if not is_flat(kind) else 0
 
 
-def _later(rest: Any, columns: int) -> tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]]:
+def _parse_later_fields(rest: Any, columns: int) -> tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]]:
     """Return version, ids and defaults, which only later versions have in their written form."""
     match rest:
         case {"version": int(version), "ids": [*ids], **more} if version > 1 and more.keys() <= {"defaults"}:

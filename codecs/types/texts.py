@@ -58,7 +58,7 @@ def _parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.
 
 
 def is_exact_float(text: str, bits: int = 64) -> bool:
-    """Return whether a float of so many bits keeps a text's number: it may round digits behind the point."""
+    """Return whether a float keeps the integer part of a number; fractions may be rounded."""
     number = text.lstrip("+-").lower()
     with np.errstate(over="ignore"):
         rounded = float(np.array(float(text)).astype(f"f{bits // 8}"))

@@ -87,14 +87,14 @@ def to_field(values: _Values, t: pa.DataType, where: str) -> pa.Array:
     try:
         return to_array(values, t, where)
     except InvalidUpdate:
-        whole = _as_integers(values) if pat.is_integer(t) else None
+        whole = _to_integers(values) if pat.is_integer(t) else None
         if whole is None:
             raise
     return to_array(whole, t, where)
 
 
-def _as_integers(values: _Values) -> list[Any] | None:
-    """Return values with floats and decimals as the integers that they are; None if there is none that is one."""
+def _to_integers(values: _Values) -> list[Any] | None:
+    """Convert whole floats and decimals to integers; return None if there are none."""
     fractional = (float, Decimal, np.floating)
     if not any(issubclass(kind, fractional) for kind in {*map(type, values)}):
         return None
@@ -181,7 +181,7 @@ def _flat_rule(t: pa.DataType) -> _Rule:
     if pat.is_integer(t):
         return _Rule(f"an int that fits {t}", (int, np.integer), (bool, np.timedelta64))
     if pat.is_floating(t):
-        check = None if t.bit_width == 64 else _no_overflow(t)
+        check = None if t.bit_width == 64 else _make_overflow_check(t)
         return _Rule("a float", (float, int, np.floating, np.integer), (bool, np.timedelta64), check)
     if pat.is_decimal(t):
         return _Rule("a Decimal or int that fits", (Decimal, int), (bool,))
@@ -192,14 +192,20 @@ def _flat_rule(t: pa.DataType) -> _Rule:
     if pat.is_timestamp(t):
         expected = "a datetime without tzinfo" if t.tz is None else "a datetime with tzinfo"
         return _Rule(
-            expected, (dt.datetime,), (), _fine_enough(t, pa.timestamp("us", t.tz), _build_zone_check(t.tz is not None))
+            expected,
+            (dt.datetime,),
+            (),
+            _make_unit_check(t, pa.timestamp("us", t.tz), _build_zone_check(t.tz is not None)),
         )
     if pat.is_time(t):
         return _Rule(
-            "a datetime.time without tzinfo", (dt.time,), (), _fine_enough(t, pa.time64("us"), _build_zone_check(False))
+            "a datetime.time without tzinfo",
+            (dt.time,),
+            (),
+            _make_unit_check(t, pa.time64("us"), _build_zone_check(False)),
         )
     if pat.is_duration(t):
-        return _Rule("a timedelta", (dt.timedelta,), (), _fine_enough(t, pa.duration("us"), None))
+        return _Rule("a timedelta", (dt.timedelta,), (), _make_unit_check(t, pa.duration("us"), None))
     if t == pa.binary(16):
         return _Rule("16 bytes or a UUID", (bytes, bytearray, memoryview, UUID))
     return _Rule("bytes", (bytes, bytearray, memoryview))
@@ -241,7 +247,7 @@ def _map_check(key: _Rule, value: _Rule) -> Callable[[_Values], None]:
     return check
 
 
-def _no_overflow(t: pa.DataType) -> Callable[[_Values], None]:
+def _make_overflow_check(t: pa.DataType) -> Callable[[_Values], None]:
     def check(values: _Values) -> None:
         wide = pa.array(values, pa.float64(), from_pandas=False)
         if pat.is_float16(t):  # For other floats, Arrow refuses integers that are not exact.
@@ -268,7 +274,7 @@ def _build_zone_check(needs_zone: bool) -> Callable[[_Values], None]:
     return check
 
 
-def _fine_enough(
+def _make_unit_check(
     t: pa.DataType, microseconds: pa.DataType, before: Callable[[_Values], None] | None
 ) -> Callable[[_Values], None] | None:
     """Return a check that nothing finer than the unit of `t` would be cut off."""

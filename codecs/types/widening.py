@@ -57,7 +57,7 @@ def is_wider(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 def may_overflow(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Return whether a type is another one in a finer unit, in which the farthest times have no place."""
+    """Return whether a type is another one in a finer unit with a smaller range."""
     if pt.is_timestamp(narrow) and pt.is_timestamp(wide):
         return narrow.tz == wide.tz and _is_finer(narrow, wide)
     return bool(pt.is_duration(narrow) and pt.is_duration(wide) and _is_finer(narrow, wide))

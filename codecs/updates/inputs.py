@@ -28,7 +28,14 @@ from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.types.python_types import field_types, get_stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types.values import check_values, cut, to_array, to_field
-from persist.codecs.updates.tuples import as_dict, copy_if_mutable, is_named, is_object, is_record, lacks_columns
+from persist.codecs.updates.tuples import (
+    as_dict,
+    copy_if_mutable,
+    describe_lacking_columns,
+    is_named,
+    is_object,
+    is_record,
+)
 
 DELETED = "_deleted"  # For events by key: a row without it is not a deletion, and a deletion needs only its key.
 _DICTS_PER_TABLE = 64 * 1024
@@ -49,7 +56,7 @@ class TableStream:
 
 
 def open_stream(data: Any) -> Any:
-    """Return a `TableStream` for what is one, and other data as it is.
+    """Open data that is a stream as a `TableStream`; return other data unchanged.
 
     For an iterator, its first element is taken to find out, and then put back in front.
     """
@@ -99,7 +106,7 @@ def as_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
     return _from_frame(data, schema) if _is_arrow(data) else None
 
 
-def tables_by_columns(data: Any, schema: CollectionSchema) -> Iterator[tuple[pa.Table, Sequence[int]]]:
+def iterate_tables_by_columns(data: Any, schema: CollectionSchema) -> Iterator[tuple[pa.Table, Sequence[int]]]:
     """Yield rows as tables, each of rows with the same columns, and the numbers of these rows.
 
     Raises:
@@ -172,7 +179,7 @@ def _batches(data: Any, schema: CollectionSchema | None) -> Iterator[pa.Table]:
         for batch in pa.RecordBatchReader.from_stream(data):
             yield pa.Table.from_batches([batch])
     except (pa.ArrowException, TypeError) as error:
-        raise _no_table(data, error) from error
+        raise _make_no_table_error(data, error) from error
 
 
 def _from_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
@@ -185,7 +192,7 @@ def _from_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
         table = pa.RecordBatchReader.from_stream(frame).read_all()
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if not columns:
-            raise _no_table(frame, error) from error
+            raise _make_no_table_error(frame, error) from error
         return _from_columns({name: frame[name] for name in frame.columns}, schema)
     for name in _object_columns(frame):
         at = table.schema.get_field_index(str(name))
@@ -194,7 +201,9 @@ def _from_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
     return table
 
 
-def sides_like(data: Any, key: Any, value: Any = None) -> tuple[dict[str, pa.Field] | None, dict[str, pa.Field] | None]:
+def select_sides_like(
+    data: Any, key: Any, value: Any = None
+) -> tuple[dict[str, pa.Field] | None, dict[str, pa.Field] | None]:
     """Return key and value columns as data, or a schema, has them; its columns of updates are none.
 
     Args:
@@ -206,7 +215,7 @@ def sides_like(data: Any, key: Any, value: Any = None) -> tuple[dict[str, pa.Fie
     """
     if value is not None:
         raise InvalidUsage(f"value={cut(value)} does not go with like=, whose columns other than key= are the value")
-    fields = {name: field for name, field in columns_like(data).items() if name not in (TIME, DIFF)}
+    fields = {name: field for name, field in select_columns_like(data).items() if name not in (TIME, DIFF)}
     if not isinstance(key, (list, tuple)) or not all(isinstance(name, str) for name in key):
         raise InvalidUsage(
             f"key={'[...]' if key is ... else cut(key)}: give the list of the columns that are the key, such as "
@@ -220,7 +229,7 @@ def sides_like(data: Any, key: Any, value: Any = None) -> tuple[dict[str, pa.Fie
     return {name: fields[name] for name in key} or None, {n: f for n, f in fields.items() if n not in key} or None
 
 
-def columns_like(data: Any) -> dict[str, pa.Field]:
+def select_columns_like(data: Any) -> dict[str, pa.Field]:
     """Return the columns of data, or of a schema, by name, with the types that a collection of them has.
 
     Raises:
@@ -245,7 +254,7 @@ def columns_like(data: Any) -> dict[str, pa.Field]:
         elif hasattr(data, "columns") and hasattr(data, "dtypes"):
             data = _from_columns({name: data[name] for name in data.columns}, None)
         else:
-            raise _no_table(data, error) from error
+            raise _make_no_table_error(data, error) from error
         described = field_types(data, "schema")  # Column by column, so that an error names one.
     for name, kind, _ in described:
         if kind == pa.null() and getattr(data, "shape", (1,))[0] == 0:  # Text, for which NULL is taken, would stay.
@@ -311,7 +320,7 @@ def check_input(data: Any) -> None:
 
 
 def _check_columns(frame: Any) -> None:
-    """Refuse a frame of which a column is there twice, or has addresses in memory for values."""
+    """Refuse a frame with a repeated column, or with memory addresses as values."""
     is_frame = hasattr(frame, "columns") and hasattr(frame, "dtypes")  # A pandas Series has the one, and not the other.
     schema = getattr(frame, "schema", None)
     names = [*frame.columns] if is_frame else schema.names if isinstance(schema, pa.Schema) else []
@@ -358,7 +367,7 @@ def _is_of_one_kind(values: list[Any], t: pa.DataType) -> bool:
     return True
 
 
-def _no_table(data: Any, error: Exception) -> SchemaMismatch:
+def _make_no_table_error(data: Any, error: Exception) -> SchemaMismatch:
     return SchemaMismatch(
         f"{type(data).__name__} gives no Arrow record batches ({error}): give a table, a frame, or a dict of columns"
     )
@@ -392,7 +401,7 @@ def _from_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
         for number, row in enumerate(rows):
             needed = names if schema is None or not row.get(DELETED) else schema.key.names
             if lacking := [name for name in needed if name not in row and name != DELETED]:
-                raise InvalidUpdate(f"row {number} is {cut(row)} and {lacks_columns(lacking)}")
+                raise InvalidUpdate(f"row {number} is {cut(row)} and {describe_lacking_columns(lacking)}")
     return _from_columns({name: [row.get(name) for row in rows] for name in names}, schema)
 
 
@@ -450,10 +459,10 @@ def _convert_values(name: str, values: list[Any], schema: CollectionSchema | Non
         except InvalidUpdate:
             if any(isinstance(value, datetime) for value in values):
                 raise
-    return _as_they_are(name, values)
+    return _infer_array(name, values)
 
 
-def _as_they_are(name: str, values: list[Any]) -> pa.Array:
+def _infer_array(name: str, values: list[Any]) -> pa.Array:
     """Return values in the type that Arrow infers; moments of several types get that of the first."""
     try:
         array = pa.array(values)

@@ -67,7 +67,7 @@ def from_tuples(
         return canonical(_table(columns, schema)), columns[-2], columns[-1]
     except (_Malformed, InvalidUpdate) as error:
         for index, row in enumerate(rows):
-            if problem := _shape_problem(row, schema):
+            if problem := _describe_shape_problem(row, schema):
                 raise InvalidUpdate(
                     f"update {index} is {cut(row)}: {problem}. A row of this collection looks like "
                     f"{_example(schema)}, and an update like ({_example(schema)}, time, diff)."
@@ -134,7 +134,7 @@ def _are_dicts(values: list[Any], side: Side) -> bool:
 
 
 def _dict_columns(values: list[Any], side: Side) -> list[list[Any]]:
-    """Transpose dicts, each of which has all fields."""
+    """Transpose dicts that have all fields."""
     if not all(issubclass(kind, Mapping) for kind in {*map(type, values)}):
         if not all(isinstance(value, Mapping) or is_object(value) for value in values):
             raise _Malformed
@@ -205,7 +205,7 @@ def _integers(values: Sequence[Any], name: str) -> pa.Array:
     return column
 
 
-def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
+def _describe_shape_problem(row: Any, schema: CollectionSchema) -> str | None:
     if not isinstance(row, (tuple, list)) or len(row) != 3:
         return "it is not a tuple of three, ((key, value), time, diff)"
     pair = row[0]
@@ -222,7 +222,7 @@ def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
                 hint = did_you_mean(unknown[0], side.names)
                 return f"{cut(unknown[0])} is not a field of the {name}{hint or ','} which has {', '.join(side.names)}"
             if lacking := [field for field in side.names if field not in as_dict(value)]:
-                return f"the {name} {cut(value)} {lacks_columns(lacking)}"
+                return f"the {name} {cut(value)} {describe_lacking_columns(lacking)}"
             continue
         if count == 0 and value is not None:
             return f"the {name} {cut(value)} is not None, and this collection has no {name} fields"
@@ -240,7 +240,7 @@ def _example(schema: CollectionSchema) -> str:
 
 
 def _describe_fields(side: Side) -> str:
-    """Return what stands for a side in a tuple: its fields, by name."""
+    """Describe the fields of a key or value in a tuple."""
     if side.codec_name is not None:
         return f"a value of codec {side.codec_name!r}"
     if len(side.names) < 2:
@@ -350,7 +350,7 @@ def as_dict(record: Any) -> Mapping[Any, Any]:
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
-def lacks_columns(names: Iterable[str], null: str = "None") -> str:
+def describe_lacking_columns(names: Iterable[str], null: str = "None") -> str:
     """Return an error for a row that lacks columns, with a remedy.
 
     Args:
@@ -362,7 +362,7 @@ def lacks_columns(names: Iterable[str], null: str = "None") -> str:
 
 
 def out_of_place(values: Sequence[Any], places: tuple[str, ...]) -> Any:
-    """Return the first named tuple that has one of these names at another place than this has; None if there is none.
+    """Return the first named tuple whose fields are in another order, or None.
 
     Any value may be at an unnamed position.
     """
@@ -374,7 +374,7 @@ def out_of_place(values: Sequence[Any], places: tuple[str, ...]) -> Any:
 
 
 def by_name(values: list[Any], names: tuple[str, ...]) -> list[Any] | None:
-    """Return tuples of which the named ones have their fields in the order of names; None if one has other fields."""
+    """Put the fields of named tuples in the order of names; None if fields differ."""
     kinds = {kind for kind in {*map(type, values)} if issubclass(kind, tuple) and hasattr(kind, "_fields")}
     if all(kind._fields == names for kind in kinds):
         return values

@@ -45,10 +45,10 @@ class Moments(Protocol):
     """Turns the times of updates that are moments into integers, and leaves all others as they are."""
 
     def times_of(self, times: Sequence[Any]) -> list[Any]:
-        """Return times of tuples."""
+        """Return the times of tuples as integers; they may be moments."""
 
     def column_of_times(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-        """Return a column of times."""
+        """Return a column of times as integers; they may be moments."""
 
 
 def to_updates(
@@ -88,15 +88,15 @@ def to_updates(
             _check_listed_times(times)
         check_declared(table, schema)
         if 0 in diffs:
-            table = _without_zero_diffs(table)
+            table = _drop_zero_diffs(table)
     else:
         table = _with_times(table, moments)
         table = canonical(_conform(table, schema, {TIME: default_time, DIFF: default_diff}))
         _check_times(table.column(TIME))
         check_declared(table, schema)
         _check_encoded(table, schema)
-        if _may_have_zero(_no_nulls(table.column(DIFF), DIFF)):
-            table = _without_zero_diffs(table)
+        if _may_have_zero(_refuse_nulls(table.column(DIFF), DIFF)):
+            table = _drop_zero_diffs(table)
     return table
 
 
@@ -140,14 +140,14 @@ def _with_times(table: pa.Table, moments: Moments | None) -> pa.Table:
 
 
 def _check_encoded(table: pa.Table, schema: CollectionSchema) -> None:
-    """Raise InvalidUpdate where a column of a codec holds what it would not have written; an unknown one is trusted."""
+    """Raise InvalidUpdate for a value that its column's codec would not write."""
     for side in (schema.key, schema.value):
         if side.codec is not None and side.fields:
             side.codec.check_stored(table.column(side.fields[0].name))
 
 
 def check_declared(table: pa.Table, schema: CollectionSchema) -> None:
-    """Raise InvalidUpdate if a column declared as not null has a NULL, or one declared as JSON another text."""
+    """Raise InvalidUpdate for NULL in a required column, or invalid JSON in a JSON column."""
     for name in schema.json:
         check_documents(table.column(name), name)
     for name in schema.required:
@@ -179,7 +179,7 @@ def _check_listed_times(times: Sequence[int]) -> None:
 
 
 def _check_times(column: pa.ChunkedArray) -> None:
-    ends = pc.min_max(_no_nulls(column, TIME)).as_py()
+    ends = pc.min_max(_refuse_nulls(column, TIME)).as_py()
     if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] <= TIME_MAX:
         wrong = pc.or_(pc.less(column, 0), pc.greater(column, TIME_MAX))
         row = pc.index(wrong, True).as_py()
@@ -193,7 +193,7 @@ def _time_out_of_range(time: int, row: int) -> InvalidUpdate:
     )
 
 
-def _no_nulls(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+def _refuse_nulls(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     if column.null_count:
         row = pc.index(pc.is_null(column), True).as_py()
         raise InvalidUpdate(f"update {row} has NULL in {name}: every update needs a time and a diff. Fill it in.")
@@ -205,7 +205,7 @@ def _may_have_zero(diffs: pa.ChunkedArray) -> bool:
     return ends["min"] is not None and ends["min"] <= 0 <= ends["max"]
 
 
-def _without_zero_diffs(table: pa.Table) -> pa.Table:
+def _drop_zero_diffs(table: pa.Table) -> pa.Table:
     keep = pc.not_equal(table.column(DIFF), 0)
     return table if pc.all(keep).as_py() else table.filter(keep)
 
@@ -219,7 +219,7 @@ def _conform(table: pa.Table, schema: CollectionSchema, defaults: dict[str, int 
     present = set(names_given)
     required = [n for n in names if n in present or defaults.get(n) is None]
     if len(names_given) != len(present) or present != set(required):
-        raise _columns_do_not_fit(names_given, required, schema)
+        raise _make_misfit_error(names_given, required, schema)
     for name in (TIME, DIFF):
         if name in present and not pat.is_integer(table.schema.field(name).type):
             _check_integers(table.column(name), name)
@@ -247,7 +247,7 @@ def _check_default(name: str, value: Any, low: int, high: int) -> None:
         raise InvalidUpdate(f"{value!r} for {name} of every update is not allowed: give an int from {low} to {high}")
 
 
-def _columns_do_not_fit(names_given: list[str], expected: list[str], schema: CollectionSchema) -> SchemaMismatch:
+def _make_misfit_error(names_given: list[str], expected: list[str], schema: CollectionSchema) -> SchemaMismatch:
     present, expected_names = frozenset(names_given), frozenset(expected)
     problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in expected if n not in present]
     missing = [n for n in expected if n not in present]
@@ -259,12 +259,12 @@ def _columns_do_not_fit(names_given: list[str], expected: list[str], schema: Col
     if missing == [TIME, DIFF] and len(problems) == 2:
         advice = "Plain rows, which have neither, are written at one time: give time=…."
     return SchemaMismatch(
-        f"the columns do not fit the collection: {_some(problems, '; ')}. Its columns are {_some(listed, ', ')}, in "
+        f"the columns do not fit the collection: {_join(problems, '; ')}. Its columns are {_join(listed, ', ')}, in "
         f"any order. {advice}"
     )
 
 
-def _some(items: list[str], between: str) -> str:
+def _join(items: list[str], between: str) -> str:
     """Join names for a message, truncated to a readable number."""
     more = [f"and {len(items) - _TOLD_MAX} more"] if len(items) > _TOLD_MAX else []
     return between.join([*items[:_TOLD_MAX], *more])
@@ -370,7 +370,7 @@ def _all(table: pa.Table, value: int) -> pa.ChunkedArray:
 
 
 def with_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:
-    """Return the rows of a table, which has the columns of a collection and `_diff`, as updates at one time."""
+    """Return a table with `_diff` as updates at one time."""
     times = pa.array(np.full(len(table), time, np.int64))
     columns = [*(table[name] for name in schema.names), times, table["_diff"]]
     return pa.Table.from_arrays(columns, schema=schema.arrow)

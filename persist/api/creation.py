@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persist.api.collection import Collection, write_rows
 from persist.codecs.types.schema import DIFF, CollectionSchema
-from persist.codecs.updates.inputs import DELETED, columns_like, is_repeatable, sides_like, with_first
+from persist.codecs.updates.inputs import DELETED, is_repeatable, select_columns_like, select_sides_like, with_first
 from persist.codecs.updates.tuples import as_dict, is_named, is_record
 from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, PersistError
@@ -99,7 +99,7 @@ class CreatingCalls:
         self.engine.check_open("create_or_load")
         check_free_name(name)
         if like is not None:
-            key, value = sides_like(like, key, value)
+            key, value = select_sides_like(like, key, value)
         elif key is ...:
             raise InvalidUsage("create_or_load() needs key=: its columns, or like= with a frame that has them")
         schema = CollectionSchema.of(key, value, timeline)
@@ -201,7 +201,7 @@ def _name_columns(rows: Any) -> Iterable[str]:
     first = rows[0] if is_list and rows else rows
     if is_record(first, None):
         return as_dict(first)
-    return () if is_list and not hasattr(first, "columns") else columns_like(first)
+    return () if is_list and not hasattr(first, "columns") else select_columns_like(first)
 
 
 def _are_updates(rows: Any) -> bool:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from persist.api.collection import Collection
 from persist.api.view import View
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.inputs import sides_like
+from persist.codecs.updates.inputs import select_sides_like
 from persist.compute.query import (
     Definition,
     QueryLimits,
@@ -169,7 +169,7 @@ def _create(
 def _create_table(client: Definer, name: str, statement: Definition) -> None:
     """Create a collection with a table's columns, sealed so that it is readable."""
     columns, key = statement.new_columns(name)
-    schema = CollectionSchema.of(*sides_like(columns, key), "ms")
+    schema = CollectionSchema.of(*select_sides_like(columns, key), "ms")
     form = build_form(Keyed(), schema) if key else None
     id_ = uuid.uuid4().hex
     create = kinds.Create(id_, name, schema.to_json(), form)

@@ -136,7 +136,7 @@ def groups_prefix(view: str) -> str:
 
 
 def find_owner(name: str) -> str | None:
-    """Return the id of the owner of an arrangement; None if a collection of this name is none."""
+    """Return the id of the owner of an arrangement; None for another collection."""
     return name.split(".")[2] if name.startswith(ARRANGEMENT_PREFIXES) else None
 
 

@@ -209,7 +209,7 @@ def commit_span(future: "Future[int]", action: str, url: str, names: Mapping[str
 def _log(
     level: int, what: str, about: Mapping[str, Any], result: str, began_s: float, error: BaseException | None
 ) -> None:
-    """Log that work has ended; a handler that knows them finds what it is about in the record's `persist`."""
+    """Log that work has ended; the log record's `persist` has the details."""
     seconds = time.perf_counter() - began_s
     fields = {**about, "seconds": round(seconds, 3)}
     if error is not None:

@@ -107,7 +107,7 @@ class Completed:
 
 
 class Shown:
-    """Mixed into what has a text for people: it is its representation, and in a notebook keeps its lines."""
+    """A mixin: the text for people is the representation, and keeps its lines in notebooks."""
 
     __slots__ = ()
 
@@ -123,7 +123,7 @@ class Shown:
 
 
 class ShownByRepr:
-    """Mixed into what has a representation for people: in a notebook it is the same."""
+    """A mixin: notebooks show the representation."""
 
     __slots__ = ()
 

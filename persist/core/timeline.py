@@ -93,7 +93,7 @@ def parse_time(value: Any, timeline: "Timeline | None" = None) -> Any:
 
 
 def parse_time_word(value: Any, wall_ms: int) -> datetime | None:
-    """Return the moment that a word such as "yesterday" or "-1d" means by a clock; None of what is none of these.
+    """Return the moment of a word such as "yesterday" or "-1d"; None for another text.
 
     "now" is the clock itself. A day is its first moment, in UTC. Spans count from now.
     """
@@ -381,7 +381,7 @@ def _seconds(moment: datetime) -> Fraction:
 
 
 def _find_first_changed(column: pa.ChunkedArray, target_type: pa.DataType) -> int:
-    """Return the first row whose value is another one as type wanted."""
+    """Return the first row whose value changes with the type."""
     back = column.cast(target_type, safe=False).cast(column.type, safe=False)
     return int(pc.index(pc.equal(back, column), False).as_py())
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.codecs.evolution import newest_types
+from persist.codecs.evolution import find_newest_types
 from persist.core.settings import Tuning
 from tests.support.reads import rows_with
 
@@ -174,4 +174,4 @@ def test_a_schema_that_was_not_widened_is_read_as_it_is(client: persist.Client) 
     c.write([((1, (1, 2)), 0, 1)], seal=1).result()
     for version in (1, 2):
         with c.snapshot(schema=version) as snapshot:
-            assert newest_types(snapshot.scan.schema) is snapshot.scan.schema
+            assert find_newest_types(snapshot.scan.schema) is snapshot.scan.schema

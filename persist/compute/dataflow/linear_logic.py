@@ -67,18 +67,18 @@ class LinearMethods(ABC, Generic[Made]):
         if function is None:
             if not outputs:
                 raise InvalidUsage('map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})')
-            return self._then_stage("map", Map(tuple((name, to_term(term)) for name, term in outputs.items())))
+            return self._append_stage("map", Map(tuple((name, to_term(term)) for name, term in outputs.items())))
         check_function(function, "map")
         if outputs or schema is None:
             raise InvalidUsage(
                 "map(function, schema={…}) needs the columns that the function returns, and nothing else"
             )
-        return self._then_stage("map", MapFunction(function, to_record_schema(schema, "map")))
+        return self._append_stage("map", MapFunction(function, to_record_schema(schema, "map")))
 
     def map_batches(self, function: Function, *, schema: Columns) -> Made:
         """Return the columns that a function of record batches returns: as many records, in the same order."""
         check_function(function, "map_batches")
-        return self._then_stage("map_batches", BatchFunction(function, to_record_schema(schema, "map_batches")))
+        return self._append_stage("map_batches", BatchFunction(function, to_record_schema(schema, "map_batches")))
 
     def extend(self, **outputs: Any) -> Made:
         """Return the columns with computed ones added; equal names are replaced."""
@@ -110,25 +110,25 @@ class LinearMethods(ABC, Generic[Made]):
     def filter(self, condition: Expression | Term | bool | Function) -> Made:
         """Return the records for which a condition, or a Python function, is true."""
         if isinstance(condition, Expression | Term | bool):
-            return self._then_stage("filter", Filter(to_term(condition)))
+            return self._append_stage("filter", Filter(to_term(condition)))
         check_function(condition, "filter")
-        return self._then_stage("filter", FilterFunction(condition))
+        return self._append_stage("filter", FilterFunction(condition))
 
     def flat_map(self, function: Function, *, schema: Columns) -> Made:
         """Return all records that a Python function returns for each record."""
         check_function(function, "flat_map")
-        return self._then_stage("flat_map", FlatMap(function, to_record_schema(schema, "flat_map")))
+        return self._append_stage("flat_map", FlatMap(function, to_record_schema(schema, "flat_map")))
 
     def explode(self, by: Expression | Term | Function, *, schema: Columns | None = None) -> Made:
         """Multiply diffs by an integer expression; or return the pairs (record, diff) that a function returns."""
         if isinstance(by, Expression | Term):
-            return self._then_stage("explode", Explode(to_term(by)))
+            return self._append_stage("explode", Explode(to_term(by)))
         check_function(by, "explode")
         if schema is None:
             raise InvalidUsage(
                 "explode(function, schema={…}) needs the columns of the records that the function returns"
             )
-        return self._then_stage("explode", FlatMap(by, to_record_schema(schema, "explode"), "diffs"))
+        return self._append_stage("explode", FlatMap(by, to_record_schema(schema, "explode"), "diffs"))
 
     def unnest(self, **lists: Expression | Term) -> Made:
         """Repeat each record for each element of a list: `unnest(word=col("words"))`.
@@ -138,7 +138,7 @@ class LinearMethods(ABC, Generic[Made]):
         """
         if not lists:
             raise InvalidUsage('unnest() needs a list, and a name for its elements: unnest(word=col("words"))')
-        return self._then_stage("unnest", Unnest(tuple((name, to_term(term)) for name, term in lists.items())))
+        return self._append_stage("unnest", Unnest(tuple((name, to_term(term)) for name, term in lists.items())))
 
     def join_function(self, function: Function, *, schema: Columns) -> Made:
         """Return the updates (record, time, diff) that a function returns for each record. Their times are joined with
@@ -149,7 +149,7 @@ class LinearMethods(ABC, Generic[Made]):
 
     def negate(self) -> Made:
         """Return the same records with the opposite multiplicities."""
-        return self._then_stage("negate", Negate())
+        return self._append_stage("negate", Negate())
 
     def temporal_filter(self, lower: Any = None, upper: Any = None, *, dimension: int = 0) -> Made:
         """Let each record be there while time is in `[lower, upper)`, integer expressions of the record; None: no
@@ -172,7 +172,7 @@ class LinearMethods(ABC, Generic[Made]):
         stage = Delay(to_term(to), dimension)
         return self.then(LinearStep("delay", lambda _: stage, dimension))
 
-    def _then_stage(self, operator: str, stage: Stage) -> Made:
+    def _append_stage(self, operator: str, stage: Stage) -> Made:
         return self.then(LinearStep(operator, lambda _: stage))
 
 

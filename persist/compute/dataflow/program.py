@@ -28,7 +28,7 @@ from persist.compute.dataflow.plan.plan import (
     Source,
     Upper,
     Variable,
-    edges_into,
+    list_incoming_edges,
 )
 from persist.compute.dataflow.plan.stages import to_record_schema
 from persist.compute.dataflow.plan.types import Columns, format_schema
@@ -325,7 +325,7 @@ def _find_unconsolidated_cycle(plan: Plan, variable: int) -> list[int]:
     visited: set[int] = set()
     while paths:
         path = paths.pop()
-        for number in edges_into(plan.nodes[path[-1]]):
+        for number in list_incoming_edges(plan.nodes[path[-1]]):
             if number == variable:
                 return path[::-1]
             if number not in visited and not isinstance(plan.nodes[number].operator, Reduce | Consolidate):
@@ -402,7 +402,7 @@ class Together(Draft):
         self.probes |= {numbers[number]: observer for number, observer in program.probes.items()}
 
     def _check_disjoint(self) -> None:
-        """Raise InvalidUsage if a program uses what another one writes."""
+        """Raise InvalidUsage if a program reads another one's output."""
         written = [node.operator.collection for node in self.plan.nodes.values() if isinstance(node.operator, Persist)]
         read = {
             node.operator.collection for node in self.plan.nodes.values() if isinstance(node.operator, Source | Upper)

@@ -56,7 +56,7 @@ class Index:
 
     @property
     def as_of(self) -> int:
-        """The time as of which it holds what its collection held; -1 if none is sealed yet."""
+        """The last time up to which the index equals its collection; -1 before a seal."""
         return get_last_sealed(self.contents)
 
     @property
@@ -77,7 +77,7 @@ class Index:
         }
 
     def name_columns(self, schema: CollectionSchema) -> tuple[str, ...] | None:
-        """Return what the columns that it is an order of are called in a version of the schema; None if not all are."""
+        """Return the indexed columns' names in a version of the schema; None if one is missing."""
         names = {held_names: name for name, held_names in self.map_names(schema).items()}
         columns = tuple(names.get(held_names, "") for held_names in self.handle.schema.key_names)
         return columns if all(columns) else None
@@ -141,7 +141,7 @@ def _read_index(engine: Engine, contents: CollectionState) -> Index | None:
 
 
 def read_indexed_ids(contents: CollectionState) -> tuple[int, ...] | None:
-    """Return the ids of the columns that an index holds; None of a collection that is none, or of a later version."""
+    """Return the column ids of an index; None for another collection or a later version."""
     stored = contents.view or {}
     return tuple(stored["index"]) if stored.get("version") == VERSION and "index" in stored else None
 

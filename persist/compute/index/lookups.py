@@ -30,7 +30,7 @@ from persist.engine.read.lookups.matching import estimate_matching, read_matchin
 from persist.engine.read.merging import Form, read_snapshot, repeat_rows
 from persist.engine.read.parts.reader import PartReader, make_collected_error
 from persist.engine.read.planning.scan import Scan, narrow_scan, negate
-from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_changes_scan, snapshot_scan
 from persist.engine.read.results.snapshot import Snapshot
 
 PAYS = 2  # An index is used if it reads so many times less.
@@ -99,7 +99,7 @@ def plan_paths(
     *,
     adds_key: bool = False,
 ) -> list[Path]:
-    """Return how records of a collection as of a time are found by its indexes. No I/O but what is known of these.
+    """Return the plan to find records by indexes as of a time, from known states.
 
     Args:
         schema: the version by which the collection is read.
@@ -118,7 +118,7 @@ def plan_paths(
         index_scan = snapshot_scan(
             index.contents, index.handle.schema, index.as_of, [held_names[name] for name in requested]
         )
-        new = changes_scan(contents, schema, first + 1, last + 1, requested) if first < last else None
+        new = plan_changes_scan(contents, schema, first + 1, last + 1, requested) if first < last else None
         paths.append(
             Path(
                 by,
@@ -180,12 +180,12 @@ class FoundByIndex:
             LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
         """
         try:
-            table = self._matching_rows(reader)
+            table = self._find_matching_rows(reader)
         except MissingBlob as error:
             raise make_collected_error(error) from error
         return iter([table]) if form == "diff" else repeat_rows(table, self.scan)
 
-    def _matching_rows(self, reader: PartReader) -> pa.Table:
+    def _find_matching_rows(self, reader: PartReader) -> pa.Table:
         path, scan = self.path, self.scan
         names, kinds = [*path.names, "_diff"], scan.empty([*path.names, "_diff"]).schema
         tables = [kinds.empty_table()]
@@ -225,7 +225,7 @@ def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max
 
 
 def enable_index_reads(handle: CollectionHandle, snapshot: Snapshot) -> Snapshot:
-    """Let a snapshot of a collection read by its indexes what passes a filter, where that is much less; return it."""
+    """Let a snapshot read by an index if that reads much less; return it."""
     snapshot.find_by_index = partial(find_by_index, handle)
     return snapshot
 
@@ -235,17 +235,17 @@ def _plan_find(path: Path, scan: Scan) -> FoundByIndex | None:
     changes = path.changes if path.changes is None else narrow_scan(path.changes, scan.filter)
     if path.changes is not None and changes is None:
         return None
-    pieces = _pieces(path, scan, [path.contents])
+    pieces = _select_slices(path, scan, [path.contents])
     while 0 < len(pieces) <= PIECES:
         finer = [piece for coarse in pieces for piece in coarse.slices(PIECES)]
         if len(finer) == len(pieces):
             break
-        pieces = _pieces(path, scan, finer)
+        pieces = _select_slices(path, scan, finer)
     return FoundByIndex(scan, path, tuple(_join_slices(path.contents, pieces)), changes)
 
 
-def _pieces(path: Path, scan: Scan, pieces: Sequence[Scan]) -> list[Scan]:
-    """Return those slices of an index that may have rows which pass the filter of a scan, without other parts."""
+def _select_slices(path: Path, scan: Scan, pieces: Sequence[Scan]) -> list[Scan]:
+    """Return the slices of an index that may have matching rows."""
     bounds = [(piece.keys.lower, piece.keys.upper) for piece in pieces]
     return [pieces[at] for at in ranges_that_may_match(bounds, scan.filter, scan.schema, path.columns)]
 

@@ -49,7 +49,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_handle_by_id, open_handle
 from persist.engine.read.following.changes import read_changes
-from persist.engine.read.planning.snapshot_plan import changes_scan
+from persist.engine.read.planning.snapshot_plan import plan_changes_scan
 from persist.engine.read.results.snapshot import Snapshot
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
@@ -64,7 +64,7 @@ def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
     handle.engine.writer("index")
     handle.engine.settle()  # It includes all earlier writes.
 
-    def plan() -> Index:
+    def load_or_build() -> Index:
         """Load or build the index, and refresh it."""
         schema = handle.contents().schema
         names = check_columns(handle, schema, columns)
@@ -76,7 +76,7 @@ def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
         return load_index(handle.engine, present.handle.id) or present
 
     conflicts = (CollectionExists, Superseded)
-    return commit_with_retry(plan, action="index", clock=handle.engine.clock, conflicts=conflicts)
+    return commit_with_retry(load_or_build, action="index", clock=handle.engine.clock, conflicts=conflicts)
 
 
 def build_index(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = None) -> Index:
@@ -203,9 +203,9 @@ def _continue(commit: Commit, handle: CollectionHandle, contents: CollectionStat
     names = index.map_names(schema)
     commit.add(handle, [ExpectErasures(id_, count_erasures(contents))])
     commit.add(index.handle, [ExpectDefinition(index_id, 1), ExpectUpper(index_id, index.contents.upper_times)])
-    scan = changes_scan(handle.fold(contents), schema, index.as_of + 1, until, None)
+    scan = plan_changes_scan(handle.fold(contents), schema, index.as_of + 1, until, None)
     reader = handle.engine.reader()
-    changed = (read_changes(piece, reader) for piece in scan.slices_within(reader.slice_bytes))
+    changed = (read_changes(piece, reader) for piece in scan.cut_into_slices(reader.slice_bytes))
     commit.add(index.handle, _make_writes(index, changed, names))
     commit.add(index.handle, _seal(index, until - 1))
     hold = index_hold(index_id)

@@ -58,7 +58,7 @@ def tables_there(engine: Engine) -> list[TableAbout]:
 
 
 def table_about(contents: CollectionState) -> TableAbout:
-    """Return what a collection is as a table."""
+    """Describe a collection as a table."""
     schema, _, table = contents.name.rpartition(".")
     known = contents.schema
     columns = pa.schema([known.declared.field(name) for name in known.columns])
@@ -113,7 +113,7 @@ def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str
 
 
 def _name_type(connection: Any, kind: pa.DataType) -> str:
-    """Return what DuckDB calls a type; VARIANT of one that it does not have."""
+    """Return DuckDB's name of a type; VARIANT if it lacks the type."""
     try:
         return str(connection.from_arrow(pa.schema({"x": kind}).empty_table()).types[0])
     except Exception:  # It has errors of several kinds for that.

@@ -84,7 +84,7 @@ def _table(node: dict[str, Any]) -> Path:
 
 
 def _test(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> pc.Expression | None:
-    """Return a condition as a filter that passes no less; None if it is none of a value of a document."""
+    """Return a filter that all rows which meet a condition on a document pass, or None."""
     if node["type"] in _COMPARED:
         compare = _COMPARED[node["type"]]
         turned = _TURNED.get(compare, compare)

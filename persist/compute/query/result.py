@@ -34,6 +34,7 @@ from persist.compute.query.tables import (
     Path,
     TableAt,
     add_functions,
+    check_durations,
     distinguish_tables,
     explain_refusal,
     format_path,
@@ -90,7 +91,7 @@ class _Notes:
             if self.reads is not None:
                 self.reads.append(f"{format_path(path)}: {snapshot.explain_narrowed(names, filter)}")
             try:
-                yield from snapshot.read_narrowed(names, filter)
+                yield from check_durations(snapshot.read_narrowed(names, filter))
             except PersistError as error:
                 self.failures.append(error)
                 raise

@@ -33,6 +33,7 @@ from persist.compute.query.tables import (
     Path,
     TableAt,
     add_functions,
+    check_durations,
     distinguish_tables,
     explain_refusal,
     format_path,
@@ -254,9 +255,12 @@ def add_table(
         make_schema(connection, path)
         connection.execute(f"CREATE VIEW {format_path(path)} AS FROM {format_path(target)}")
         return
+    from persist.engine.read.results.dataset import ResultDataset
+
     with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
         other = snapshot(load_handle(handle.engine, table.name), table.as_of, timeout_s=0.0)
-        register(connection, path, stack.enter_context(other).dataset())
+        read = stack.enter_context(other).read_narrowed
+        register(connection, path, ResultDataset(other.schema, lambda *by: check_durations(read(*by))))
 
 
 def check_each_row_once(connection: Any, statement: StatementText, handle: CollectionHandle) -> None:

@@ -9,13 +9,16 @@ one to the rest of the query.
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from persist.codecs.errors import did_you_mean
+from persist.codecs.types.arrow_types import list_inner_arrays
 from persist.codecs.types.sql_names import check_sql_names, sql_name
 from persist.codecs.updates.inputs import TableStream, as_table, open_stream
 from persist.compute.query.time_windows import add_time_windows
@@ -50,7 +53,7 @@ def format_path(parts: Sequence[str]) -> str:
 
 
 def match_collection(parts: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the collection that a table is; None if there is none. Case tells names apart only if it must.
+    """Return the collection of a table name, or None. Case counts only between equal names.
 
     Raises:
         InvalidUsage: it may be several, and is written like none of them.
@@ -117,18 +120,53 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
     """Make a dataset a table of a connection: in a schema if it has two parts, and in a catalog if it has three.
 
     Raises:
-        InvalidUsage: SQL would take two of its columns for one.
+        InvalidUsage: SQL would take two of its columns for one, or DuckDB does not have the type of one.
     """
     check_sql_names(".".join(parts), dataset.schema)
+    if isinstance(dataset, pa.Table):
+        deque(check_durations(dataset.to_batches()), maxlen=0)
     name = format_path(parts) if len(parts) > 1 else parts[0]
-    connection.register(name, dataset)
+    try:
+        connection.register(name, dataset)
+    except Exception as error:  # DuckDB need not be there for this module to be imported.
+        raise InvalidUsage(
+            f"SQL cannot read {'.'.join(parts)!r}, because a column is of a type that DuckDB does not have: {error}. "
+            f"The columns are {', '.join(f'{field.name} {field.type}' for field in dataset.schema)}. Read it with "
+            "snapshot(), or give the column another type by a dataflow"
+        ) from error
     make_schema(connection, parts)
     if len(parts) > 1:
         connection.execute(f"CREATE OR REPLACE VIEW {format_path(parts)} AS FROM {quote_name(name)}")
 
 
+def check_durations(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield batches, whose durations an INTERVAL of DuckDB, of microseconds, gives back as they are.
+
+    Raises:
+        InvalidUsage: one has nanoseconds, or more than 292 years, which DuckDB changes in silence.
+    """
+    for batch in batches:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                _check_intervals(column)
+            except pa.ArrowInvalid as error:
+                raise InvalidUsage(
+                    f"column {name!r} has a duration that SQL would change: {error}. Durations in SQL have "
+                    "microseconds, and up to 292 years. Read it with snapshot()"
+                ) from error
+        yield batch
+
+
+def _check_intervals(column: pa.Array) -> None:
+    if pt.is_duration(column.type):
+        column.cast(pa.duration("us")).cast(pa.duration("ns"))
+    elif pt.is_nested(column.type):
+        for inner in list_inner_arrays(column):
+            _check_intervals(inner)
+
+
 def frames_read(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str, pa.Table]:
-    """Return those variables of a caller that are frames, and are called like a table of a query.
+    """Return the caller's frames whose variables have the name of a table in the query.
 
     Raises:
         InvalidUsage: SQL would take two of them for one.
@@ -223,7 +261,7 @@ class TimedTable:
 
 
 def with_times(sql: str, named: Callable[[TimedTable], str]) -> str:
-    """Return a query whose tables with times have other names.
+    """Rename the tables of a query that have a time.
 
     Args:
         named: the name of such a table, in quotes; it ends with the table's own.

@@ -61,7 +61,7 @@ def add_time_windows(connection: Any, words: Iterable[str], late_by: str | None 
 
 
 def check_lengths(connection: Any, sql: str, node: Mapping[str, Any]) -> None:
-    """Raise InvalidUsage if one of these functions is given a constant length that is none.
+    """Raise InvalidUsage if a window function has an invalid constant length.
 
     Args:
         node: of the parsed query.

@@ -163,7 +163,7 @@ class Expressions:
         for check in node["case_checks"]:
             arguments += [self.translate(check["when_expr"]), self.translate(check["then_expr"])]
         return sql_call(
-            "case", to_arrow(kind), *arguments, self.translate(node["else_expr"]), at=self._find_position(node)
+            "case", to_arrow(kind), *arguments, self.translate(node["else_expr"]), at=self._get_query_position(node)
         )
 
     def translate_for_comparison(self, node: Json) -> Term:
@@ -173,7 +173,11 @@ class Expressions:
         # DuckDB calls this on intervals that it compares: it turns months into days, as these are already.
         bare_ = node["children"][0] if read_function_name(node) == "normalized_interval" else node
         return sql_call(
-            "duckdb", pa.int64(), Lit(pa.scalar('epoch_us("$1")')), self.translate(bare_), at=self._find_position(node)
+            "duckdb",
+            pa.int64(),
+            Lit(pa.scalar('epoch_us("$1")')),
+            self.translate(bare_),
+            at=self._get_query_position(node),
         )
 
     def _is_by_duckdb(self, node: Json) -> bool:
@@ -204,7 +208,7 @@ class Expressions:
     def _make_duckdb_call(self, node: Json) -> Term:
         text = Text(self.translate, self.refuse, self._is_by_duckdb, self.check)
         sql_text, kind = self._cast_to_arrow(text.of(node), node["return_type"], node)
-        return sql_call("duckdb", kind, Lit(pa.scalar(sql_text)), *text.columns, at=self._find_position(node))
+        return sql_call("duckdb", kind, Lit(pa.scalar(sql_text)), *text.columns, at=self._get_query_position(node))
 
     def _cast_to_arrow(self, text: str, kind: Json, node: Json) -> tuple[str, pa.DataType]:
         """Cast an expression of DuckDB to a type that Arrow has."""
@@ -242,11 +246,11 @@ class Expressions:
         name = read_function_name(node)
         function = _find_python_function(node)
         if function is not None:
-            return function.term(self.translate_all(node.get("children")), self._find_position(node))
+            return function.term(self.translate_all(node.get("children")), self._get_query_position(node))
         if self._is_by_duckdb(node):
             return self._make_duckdb_call(node)
         kind = self.infer_type(node.get("return_type", {"id": "BOOLEAN"}), node)
-        type_, at = node["type"], self._find_position(node)
+        type_, at = node["type"], self._get_query_position(node)
         is_comparison = type_.startswith("COMPARE_")
         arguments = tuple(
             map(self.translate_for_comparison if is_comparison else self.translate, node.get("children") or ())
@@ -344,7 +348,7 @@ class Expressions:
         if text.columns:
             self.refuse(f"{name}() takes constants besides its values in a view", node)
         sql_text, arrow = self._cast_to_arrow(sql_text, node["return_type"], node)
-        return sql_call("duckdb", arrow, Lit(pa.scalar(sql_text)), values, at=self._find_position(node))
+        return sql_call("duckdb", arrow, Lit(pa.scalar(sql_text)), values, at=self._get_query_position(node))
 
     def _translate_arguments(self, node: Json, name: str) -> tuple[Term, ...]:
         """Return the arguments of an aggregate: the computed ones, then its constants.
@@ -443,7 +447,7 @@ class Expressions:
             self.refuse(f"{what} is a constant whole number in a view", node)
         return int(number.value.as_py())
 
-    def _find_position(self, node: Json) -> int | None:
+    def _get_query_position(self, node: Json) -> int | None:
         at = node.get("query_location", NOWHERE)
         return None if at == NOWHERE else at
 

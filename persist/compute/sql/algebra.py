@@ -9,7 +9,9 @@ input; in the condition of a join, the left columns and then the right ones. Rel
 order.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import and_
 from typing import Any, Literal
 
 import msgspec
@@ -215,7 +217,7 @@ class Ref(_Node, frozen=True, tag="ref"):
 
 
 class Recursive(_Node, frozen=True, tag="recursive"):
-    """WITH RECURSIVE: the anchor, and what step makes of the rows that are new, until there are none.
+    """WITH RECURSIVE: the anchor, and `step` of the new rows until none are left.
 
     In step, the number refers to the rows of the round before. Without all, a row that was there is not new.
     """
@@ -388,6 +390,37 @@ def infer_term_types(expressions: Iterable[Term], given: Sequence[str]) -> tuple
         given[term.index] if isinstance(term, Place) else name_arrow_type(infer_arrow_type(term))
         for term in expressions
     )
+
+
+def find_documents(
+    node: Node, documents: Mapping[str, Sequence[str]], known: Mapping[int, tuple[bool, ...]]
+) -> tuple[bool, ...]:
+    """Return whether each column of a relation holds only documents of JSON as they are in a collection, and NULL.
+
+    Args:
+        documents: the columns of documents of each collection.
+        known: the answers for relations by their numbers.
+    """
+    find = partial(find_documents, documents=documents, known=known)
+    match node:
+        case Scan(collection, columns):
+            flags = [column in documents[collection] for column in columns]
+        case Project(input_, outputs):
+            below = find(input_)
+            flags = [isinstance(output, Place) and below[output.index] for output in outputs]
+        case Filter(input_) | Temporal(input_) | Distinct(input_) | TopK(input_) | Window(input_) | Unnest(input_):
+            flags = [*find(input_)]
+        case Join(how, left, right):
+            flags = [*find(left), *(() if how in ("semi", "anti", "mark", "unless") else find(right))]
+        case SetOperation(_, left, right):
+            flags = [*map(and_, find(left), find(right))]
+        case Let(number, value, body):
+            return find_documents(body, documents, {**known, number: find(value)})
+        case Ref(number) if number in known:
+            return known[number]
+        case _:
+            flags = []
+    return (*flags, *[False] * (count_columns(node) - len(flags)))
 
 
 def is_empty_without(node: Node, empty: frozenset[int]) -> bool:

@@ -139,15 +139,15 @@ def _fold_constants(plan: Node) -> Node:
     A value of a type that definitions do not spell exactly, such as a float or a list, is left as it is.
     """
 
-    def computed(term: Term) -> Term:
+    def fold_constants(term: Term) -> Term:
         """Fold a term if its value can be stored exactly."""
         if not isinstance(term, Call):
             return term
-        call = Call(term.function, tuple(map(computed, term.arguments)), term.options)
+        call = Call(term.function, tuple(map(fold_constants, term.arguments)), term.options)
         folded = fold(call)
         return folded if isinstance(folded, Lit) and _can_be_stored(folded.value.type) else call
 
-    return map_terms(map_children(plan, _fold_constants), computed)
+    return map_terms(map_children(plan, _fold_constants), fold_constants)
 
 
 def _can_be_stored(kind: pa.DataType) -> bool:
@@ -206,8 +206,10 @@ def parse_key(asked: Sequence[str]) -> tuple[str, ...]:
     return tuple([asked] if isinstance(asked, str) else asked)
 
 
-def choose_key(plan: Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the key columns: the caller's, or the query's groups, or all."""
+def choose_key(
+    plan: Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] | None, documents: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the key columns: the caller's, or the query's groups, or all but documents of JSON."""
     names = [name for name, _ in columns]
     if asked is not None:
         key = parse_key(asked)
@@ -226,4 +228,4 @@ def choose_key(plan: Node, columns: Sequence[tuple[str, str]], asked: Sequence[s
         key_places = [places[at] for at in range(len(node.keys)) if at in places]
         if len(key_places) == len(node.keys):
             return tuple(names[at] for at in sorted(key_places))
-    return tuple(names)
+    return tuple(name for name in names if name not in documents) or tuple(names)

@@ -35,14 +35,14 @@ def load_or_create_view(
     """
     check_free_name(name)
 
-    def plan() -> LiveView:
+    def load_or_create() -> LiveView:
         if not is_new and engine.find_newest_id(name) is not None:
             return _load_if_same(engine, name, sql, key, start, options)
         return _create(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
 
     # Another client created it in between, or has let an input be compacted.
     return commit_with_retry(
-        plan,
+        load_or_create,
         action="create_view",
         clock=engine.clock,
         conflicts=(AsOfCompacted,) if is_new else (CollectionExists, AsOfCompacted),

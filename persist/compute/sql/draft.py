@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from persist.codecs.types.arrow_types import JSON
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.dataflow.plan.optimise import Statistics
-from persist.compute.sql.algebra import Node
+from persist.compute.sql.algebra import Node, find_documents
 from persist.compute.sql.compile import check_columns, choose_key, find_mentioned, plan_query
 from persist.compute.sql.definition import VERSION, Definition, Readable, Start, choose_start, find_shared_timeline
 from persist.compute.sql.graph import columns_read, estimate_sizes, list_functions, load_definition, lower_relation
@@ -156,7 +157,10 @@ def draft_view(
     forms = {read_name: readable.keyed for read_name, readable in reads.items() if readable.keyed is not None}
     relation, columns = plan_query(sql, {read_name: readable.schema for read_name, readable in reads.items()}, forms)
     check_columns(columns)
-    keys = choose_key(relation, columns, key)
+    documents_by_name = {read_name: readable.schema.json for read_name, readable in reads.items()}
+    are_documents = find_documents(relation, documents_by_name, {})
+    documents = [name for (name, _), is_document in zip(columns, are_documents, strict=True) if is_document]
+    keys = choose_key(relation, columns, key, documents)
     every = {id_: catalog.by_id(id_) for readable in reads.values() for id_ in (readable.id, *readable.inputs)}
     unit = find_shared_timeline(reads.values())
     begin = choose_start(start, [*every.values()], unit)
@@ -185,7 +189,7 @@ def draft_view(
     answer = Groups(name, plan, tuple(columns), keys)
     requested_plan = bound if plan is relation else None
     draft = _draft_collection(
-        id_, answer, sql, reads, every, begin, unit, statistics, requested_plan, keeps_plan=keeps_plan
+        id_, answer, sql, reads, every, begin, unit, statistics, requested_plan, documents, keeps_plan=keeps_plan
     )
     _check_together(catalog, name, draft.columns, every)
     return replace(draft, steps=(*steps, *draft.steps), bound=bound, groups=tuple(group_readables))
@@ -201,6 +205,7 @@ def _draft_collection(
     unit: str | None,
     statistics: Mapping[str, Statistics],
     relation: Node | None = None,
+    documents: Sequence[str] = (),
     *,
     keeps_plan: bool,
 ) -> Draft:
@@ -211,10 +216,11 @@ def _draft_collection(
         every: what it may depend on, by id.
         statistics: the statistics of the collections that it may scan.
         relation: the plan as it is rewritten, if that was done.
+        documents: the columns that hold documents of JSON, as texts if they are of the key.
         keeps_plan: store the plan that refreshes run.
     """
     ids = {read_name: readable.id for read_name, readable in reads.items()}
-    schema = _build_schema(what.columns, what.key, unit)
+    schema = _build_schema(what.columns, what.key, unit, documents)
     output = Readable(id_, what.name, schema, unit, None, begin, tuple(every), is_view=True)
     relation = rewrite_plan(what.plan, statistics) if relation is None else relation
     try:
@@ -301,8 +307,10 @@ def find_column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int
     return tuple(sorted(ids[name] for name in names))
 
 
-def _build_schema(columns: Sequence[tuple[str, str]], keys: Sequence[str], unit: str | None) -> CollectionSchema:
-    kinds = {name: to_arrow(kind) for name, kind in columns}
+def _build_schema(
+    columns: Sequence[tuple[str, str]], keys: Sequence[str], unit: str | None, documents: Sequence[str]
+) -> CollectionSchema:
+    kinds = {name: JSON if name in documents and name not in keys else to_arrow(kind) for name, kind in columns}
     schema = CollectionSchema.of(
         {name: kinds[name] for name in keys},
         {name: kind for name, kind in kinds.items() if name not in keys} or None,

@@ -41,7 +41,7 @@ Columns: TypeAlias = Sequence[tuple[str, str | Unreadable]]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A query as DuckDB understands it: its plan, and the names of its columns with what DuckDB calls their types."""
+    """DuckDB's plan of a query, with the names and types of its columns."""
 
     plan: dict[str, Any]
     described: tuple[tuple[str, str], ...]
@@ -79,7 +79,7 @@ def bind_query(sql: str, tables: Mapping[str, Columns], now: str, late_by: str |
             connection.execute(f"CREATE TABLE {quote_name(name)} ({declarations})")
         add_functions(connection, sql, late_by)
         check_qualified(walk_parts(statement))
-        serialized = _parse_json(_first(connection, _SERIALIZE, sql, sql))
+        serialized = _parse_json(_fetch_text(connection, _SERIALIZE, sql, sql))
         function = find_refused_function(serialized.get("name"))
         if function is not None:
             raise InvalidUsage(f"{make_refusal(function)}{_locate_call(function, statement, sql)}")
@@ -143,7 +143,7 @@ def parse_statement(sql: str) -> Any:
 @lru_cache(maxsize=4)  # Creating a view needs the statement three times.
 def _parse_uncached(sql: str) -> Any:
     with _open_binder(sql) as connection:
-        answer = _parse_json(_first(connection, _PARSE, sql, sql))
+        answer = _parse_json(_fetch_text(connection, _PARSE, sql, sql))
     if answer["error"]:
         raise InvalidUsage(_explain_error(answer, sql))
     if len(answer.get("statements", ())) != 1:
@@ -208,7 +208,7 @@ _PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true)"
 _SERIALIZE = "SELECT json_serialize_plan(?, skip_null := true, skip_empty := true)"
 
 
-def _first(connection: Any, statement: str, argument: str, sql: str) -> str:
+def _fetch_text(connection: Any, statement: str, argument: str, sql: str) -> str:
     try:
         text: str = connection.execute(statement, [argument]).fetchone()[0]
         return text

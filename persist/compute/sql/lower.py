@@ -270,9 +270,9 @@ def _window_function(known: _ComputedArguments, call: WindowCall, name: str) -> 
     non_constant, constants = split_arguments(call.function, call.arguments)
     arguments, number, function = list(non_constant), 1, "sum" if call.function == "count_if" else call.function
     if function in ("lag", "lead", "nth_value") and len(arguments) > 1:
-        number = _whole(arguments.pop(1), function)
+        number = _parse_whole_constant(arguments.pop(1), function)
     if function == "ntile":
-        number = _whole(arguments.pop(0), function)
+        number = _parse_whole_constant(arguments.pop(0), function)
     term = known.rows.term
     values = [*map(term, arguments)]
     if function in ("sum", "avg"):
@@ -312,7 +312,7 @@ def _window_function(known: _ComputedArguments, call: WindowCall, name: str) -> 
     )
 
 
-def _whole(expression: Term, function: str) -> int:
+def _parse_whole_constant(expression: Term, function: str) -> int:
     value: Any = getattr(lower_term(expression, ()), "value", None)
     if value is None or not value.is_valid:
         raise InvalidUsage(f"{function}() takes a constant number in a view")

@@ -33,7 +33,7 @@ _COMPUTED = re.compile(r"[vow]\d|there$|is_out$")  # Names of computed columns i
 
 def lower_aggregate(node: Aggregate, rows: Rows, program: Program) -> Rows:
     """Return a row for each group of each grouping set."""
-    node = msgspec.structs.replace(node, aggregates=tuple(map(_without_count_if, node.aggregates)))
+    node = msgspec.structs.replace(node, aggregates=tuple(map(_replace_count_if, node.aggregates)))
     keys = dict[str, Term]()
     for at, key in enumerate(map(rows.term, node.keys)):
         is_free = isinstance(key, Col) and key.name not in keys and not _COMPUTED.match(key.name)
@@ -68,7 +68,7 @@ def is_folded(aggregation: Aggregation) -> bool:
 
 
 def _list_columns(aggregation: Aggregation, at: int, rows: Rows) -> dict[str, Term]:
-    """Return the columns of an aggregate: its arguments, what it is in the order of, and the condition of FILTER."""
+    """Return the columns of an aggregate: its arguments, its order, and its FILTER."""
     arguments, _ = split_arguments(aggregation.function, aggregation.arguments)
     columns = {f"v{at}_{number}": rows.term(argument) for number, argument in enumerate(arguments)}
     columns |= {f"o{at}_{number}": rows.term(key.by) for number, key in enumerate(aggregation.order)}
@@ -104,7 +104,7 @@ def build_fold(
     return WindowFunction(name, function, result, constants=constants)
 
 
-def _without_count_if(aggregation: Aggregation) -> Aggregation:
+def _replace_count_if(aggregation: Aggregation) -> Aggregation:
     """Return count_if as DuckDB defines it: a sum of 1 and 0, which is NULL without either."""
     return msgspec.structs.replace(aggregation, function="sum") if aggregation.function == "count_if" else aggregation
 

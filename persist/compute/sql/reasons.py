@@ -122,7 +122,7 @@ def _explain_order(before: Node, after: Node, statistics: Known) -> list[str]:
 
 
 def _list_join_orders(node: Node, statistics: Known) -> list[list[tuple[str, float]]]:
-    """Return of all inner joins of three relations or more what they join, in order, and how large that is."""
+    """Return the order and the sizes of inner joins of three relations or more."""
     if isinstance(node, Join) and node.how == "inner" and not node.same:
         leaves = list(_leaves(node))
         leaf_sizes = [(_name_relation(leaf), estimate_relation(leaf, statistics).rows) for leaf in leaves]
@@ -169,7 +169,7 @@ def list_unbounded_joins(plan: Node, statistics: Known = NOTHING) -> list[str]:
         plan: as it is rewritten.
         statistics: what is known of the sizes of collections, as for `rewritten`.
     """
-    return _Growth(statistics).growing_joins(plan)
+    return _Growth(statistics).describe_growing_joins(plan)
 
 
 class _Growth:
@@ -177,12 +177,12 @@ class _Growth:
         self._known = {**known}
         self._values: dict[int, Node] = {}
 
-    def growing_joins(self, node: Node) -> list[str]:
+    def describe_growing_joins(self, node: Node) -> list[str]:
         """Describe the joins below a node that grow without end."""
         if isinstance(node, Let):
             self._values[node.number] = node.value
             self._known[node.number] = estimate_relation(node.value, self._known)
-        lines = [line for below in children(node) for line in self.growing_joins(below)]
+        lines = [line for below in children(node) for line in self.describe_growing_joins(below)]
         match node:
             case Join(_, left, right, (), ()) if self._grows(left) and self._grows(right):
                 lines.append(self._describe_join(node))

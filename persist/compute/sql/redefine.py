@@ -26,8 +26,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from persist.codecs.evolution import evolve_schema
+from persist.codecs.types.arrow_types import JSON
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.index import list_indexed_columns
 from persist.compute.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
@@ -107,9 +109,9 @@ def plan_redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple
         inputs[dependent.id] = _list_inputs(catalog, dependent, changed, draft, inputs)
         next_definition = draft.definition if dependent is changed else dependent.definition
         definition = _make_next_definition(
-            dependent, next_definition, inputs[dependent.id], _start_after(dependent, changed, draft)
+            dependent, next_definition, inputs[dependent.id], _choose_next_start(dependent, changed, draft)
         )
-        schema = _schema_after(changed.contents.schema, draft) if dependent is changed else None
+        schema = _derive_next_schema(changed.contents.schema, draft) if dependent is changed else None
         steps.append(kinds.Redefine(dependent.id, definition.to_json(), dependent.contents.upper_times, schema))
         steps += _hold_steps(engine, dependent, definition, catalog, renews=dependent is changed)
     unused = [
@@ -176,8 +178,10 @@ def _check_columns(dependent: Dependent, changed: Dependent, draft: Draft) -> No
     columns_read = {} if dependent is changed else list_columns_read(dependent.definition).get(changed.id, {})
     new_columns = dict(draft.definition.columns)
     for column, kind in columns_read.items():
-        if column not in new_columns or to_arrow(new_columns[column]) != to_arrow(kind):
-            problem = "lacks it" if column not in new_columns else f"gives {new_columns[column]}"
+        is_document = column in changed.contents.schema.json and column not in draft.readable.schema.json
+        if column not in new_columns or is_document or to_arrow(new_columns[column]) != to_arrow(kind):
+            changed_kind = "texts for documents of JSON" if is_document else new_columns.get(column)
+            problem = "lacks it" if column not in new_columns else f"gives {changed_kind}"
             raise InvalidUsage(
                 f"the view {dependent.name!r} reads column {column!r} ({kind}) of view {changed.name!r}, and the query "
                 f"{problem}: keep the column as it is, or drop {dependent.name!r} first"
@@ -196,7 +200,7 @@ def _list_inputs(
     return tuple(inputs)
 
 
-def _start_after(dependent: Dependent, changed: Dependent, draft: Draft) -> int:
+def _choose_next_start(dependent: Dependent, changed: Dependent, draft: Draft) -> int:
     """Return the start of a view under its next definition."""
     start = dependent.definition.start
     if dependent.contents.upper != 0:
@@ -217,10 +221,12 @@ def _make_next_definition(dependent: Dependent, wanted: Definition, inputs: tupl
     )
 
 
-def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | None:
+def _derive_next_schema(before: CollectionSchema, draft: Draft) -> dict[str, Any] | None:
     """Return the next version of the schema of the view; None if its columns stay what they are."""
     after = draft.readable.schema
-    old, new = (dict(zip(schema.names, schema.types, strict=False)) for schema in (before, after))
+    old, new = (dict(zip(schema.names, schema.declared.types, strict=True)) for schema in (before, after))
+    # Texts stay texts, because earlier ones need not be documents.
+    new = {name: pa.string() if kind == JSON and old.get(name, JSON) != JSON else kind for name, kind in new.items()}
     if list(old.items()) == list(new.items()) and before.columns == after.columns:
         return None
     values = [name for name in after.names if name not in after.key_names]

@@ -86,7 +86,7 @@ Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # The path to a `Ref` in a
 
 
 def rewrite_plan(plan: Node, statistics: Known = NOTHING) -> Node:
-    """Return an equivalent plan that does less; known is what is known of the sizes of collections."""
+    """Return an equivalent, cheaper plan; `known` has statistics of collections."""
     return rewrite_stepwise(plan, statistics)[-1]
 
 

@@ -58,7 +58,7 @@ def free_name(name: str, taken: Container[str]) -> str:
 
 
 def free_names(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """Return distinct names, none of which is taken."""
+    """Return distinct names that are not taken."""
     every, free = {*taken}, list[str]()
     for name in names:
         free.append(free_name(name, every))

@@ -207,7 +207,7 @@ def _scalar(kind: str, arrow: pa.DataType, text: str | None) -> pa.Scalar:
 
 
 def format_scalar(scalar: pa.Scalar) -> str | None:
-    """Return the text of which `constant` makes a value; None of NULL."""
+    """Return the text that `constant` parses; None for NULL."""
     if not scalar.is_valid:
         return None
     kind = scalar.type

@@ -177,7 +177,7 @@ class LiveView:
             new = load_handle(self.engine, name) if self.engine.follower.find_id(name) is not None else None
             definition = None if new is None else load_definition(new)
             if new is None or definition is None or definition.sql.strip() != self.definition.sql.strip():
-                raise CollectionNotFound(name, self.engine.url, state.names_in_memory())
+                raise CollectionNotFound(name, self.engine.url, state.list_names_in_memory())
             self.close()
             self.handle, self.definition = new, definition
             return True
@@ -220,7 +220,7 @@ class LiveView:
         if sql is None:
             raise InvalidUsage("redefine: give a query, or start= to begin the view at another time, or both")
 
-        def plan() -> bool:
+        def refresh_and_submit() -> bool:
             """Refresh, and submit the next definition; return whether there was a change."""
             self._refresh_all()
             change = plan_redefinition(self.engine, self.handle, sql)
@@ -229,7 +229,7 @@ class LiveView:
             return change is not None
 
         conflicts = (UpperMismatch, HoldMoved, SchemaMoved)
-        if not commit_with_retry(plan, action="redefine", clock=self.engine.clock, conflicts=conflicts):
+        if not commit_with_retry(refresh_and_submit, action="redefine", clock=self.engine.clock, conflicts=conflicts):
             return
         with self._lock:
             self.close()
@@ -240,11 +240,11 @@ class LiveView:
     def _recreate(self, sql: str, start: Start) -> None:
         """Make the view anew under its name, with a history of its own from another time on."""
 
-        def plan() -> Draft:
+        def submit_anew() -> Draft:
             self.engine.follower.refresh()
             return self._submit_anew(sql, start)
 
-        draft = commit_with_retry(plan, action="redefine", clock=self.engine.clock, conflicts=(Superseded,))
+        draft = commit_with_retry(submit_anew, action="redefine", clock=self.engine.clock, conflicts=(Superseded,))
         with self._lock:
             self.close()
             self.definition = draft.definition
@@ -404,7 +404,7 @@ class ViewsTogether(Closes):
         was_open = False
         looks = self._engine.follower.looks
 
-        def plan() -> Refreshed:
+        def refresh_once() -> Refreshed:
             """Refresh; raise Superseded if a definition has changed meanwhile."""
             nonlocal uppers, was_open
             uppers, was_open = self._peek_uppers(), self.is_open
@@ -426,7 +426,7 @@ class ViewsTogether(Closes):
 
         conflicts = (*STALE, ViewRedefined, HoldNotFound, CollectionNotFound, Superseded)
         return commit_with_retry(
-            plan, action="refresh", clock=self._engine.clock, conflicts=conflicts, prepare=begin_again
+            refresh_once, action="refresh", clock=self._engine.clock, conflicts=conflicts, prepare=begin_again
         )
 
     def refresh_once(self, policy: Policy, first: "First | None" = None) -> Refreshed:

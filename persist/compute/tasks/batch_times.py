@@ -158,7 +158,7 @@ def without_late(engine: Engine, target: Target, parts: Sequence[Part], lower: i
         for part in parts:
             stream = open_run(reader.memory_budget, schema, sources=(part,))
             scan = Scan(schema, (part,), lower, TIME_MAX + 1, schema.names)
-            for piece in scan.slices_within(reader.rewrite_slice_bytes):
+            for piece in scan.cut_into_slices(reader.rewrite_slice_bytes):
                 for table in piece.updates(reader, columns):
                     uploads.add(stream.add(pa.Table.from_arrays(table.columns, schema=schema.arrow)))
             uploads.add(stream.finish())

@@ -267,7 +267,7 @@ class PlannedWrite:
             for what, named in (("time", options.time), ("seal", options.seal)):
                 handle.check_plausible(what, named, allow_future=options.allow_future)
             has_own = options.time is None or options.column is not None
-            requested_time = None if has_own else handle.exact_time("time", cast(Moment, options.time))
+            requested_time = None if has_own else handle.to_exact_time("time", cast(Moment, options.time))
             seal = None if options.seal is None else handle.frontier("seal", options.seal)
             contents = handle.contents()
             is_done = handle.remembers(contents, options.token)

@@ -36,7 +36,7 @@ from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.read.following.changes import Transitions, UpsertEvents
 from persist.engine.read.parts.reader import ClaimedRead, PartReader, make_collected_error
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_changes_scan, snapshot_scan
 
 COUNTS_BYTES_MAX = 32 << 20
 
@@ -428,7 +428,7 @@ class StreamSource:
         """Return the position after at, as far as contents and limits allow."""
         assert at.upper is not None, "nothing comes after the end of all"
         upper, contents = self._find_sealed(contents), self._handle.fold(contents)
-        scan = changes_scan(contents, self._handle.schema, at.upper, upper, ())
+        scan = plan_changes_scan(contents, self._handle.schema, at.upper, upper, ())
         return replace(at, upper=to_time(self._ends.end(scan, self._engine.reader(), limits)))
 
     def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[PlannedSlice]:
@@ -447,9 +447,11 @@ class StreamSource:
             except AsOfCompacted as error:
                 error.add_note(_LOST)
                 raise
-            scan = changes_scan(contents, schema, lower, at.frontier, columns, raw=raw)
+            scan = plan_changes_scan(contents, schema, lower, at.frontier, columns, raw=raw)
         scan.check_columns()
-        slices = scan.slices(self._options.partitions) if self._options.partitions else scan.slices_within(SLICE_BYTES)
+        slices = (
+            scan.slices(self._options.partitions) if self._options.partitions else scan.cut_into_slices(SLICE_BYTES)
+        )
         events: Transitions | UpsertEvents | None = None
         if raw:
             events = UpsertEvents(scan.schema, load_form(contents, scan.schema, resolves=False))

@@ -44,7 +44,7 @@ from persist.engine.read.following.changes import Changes, Transitions
 from persist.engine.read.merging import Form, read_snapshot
 from persist.engine.read.parts.reader import ClaimedRead
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_changes_scan, snapshot_scan
 
 HASHES = 1 << 32
 CHUNK_BYTES = 16 << 20
@@ -295,7 +295,7 @@ class Feed:
     ) -> Iterator[tuple[tuple[Any, ...] | None, Iterator[pa.RecordBatch]]]:
         """Yield (upper bound, rows) of each piece of contents. The last bound is None."""
         if scan.schema.key_names or not (at.below or scan.memory > 2 * SLICE_BYTES):
-            for piece in scan.slices_within(SLICE_BYTES) or [scan]:
+            for piece in scan.cut_into_slices(SLICE_BYTES) or [scan]:
                 below = piece.keys.upper
                 yield None if below is None else tuple(below), self._read_rows(piece, reading)
             return
@@ -315,7 +315,7 @@ class Feed:
         """Return the end of a piece of about `limit` updates; None if complete."""
         lower, upper = self._compute_next_times(contents)
         contents = self._handle.fold(contents, end=upper)
-        scan = changes_scan(contents, self._handle.load_schema(contents, None), lower, upper, ())
+        scan = plan_changes_scan(contents, self._handle.load_schema(contents, None), lower, upper, ())
         end = self._ends.end(scan, self._handle.engine.reader(), BatchLimits(updates=limit))
         return to_time(end)
 
@@ -334,7 +334,7 @@ class Feed:
         check_changes_readable(contents, lower)
         newest = self._handle.load_schema(contents, schema)
         earlier = self._handle.load_schema(contents, at.schema)
-        scan = changes_scan(contents, newest, lower, upper, None)
+        scan = plan_changes_scan(contents, newest, lower, upper, None)
         scan.check_columns()
         pairs = Transitions.of_columns(newest, None) if self.leaving.is_keyed else None
         after = replace(at, upper=end, schema=newest.version)

@@ -436,28 +436,32 @@ def encode_json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") ->
 
     if nan == "refuse":
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            _check_finite(column, name)
+            if not are_finite(column):
+                raise InvalidUsage(
+                    f'the column {name!r} has NaN or an infinity, and JSON has none. Say nan = "null" to send null for '
+                    "them, which readers cannot distinguish from NULL then, or use the format parquet"
+                )
 
     encode: Any = msgspec.json.Encoder(enc_hook=str).encode
     return [*map(encode, to_dicts(batch))]
 
 
-def _check_finite(column: pa.Array | pa.ChunkedArray, name: str) -> None:
+def are_finite(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Return whether a column has neither NaN nor infinities, which JSON does not have."""
     kind = column.type
     if pa.types.is_floating(kind):
-        if pc.any(pc.invert(pc.is_finite(column)), min_count=0).as_py():
-            raise InvalidUsage(
-                f'the column {name!r} has NaN or an infinity, and JSON has none. Say nan = "null" to send null for '
-                "them, which readers cannot distinguish from NULL then, or use the format parquet"
-            )
-    elif pa.types.is_nested(kind) and not pa.types.is_dictionary(kind):
-        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-            for part in chunk.flatten() if pa.types.is_struct(kind) else [_get_inner_values(chunk)]:
-                _check_finite(part, name)
+        return not pc.any(pc.invert(pc.is_finite(column)), min_count=0).as_py()
+    if not pa.types.is_nested(kind) or pa.types.is_dictionary(kind):
+        return True
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return all(are_finite(part) for chunk in chunks for part in _list_inner_values(chunk))
 
 
-def _get_inner_values(column: pa.Array) -> pa.Array:
-    """Return elements of lists or values of maps, except those of NULL ones."""
+def _list_inner_values(column: pa.Array) -> list[pa.Array]:
+    """Return fields of structs, elements of lists, or keys and values of maps, except those of NULL ones."""
+    if pa.types.is_struct(column.type):
+        return column.flatten()  # type: ignore[no-any-return]
     if pa.types.is_map(column.type):
-        return column.drop_null().items
-    return column.flatten()
+        maps = column.drop_null()
+        return [maps.keys, maps.items]
+    return [column.flatten()]

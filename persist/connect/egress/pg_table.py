@@ -22,8 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from persist.codecs.evolution import read_default
+from persist.codecs.nested import column_node, find_differences
 from persist.codecs.types.objects import to_objects
 from persist.codecs.types.schema import CollectionSchema
+from persist.connect.egress.files import are_finite
 from persist.connect.egress.sink import Leaving
 from persist.core.errors import InvalidUsage
 
@@ -108,9 +111,11 @@ class PgTable:
         self._run(cursor, "INSERT INTO {table} ({columns}) SELECT {columns} FROM {copy}; DROP TABLE {copy}")
 
     def evolve(self, cursor: Any, before: "PgTable") -> None:
-        """Change the table's columns from those of a version before."""
+        """Change the table's columns from those of a version before. Rows that are there get an added one's default."""
         sql, was, now = self._sql, before.schema, self.schema
         old, new = dict(zip(was.ids, was.names, strict=True)), dict(zip(now.ids, now.names, strict=True))
+        for id_ in {*old} & {*new}:
+            self._check_inner_changes(before, old[id_], new[id_])
         renamed = {id_: f"_renamed_{id_}" for id_ in old if id_ in new and old[id_] != new[id_]}
         for id_, name in old.items():  # First out of each other's way: two columns may have changed their names.
             if id_ not in new:
@@ -120,12 +125,33 @@ class PgTable:
         for id_, name in new.items():
             kind = sql.SQL(self._types[name])
             if id_ not in old:
-                self._run(cursor, "ALTER TABLE {table} ADD COLUMN {name} {kind}", name=sql.Identifier(name), kind=kind)
+                parts = {"name": sql.Identifier(name), "kind": kind}
+                text = "ALTER TABLE {table} ADD COLUMN {name} {kind} DEFAULT %s"
+                self._run(cursor, text, [self._encode_default(name)], **parts)
+                self._run(cursor, "ALTER TABLE {table} ALTER COLUMN {name} DROP DEFAULT", **parts)
             elif id_ in renamed:
                 self._rename(cursor, renamed[id_], name)
             if id_ in old and before._types[old[id_]] != self._types[name]:
                 text = "ALTER TABLE {table} ALTER COLUMN {name} TYPE {kind}"
                 self._run(cursor, text, name=sql.Identifier(name), kind=kind)
+
+    def _encode_default(self, name: str) -> str | None:
+        """Return what earlier rows have in a column, as text for Postgres."""
+        default = pa.repeat(read_default(self.schema, name), 1)
+        text: str | None = _encode_column(default, f"{self.leaving.name}.{name}").cast(pa.string())[0].as_py()
+        return text
+
+    def _check_inner_changes(self, before: "PgTable", name: str, new_name: str) -> None:
+        """Check that the documents that are there still mean the same: fields inside may be added, or hold more."""
+        nodes = column_node(before.schema, name), column_node(self.schema, new_name)
+        for path, was, now in find_differences(*nodes):
+            if was is None or (now and now.name == was.name and all(map(_is_number, (was.kind, now.kind)))):
+                continue
+            raise InvalidUsage(
+                f"the field {path} of {self.leaving.name!r} was renamed, dropped or given another type, and rows of "
+                f"the table {self.label} keep it as it was: give the sink up by --drop, empty its tables, and begin "
+                "anew"
+            )
 
     def _rename(self, cursor: Any, name: str, to: str) -> None:
         parts = {"name": self._sql.Identifier(name), "to": self._sql.Identifier(to)}
@@ -346,6 +372,8 @@ def _encode_column(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
             number = values.cast(pa.duration("us")).cast(pa.int64()).cast(pa.string())
             return pc.binary_join_element_wise(number, pa.scalar("microseconds"), " ")
         if pt.is_nested(kind):
+            if not are_finite(values):
+                raise ValueError("it has NaN or an infinity, and JSON has none")
             return pa.array([None if v is None else _JSON.encode(v).decode() for v in to_objects(values)], pa.string())
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(
@@ -368,6 +396,10 @@ def _encode_hex(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     texts = pa.LargeStringArray.from_buffers(len(chunk), places, digits)
     marked = pc.binary_join_element_wise(pa.scalar("\\x", pa.large_string()), texts, pa.scalar("", pa.large_string()))
     return pc.if_else(chunk.is_valid(), marked, pa.scalar(None, pa.large_string()))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pt.is_integer(kind) or pt.is_floating(kind))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

@@ -190,7 +190,7 @@ def get_described_types(what: Described, logical: Mapping[str, Described]) -> di
 def make_reader_factory(what: Described | None, logical: Mapping[str, Described]) -> ReaderFactory:
     """Return a function that chooses readers by a description and by `logical`.
 
-    Without either, what could be several things is not guessed at.
+    Without either, an ambiguous value is not guessed.
     """
 
     def how(name: str, target: pa.DataType, samples: list[object]) -> Reader:

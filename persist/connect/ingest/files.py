@@ -279,10 +279,10 @@ class Files:
             run.client.engine.check_clock()
             time = max(time, Timeline(timeline).now(run.client.engine.clock.wall_ms()))
         batch = Batch((), time + 1)
-        batch.changes = self._answered(self._read_changes(collection, file, time, batch))
+        batch.changes = self._iterate_changes(self._read_changes(collection, file, time, batch))
         return batch
 
-    def _answered(self, changes: Iterator[Change]) -> Iterator[Change]:
+    def _iterate_changes(self, changes: Iterator[Change]) -> Iterator[Change]:
         with self._translate_errors():
             yield from changes
 

@@ -9,7 +9,7 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage, PersistError
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.types.arrow_types import JSON, children, inner_arrays, is_flat, is_text, rebuilt, with_children
+from persist.codecs.types.arrow_types import JSON, children, is_flat, is_text, list_inner_arrays, rebuilt, with_children
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.texts import parse_column
 from persist.codecs.types.values import cut
@@ -142,7 +142,9 @@ def _parse_texts(array: pa.Array, natural: pa.DataType) -> pa.Array:
         return array
     if is_flat(natural):
         return parse_column(pa.chunked_array([array]), natural).combine_chunks()
-    inner = [_parse_texts(part, field.type) for part, field in zip(inner_arrays(array), children(natural), strict=True)]
+    inner = [
+        _parse_texts(part, field.type) for part, field in zip(list_inner_arrays(array), children(natural), strict=True)
+    ]
     return rebuilt(array, natural, inner)
 
 

@@ -69,7 +69,7 @@ class RowColumns:
         """The optional column for a row's kind (`_diff` or `_deleted`), with its type."""
         return {} if self.mark is None else {self.mark: MARKS[self.mark]}
 
-    def required_names(self, *, is_deletion: bool = False) -> Collection[str]:
+    def list_required_names(self, *, is_deletion: bool = False) -> Collection[str]:
         """Return the columns that a file or line must have; a deletion needs no values."""
         if self.may_lack_values or (is_deletion and self.mark == DELETED):
             return [name for name in self.types if name in (*self.schema.key_names, self.time_column)]
@@ -81,7 +81,7 @@ class RowColumns:
 
     def check_names(self, names: Sequence[str], file: str) -> None:
         """Raise InvalidUsage unless a file has the required columns, and no unknown ones."""
-        missing = [name for name in self.required_names() if name not in names]
+        missing = [name for name in self.list_required_names() if name not in names]
         if missing:
             hint = did_you_mean(missing[0], names) or ""
             raise InvalidUsage(f"{file} has no column {missing[0]!r}{hint.rstrip(',')}; it has {list(names)}")

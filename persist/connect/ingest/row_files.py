@@ -24,7 +24,7 @@ from persist.codecs.errors import SchemaMismatch
 from persist.codecs.nested import align_fields, find_new_fields, quote_name
 from persist.codecs.types.arrow_types import children, is_flat, type_name
 from persist.codecs.updates.inputs import DELETED
-from persist.codecs.updates.tuples import lacks_columns
+from persist.codecs.updates.tuples import describe_lacking_columns
 from persist.connect.envelopes import (
     Unreadable,
     encode_mixed_members,
@@ -218,7 +218,7 @@ class _LineParser:
         """Return bool[texts]: lines that lack a column. With a parsed table, only rows with NULL are examined."""
         lacking = np.ones(len(texts), np.bool_)
         if table is not None:
-            needed = [table[name] for name in self._columns.required_names() if name in table.schema.names]
+            needed = [table[name] for name in self._columns.list_required_names() if name in table.schema.names]
             nulls = [column.is_null().to_numpy() for column in needed if column.null_count]
             lacking = np.logical_or.reduce([np.zeros_like(lacking), *nulls])
         for row in np.flatnonzero(lacking):
@@ -232,7 +232,7 @@ class _LineParser:
         except (ValueError, RecursionError):
             return []
         is_deletion = DELETED in self._fields.names and values.get(DELETED) == b"true"
-        return [name for name in self._columns.required_names(is_deletion=is_deletion) if name not in values]
+        return [name for name in self._columns.list_required_names(is_deletion=is_deletion) if name not in values]
 
     def explain(self, line: bytes, why: str) -> str:
         """Return the reason why a line cannot be read. `why` is the parser's reason."""
@@ -256,7 +256,7 @@ class _LineParser:
         if more:
             return f"it has the field {self._columns.explain_unknown_name(more[0])}"
         if lacking := self._list_missing(line):
-            return f"it {lacks_columns(lacking, 'null')}"
+            return f"it {describe_lacking_columns(lacking, 'null')}"
         line = encode_mixed_members(pa.array([line], pa.large_binary()), self._columns.schema.json)[0].as_py()
         values = _parse_members(line)
         for field in self._fields:

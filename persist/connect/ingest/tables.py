@@ -24,7 +24,7 @@ import pyarrow.types as pt
 from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.nested import align_fields, changes_by_path, column_node, make_node, node_by_names, quote_name
+from persist.codecs.nested import align_fields, column_node, find_changes_by_path, make_node, node_by_names, quote_name
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.types.arrow_types import children
 from persist.codecs.types.casts import cast_column
@@ -231,14 +231,14 @@ class Tables:
                 continue
             if before is None:
                 node = column_node(collection.schema, field.name)
-                yield {"add": changes_by_path(node, node_by_names(field.name, field.type, node))["add"]}
+                yield {"add": find_changes_by_path(node, node_by_names(field.name, field.type, node))["add"]}
                 continue
             ids = iter(numbers[id_]) if id_ in numbers else count()
             node = make_node(columns_before[id_].name, columns_before[id_].type, ids)
             if id_ in new_numbers:
-                yield changes_by_path(node, make_node(field.name, field.type, iter(new_numbers[id_])))
+                yield find_changes_by_path(node, make_node(field.name, field.type, iter(new_numbers[id_])))
             else:
-                yield changes_by_path(node, node_by_names(field.name, field.type, node))
+                yield find_changes_by_path(node, node_by_names(field.name, field.type, node))
 
     def _make_batch(self, run: Run, collection: Collection, before: Version | None, version: Version) -> Batch:
         """Return the batch of a version; its rows are read when they are committed."""

@@ -27,7 +27,7 @@ from persist.compute.dataflow.cluster.tasks import SHAPE, WAKES, StageTask, Stor
 from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.program import Program
-from persist.compute.dataflow.running.partial import why_not_partial
+from persist.compute.dataflow.running.partial import explain_why_not_partial
 from persist.compute.dataflow.running.refreshed import Refreshed
 from persist.compute.dataflow.running.refreshed import refresh as refresh_running
 from persist.compute.dataflow.running.running import Options
@@ -213,7 +213,7 @@ class _Cluster:
                     'in this process alone: run it here, with where="auto" or "driver"'
                 )
             return True
-        return why_not_partial(program.plan.drop_unused()) is not None
+        return explain_why_not_partial(program.plan.drop_unused()) is not None
 
     def _job(self, program: Program, ports: Ports) -> Job:
         return Job(program, ports, self.location, self.storage, parallelism(self.spark))

@@ -24,7 +24,7 @@ from pyspark.sql.types import DataType, StructType
 
 from persist.codecs.types.arrow_types import children
 from persist.core.errors import InvalidUsage, SchemaMismatch
-from persist.engine.read.planning.scan import rows_without_columns
+from persist.engine.read.planning.scan import make_rows_without_columns
 
 _WIDENED = {
     pa.uint8(): pa.int16(),
@@ -58,7 +58,7 @@ def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
     """
     target = utc_arrow_schema(schema)
     if not target.names:
-        return rows_without_columns(len(table))
+        return make_rows_without_columns(len(table))
     for field in target:
         _check_zones(table.schema.field(field.name).type, field.type, field.name)
     try:

@@ -45,7 +45,7 @@ def evaluate(expression: Term, columns: Mapping[str, pa.Array]) -> Value:
 
 
 def together(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> dict[int, pa.Array]:
-    """Return the values of those expressions that DuckDB computes, by their places, if it computes them at once.
+    """Return the values of the expressions that DuckDB computes in one query, by position.
 
     A call of all takes little longer than of one. If there are not two, or one raises, they are left to `evaluate`.
     """
@@ -88,7 +88,7 @@ class Rows(Mapping[str, pa.Array]):
 
 
 def _lazily(expression: Call, columns: Mapping[str, pa.Array]) -> Value:
-    """Return the values of a lazy function, of which each part sees only the records that it decides."""
+    """Evaluate a lazy function: each branch sees only the records that reach it."""
     rows, kind = len(columns), expression.options[-1]
     if expression.function == "sql.error":
         if rows:
@@ -237,7 +237,7 @@ def _modulo(dividend: Value, divisor: Value) -> Value:
 
 
 def _float_modulo(one: Value, other: Value) -> Value:
-    """Return the exact rest of floats: what is left after the rounded quotient may be no number at all."""
+    """Return the exact remainder of floats, because a rounded quotient may overflow."""
     rows = next((len(operand) for operand in (one, other) if not isinstance(operand, pa.Scalar)), None)
     left_values, right_values = (as_array(operand, 1 if rows is None else rows) for operand in (one, other))
     with np.errstate(invalid="ignore"):
@@ -407,7 +407,7 @@ Kinds = Mapping[Any, pa.DataType]  # The types of columns, by name or number.
 
 
 def join_with_and(conditions: Sequence[Term]) -> Term:
-    """Return the condition that all of these hold, of which there is one at least."""
+    """Join one or more conditions with AND."""
     return conditions[0] if len(conditions) == 1 else sql_call("and", pa.bool_(), *conditions)
 
 
@@ -419,7 +419,7 @@ def conjuncts(condition: Term | None) -> list[Term]:
 
 
 def factor_conjuncts(condition: Term) -> list[Term]:
-    """Return the conditions that must all hold, with what all branches of an `or` have in common: of a b OR a c, a."""
+    """Return the conjuncts, with those common to all branches of an OR: `a` of `a b OR a c`."""
     if isinstance(condition, Call) and calls(condition, "and"):
         return [part for argument in condition.arguments for part in factor_conjuncts(argument)]
     if isinstance(condition, Call) and calls(condition, "or"):

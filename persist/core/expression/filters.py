@@ -28,7 +28,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from decimal import ROUND_FLOOR, Context, Decimal
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,7 @@ _FILTERS: dict[str, Callable[..., pc.Expression]] = {
     "is_nan": pc.is_nan,
     "among": lambda value, values: value.isin(values),
     "null_if_null": lambda value: pc.if_else(value.is_valid(), False, pa.scalar(None, pa.bool_())),
+    "cast": lambda value, kind: value.cast(kind, safe=False),
     "like": match_like,
     "starts_with": pc.starts_with,
     "ends_with": pc.ends_with,
@@ -145,29 +146,29 @@ class _Parser:
     def whole(self) -> Term:
         condition = self._condition()
         if self._token.kind != "end":
-            raise self._unexpected("and, or, or the end")
+            raise self._make_unexpected_error("and, or, or the end")
         return condition
 
     def _condition(self) -> Term:
         condition = self._conjunct()
-        while self._took("or"):
+        while self._take_if("or"):
             condition = _make_call("or", condition, self._conjunct())
         return condition
 
     def _conjunct(self) -> Term:
         condition = self._factor()
-        while self._took("and"):
+        while self._take_if("and"):
             condition = _make_call("and", condition, self._factor())
         return condition
 
     def _factor(self) -> Term:
         self._descend()
         try:
-            if self._took("not"):
-                return _negated(self._factor())
-            if not self._begins_operand() and self._took("("):
+            if self._take_if("not"):
+                return _negate_condition(self._factor())
+            if not self._begins_operand() and self._take_if("("):
                 condition = self._condition()
-                self._need(")")
+                self._require(")")
                 return condition
             return self._test()
         finally:
@@ -193,31 +194,34 @@ class _Parser:
         if self._token.text in _COMPARED and self._token.kind == "sign":
             function = _COMPARED[self._advance().text]
             right = self._operand()
-            return _make_call(function, self._term(left_operand, right), self._term(right, left_operand))
-        if self._took("is"):
-            is_not = self._took("not")
-            self._need("null")
+            terms = self._term(left_operand, right), self._term(right, left_operand)
+            if (kind := _common_number(left_operand, right)) is not None:
+                terms = Call("cast", terms[:1], (kind,)), Call("cast", terms[1:], (kind,))
+            return _make_call(function, *terms)
+        if self._take_if("is"):
+            is_not = self._take_if("not")
+            self._require("null")
             missing = _make_call("is_null", self._term(left_operand))
             return _make_call("not", missing) if is_not else missing
-        is_not = self._took("not")
+        is_not = self._take_if("not")
         test = self._member(left_operand)
         if test is None:
             if is_not:
-                raise self._unexpected("in, between or like")
+                raise self._make_unexpected_error("in, between or like")
             return self._flag(left_operand)
-        return _negated(test) if is_not else test
+        return _negate_condition(test) if is_not else test
 
     def _member(self, left: _Operand) -> Term | None:
-        if self._took("in"):
-            self._need("(")
+        if self._take_if("in"):
+            self._require("(")
             values = [self._literal(left)]
-            while self._took(","):
+            while self._take_if(","):
                 values.append(self._literal(left))
-            self._need(")")
+            self._require(")")
             valid_values = [value for value in values if value.is_valid]
-            # What no whole number equals is left out.
-            is_whole = left.type is not None and pat.is_integer(left.type)
-            members = [value for value in valid_values if not (is_whole and pat.is_decimal(value.type))]
+            # Values that the column cannot have are left out.
+            is_exact = left.type is not None and (pat.is_integer(left.type) or pat.is_decimal(left.type))
+            members = [v for v in valid_values if not (is_exact and pat.is_decimal(v.type) and v.type != left.type)]
             kinds = {value.type: None for value in members} or {left.type or values[0].type: None}
             sets = [pa.array([value for value in members if value.type == kind], kind) for kind in kinds]
             tests = [Call("among", (self._term(left),), (value_set,)) for value_set in sets]
@@ -228,17 +232,17 @@ class _Parser:
             return (
                 among if len(valid_values) == len(values) else _make_call("or", among, Lit(pa.scalar(None, pa.bool_())))
             )
-        if self._took("between"):
+        if self._take_if("between"):
             low = self._literal(left)
-            self._need("and")
+            self._require("and")
             high, column = self._literal(left), self._term(left)
             return _make_call(
                 "and", _make_call("greater_equal", column, Lit(low)), _make_call("less_equal", column, Lit(high))
             )
-        if self._took("like"):
+        if self._take_if("like"):
             if self._token.kind != "text":
-                raise self._unexpected("a pattern in single quotes")
-            return Call("like", (self._term(left),), (_unquoted(self._advance().text),))
+                raise self._make_unexpected_error("a pattern in single quotes")
+            return Call("like", (self._term(left),), (_unquote(self._advance().text),))
         return None
 
     def _term(self, operand: _Operand, other: _Operand | None = None) -> Term:
@@ -256,7 +260,7 @@ class _Parser:
                 'or compare a column, such as "amount > 5". overwrite([]) deletes all rows'
             )
         if operand.column is None or operand.type is None or not pat.is_boolean(operand.type):
-            raise self._unexpected("a comparison, such as = 5, > 5, in (1, 2) or is null")
+            raise self._make_unexpected_error("a comparison, such as = 5, > 5, in (1, 2) or is null")
         return Col(operand.column)
 
     def _literal(self, of: _Operand) -> pa.Scalar:
@@ -281,23 +285,23 @@ class _Parser:
     def _operand(self) -> _Operand:
         if self._token.text in _EXTRACTS.values() and self._tokens[self._next + 1].text == "(":
             function = self._advance().text
-            self._need("(")
+            self._require("(")
             operand = self._operand()
-            self._need(",")
-            operand = self._extracted(operand, function)
-            self._need(")")
-        elif self._took("("):
+            self._require(",")
+            operand = self._parse_path_value(operand, function)
+            self._require(")")
+        elif self._take_if("("):
             self._descend()
             operand = self._operand()
-            self._need(")")
+            self._require(")")
             self._depth -= 1
         else:
             operand = self._plain_operand()
         while self._token.kind == "sign" and self._token.text in _EXTRACTS:
-            operand = self._extracted(operand, _EXTRACTS[self._advance().text])
+            operand = self._parse_path_value(operand, _EXTRACTS[self._advance().text])
         return operand
 
-    def _extracted(self, operand: _Operand, function: str) -> _Operand:
+    def _parse_path_value(self, operand: _Operand, function: str) -> _Operand:
         """Return a value of a document, whose path comes next."""
         if operand.column not in self._json:
             raise InvalidUsage(
@@ -305,7 +309,7 @@ class _Parser:
                 f"of type json; these are {[*self._json]}"
             )
         if self._token.kind not in ("text", "number"):
-            raise self._unexpected("a path, such as 'name' or '$.items[0].name'")
+            raise self._make_unexpected_error("a path, such as 'name' or '$.items[0].name'")
         path = self._plain_operand().value
         check_path(function, path)
         return replace(operand, type=pa.string(), path=(*operand.path, (function, path)))
@@ -323,7 +327,7 @@ class _Parser:
             return _Operand(None, int(token.text) if is_whole else Decimal(token.text))
         if token.kind == "text":
             self._advance()
-            return _Operand(None, _unquoted(token.text))
+            return _Operand(None, _unquote(token.text))
         if token.kind == "word" and token.text in ("true", "false", "null"):
             self._advance()
             return _Operand(None, {"true": True, "false": False, "null": None}[token.text])
@@ -337,7 +341,7 @@ class _Parser:
                     f"{[*self._types]}. Text is in single quotes"
                 )
             return _Operand(token.text, type=self._types[token.text])
-        raise self._unexpected("a column or a value")
+        raise self._make_unexpected_error("a column or a value")
 
     @property
     def _token(self) -> _Token:
@@ -347,16 +351,16 @@ class _Parser:
         self._next += 1
         return self._tokens[self._next - 1]
 
-    def _took(self, text: str) -> bool:
+    def _take_if(self, text: str) -> bool:
         is_it = self._token.kind in ("word", "sign") and self._token.text == text
         self._next += is_it
         return is_it
 
-    def _need(self, text: str) -> None:
-        if not self._took(text):
-            raise self._unexpected(repr(text))
+    def _require(self, text: str) -> None:
+        if not self._take_if(text):
+            raise self._make_unexpected_error(repr(text))
 
-    def _unexpected(self, wanted: str) -> InvalidUsage:
+    def _make_unexpected_error(self, wanted: str) -> InvalidUsage:
         actual = repr(self._token.text) if self._token.kind != "end" else "the end"
         return InvalidUsage(
             f"the condition {self._text!r:.200} is not a condition: at character {self._token.at + 1} there is "
@@ -392,7 +396,7 @@ def _make_call(function: str, *arguments: Term) -> Term:
     return Call(function, arguments)
 
 
-def _negated(condition: Term) -> Term:
+def _negate_condition(condition: Term) -> Term:
     """Return a condition that is true where another one is false, and not where it is NULL."""
     return _make_call("not", _with_nulls(condition))
 
@@ -412,25 +416,26 @@ def _describe_value(value: Any) -> str:
     return f"{value}" if isinstance(value, Decimal) else f"{value!r:.80}"
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     return text[1:-1].replace("''", "'")
 
 
 def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
     """Return a literal as a scalar of a type, if it is a value of it; numbers stay what they are among numbers."""
-    if target_type is None or pat.is_floating(target_type):
-        value = float(value) if isinstance(value, Decimal) else value
     if target_type is None:
-        return pa.scalar(value)
+        return pa.scalar(float(value) if isinstance(value, Decimal) else value)
     if value is None:
         return pa.scalar(None, target_type)
     is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
     if is_number and pat.is_integer(target_type):
-        return _among_integers(value, target_type)
+        return _adapt_to_integers(value, target_type)
     if is_number and pat.is_floating(target_type):
-        return pa.scalar(value)
+        # A 32-bit column has 0.1 as its nearest number, as in SQL.
+        number, is_whole = float(value), isinstance(value, int)
+        is_near = pat.is_float32(target_type) and not is_whole and abs(number) < 2.0**127
+        return pa.scalar(number, target_type) if is_near else pa.scalar(number)
     if is_number and pat.is_decimal(target_type):
-        return pa.scalar(str(value)).cast(target_type)
+        return _among_decimals(Decimal(value), target_type)
     if isinstance(value, str) and not is_text(target_type):
         return _parse_filter(value, target_type)
     if is_number or (isinstance(value, bool) and not pat.is_boolean(target_type)):
@@ -438,8 +443,8 @@ def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
     return pa.scalar(value, target_type)
 
 
-def _among_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Scalar:
-    """Return a number that compares with all integers of a type as the given one does.
+def _adapt_to_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Scalar:
+    """Return a literal with the order of a number among the integers of a type.
 
     Arrow refuses to compare large integers with floats, and unsigned ones with signed ones. Decimals compare exactly.
     """
@@ -452,6 +457,30 @@ def _among_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Scala
     if pat.is_uint64(target_type) or not -(2**63) <= whole < 2**63:
         return pa.scalar(Decimal(whole))
     return pa.scalar(whole)
+
+
+def _among_decimals(number: Decimal, target_type: pa.DataType) -> pa.Scalar:
+    """Return a literal with the order of a number among the decimals of a type."""
+    context = Context(prec=2 * DIGITS_MAX)
+    limit = Decimal(1).scaleb(target_type.precision - target_type.scale)
+    number = max(-limit, min(limit, number))
+    below = number.quantize(Decimal(1).scaleb(-target_type.scale), ROUND_FLOOR, context)
+    if below == number and abs(number) < limit:
+        return pa.scalar(str(below)).cast(target_type)
+    between = context.add(below, Decimal(5).scaleb(-target_type.scale - 1))
+    return pa.scalar(between, pa.decimal256(target_type.precision + 2, target_type.scale + 1))
+
+
+def _common_number(one: _Operand, other: _Operand) -> pa.DataType | None:
+    """Return the type in which two columns of numbers compare, if Arrow refuses large values of their own types.
+
+    An integer that meets a float becomes the nearest float.
+    """
+    kinds = [operand.type for operand in (one, other) if operand.column is not None and operand.type is not None]
+    integers = [kind for kind in kinds if pat.is_integer(kind)]
+    if len(kinds) == 2 and len(integers) == 1 and any(map(pat.is_floating, kinds)):
+        return pa.float64()
+    return pa.decimal128(20, 0) if len({*integers}) == 2 and pa.uint64() in integers else None
 
 
 def is_text(t: pa.DataType) -> bool:

@@ -277,7 +277,7 @@ def _as_micros(value: pa.Array) -> Any:
 def _cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
     bare = numbers.zoneless(kind)
     if value.type != kind and bare in numbers.DUCKDB_MOMENTS and numbers.has_extreme_moments(value):
-        moments = compute_by_duckdb(f'CAST("$1" AS {numbers.DUCKDB_MOMENTS[bare]})', numbers.without_zone(value), bare)
+        moments = compute_by_duckdb(f'CAST("$1" AS {numbers.DUCKDB_MOMENTS[bare]})', numbers.drop_zone(value), bare)
         return moments.cast(kind)
     return numbers.cast(value, kind)
 
@@ -285,7 +285,7 @@ def _cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
 def _part(unit: str) -> Callable[..., pa.Array]:
     def part(value: pa.Array, kind: pa.DataType) -> pa.Array:
         if numbers.has_extreme_moments(value):
-            return compute_by_duckdb(f'"{unit}"("$1")', numbers.without_zone(value), pa.int64()).cast(kind)
+            return compute_by_duckdb(f'"{unit}"("$1")', numbers.drop_zone(value), pa.int64()).cast(kind)
         if pat.is_date(value.type) and unit in ("hour", "minute", "second"):
             value = value.cast(pa.timestamp("us"))
         return getattr(pc, unit)(value).cast(kind)

@@ -50,7 +50,7 @@ def _arithmetic(function: Callable[..., pa.Array], first: pa.Array, second: pa.A
 
 
 def _product(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the products of decimals of 38 digits, of which Arrow would want more digits than it has."""
+    """Multiply decimals of 38 digits, for which Arrow lacks digits."""
     try:
         narrow = pc.cast(one, pa.decimal256(_WIDE - 1 - other.type.precision, one.type.scale))
         return as_decimal(pc.multiply(narrow, other), kind)
@@ -123,7 +123,7 @@ def _no_zero(one: pa.Array, divisor: pa.Array) -> None:
 
 
 def _without_zero(divisor: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return divisors; a zero, of which the dividend is NULL, is NULL as well."""
+    """Return divisors, with NULL for zero where the dividend is NULL."""
     divisor = as_kind(divisor, kind)
     return pc.if_else(pc.equal(divisor, pa.scalar(0, kind)), pa.scalar(None, kind), divisor)
 
@@ -344,7 +344,7 @@ def zoneless(kind: pa.DataType) -> pa.DataType:
     return pa.timestamp(kind.unit) if pat.is_timestamp(kind) else kind
 
 
-def without_zone(value: pa.Array) -> pa.Array:
+def drop_zone(value: pa.Array) -> pa.Array:
     """Convert timestamps to UTC without a zone."""
     return value.cast(zoneless(value.type))
 

@@ -35,7 +35,7 @@ import pyarrow.types as pat
 
 from persist.codecs.evolution import lift
 from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
-from persist.codecs.order.digits import dense_ranks, sort_rows
+from persist.codecs.order.digits import compute_dense_ranks, sort_rows
 from persist.codecs.order.ordering import combined, order_keys, sort_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.types.arrow_types import scalar_from_json, type_from_json
@@ -305,12 +305,12 @@ def number_groups(rows: pa.Table, keys: pa.Table) -> Ints:
     """Return the number of the key of each row, all of which are among the keys."""
     if not len(rows):
         return np.zeros(0, np.int64)
-    groups = SortedKeys(keys).less_than(SortedKeys(rows.select(keys.column_names)))
+    groups = SortedKeys(keys).count_less(SortedKeys(rows.select(keys.column_names)))
     if groups is not None:
         assert int(groups.max()) < len(keys), "a row has a key that no event has"
         return groups.astype(np.int64, copy=False)
     keys_and_rows = pa.concat_tables([keys, rows.select(keys.column_names)]).combine_chunks()
-    ranks = dense_ranks(order_keys(keys_and_rows, keys.column_names))
+    ranks = compute_dense_ranks(order_keys(keys_and_rows, keys.column_names))
     assert int(ranks.max()) + 1 == len(keys), "a row has a key that no event has"
     return ranks[len(keys) :]
 

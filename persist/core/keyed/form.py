@@ -214,7 +214,7 @@ def describe_orders(form: KeyedForm) -> list[str]:
 
 
 def watermark_to_int(value: Any, kind: pa.DataType) -> int:
-    """Return a watermark as the integer that Arrow stores; raises InvalidUsage for what is none of that type."""
+    """Return a watermark as Arrow's integer; raise InvalidUsage for another type."""
     try:
         scalar = value if isinstance(value, pa.Scalar) else pa.scalar(value, kind)
         number = scalar.cast(kind).value if pat.is_temporal(kind) else scalar.cast(kind).as_py()
@@ -230,7 +230,7 @@ def watermark_to_int(value: Any, kind: pa.DataType) -> int:
 
 
 def late_column(form: KeyedForm, schema: CollectionSchema) -> pa.DataType:
-    """Return the type of the first column of the watermark, of which there is one."""
+    """Return the type of the watermark's first column."""
     name = form.order_by[0]
     if form.fields is None:
         return schema.arrow.field(name).type

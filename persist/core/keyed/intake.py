@@ -409,7 +409,7 @@ def check_keys(rows: pa.Table | pa.RecordBatch, schema: CollectionSchema) -> Non
 def _deleting(
     rows: pa.Table, deleted: "np.ndarray[Any, np.dtype[np.bool_]]", flags: pa.ChunkedArray, form: KeyedForm
 ) -> pa.Table:
-    """Return events that delete with what makes their deletion last; raise InvalidUpdate where nothing does."""
+    """Give deletions the order that keeps them; raise InvalidUpdate without one."""
     first = int(np.flatnonzero(deleted)[0])
     if form.is_ordered and form.tombstone is None:
         raise InvalidUpdate(
@@ -442,7 +442,7 @@ def _with_nullable_values(schema: CollectionSchema) -> CollectionSchema:
 
 
 def concat_events(tables: Sequence[EventTable]) -> EventTable:
-    """Return what came as several tables as one."""
+    """Join the tables of events into one."""
     first, *later_tables = tables
     if not later_tables:
         return first

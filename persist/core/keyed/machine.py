@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
-from persist.codecs.order.digits import dense_ranks
+from persist.codecs.order.digits import compute_dense_ranks
 from persist.codecs.order.ordering import combined, order_keys
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log.fields import KeyedForm
@@ -174,7 +174,7 @@ def watermark_ranks(rows: pa.Table, order_by: Sequence[str]) -> Ints:
     columns = []
     for column in order_keys(rows, order_by):
         columns += [pc.is_valid(column), column]
-    return dense_ranks(columns)
+    return compute_dense_ranks(columns)
 
 
 def _last_of_each(groups: Ints, times: Ints) -> Flags:

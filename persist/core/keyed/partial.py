@@ -42,7 +42,7 @@ from persist.codecs.order.arrays import boolean_array, boolean_values, int64_arr
 from persist.codecs.order.ordering import combined
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.inputs import tables_by_columns
+from persist.codecs.updates.inputs import iterate_tables_by_columns
 from persist.codecs.updates.updates import Stamp
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.events import Prepared, has_column, in_order_of_arrival, is_tombstone, number_groups
@@ -79,7 +79,7 @@ def to_partial_events(
     if missing not in get_args(Missing):
         raise InvalidUsage(f'missing={missing!r} is not a policy for missing keys: use "error", "insert" or "ignore"')
     pieces, numbers = list[EventTable](), list[Sequence[int]]()
-    for table, rows in tables_by_columns(data, schema):
+    for table, rows in iterate_tables_by_columns(data, schema):
         columns = [name for name in schema.value_names if name in table.column_names]
         _check_columns(table, columns, schema, form, missing)
         for name in schema.value_names:

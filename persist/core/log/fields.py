@@ -138,7 +138,7 @@ class Keyframe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokenMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A write that is remembered: its token, the least time of its updates, and what it was of (`Digest`)."""
+    """A remembered write: its token, the least time of its updates, and its `Digest`."""
 
     token: str
     time_min: int

@@ -521,7 +521,7 @@ class TruncateLog(LocationMutation, frozen=True, tag="truncate"):
 
 
 class VoidUploads(LocationMutation, frozen=True, tag="void_uploads"):
-    """Declare that blobs whose names begin with a seqno below floor are never referred to if they are not yet."""
+    """Declare that unreferenced blobs with a seqno below floor stay unreferenced."""
 
     is_guarded: ClassVar[bool] = False
     is_sent: ClassVar[bool] = False
@@ -530,7 +530,7 @@ class VoidUploads(LocationMutation, frozen=True, tag="void_uploads"):
 
 
 class TakeOver(LocationMutation, frozen=True, tag="take_over"):
-    """Declare of what checkpoints from this record on are made: of this one, or of one from this record on."""
+    """Declare that checkpoints from here on build on this one, or a later one."""
 
     is_guarded: ClassVar[bool] = False
     is_sent: ClassVar[bool] = False

@@ -303,7 +303,7 @@ def append_parts(contents: CollectionState, parts: tuple[Part, ...]) -> Collecti
 
 
 def apply_replacement(contents: CollectionState, step: kinds.Replace) -> CollectionState:
-    """Return contents after a compaction whose list of unused blobs is right.
+    """Apply a compaction, and check its list of unused blobs.
 
     Raises:
         Superseded: something that it replaces, or builds on, is gone, or other blobs become unused than it names.

@@ -155,7 +155,7 @@ class Draft:
     def _are_used(self, tokens: dict[Used, str | None]) -> bool:
         """Return whether all tokens were used before, in the log or in this draft."""
 
-        def remembered(used: Used) -> tuple[str, Remembered | None, int]:
+        def look_up_token(used: Used) -> tuple[str, Remembered | None, int]:
             """Look up a token: the collection's name, the earlier write, and the number of forgotten tokens."""
             # As the log has them: what operations before this one have added is in `_new_tokens`.
             collection, token = used
@@ -166,7 +166,7 @@ class Draft:
             write = contents.tokens.get(token) or self._find_token(contents, token)
             return contents.name, write, 0 if contents.archives is None else contents.archives.forgotten
 
-        return are_tokens_used(tokens, self._new_tokens, remembered)
+        return are_tokens_used(tokens, self._new_tokens, look_up_token)
 
 
 def _list_tokens(steps: Iterable[DraftStep]) -> dict[Used, str | None]:

@@ -46,7 +46,7 @@ def check_reason(reason: str) -> None:
 
 
 def apply_erasure(contents: CollectionState, step: kinds.Erase) -> CollectionState:
-    """Return contents after an erasure whose list of unused blobs is right.
+    """Apply an erasure, and check its list of unused blobs.
 
     Raises:
         Superseded: a part that it replaces is gone, or it leaves other blobs unused than it lists.

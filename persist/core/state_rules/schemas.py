@@ -15,7 +15,7 @@ import msgspec
 
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import check_next, only_adds
-from persist.codecs.nested import Node, all_ids, changes_between, column_node, find_differences
+from persist.codecs.nested import Node, all_ids, column_node, describe_changes, find_differences
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import decode_frontier, to_antichain
 from persist.core.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
@@ -137,7 +137,7 @@ def check_made_from_newest(contents: CollectionState, after: CollectionSchema, *
         base = next(
             (known_schema for known_schema in contents.schema.known if known_schema.version == after.version - 1), None
         )
-        own_changes = [] if base is None else changes_between(base, after)
+        own_changes = [] if base is None else describe_changes(base, after)
         if becomes_keyed:
             own_changes = [*(change for change in own_changes if change != "nothing"), "it becomes keyed"]
         raise build_schema_moved(contents, after.version - 1, own_changes)
@@ -147,7 +147,7 @@ def build_schema_moved(contents: CollectionState, base_version: int, own_changes
     """Return the error for a change that is based on an old version. It lists the changes of both sides."""
     newest = contents.schema
     base_schema = next((schema for schema in newest.known if schema.version == base_version), None)
-    other_changes = () if base_schema is None else tuple(changes_between(base_schema, newest))
+    other_changes = () if base_schema is None else tuple(describe_changes(base_schema, newest))
     return SchemaMoved(base_version, newest.version, tuple(own_changes), other_changes)
 
 
@@ -166,7 +166,7 @@ def check_writable_version(contents: CollectionState, version: int) -> None:
     if not only_adds(base, newest):
         raise SchemaMismatch(
             f"this was written with version {version} of the schema of collection {contents.name!r}, which has version "
-            f"{newest.version} by now: {'; '.join(changes_between(base, newest))}. Load the collection again, and "
+            f"{newest.version} by now: {'; '.join(describe_changes(base, newest))}. Load the collection again, and "
             "write with its schema; nothing was applied."
         )
 

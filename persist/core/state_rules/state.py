@@ -137,7 +137,7 @@ class State:
         """Return the names of all collections, sorted."""
         return tuple(sorted(self.ids))
 
-    def names_in_memory(self) -> tuple[str, ...]:
+    def list_names_in_memory(self) -> tuple[str, ...]:
         """Return the sorted names that are known without reading. Errors show a few of them."""
         return tuple(sorted(name for name, _ in self.ids.in_memory()))
 
@@ -148,7 +148,7 @@ class State:
                 yield from entry.contents.stored_parts
 
     def list_blobs(self) -> set[str]:
-        """Return the keys of the blobs that all collections refer to whose contents are known."""
+        """Return the blob keys that collections with known contents refer to."""
         known_contents = [entry.contents for entry in self.entries.values() if entry.contents is not None]
         return {key for contents in known_contents for key in contents.named_blobs}
 

@@ -284,7 +284,7 @@ class Commit:
             self._add_difference(handle, time, partial(rewrite_steps, handle, rewritten, time))
             return
         check_upserts(handle, "a statement")
-        at = None if time is None else handle.exact_time("time", time)
+        at = None if time is None else handle.to_exact_time("time", time)
         self._draft(handle).change = KeyedChange(rewritten, at, None, 0)
 
     def check_time(self, handle: CollectionHandle, time: int | Moment | None) -> CollectionHandle:

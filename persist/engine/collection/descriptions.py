@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.nested import changes_between
+from persist.codecs.nested import describe_changes
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import Antichain, encode_frontier, to_antichain
 from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, Superseded, TagNotFound
@@ -221,7 +221,7 @@ def get_newest_ids(handle: CollectionHandle, newest: CollectionSchema, names: Se
     if renumbered := [name for name in names if ids_by_name.get(name, ids[name]) != ids[name]]:
         raise SchemaMismatch(
             f"column {renumbered[0]!r} of collection {handle.name!r} is another one by now than when this handle "
-            f"was loaded: {'; '.join(changes_between(handle.schema, newest))}. Load it again, and say what is meant."
+            f"was loaded: {'; '.join(describe_changes(handle.schema, newest))}. Load it again, and say what is meant."
         )
     return ids
 

@@ -103,7 +103,7 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: st
 
 
 def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
-    """Remove the stored failure from collections that have one. Cost: nothing if there is none."""
+    """Remove the stored failure from collections that have one."""
     try:
         _say([handle for handle in handles if sink in load_failures(handle.get_known_state())], sink, None)
     except CollectionNotFound:

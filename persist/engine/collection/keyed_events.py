@@ -34,7 +34,7 @@ from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import KeyReplacement
 from persist.engine.read.keyed.resolution import require_machine, resolve_events
-from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
+from persist.engine.read.lookups.lookup import Lookup, Wanted, drop_diffs
 from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.read.merging import NewRows, compute_differences, read_snapshot
 from persist.engine.read.parts.reader import PartReader
@@ -76,7 +76,7 @@ class Unchanged(InvalidUsage):
 
 def read_rows(scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
     """Yield the rows of a snapshot, slice by slice."""
-    for scan_slice in scan.slices_within(reader.slice_bytes):
+    for scan_slice in scan.cut_into_slices(reader.slice_bytes):
         yield from read_snapshot(scan_slice, "rows", reader)
 
 
@@ -90,7 +90,7 @@ def reading_rows(scan: Callable[[pc.Expression | None], Scan], reader: PartReade
             return
         whole = scan(None)
         keys = Wanted.of(distinct_keys(by, whole.schema), whole.schema)
-        yield without_diffs(Lookup(whole).contents(keys, "rows", reader), whole)
+        yield drop_diffs(Lookup(whole).contents(keys, "rows", reader), whole)
 
     return read
 
@@ -100,7 +100,7 @@ def _slices_that_may_match(scan: Scan) -> list[Scan]:
     keys = scan.schema.key_names
     if scan.filter is None or not {*keys[:1]} & {*referenced_columns(scan.filter, scan.schema.arrow)}:
         return [scan]
-    slices = scan.slices_within(SLICE_BYTES)
+    slices = scan.cut_into_slices(SLICE_BYTES)
     bounds = [(piece.keys.lower, piece.keys.upper) for piece in slices]
     places = ranges_that_may_match(bounds, scan.filter, scan.schema, keys)
     return [slices[place] for place in places] if 2 * len(places) <= len(slices) else [scan]

@@ -80,7 +80,7 @@ def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None
 
     Raises: the errors of `overwrite_steps`; AsOfCompacted, if the old contents are compacted.
     """
-    contents, at = _read_after_requests(handle), None if time is None else handle.exact_time("time", time)
+    contents, at = _read_after_requests(handle), None if time is None else handle.to_exact_time("time", time)
     request = Asked(handle.id, overwrite_digest(then, at, "what was there"))
     if handle.remembers(contents, token):
         return [request, *_stamping(handle, at)]
@@ -109,7 +109,7 @@ def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Mo
         settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, count_erasures(contents))
         if rewrite.before is None:
             return [*settled, *overwrite_steps(handle, rewrite.after, time, None, multiset=True)]
-        at = None if time is None else handle.exact_time("time", time)
+        at = None if time is None else handle.to_exact_time("time", time)
         _check_beginning(handle, contents, at)
         step = handle.engine.writer("sql").write_step(handle.id, handle.schema, rewrite.updates(handle.schema, at or 0))
         return [*settled, *_alone(handle, contents, at, [] if step is None else [step])]
@@ -170,7 +170,7 @@ class NewContents:
         self._given = rows
         self._multiset = multiset
         self._by_key = by_key
-        self._at = None if time is None else handle.exact_time("time", time)
+        self._at = None if time is None else handle.to_exact_time("time", time)
         self._token = token
         self._writer = handle.engine.writer("overwrite").part_writer()
         self._stack = ExitStack()
@@ -253,7 +253,7 @@ def delete_steps(
     """
     handle.check_plain("a plain delete")
     check_either(wanted, where)
-    at, contents = None if time is None else handle.exact_time("time", time), _read_after_requests(handle)
+    at, contents = None if time is None else handle.to_exact_time("time", time), _read_after_requests(handle)
     writer = handle.engine.writer("delete")
     keys = distinct_keys(wanted, handle.schema) if where is None else None
     digest = 0
@@ -279,7 +279,7 @@ def make_keyed_deletion(
 ) -> KeyedChange:
     """Return the change that deletes from a keyed collection what a condition is true for, at a time."""
     check_upserts(handle, "delete(where=…)")
-    at = None if time is None else handle.exact_time("time", time)
+    at = None if time is None else handle.to_exact_time("time", time)
     return KeyedChange((), at, where, delete_digest(0, at, filter_text(where, token)))
 
 

@@ -37,7 +37,7 @@ from persist.engine.read.following.changes import (
     Upserts,
     check_changes_form,
     read_all_changes,
-    slices_by_time,
+    slice_by_time,
     with_moments,
 )
 from persist.engine.read.following.listen import Listen, Piece
@@ -46,7 +46,7 @@ from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.merging import Form, snapshot_tables
 from persist.engine.read.parts.reader import ClaimedRead
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import UnreadParts, changes_scan, snapshot_scan
+from persist.engine.read.planning.snapshot_plan import UnreadParts, plan_changes_scan, snapshot_scan
 from persist.engine.read.results.snapshot import Snapshot, build_filter
 
 READ_TIMEOUT_S = 0.0  # A read of an unsealed time fails at once.
@@ -180,7 +180,7 @@ def _changes(
         check_changes_readable(contents, lower)
         read_as = handle.load_schema(contents, schema)
         filter = build_filter(read_as, where, columns)
-        scan = changes_scan(contents, read_as, lower, upper, columns, filter, raw=raw)
+        scan = plan_changes_scan(contents, read_as, lower, upper, columns, filter, raw=raw)
         scan.check_columns()
         return make(scan, reading)
     except BaseException:
@@ -231,12 +231,14 @@ def open_listen(
     first: Sequence[Piece],
     moments: Timeline | None,
     columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
     *,
     whole_times: bool = False,
 ) -> Listen:
     """Return a listen that yields first, if that is something, and then the updates at times >= lower, or columns.
 
     Args:
+        filter: of the updates after first.
         whole_times: never cut a time into several pieces, whatever memory it takes.
     """
     unread = UnreadParts()
@@ -244,17 +246,17 @@ def open_listen(
     def planned(contents: CollectionState, lower: int, upper: int) -> Scan:
         """Plan the updates of an interval."""
         if contents.keyed is not None:
-            return changes_scan(handle.fold(contents), handle.schema, lower, upper, columns)
-        parts = unread.at_or_after(contents, lower)
+            return plan_changes_scan(handle.fold(contents), handle.schema, lower, upper, columns, filter)
+        parts = unread.select_from_frontier(contents, lower)
         schema = attach_versions(handle.schema, contents)
-        return Scan(schema, parts, lower, upper, tuple(columns or schema.columns)).with_newest_types().prune()
+        return Scan(schema, parts, lower, upper, tuple(columns or schema.columns), filter).with_newest_types().prune()
 
     def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> Sequence[Piece]:
         """Cut an interval into pieces that fit into memory."""
         scan = planned(contents, lower, upper)
         is_whole = whole_times or not {*scan.schema.key_names} <= {*scan.columns}
         pieces: list[Piece] = []
-        for slices in slices_by_time(scan, reading().changes_slice_bytes):
+        for slices in slice_by_time(scan, reading().changes_slice_bytes):
             start, end = slices[0].time_lower, slices[0].time_upper
             if is_whole or len(slices) == 1:
                 is_one = len(slices) == 1
@@ -286,7 +288,7 @@ def read_as_updates(
     They are one piece, or several within the budget, of which the last one completes that time.
     """
     scan = snapshot_scan(handle.fold(contents), handle.schema, time, None, None)
-    slices = [scan] if whole_times else scan.slices_within(reading().changes_slice_bytes)
+    slices = [scan] if whole_times else scan.cut_into_slices(reading().changes_slice_bytes)
 
     def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
         """Read contents as updates of the one time."""
@@ -306,10 +308,12 @@ def begin_listen(
     moments: Timeline | None,
     consumer: str = "",
     columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
 ) -> Listen:
     """Return a listen of the updates after as_of, None for all; see `Collection.listen`, and `Engine.claim_all`.
 
-    With columns, only these are read, and whatever becomes of the others is not noticed.
+    With columns, only these are read, and whatever becomes of the others is not noticed. A filter has no sets of
+    floats.
     """
     lower = 0 if as_of is None else handle.as_time("as_of", as_of) + 1
     if not handle.is_kept:  # What cannot be read is refused before a commit claims it.
@@ -320,7 +324,7 @@ def begin_listen(
     except BaseException:
         reading.close()
         raise
-    return open_listen(handle, lower, reading, (), moments, columns, whole_times=bool(consumer))
+    return open_listen(handle, lower, reading, (), moments, columns, filter, whole_times=bool(consumer))
 
 
 def begin_subscription(
@@ -429,7 +433,7 @@ def as_of_join(
             lookup = Lookup(snapshot_scan(contents, schema, ends["min"], None))
             records = lookup.contents(lookup.to_lookup_keys(keys), "diff", reading())
             first = records.append_column(schema.arrow.field("_time"), pa.array(np.full(len(records), ends["min"])))
-            changes = changes_scan(contents, schema, ends["min"] + 1, ends["max"] + 1, None)
+            changes = plan_changes_scan(contents, schema, ends["min"] + 1, ends["max"] + 1, None)
             after = Lookup(changes, keeps_time=True)
             later = after.updates(after.to_lookup_keys(keys), reading())
     finally:

@@ -83,7 +83,7 @@ class UnsealedUpdates:
         """Return the collection's state, and its stored updates and writes in progress at or after lower."""
         handle = self._handle
         seqno, [contents] = handle.engine.follower.read_known_states([(handle.id, handle.name)])
-        pieces: Pieces = {number: number for number in self._unread.numbers_at_or_after(contents, lower)}
+        pieces: Pieces = {number: number for number in self._unread.find_numbers_from_frontier(contents, lower)}
         if handle.engine.mode != "read":
             committer = handle.engine.writer("a source").committer
             for write, future in committer.writes_under_way(handle.id):

@@ -5,6 +5,6 @@ second, and deletes its output.
 """
 
 from persist.engine.compact.compactor import CompactionReport, Compactor, give_back
-from persist.engine.compact.eraser import ErasedRecords, PartEraser, load_events_schema, without_deletions
-from persist.engine.compact.planner import LEVEL_BYTES, must_destroy, next_work
+from persist.engine.compact.eraser import ErasedRecords, PartEraser, drop_deletions, load_events_schema
+from persist.engine.compact.planner import LEVEL_BYTES, choose_next_work, must_destroy
 from persist.engine.compact.rewriter import LocalPartMaker, MadeRun, PartMaker, Rewrite, RunPiece

@@ -37,7 +37,7 @@ from persist.core.settings import Tuning
 from persist.core.state_rules.collection_rules import ExpectErasures, ExpectRuns, apply_step
 from persist.core.state_rules.contents import CollectionState, compute_replacement
 from persist.core.state_rules.erasures import count_erasures
-from persist.engine.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, next_work
+from persist.engine.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, choose_next_work
 from persist.engine.compact.rewriter import WHOLE_FRACTION, MadeRun, PartMaker, Rewrite, RunPiece, keyframe_pieces
 from persist.engine.follow.follower import Follower
 from persist.engine.read.planning.scan import Scan
@@ -165,12 +165,12 @@ class Compactor:
 
     def is_due(self, contents: CollectionState, *, destroy: bool = False) -> bool:
         """Tell whether `compact` would find something to do. Cost: no request."""
-        return next_work(contents, self._tuning, destroy=destroy) is not None
+        return choose_next_work(contents, self._tuning, destroy=destroy) is not None
 
     def compact(
         self, id_: str, name: str, *, full: bool = False, destroy: bool = False, merge_bytes_max: int | None = None
     ) -> CompactionReport:
-        """Do all that is due in one collection; see `persist.engine.compact.planner.next_work`.
+        """Do all that is due in one collection; see `persist.engine.compact.planner.choose_next_work`.
 
         Raises:
             CollectionNotFound: it was destroyed.
@@ -184,7 +184,7 @@ class Compactor:
         with self._one_at_a_time, task("compact", name, unit="pieces of work") as done:
             while True:
                 contents = self._contents(id_, name)
-                work = next_work(
+                work = choose_next_work(
                     contents,
                     self._tuning,
                     full=full,
@@ -249,7 +249,7 @@ class Compactor:
         """Commit step, which names the attempt's parts, as long as its inputs are still there."""
         conditions = attempt.conditions(step)
 
-        def checked() -> Step:
+        def check_newest() -> Step:
             """Return the step for the newest contents; raise Superseded if they are others."""
             newest = self._contents(contents.id, contents.name)
             for condition in conditions:
@@ -257,8 +257,8 @@ class Compactor:
             _, unused = compute_replacement(newest, step)
             return msgspec.structs.replace(step, unused=unused)
 
-        def plan() -> None:
-            steps: list[Step] = [*conditions, checked()]
+        def commit_once() -> None:
+            steps: list[Step] = [*conditions, check_newest()]
             # Until an answer refuses it, the record may exist or appear later, whatever ends the wait.
             attempt.may_be_committed = True
             try:
@@ -268,12 +268,12 @@ class Compactor:
                 raise
 
         def raise_if_final(error: PersistError) -> None:
-            checked()  # That it came too late is the better reason, if it did.
+            check_newest()  # That it came too late is the better reason, if it did.
             if isinstance(error, UploadExpired):
                 raise error
 
         conflicts = (Superseded, UploadExpired)
-        commit_with_retry(plan, action="compact", clock=self._clock, conflicts=conflicts, prepare=raise_if_final)
+        commit_with_retry(commit_once, action="compact", clock=self._clock, conflicts=conflicts, prepare=raise_if_final)
 
     def _make(
         self, contents: CollectionState, runs: Iterable[Iterable[RunPiece]], attempt: "_Attempt"
@@ -303,12 +303,12 @@ class Compactor:
     ) -> tuple[kinds.Replace, CompactionReport]:
         numbers = [number for run in contents.history if run[0] in runs for number in run]
         report = CompactionReport(runs_merged=len(runs))
-        if (order := self._disjoint(contents, numbers)) is not None:
+        if (order := self._select_disjoint_parts(contents, numbers)) is not None:
             return kinds.Replace(contents.id, removed_runs=runs, runs=(order,)), report
         new = self._rewrite_runs(contents, [numbers], 0, attempt)
         return kinds.Replace(contents.id, removed_runs=runs, runs=new), with_read(contents.list_parts(numbers), report)
 
-    def _disjoint(self, contents: CollectionState, numbers: Sequence[int]) -> Numbers | None:
+    def _select_disjoint_parts(self, contents: CollectionState, numbers: Sequence[int]) -> Numbers | None:
         """Return parts in key order, if they may stay as they are: of fair size, and without a key in common."""
         keyed = []
         for number in numbers:

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.order.search import SortedKeys
-from persist.codecs.order.sums import exact_sum
+from persist.codecs.order.sums import sum_exactly
 from persist.codecs.part.filters import parts_that_may_match, referenced_columns, with_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
@@ -250,7 +250,7 @@ class PartEraser:
                 is_deleting = [DELETED] if DELETED in schema.names else []
                 columns = list(dict.fromkeys([*names, *self._wanted.columns(schema), *is_deleting]))
                 tables = self._reader().tables(may_match, schema, columns)
-                rows = (without_deletions(table, contents) for _, table in tables)
+                rows = (drop_deletions(table, contents) for _, table in tables)
                 key_tables += [self._wanted.split(table)[0].select(names) for table in rows]
             self._seen.update(map(_identify_part, new))
         keys = pa.concat_tables([contents.schema.arrow.empty_table().select(names), *key_tables])
@@ -301,7 +301,7 @@ class PartEraser:
         for _, table in self._reader().tables([part], schema, columns):
             goes, _ = self._records.split(table)
             rows += len(goes)
-            diffs += exact_sum(goes["_diff"].to_numpy())
+            diffs += sum_exactly(goes["_diff"].to_numpy())
         if not rows:
             return _Outcome(0, None)
         new_parts = self._write_rest(part, schema, inline_bytes)
@@ -329,7 +329,7 @@ class PartEraser:
         )
 
 
-def without_deletions(rows: pa.Table, contents: CollectionState) -> pa.Table:
+def drop_deletions(rows: pa.Table, contents: CollectionState) -> pa.Table:
     """Return rows of a part without deletion events, which are not records."""
     if DELETED not in rows.column_names or contents.keyed is None or contents.keyed.tombstone is not None:
         return rows

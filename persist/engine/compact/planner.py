@@ -84,7 +84,7 @@ class Thin:
 Work = MergeRuns | MakeKeyframe | Forget | Thin
 
 
-def next_work(
+def choose_next_work(
     contents: CollectionState,
     tuning: Tuning,
     *,
@@ -109,7 +109,7 @@ def next_work(
         is_made = any(keyframe.as_of == time for keyframe in contents.keyframes)
         if is_made or MakeKeyframe(time) not in without:
             return Forget(time) if is_made else MakeKeyframe(time)
-    if (time := _forgettable(contents)) is not None:
+    if (time := _find_forgettable_time(contents)) is not None:
         return Forget(time)
     runs = _merge_due(contents, tuning, _list_merged_runs(without), full=full)
     time = _keyframe_due(contents, tuning, full=full)
@@ -120,7 +120,7 @@ def next_work(
         return MakeKeyframe(time)
     if runs is not None:
         return MergeRuns(runs)
-    if thinned := _too_dense(contents, tuning):
+    if thinned := _find_too_dense_keyframes(contents, tuning):
         return Thin(thinned)
     return None
 
@@ -131,7 +131,7 @@ def _list_merged_runs(works: "frozenset[Work]") -> frozenset[int]:
 
 def must_destroy(contents: CollectionState) -> int | None:
     """Return the time up to which history must be dropped, because it holds what was retracted; None if it need not."""
-    last = last_readable(contents)
+    last = find_last_readable_time(contents)
     if last is None:
         return None
     passed = [part for part in contents.history_parts if part.time_min <= last]
@@ -141,7 +141,7 @@ def must_destroy(contents: CollectionState) -> int | None:
     return last if passed and any(part.negatives for part in (*passed, *owing)) else None
 
 
-def last_readable(contents: CollectionState) -> int | None:
+def find_last_readable_time(contents: CollectionState) -> int | None:
     """Return the latest sealed time that since has reached; None without one."""
     sealed = find_last_resolved(contents)
     return None if contents.since == 0 or sealed is None else min(contents.since, sealed)
@@ -205,9 +205,9 @@ def _count_touched_rows(contents: CollectionState, base: Sequence[Part], history
     return sum(part.rows for part, touching in zip(base, accumulate(changes), strict=False) if touching)
 
 
-def _forgettable(contents: CollectionState) -> int | None:
+def _find_forgettable_time(contents: CollectionState) -> int | None:
     """Return the time of the newest keyframe that since has reached, if there is anything before it to drop."""
-    last = last_readable(contents)
+    last = find_last_readable_time(contents)
     reached = [keyframe.as_of for keyframe in contents.keyframes if last is not None and keyframe.as_of <= last]
     return reached[-1] if reached and reached[-1] >= contents.history_from else None
 
@@ -223,7 +223,7 @@ def _merge_due(contents: CollectionState, tuning: Tuning, without: frozenset[int
         return tuple(run[0] for run in max(groups, key=len)[:SMALL_RUNS_MAX])
     for group in _intervals(contents, [run for run in runs if not contents.numbered[run[0]].inline]):
         sizes = [sum(part.bytes for part in contents.list_parts(run)) for run in group]
-        if (similar := _similar(sizes, tuning.merge_runs, tuning.part_bytes)) is not None:
+        if (similar := _find_similar_runs(sizes, tuning.merge_runs, tuning.part_bytes)) is not None:
             return tuple(run[0] for run in group[similar[0] : similar[1]])
     return None
 
@@ -245,7 +245,7 @@ def _span(contents: CollectionState, run: Numbers) -> tuple[int, int]:
     return min(part.time_min for part in parts), max(part.time_max for part in parts)
 
 
-def _similar(sizes: list[int], merge_runs: int, bytes_max: int) -> tuple[int, int] | None:
+def _find_similar_runs(sizes: list[int], merge_runs: int, bytes_max: int) -> tuple[int, int] | None:
     """Return the interval of the first runs in a row to merge: merge_runs of one level, and smaller ones between.
 
     There are at most twice as many, or as many as have bytes_max: what small runs have piled up is merged once, and not
@@ -271,7 +271,7 @@ def _level(size: int, merge_runs: int) -> int:
     return level
 
 
-def _too_dense(contents: CollectionState, tuning: Tuning) -> Numbers:
+def _find_too_dense_keyframes(contents: CollectionState, tuning: Tuning) -> Numbers:
     """Return which keyframes to drop: always the one whose neighbours have the least history between them."""
     keyframes, history = [*contents.keyframes], contents.history_parts
     if len(keyframes) < 2:
@@ -283,7 +283,7 @@ def _too_dense(contents: CollectionState, tuning: Tuning) -> Numbers:
     dropped: list[int] = []
     names_max = NAMES_TIMES * len(contents.numbered)
     while len(keyframes) > 2 and (
-        _older_bytes(contents, keyframes) > room or sum(len(keyframe.parts) for keyframe in keyframes) > names_max
+        _sum_older_bytes(contents, keyframes) > room or sum(len(keyframe.parts) for keyframe in keyframes) > names_max
     ):
         gaps = [
             (rows_before[after.as_of] - (rows_before[keyframes[at - 1].as_of] if at else 0), at)
@@ -294,7 +294,7 @@ def _too_dense(contents: CollectionState, tuning: Tuning) -> Numbers:
     return tuple(sorted(dropped))
 
 
-def _older_bytes(contents: CollectionState, keyframes: Sequence[Keyframe]) -> int:
+def _sum_older_bytes(contents: CollectionState, keyframes: Sequence[Keyframe]) -> int:
     """Return how many bytes keyframes take that the newest of them does not."""
     *older, newest = keyframes
     numbers = {*chain.from_iterable(keyframe.parts for keyframe in older)}.difference(newest.parts)

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.order.digits import neighbours_differ
 from persist.codecs.order.ordering import order_keys
-from persist.codecs.order.sums import consolidate, exact_sum
+from persist.codecs.order.sums import consolidate, sum_exactly
 from persist.codecs.part.key_range import KeyRange, comparable_keys, parts_within
 from persist.codecs.part.part import Part, sample_rows
 from persist.codecs.part.stream import PartStream
@@ -193,7 +193,7 @@ class LocalPartMaker:
         return open_run(self._reader.memory_budget, schema, part_bytes=self._part_bytes, sources=sources)
 
     def _slices(self, scan: Scan) -> Iterator[Scan]:
-        for slice_ in scan.slices_within(self._reader.rewrite_slice_bytes):
+        for slice_ in scan.cut_into_slices(self._reader.rewrite_slice_bytes):
             if self._stop.is_set():
                 raise ClientClosed("compaction")
             yield slice_
@@ -222,7 +222,7 @@ class LocalPartMaker:
         tables = [scan.empty(columns), *scan.base_rows(self._reader, columns)]
         for table in scan.updates(self._reader, columns):
             table = table if keep is None else keep(table)
-            sums.append(exact_sum(table["_diff"].to_numpy()))
+            sums.append(sum_exactly(table["_diff"].to_numpy()))
             tables.append(table)
         return pa.concat_tables(tables)
 
@@ -274,7 +274,7 @@ def keyframe_pieces(scan: Scan, numbers: Mapping[str, int], part_bytes: int, mak
     touches = maker.build_change_test([region for region in regions if _is_in_doubt(region)])
     rewritten = 0  # Bytes of neighbours before that are rewritten, and whose parts may go on.
     for region in regions:
-        is_small = rewritten > 0 and _base_bytes(region) < min(whole_bytes, rewritten + 1)
+        is_small = rewritten > 0 and _estimate_base_bytes(region) < min(whole_bytes, rewritten + 1)
         is_touched = not _may_stay(region) or (
             region.parts and (rewritten or not _is_in_doubt(region) or touches(region))
         )
@@ -282,12 +282,12 @@ def keyframe_pieces(scan: Scan, numbers: Mapping[str, int], part_bytes: int, mak
             rewritten = 0
             yield from (numbers[part.blob] for part in region.base)
             continue
-        for piece in _stretches(region, whole_bytes):
+        for piece in _cut_stretches(region, whole_bytes):
             yield piece
-            rewritten = 0 if piece.is_quiet else rewritten + max(1, _base_bytes(piece.scan))
+            rewritten = 0 if piece.is_quiet else rewritten + max(1, _estimate_base_bytes(piece.scan))
 
 
-def _stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
+def _cut_stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
     """Cut a region where so many bytes of its part of the keyframe lie between keys that the history touches.
 
     Only the part's sampled keys are known, so a touched stretch has up to two thirty-seconds of the part more.
@@ -315,9 +315,9 @@ def _stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
     ]
 
 
-def _base_bytes(scan: Scan) -> int:
+def _estimate_base_bytes(scan: Scan) -> int:
     """Return about how many bytes the parts of the keyframe have in a slice of the key space."""
-    return sum(part.bytes * scan.rows_within(part) // part.rows for part in scan.base)
+    return sum(part.bytes * scan.bound_row_count(part) // part.rows for part in scan.base)
 
 
 def _regions(scan: Scan) -> list[Scan]:
@@ -347,4 +347,4 @@ def _is_in_doubt(region: Scan) -> bool:
     """Tell whether to look if history changes anything in a region costs far less than to write it anew."""
     if not region.base or not region.parts or not _may_stay(region):
         return False
-    return sum(region.rows_within(part) for part in region.parts) <= region.base[0].rows // 4
+    return sum(region.bound_row_count(part) for part in region.parts) <= region.base[0].rows // 4

@@ -158,7 +158,7 @@ class Changes:
         return tuple(id_ for id_, entry in self.entries.items() if entry is None)
 
     def list_freed_names(self, levels: "Sequence[Level]") -> tuple[str, ...] | UnsetType:
-        """The names that are free now, if these changes are written over levels of which some have pages."""
+        """Return the freed names; UNSET if all older entries are in memory."""
         is_read = not levels or levels[-1].directory.entries.is_all_in_memory
         return UNSET if is_read else tuple(name for name, id_ in self.ids.items() if id_ is None)
 
@@ -328,7 +328,7 @@ def _with_pages(
     reused_count: int,
     store: Callable[[str, bytes], object],
 ) -> DirectoryObject:
-    """Return a directory object with pages, which it stores, of all but the first reused levels, and of changes."""
+    """Store pages of the changes and the levels that are not reused; return the directory object."""
     entries, names = changes.encode_entries(), changes.encode_names()
     tables = None
     for n in range(len(levels) - 1, reused_count - 1, -1):

@@ -133,7 +133,7 @@ class KnownCollections(AwaitedLog):
         contents = loaded.get(id_) if state is self._state else None
         contents = self.load(id_) if contents is None else contents
         if contents is None:
-            raise CollectionNotFound(name, self._blob.url, self._state.names_in_memory())
+            raise CollectionNotFound(name, self._blob.url, self._state.list_names_in_memory())
         return contents
 
     def peek(self, id_: str, name: str) -> CollectionState:
@@ -141,7 +141,7 @@ class KnownCollections(AwaitedLog):
         entry = self.entry(id_)
         location = self._state.location
         if entry is None or location is None:
-            raise CollectionNotFound(name, self._blob.url, self._state.names_in_memory())
+            raise CollectionNotFound(name, self._blob.url, self._state.list_names_in_memory())
         try:
             contents = load_contents(self._blob, location, entry, self._levels).contents
         except MissingBlob:

@@ -121,7 +121,7 @@ def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: s
         writes = _of_record(record, contents, own_writer)
         if writes is not None:
             later = by_writer.get((writes.writer, writes.epoch))
-            by_writer[writes.writer, writes.epoch] = writes if later is None else _both(later, writes)
+            by_writer[writes.writer, writes.epoch] = writes if later is None else _combine_writes(later, writes)
             remaining_updates -= writes.updates
         if remaining_updates <= 0:
             break
@@ -174,7 +174,7 @@ def _of_record(record: Record, contents: CollectionState, own_writer: str) -> Un
     )
 
 
-def _both(later: UnsealedWrites, earlier: UnsealedWrites) -> UnsealedWrites:
+def _combine_writes(later: UnsealedWrites, earlier: UnsealedWrites) -> UnsealedWrites:
     return replace(
         later,
         updates=later.updates + earlier.updates,

@@ -155,7 +155,7 @@ def changes(location: str, contents: CollectionState, before: CollectionState | 
     gone_keys: dict[str, Any] = {}
     for name in _MAPS:
         now, then = _map(contents, name), _map(before, name)
-        stays = _first_that_stay(now, then)
+        stays = _list_unmoved_first_keys(now, then)
         gone_keys[name] = tuple(key for key in then if key not in stays)
         changed = {key: v for key, v in now.items() if key not in stays or not (then[key] is v or then[key] == v)}
         came[name] = tuple(changed.values()) if name in _LISTS else changed
@@ -199,7 +199,7 @@ def _map(contents: CollectionState, name: str) -> Mapping[Any, Any]:
     return by_key
 
 
-def _first_that_stay(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> set[Any]:
+def _list_unmoved_first_keys(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> set[Any]:
     """Return the keys with which a map begins in the order that they had; others are taken out and come last."""
     order = iter(then)
     stays: set[Any] = set()

@@ -5,4 +5,4 @@ lease ran out gets an error before any result.
 """
 
 from persist.engine.hold.holds import ConsumerLeases, Hold, HoldInfo, LeasedHold, NamedHold
-from persist.engine.hold.leases import Claim, Leases, WantedClaim, no_claim
+from persist.engine.hold.leases import Claim, Leases, WantedClaim, make_empty_claim

@@ -88,7 +88,7 @@ class Hold(Closes):
     def close(self) -> None:
         """Release a leased hold; leave a named one where it is, for the next to load it."""
 
-    def _later(self, what: str, time: int | Moment) -> int:
+    def _check_later(self, what: str, time: int | Moment) -> int:
         time = self._to_time("hold time", time)
         if time < self._time:
             raise FrontierRegression(what, to_antichain(time), to_antichain(self._time))
@@ -109,7 +109,7 @@ class LeasedHold(Hold):
 
     def advance(self, time: int | Moment) -> None:
         """Move the hold to a later time."""
-        time = self._later("this hold", time)
+        time = self._check_later("this hold", time)
         if self._is_released:
             raise InvalidUsage("this hold was released; take a new one with hold(time)")
         self._claim.check()
@@ -150,7 +150,7 @@ class NamedHold(Hold):
         self._maybe: int | None = None  # Its possible time, because a move got no answer.
 
     def advance(self, time: int | Moment) -> None:
-        time = self._later(f"the hold {self.name!r}", time)
+        time = self._check_later(f"the hold {self.name!r}", time)
         if time > self._time:
             try:
                 self._change(lambda at: self._move(at, time))

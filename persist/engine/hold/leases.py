@@ -230,7 +230,7 @@ class Leases:
                     self.check_may_wait()
                     seqno = self._settle(uncovered, eager=False)
             except LeaseExpired:
-                self._lose(lease)
+                self._forget_lost(lease)
             except BaseException:
                 for claim in claims:
                     claim.release()
@@ -288,7 +288,7 @@ class Leases:
             finally:
                 shared_hold.moving.release()
 
-        begins = self._beginning(shared_hold.lease, steps)
+        begins = self._list_beginning_steps(shared_hold.lease, steps)
         self._commit([*begins, *steps], {collection: shared_hold.name}).add_done_callback(settled)
 
     def tick(self) -> None:
@@ -350,7 +350,7 @@ class Leases:
         if self._is_closed:
             raise ClientClosed("reading")
         if lease.is_lost or self._has_ended(lease):
-            self._lose(lease)
+            self._forget_lost(lease)
             name = self._consumer.partition("/")[2]
             why = f"another one follows as {name!r} now, or its lease ran out" if name else "its lease has ended"
             raise LeaseExpired(f"what this reads may have been compacted or deleted: {why}")
@@ -374,7 +374,7 @@ class Leases:
             try:
                 self._commit([grant], {}).result()
             except LeaseExpired:
-                self._lose(lease)
+                self._forget_lost(lease)
                 raise
             self._note_grant(lease, grant)
 
@@ -401,7 +401,7 @@ class Leases:
         state = self._follower.state
         return state.seqno >= lease.granted_at and lease.id not in state.control.leases
 
-    def _lose(self, lease: OwnLease) -> None:
+    def _forget_lost(self, lease: OwnLease) -> None:
         with self._lock:
             self._forget(lease)
 
@@ -447,24 +447,24 @@ class Leases:
         """
         if not planned:
             return {}, -1
-        (together,) = self._outcomes(holds, planned, [[*planned]])
+        (together,) = self._request_groups(holds, planned, [[*planned]])
         error = together.exception()
         errors = dict.fromkeys(planned, error)
         if len(planned) > 1 and isinstance(error, InvalidUsage | Conflict) and not isinstance(error, LeaseExpired):
             # One of them was refused, and all with it: now each by itself, which is one record again.
-            alone = self._outcomes(holds, planned, [[collection] for collection in planned])
+            alone = self._request_groups(holds, planned, [[collection] for collection in planned])
             errors = {collection: future.exception() for collection, future in zip(planned, alone, strict=True)}
         for collection, error in errors.items():
             self._take_results(collection, holds[collection], planned[collection], error)
         failed = {collection: error for collection, error in errors.items() if error is not None}
         return failed, -1 if together.exception() is not None else together.result()
 
-    def _outcomes(
+    def _request_groups(
         self, holds: Mapping[str, _SharedHold], planned: Mapping[str, list[Step]], groups: Sequence[Sequence[str]]
     ) -> list[Future[int]]:
         """Ask for each group of collections at once, all or none of a group; return what became of each."""
         lease = next(iter(holds.values())).lease
-        begins = self._beginning(lease, [step for steps in planned.values() for step in steps])
+        begins = self._list_beginning_steps(lease, [step for steps in planned.values() for step in steps])
         alone = self._commit(begins, {}) if begins and len(groups) > 1 else None
         futures: list[Future[int]] = []
         for group in groups:
@@ -499,14 +499,14 @@ class Leases:
             shared_hold.in_log = True
             return [kinds.SetHold(collection, shared_hold.hold, least_time, shared_hold.lease.id)]
 
-    def _beginning(self, lease: OwnLease, steps: Sequence[Step]) -> list[Step]:
+    def _list_beginning_steps(self, lease: OwnLease, steps: Sequence[Step]) -> list[Step]:
         """Return the steps that begin the lease, if it is needed and not begun."""
         if lease.is_granted or not any(isinstance(step, kinds.SetHold) for step in steps):
             return []
         with self._lock:
-            return [*self._predecessors(lease), self._grant(lease, renews=False)]
+            return [*self._list_predecessor_ends(lease), self._grant(lease, renews=False)]
 
-    def _predecessors(self, lease: OwnLease) -> list[Step]:
+    def _list_predecessor_ends(self, lease: OwnLease) -> list[Step]:
         """Return the steps that end earlier leases of this consumer's name."""
         if not self._consumer:
             return []
@@ -531,7 +531,7 @@ class Leases:
     def _take_results(
         self, collection: str, shared_hold: _SharedHold, steps: list[Step], error: BaseException | None
     ) -> None:
-        """Take in what became of steps."""
+        """Note whether the log took the steps of a shared hold."""
         with self._lock:
             if isinstance(error, CollectionNotFound):
                 shared_hold.is_gone, shared_hold.in_log = True, False
@@ -564,6 +564,6 @@ class Leases:
                 shared_hold.claims[number] = (moved[0], max(moved[1], shared_hold.claims[number][1]))
 
 
-def no_claim(collection: str) -> Claim:
+def make_empty_claim(collection: str) -> Claim:
     """Return the claim of a client that only reads."""
     return Claim(None, collection)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.nested import changes_between
+from persist.codecs.nested import describe_changes
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import Stamp, plain_rows
@@ -44,7 +44,7 @@ from persist.core.timeline import (
     read_timeline,
 )
 from persist.engine.follow.log_queries import find_last_move_ms
-from persist.engine.hold import Claim, WantedClaim, no_claim
+from persist.engine.hold import Claim, WantedClaim, make_empty_claim
 from persist.engine.location.collection_times import LATEST, CollectionTimes
 from persist.engine.location.engine import Engine
 from persist.engine.location.moments import MOMENTS, MomentMap, check_timeout
@@ -163,7 +163,7 @@ class CollectionHandle(CollectionTimes):
             base = load_schema_version(contents, self.schema.version)
             raise SchemaMismatch(
                 f"collection {self.name!r} was loaded with version {base.version} of its schema, and has version "
-                f"{newest.version} by now: {'; '.join(changes_between(base, newest))}. What is written would be the "
+                f"{newest.version} by now: {'; '.join(describe_changes(base, newest))}. What is written would be the "
                 "difference to something else: load it again."
             )
         return self.schema
@@ -235,7 +235,7 @@ class CollectionHandle(CollectionTimes):
         Raises:
             AsOfCompacted: since has passed time.
         """
-        claim = no_claim(self.id) if self.is_kept else self.engine.claim(self.id, self.name, time, consumer)
+        claim = make_empty_claim(self.id) if self.is_kept else self.engine.claim(self.id, self.name, time, consumer)
         return self._start_read(claim, time, end)
 
     def _start_read(self, claim: Claim, time: int, end: int | None) -> tuple[CollectionState, ClaimedRead]:
@@ -338,7 +338,7 @@ class CollectionHandle(CollectionTimes):
         """
         if time is None:
             return None if diff is None else Stamp(None, diff)
-        return Stamp(time if is_column_name(time) else self.exact_time("time", time), diff)
+        return Stamp(time if is_column_name(time) else self.to_exact_time("time", time), diff)
 
     def write_steps(self, updates: Any, stamp: Stamp | None = None, *, token: str | None = None) -> list[Step]:
         """Return the steps that add updates, or plain rows with a stamp, to a commit; start their upload.

@@ -1,6 +1,6 @@
 """Users' times of a collection, converted to numbers: numbers, moments, words, tags and frontiers.
 
-All such conversions are here: `as_time` to read at, `as_bound` for an end of an interval, `exact_time` to write at,
+All such conversions are here: `as_time` to read at, `as_bound` for an end of an interval, `to_exact_time` to write at,
 `frontier` to seal to.
 """
 
@@ -89,13 +89,13 @@ class CollectionTimes(ABC):
             return self.wait_sealed(None, 0.0)[1]
         by_clock = parse_time_word(value, self.engine.clock.wall_ms())
         if by_clock is not None:
-            times, last = self._times_of_moments(what, value), self.wait_sealed(None, 0.0)[1]
+            times, last = self._find_times_of_moments(what, value), self.wait_sealed(None, 0.0)[1]
             is_later = isinstance(times, MomentMap) and by_clock > times.last()
             return last if is_later else min(last, times.time_of(by_clock))
         value = self._parse(what, value)
         if is_tag(value):
             return self.load_tag_time(value)
-        return self._times_of_moments(what, value).time_of(value) if is_moment(value) else as_time(what, value)
+        return self._find_times_of_moments(what, value).time_of(value) if is_moment(value) else as_time(what, value)
 
     def _is_last(self, value: object) -> bool:
         """Whether the argument means the last sealed time; "now" does if there is no clock to compare times with."""
@@ -112,7 +112,7 @@ class CollectionTimes(ABC):
             )
         return parse_time(value, self.timeline)
 
-    def _times_of_moments(self, what: str, value: Any) -> MomentMap | Timeline:
+    def _find_times_of_moments(self, what: str, value: Any) -> MomentMap | Timeline:
         return self._moment_map() or self._get_timeline(what, value)
 
     def as_bound(self, what: str, value: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
@@ -126,14 +126,14 @@ class CollectionTimes(ABC):
             return to_frontier(value)
         by_clock = parse_time_word(value, self.engine.clock.wall_ms())
         if by_clock is not None:
-            times, upper = self._times_of_moments(what, value), self.contents().upper
+            times, upper = self._find_times_of_moments(what, value), self.contents().upper
             is_later = isinstance(times, MomentMap) and by_clock > times.last()
             return upper if is_later else min(upper, times.bound_of(by_clock))
         value = self._parse(what, value)
         if is_tag(value):
             return self.load_tag_time(value)
         if is_moment(value):
-            return self._times_of_moments(what, value).bound_of(value)
+            return self._find_times_of_moments(what, value).bound_of(value)
         return as_time(what, value, most=most)
 
     def load_tag_time(self, name: str) -> int:
@@ -147,7 +147,7 @@ class CollectionTimes(ABC):
             raise TagNotFound(name, tuple(tags))
         return tags[name]
 
-    def exact_time(self, what: str, value: int | Moment) -> int:
+    def to_exact_time(self, what: str, value: int | Moment) -> int:
         """Like `as_time`, for what is written: a moment between two times is an error, and words are the clock's."""
         value = self._parse(what, value)
         if not is_moment(value):
@@ -158,7 +158,7 @@ class CollectionTimes(ABC):
         """Convert a user's argument to a frontier; a moment means that all earlier times are sealed."""
         if not isinstance(value, int | Antichain):
             if parse_time_word(value, self.engine.clock.wall_ms()) is not None:
-                return self.exact_time(what, cast(str, value))
+                return self.to_exact_time(what, cast(str, value))
             value = self._parse(what, value)
         return self.as_bound(what, value) if is_moment(value) else to_frontier(cast(int | Antichain, value))
 
@@ -176,7 +176,7 @@ class CollectionTimes(ABC):
         if is_column_name(value):
             return
         is_word = parse_time_word(value, self.engine.clock.wall_ms()) is not None
-        time = self.exact_time(what, value) if is_word else self.as_bound(what, value)
+        time = self.to_exact_time(what, value) if is_word else self.as_bound(what, value)
         self._check_time(self.timeline, what, time, is_number=not is_moment(value), allow_future=allow_future)
 
     def check_times(self, times: Iterable[int], *, allow_future: bool) -> None:

@@ -28,7 +28,7 @@ from persist.core.state_rules.keyed_rules import check_new_names
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_queries import log_table
 from persist.engine.follow.pinned_follower import PinnedFollower
-from persist.engine.hold import Claim, WantedClaim, no_claim
+from persist.engine.hold import Claim, WantedClaim, make_empty_claim
 from persist.engine.location.writer import Mode, OpenOptions, Writer
 from persist.engine.read.keyed.resolution import Folds
 from persist.engine.read.parts.caches import PartCaches, SpilledRows
@@ -271,7 +271,7 @@ class Engine:
                 return self._writer.leases.claim_all(requests)
             except (ReadOnlyStore, StoreMisconfigured, StoreFull, LogInterrupted):
                 pass
-        return [no_claim(claim.collection) for claim in requests]
+        return [make_empty_claim(claim.collection) for claim in requests]
 
     def history(self, last: int | None, collection: str | None = None) -> pa.Table:
         """Return the last records of the log as a table; see `persist.engine.follow.log_queries`."""

@@ -57,7 +57,7 @@ class MomentMap:
         last = self._last_us()
         if at > last:
             raise self._make_not_sealed_error(last)
-        time = self._last_row(at)
+        time = self._find_last_row(at)
         if time is None:
             raise self._make_too_early_error(moment)
         return time
@@ -68,7 +68,7 @@ class MomentMap:
         last = self._last_us()
         if at > last + 1:
             raise self._make_not_sealed_error(last)
-        row_before = self._last_row(at - 1)
+        row_before = self._find_last_row(at - 1)
         if row_before is not None:
             return row_before + 1
         same = self.read(pc.field(MOMENT) == _scalar(at))
@@ -91,7 +91,7 @@ class MomentMap:
         rows = self.read(pc.scalar(True) if self.upper == END else pc.field(TIME) >= self.upper - 1)
         return int(pc.max(rows[MOMENT].cast(pa.int64())).as_py())
 
-    def _last_row(self, at: int) -> int | None:
+    def _find_last_row(self, at: int) -> int | None:
         """Return the time of the last row that is not after a moment."""
         for span in _SPANS_US:
             in_range = pc.field(MOMENT) <= _scalar(at)

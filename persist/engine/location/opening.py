@@ -22,9 +22,9 @@ import msgspec
 import pyarrow as pa
 
 from persist.blob.options import check_values
-from persist.blob.url import without_secret_options
+from persist.blob.url import drop_secret_options
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
-from persist.codecs.updates.inputs import columns_like, sides_like
+from persist.codecs.updates.inputs import select_columns_like, select_sides_like
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch
 from persist.core.keyed.form import check_same, find_machine
 from persist.core.keyed.machine import Machine
@@ -58,7 +58,7 @@ class Origin:
 
     Attributes:
         location: a URL or an absolute path; None of a store that is an object, or the memory of one process.
-        storage_options: without secrets (`persist.blob.url.without_secret_options`): the other process has its own.
+        storage_options: without secrets (`persist.blob.url.drop_secret_options`): the other process has its own.
     """
 
     location: str | None
@@ -75,7 +75,7 @@ class Origin:
             text = os.path.abspath(text)
         elif text is not None and (text.startswith("memory://") or "?" in text or without_secrets(text) != text):
             text = None
-        plain = {} if text is None else without_secret_options(text, storage_options)
+        plain = {} if text is None else drop_secret_options(text, storage_options)
         return cls(text, plain, options.mode, options.seqno, options.settings)
 
     def open(self) -> Engine:
@@ -196,7 +196,7 @@ def load_or_create(
     Raises: as `Client.create_or_load`.
     """
 
-    def plan() -> tuple[CollectionState, CollectionSchema]:
+    def load_or_create() -> tuple[CollectionState, CollectionSchema]:
         """Load the collection and check its properties, or create it."""
         id_ = engine.find_newest_id(name)
         contents = engine.follower.load(id_) if id_ is not None else None
@@ -219,10 +219,10 @@ def load_or_create(
             if engine.find_newest_id(name) is None:
                 raise
             raise CollectionExists(name) from error
-        return plan()
+        return load_or_create()
 
     # Another client created it in between: load that one.
-    return commit_with_retry(plan, action="create_or_load", clock=engine.clock, conflicts=(CollectionExists,))
+    return commit_with_retry(load_or_create, action="create_or_load", clock=engine.clock, conflicts=(CollectionExists,))
 
 
 def find_row_target(
@@ -233,7 +233,7 @@ def find_row_target(
     That commit fails with CollectionExists if another client has created it by then.
 
     Args:
-        rows: what has the columns and their types; see `sides_like`.
+        rows: what has the columns and their types; see `select_sides_like`.
         key: the names of its key columns; needed only for a new collection.
         timeline: `...` for "ms" in a new collection, or None there if the rows have times that are plain integers.
         time: as for `write`.
@@ -248,14 +248,14 @@ def find_row_target(
     if isinstance(key, str):
         raise InvalidUsage(f"key={key!r} is one text: give the list of the key columns, such as key=[{key!r}]")
     if engine.find_newest_id(name) is None:
-        columns = columns_like(rows)
+        columns = select_columns_like(rows)
         if key is ...:
             names = [column for column in columns if column not in (TIME, DIFF)]
             raise InvalidUsage(
                 f"there is no collection {name!r} at {engine.url}: to create it, say which columns are its key, such "
                 f"as key=[{next(iter(names), 'id')!r}], or key=[] for none. The columns are {names}"
             )
-        sides = sides_like(rows, key)
+        sides = select_sides_like(rows, key)
         unit = _choose_timeline(columns, time) if timeline is ... else timeline
         id_, schema = uuid.uuid4().hex, CollectionSchema.of(*sides, unit)
         return CollectionHandle(engine, id_, name, schema, create=kinds.Create(id_, name, schema.to_json(), None))
@@ -327,7 +327,7 @@ def load_handle(engine: Engine, name: str) -> CollectionHandle:
     state = engine.follower.refresh_and_load([] if present_id is None else [present_id], engine.pool)
     id_ = engine.follower.find_id(name)
     if id_ is None:
-        error = CollectionNotFound(name, engine.url, state.names_in_memory())
+        error = CollectionNotFound(name, engine.url, state.list_names_in_memory())
         if engine.mode == "read":
             error.remedy = "Check the name. This client only reads: load one that is there."
         raise error

@@ -268,12 +268,12 @@ class Resolver:
                 contents.id, start, until, pending, tuple(stored), watermarks=watermarks, unused=unused
             )
 
-        def changed() -> Iterator[pa.Table]:
+        def iterate_changes() -> Iterator[pa.Table]:
             if change is not None:  # Only now, when all updates of the events are stored.
                 yield from change(apply_step(contents, resolution()))
 
         try:
-            for table in chain(updates, purged_tables, changed()):
+            for table in chain(updates, purged_tables, iterate_changes()):
                 if not len(table):
                     continue
                 new_parts = writer.store_parts(contents.id, table, schema, inline_bytes)
@@ -299,7 +299,7 @@ class Resolver:
             user_machine: the user's machine, if it is not a built-in one.
         """
 
-        def plan() -> bool:
+        def resolve_once() -> bool:
             """Resolve once, with the newest contents; return whether there was anything to do."""
             contents = self._follower.refresh_and_require(id_, name)
             if not list_due_parts(contents, contents.upper):
@@ -321,7 +321,7 @@ class Resolver:
                     raise
                 raise Superseded("what this resolution read has been replaced and deleted meanwhile") from error
 
-        return commit_with_retry(plan, action="seal", clock=self._clock, conflicts=(Superseded, UploadExpired))
+        return commit_with_retry(resolve_once, action="seal", clock=self._clock, conflicts=(Superseded, UploadExpired))
 
     def resolve_due(self, contents: CollectionState) -> bool:
         """Resolve a collection's sealed events, as maintenance does, if its machine is known here.

@@ -30,7 +30,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.engine.read.parts.reader import ClaimedRead, PartReader, ahead
-from persist.engine.read.planning.scan import Scan, cheap_first, negate, rows_without_columns, with_diff
+from persist.engine.read.planning.scan import Scan, cheap_first, make_rows_without_columns, negate, with_diff
 
 Form = Literal["rows", "diff"]
 REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
@@ -60,7 +60,7 @@ def read_snapshot(
     assert elsewhere is None or scan.schema.key_names or not split.is_merged, "without keys, everything is touched"
     if not split.is_merged:
         keeps_diff = form == "diff" or not scan.columns
-        part_split = split if elsewhere is None else split.standing_where(lambda part: not elsewhere(part))
+        part_split = split if elsewhere is None else split.keep_standing_parts(lambda part: not elsewhere(part))
         for table in _read_standing(scan, reader, part_split, [*scan.columns], keeps_diff=keeps_diff):
             yield from _to_form(table, scan, form)
         return
@@ -81,8 +81,8 @@ def _merge_parts(
     stands = [(split, True)]
     if elsewhere is not None:
         stands = [
-            (split.standing_where(lambda part: not elsewhere(part)), True),
-            (split.standing_where(elsewhere), False),
+            (split.keep_standing_parts(lambda part: not elsewhere(part)), True),
+            (split.keep_standing_parts(elsewhere), False),
         ]
     standing = ahead(
         (
@@ -156,7 +156,7 @@ class Split:
     def is_merged(self) -> bool:
         return bool(self.base_rest or self.rest)
 
-    def standing_where(self, condition: Callable[[Part], bool]) -> "Split":
+    def keep_standing_parts(self, condition: Callable[[Part], bool]) -> "Split":
         """Return a split in which only the parts that meet a condition stand."""
         return replace(self, base=[*filter(condition, self.base)], history=[*filter(condition, self.history)])
 
@@ -164,8 +164,8 @@ class Split:
         """Return whether the rest is so small that most standing rows pass untouched."""
         if not self.is_merged or not scan.schema.key_names:
             return bool(scan.schema.key_names)
-        standing_rows = sum(scan.rows_within(part) for part in (*self.base, *self.history))
-        rest_rows = sum(scan.rows_within(part) for part in (*self.base_rest, *self.rest))
+        standing_rows = sum(scan.bound_row_count(part) for part in (*self.base, *self.history))
+        rest_rows = sum(scan.bound_row_count(part) for part in (*self.base_rest, *self.rest))
         return rest_rows <= TOUCH_FRACTION * standing_rows
 
 
@@ -184,7 +184,7 @@ def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
             + piece.estimate_memory([*parts.base, *parts.history]) // 2
         )
 
-    return scan.slices_within(slice_bytes, estimate_held_bytes) if Split.of(scan, form).is_merged else [scan]
+    return scan.cut_into_slices(slice_bytes, estimate_held_bytes) if Split.of(scan, form).is_merged else [scan]
 
 
 def _read_standing(
@@ -233,7 +233,7 @@ def repeat_rows(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
         at = int(counts.argmin())
         raise NegativeMultiplicity(str(to_dicts(rows.slice(at, 1))), int(counts[at]), scan.as_of)
     if counts.max() == 1:
-        yield rows if scan.columns else rows_without_columns(len(counts))
+        yield rows if scan.columns else make_rows_without_columns(len(counts))
         return
     ends = np.cumsum(counts, dtype=np.float64) if counts.max() > REPEATED_ROWS_MAX else np.cumsum(counts)
     if ends[-1] > ROWS_MAX:
@@ -248,7 +248,7 @@ def repeat_rows(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
         if scan.columns:
             yield rows.take(pa.array(np.searchsorted(ends, places, side="right")))
         else:
-            yield rows_without_columns(len(places))
+            yield make_rows_without_columns(len(places))
 
 
 NewRows: TypeAlias = Sequence[Part] | pa.Table  # Parts that no record names; or updates in memory, in any order.
@@ -287,7 +287,7 @@ def compute_differences(
         row_count = sum(part.rows for part in new)
     ids = {id(part) for part in ours}
     passed = 0
-    for scan_slice in replace(present, base=(*present.base, *ours)).slices_within(reader.rewrite_slice_bytes):
+    for scan_slice in replace(present, base=(*present.base, *ours)).cut_into_slices(reader.rewrite_slice_bytes):
         new_tables = [scan_slice.empty(columns), *rows_of(scan_slice)]
         passed += sum(map(len, new_tables))
         base = [part for part in scan_slice.base if id(part) not in ids]

@@ -59,7 +59,7 @@ class Ages:
     def policy(self) -> Policy:
         """The policy by which something may be deleted now; see `persist.core.state_rules.policies`."""
         return self.policies.get_policy_in_force(
-            self.state.control.log_floor, lambda seqno, age_s: self.seqno_before(age_s) >= seqno
+            self.state.control.log_floor, lambda seqno, age_s: self.find_seqno_before(age_s) >= seqno
         )
 
     @property
@@ -67,11 +67,11 @@ class Ages:
         """How long records with destroyed data stay, so that no client takes a hole for the end of the log."""
         return max(self.policy.grace_s, 2 * STALE_AFTER_S)
 
-    def seqno_before(self, age_s: float) -> int:
+    def find_seqno_before(self, age_s: float) -> int:
         """Return a seqno such that all records up to it are at least that old; -1 if that is known of none."""
         if age_s == 0:
             return self.state.seqno
-        return _last_before(self.now_s - age_s, *self.checkpoints, *self.records)
+        return _find_last_before(self.now_s - age_s, *self.checkpoints, *self.records)
 
     def old_at_s(self, seqno: int, age_s: float) -> float:
         """Return when the record at a seqno is known to be that old; counted from now if nothing has dated it yet."""
@@ -107,13 +107,13 @@ class Ages:
         that begins today takes the same one. Records that the log has lost are old, too.
         """
         newest_s = self.policies.newest.orphan_grace_s
-        stale = self.seqno_before(min(newest_s, self.erase_after_s))
+        stale = self.find_seqno_before(min(newest_s, self.erase_after_s))
         for end in (*(replaced_at for replaced_at, _ in self.policies.before), None):
             grace_s = newest_s if end is None else self.policies.orphan_grace_s(end)
             if grace_s == 0:
                 break
             proven = max((seqno - 1 for seqno, age_s in uploads if age_s >= grace_s), default=-1)
-            passed = max(self.seqno_before(grace_s), min(stale, max(proven, self.state.control.log_floor - 1)))
+            passed = max(self.find_seqno_before(grace_s), min(stale, max(proven, self.state.control.log_floor - 1)))
             if end is None or passed < end:
                 return passed + 1
         return self.state.seqno + 2  # A record that is made now is 0 s old.
@@ -125,14 +125,14 @@ class Ages:
             records: all that there are, the oldest first.
         """
         policy, control = self.policy, self.state.control
-        least_old = self.seqno_before(self.erase_after_s)
+        least_old = self.find_seqno_before(self.erase_after_s)
         old = max(
-            self.seqno_before(max(policy.log_retention_s, self.erase_after_s)) + 1,
+            self.find_seqno_before(max(policy.log_retention_s, self.erase_after_s)) + 1,
             min(_floor_of_size(policy, records), least_old + 1),
         )
         # An old record may follow the newest checkpoint that a client has just read. Its slot must not become free. So
         # a checkpoint that has existed for a while must cover the deleted ones (`tests/proofs/models/truncating.py`).
-        covered = _last_before(self.now_s - 2 * STALE_AFTER_S, *self.checkpoints)
+        covered = _find_last_before(self.now_s - 2 * STALE_AFTER_S, *self.checkpoints)
         floor = min(old, self.state.seqno + 1 - policy.log_retention_records, covered + 1)
         least = max(1, policy.log_retention_records // 10)
         destroyed = control.get_destroyed_before(least_old)
@@ -141,7 +141,7 @@ class Ages:
         return floor if floor - control.log_floor >= least else None
 
 
-def _last_before(moment_s: float, *marks: Mark) -> int:
+def _find_last_before(moment_s: float, *marks: Mark) -> int:
     return max((mark.seqno for mark in marks if mark.modified_s <= moment_s), default=-1)
 
 

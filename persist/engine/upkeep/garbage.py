@@ -364,7 +364,7 @@ class _Round:
         self._ages = Ages(follower.state, follower.policies, now_s, checkpoints, self._ages.records)
 
     def _collect_dropped(self) -> None:
-        state, old = self._follower.state, self._ages.seqno_before(self._ages.policy.grace_s)
+        state, old = self._follower.state, self._ages.find_seqno_before(self._ages.policy.grace_s)
         due: list[Dropped] = []
         waiting: list[Dropped] = []
         for dropped in state.control.dropped:

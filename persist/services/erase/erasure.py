@@ -160,7 +160,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         work = _ErasureAttempts(handle, records, reason, stack)
         attempts = itertools.count()
 
-        def plan() -> ErasureReport:
+        def erase_once() -> ErasureReport:
             reads_blobs = next(attempts) >= BRIEF_ATTEMPTS
             with engine.follower.looks.once():
                 prepared = work.planned()
@@ -176,7 +176,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
             handle.contents()  # Raises if it is the collection itself that was dropped.
 
         conflicts = (Superseded, UploadExpired, CollectionNotFound, MissingBlob, AsOfCompacted)
-        report = commit_with_retry(plan, action="erase", clock=engine.clock, conflicts=conflicts, prepare=prepare)
+        report = commit_with_retry(erase_once, action="erase", clock=engine.clock, conflicts=conflicts, prepare=prepare)
     after = "What failed comes after erasures: the next erase() does it, or client.maintain()."
     with note_on_error(lambda: f"{report}. {after}"):
         if report.seqno is not None:

@@ -60,7 +60,7 @@ from persist.core.state_rules.contents import CollectionState, Erasure
 from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.location import Dropped, is_still_readable
 from persist.core.state_rules.state import State
-from persist.engine.compact import ErasedRecords, load_events_schema, without_deletions
+from persist.engine.compact import ErasedRecords, drop_deletions, load_events_schema
 from persist.engine.follow.checkpoint import iterate_checkpoints, list_directory_blobs
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.upkeep import Ages, checkpoint_marks
@@ -479,7 +479,7 @@ def _count_matching(table: pa.Table, records: ErasedRecords, contents: Collectio
         return 0
     fields = pa.schema([contents.schema.arrow.field(name) for name in columns])
     try:
-        rows = (table if records.where is None else without_deletions(table, contents)).select(columns).cast(fields)
+        rows = (table if records.where is None else drop_deletions(table, contents)).select(columns).cast(fields)
     except pa.ArrowException:
         return 0
     if records.keys is not None:

@@ -257,7 +257,7 @@ def _compare_keyframe(
     expected = Scan(schema, contents.history_parts, lower, keyframe.as_of + 1, schema.names, base=base).prune()
     actual = replace(expected, parts=(), base=contents.list_parts(keyframe.parts))
     columns, differing = [*schema.names, "_diff"], 0
-    for piece in replace(expected, base=(*expected.base, *actual.base)).slices_within(SLICE_BYTES):
+    for piece in replace(expected, base=(*expected.base, *actual.base)).cut_into_slices(SLICE_BYTES):
         expected_slice, actual_slice = (replace(scan, keys=piece.keys).prune() for scan in (expected, actual))
         tables = [
             piece.empty(columns),

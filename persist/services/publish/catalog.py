@@ -297,7 +297,7 @@ class IcebergCatalog:
         known = _find_newest(contents)
         version = (known.id, known.version)  # The URL comes again if the table is published anew after an erasure.
         if version not in slot.metadata:
-            slot.metadata = {version: table.stored_metadata(contents, known)}
+            slot.metadata = {version: table.ensure_metadata(contents, known)}
         metadata = dict(slot.metadata[version])
         current = metadata["snapshots"][0]
         end_ms = current["timestamp-ms"]

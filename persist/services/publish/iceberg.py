@@ -199,7 +199,7 @@ class IcebergTable:
         """Return the URL of the newest metadata."""
         return self.format_url(f"{table_root(contents.id)}metadata/v{publication.version + 1}.metadata.json")
 
-    def stored_metadata(self, contents: CollectionState, publication: Publication) -> dict[str, Any]:
+    def ensure_metadata(self, contents: CollectionState, publication: Publication) -> dict[str, Any]:
         """Return the present version's metadata; store it if missing.
 
         Raises:

@@ -47,7 +47,7 @@ from persist.engine.read.lookups.part_rows import find_places
 from persist.engine.read.merging import Split, read_snapshot, repeat_rows
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_changes_scan, snapshot_scan
 from persist.services.publish.bitmaps import Rows
 
 NONE: Rows = np.zeros(0, np.int64)
@@ -117,7 +117,7 @@ class Planner:
         self._store = store
         self._share = left_out_share
 
-    def next_version(self, publication: Publication | None, as_of: int) -> Plan:
+    def plan_next_version(self, publication: Publication | None, as_of: int) -> Plan:
         """Plan the files of the version as of a sealed time.
 
         Raises:
@@ -188,7 +188,7 @@ class Planner:
             return None
         if contents.since > publication.as_of:
             return None
-        changes = changes_scan(contents, schema, publication.as_of + 1, scan.as_of + 1, None, raw=True)
+        changes = plan_changes_scan(contents, schema, publication.as_of + 1, scan.as_of + 1, None, raw=True)
         parts = {number: newest.part(number) for number in publication.files}
         rows = sum(part.rows for part in parts.values())
         small = sum(number in newest.kept for number in parts)
@@ -288,7 +288,7 @@ class Planner:
         """Return new parts with a scan's rows that listed parts lack."""
 
         def tables() -> Iterator[pa.Table]:
-            for piece in scan.slices_within(reader.rewrite_slice_bytes):
+            for piece in scan.cut_into_slices(reader.rewrite_slice_bytes):
                 can_split = scan.schema.key_names or not Split.of(piece, "rows").is_merged
                 elsewhere = is_listed if can_split else None
                 rows = [table for table in read_snapshot(piece, "rows", reader, elsewhere=elsewhere) if len(table)]

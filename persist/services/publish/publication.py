@@ -144,7 +144,7 @@ def publish(
     contents, time = handle.wait_sealed(None if as_of is None else handle.as_time("as_of", as_of), 0.0)
     is_again = False
 
-    def plan() -> Published:
+    def publish_version() -> Published:
         nonlocal contents, is_again
         contents, is_again = handle.contents() if is_again else contents, True
         publication = contents.published.get(format.name)
@@ -165,7 +165,7 @@ def publish(
         is_whole = options["deletes"] != "vectors" or (publication is None and "feed" in options)
         planner = Planner(handle, format.name, attempt.store, 0.0 if is_whole else LEFT_OUT_SHARE)
         try:
-            plan = planner.next_version(publication, time)
+            plan = planner.plan_next_version(publication, time)
             if len(plan.contents.earlier) != len(contents.earlier):
                 raise Superseded(f"{handle.name!r} has other columns by now: try again")  # These are not checked yet.
             source_digest = _compute_digest(handle, time) if digest else None
@@ -188,7 +188,7 @@ def publish(
         return _make_published(format, contents, publication, is_new=True)
 
     conflicts = (Superseded, UploadExpired, HoldMoved)
-    return commit_with_retry(plan, action="publish", clock=handle.engine.clock, conflicts=conflicts)
+    return commit_with_retry(publish_version, action="publish", clock=handle.engine.clock, conflicts=conflicts)
 
 
 def _show(

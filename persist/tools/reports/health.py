@@ -31,7 +31,7 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import list_due_parts as events_due
 from persist.core.state_rules.location import Dropped, LocationState, is_still_readable
 from persist.engine.collection.failures import load_failures
-from persist.engine.compact import must_destroy, next_work
+from persist.engine.compact import choose_next_work, must_destroy
 from persist.engine.upkeep import Ages, checkpoint_marks, find_sharers, list_named
 from persist.tools.reports.surveys import THREADS, Facts, FactsCache, RecordOrigin, format_hold, get_names_by_id
 
@@ -476,7 +476,7 @@ def _list_due_work(
     work = {
         ("refresh views", "persist refresh"): [view.view for view in views if view.is_due],
         ("resolve events", "persist compact"): [f.name for f in all_facts if _is_unresolved(f.contents)],
-        ("compact", "persist maintain"): [f.name for f in all_facts if next_work(f.contents, tuning)],
+        ("compact", "persist maintain"): [f.name for f in all_facts if choose_next_work(f.contents, tuning)],
         ("destroy what was retracted", "persist compact"): [
             f.name for f in all_facts if must_destroy(f.contents) is not None
         ],

@@ -68,18 +68,18 @@ class Flows:
         with self._lock:
             health = report_health(self._client, known=self._facts)
             all_facts = self._facts.of(self._client.collections())
-        last = self._records.newest_writes()
+        last = self._records.list_newest_writes()
         by_name = {facts.name: facts for facts in all_facts}
 
-        def wrote(name: str) -> dict[str, Any] | None:
+        def get_last_write(name: str) -> dict[str, Any] | None:
             return last.get(by_name[name].contents.id) if name in by_name else None
 
         totals = {name: value for name, value in health.as_json().items() if name not in ("collections", "waiting")}
         lists = {
             "lagging": [asdict(lag) for lag in health.collections if lag.behind_s is not None or lag.unsealed],
-            "views": [{**asdict(view), "wrote": wrote(view.view)} for view in health.views],
+            "views": [{**asdict(view), "wrote": get_last_write(view.view)} for view in health.views],
             "sources": [
-                {**asdict(source), "wrote": [wrote(name) for name in source.collections][:1]}
+                {**asdict(source), "wrote": [get_last_write(name) for name in source.collections][:1]}
                 for source in health.sources
             ],
             "sinks": [asdict(sink) for sink in health.sinks],

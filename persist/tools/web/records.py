@@ -79,7 +79,7 @@ class Records:
                 )
         return [authors[at] for at in times]
 
-    def newest_writes(self) -> Mapping[str, dict[str, Any]]:
+    def list_newest_writes(self) -> Mapping[str, dict[str, Any]]:
         """Return the newest write of each collection by id, and totals."""
         records, _ = self._list_newest()
         newest: dict[str, dict[str, Any]] = {}

@@ -289,8 +289,8 @@ def _make_widget_class() -> Any:
             description, latest = _make_description(collection)
             super().__init__(told=description)
             self._collection = collection
-            self.observe(self._moved, "at")
-            self.on_msg(self._heard)
+            self.observe(self._handle_move, "at")
+            self.on_msg(self._handle_message)
             if latest is not None:
                 self.at = str(latest)
 
@@ -301,7 +301,7 @@ def _make_widget_class() -> Any:
             if latest is not None and self.at in ("", previous):
                 self.at = str(latest)
 
-        def _heard(self, _: object, message: Any, __: object) -> None:
+        def _handle_message(self, _: object, message: Any, __: object) -> None:
             """Refresh because it is shown, and some time has passed."""
             if message == "refresh":
                 try:
@@ -309,7 +309,7 @@ def _make_widget_class() -> Any:
                 except persist.PersistError as error:
                     self.error = " ".join(str(error).split())
 
-        def _moved(self, change: Any) -> None:
+        def _handle_move(self, change: Any) -> None:
             try:
                 rows_shown, changed = _read(self._collection, change["new"])
                 self.shown, self.changed, self.error = rows_shown, changed, ""

@@ -17,7 +17,7 @@ import pytest
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.inputs import TableStream, columns_like, open_stream
+from persist.codecs.updates.inputs import TableStream, open_stream, select_columns_like
 from persist.codecs.updates.updates import to_updates
 
 ORDERS = CollectionSchema.of({"id": pa.int64()}, {"status": pa.string(), "amount": pa.float64()})
@@ -246,6 +246,6 @@ def test_a_row_with_a_column_too_many_is_refused_by_that_name() -> None:
     ids=["time with zone", "bits", "picoseconds", "hours"],
 )
 def test_a_type_that_arrow_would_turn_into_another_value_is_refused(data: Any) -> None:
-    for use in (columns_like, lambda given: to_updates(given, ORDERS)):
+    for use in (select_columns_like, lambda given: to_updates(given, ORDERS)):
         with pytest.raises(SchemaMismatch, match=r"column 'status' is of (DuckDB|numpy)'s type .*: cast it"):
             use(data)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from persist.compute.dataflow.operators.folds import iterate_frames, make_fold_logic
-from persist.compute.dataflow.operators.large_groups import ranking_of_folds
+from persist.compute.dataflow.operators.large_groups import make_fold_ranking
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.expression.term import Aggregate, Col
@@ -161,17 +161,17 @@ def test_the_mode_is_the_value_that_comes_most_often_and_first_of_several(by: An
 def test_only_quantiles_of_one_column_are_taken_from_an_order_that_is_kept() -> None:
     one, two = pa.schema({"i": pa.int64()}), pa.schema({"i": pa.int64(), "f": pa.float64()})
     median = call("quantile", "i", None, False, False, False, HALF)
-    assert ranking_of_folds([median], one, Domain()) is not None
-    assert ranking_of_folds([median, median], one, Domain()) is not None
-    assert ranking_of_folds([median], two, Domain()) is None
-    assert ranking_of_folds([median], pa.schema({"i": pa.list_(pa.int64())}), Domain()) is None
+    assert make_fold_ranking([median], one, Domain()) is not None
+    assert make_fold_ranking([median, median], one, Domain()) is not None
+    assert make_fold_ranking([median], two, Domain()) is None
+    assert make_fold_ranking([median], pa.schema({"i": pa.list_(pa.int64())}), Domain()) is None
     for other in (
         call("mode", "i"),
         call("quantile", "i", None, False, False, False, HALF, is_distinct=True),
         call("quantile", "i", pa.list_(pa.int64()), False, True, False, HALF),
         call("quantile", "i", None, False, False, False, HALF, THIRD),
     ):
-        assert ranking_of_folds([median, other], one, Domain()) is None, other
+        assert make_fold_ranking([median, other], one, Domain()) is None, other
 
 
 def test_frames_come_in_pieces_of_a_bounded_size_and_a_larger_one_alone() -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.operators.large_groups import Group
-from persist.compute.dataflow.operators.ranked_windows import ranking_of_windows
+from persist.compute.dataflow.operators.ranked_windows import make_window_ranking
 from persist.compute.dataflow.operators.windows import windows
 from persist.compute.dataflow.plan.plan import Bound, WindowFunction
 from persist.compute.dataflow.state.costs import Costs
@@ -404,7 +404,7 @@ def test_a_change_of_a_large_partition_changes_what_the_model_says(block: int) -
         pool = [row_of(chance, 0.1) for _ in range(14)]
         for _ in range(10):
             held[chance.randrange(len(pool))] += 1
-        ranking = ranking_of_windows([call], SCHEMA, domain, costs)
+        ranking = make_window_ranking([call], SCHEMA, domain, costs)
         if ranking is None:
             continue
         tried += 1
@@ -434,7 +434,7 @@ def test_running_functions_of_a_large_partition_follow_its_first_and_its_last_ro
         call, chance = replace(function, by=(("x", False, True),), start=start, end=end), random.Random(number)
         domain = Domain()
         rows = ordered([row_of(chance, 0) for _ in range(6)], call.by)
-        ranking = ranking_of_windows([call], SCHEMA, domain, Costs(block_rows=2))
+        ranking = make_window_ranking([call], SCHEMA, domain, Costs(block_rows=2))
         if ranking is None:
             continue
         group = ranking(words_of(domain, rows), np.ones(6, np.int64))
@@ -478,9 +478,9 @@ def test_a_function_that_must_look_at_all_of_a_partition_is_not_ranked() -> None
         [WindowFunction("r", "count", pa.int64(), ("v",), by=by, ignores_nulls=True)],
     ]
     for calls in ranked:
-        assert ranking_of_windows(calls, SCHEMA, Domain()) is not None, calls
+        assert make_window_ranking(calls, SCHEMA, Domain()) is not None, calls
     for calls in whole:
-        assert ranking_of_windows(calls, SCHEMA, Domain()) is None, calls
+        assert make_window_ranking(calls, SCHEMA, Domain()) is None, calls
     nested = SCHEMA.append(pa.field("l", pa.list_(pa.int64())))  # Python does not order lists as Arrow does.
-    assert ranking_of_windows([rank], nested, Domain()) is None
-    assert ranking_of_windows([WindowFunction("r", "row_number", pa.int64())], pa.schema([]), Domain()) is None
+    assert make_window_ranking([rank], nested, Domain()) is None
+    assert make_window_ranking([WindowFunction("r", "row_number", pa.int64())], pa.schema([]), Domain()) is None

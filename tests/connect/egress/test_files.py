@@ -355,6 +355,14 @@ def test_nan_is_refused_by_json_or_null(client: persist.Client, tmp_path: Path) 
     assert [json.loads(line)["y"] for line in path.read_text().splitlines()] == [[None, 2.0], [None]]
 
 
+@pytest.mark.parametrize("key", [float("nan"), float("inf")])
+def test_keys_of_maps_that_json_cannot_hold_are_refused(client: persist.Client, tmp_path: Path, key: float) -> None:
+    rates = client.create_or_load("rates", key={"id": int}, value={"by": pa.map_(pa.float64(), pa.string())})
+    rates.write([(1, None), (2, [(key, "x"), (1.5, "y")])], time=0, seal=1).result()
+    with pytest.raises(persist.InvalidUsage, match="column 'by' has NaN or an infinity"):
+        sent(client, tmp_path, "rates", format="json")
+
+
 def test_a_prefix_of_s3_is_a_sink_and_what_is_there_is_a_source(
     client: persist.Client, orders: persist.Collection, s3_options: dict[str, Any]
 ) -> None:

@@ -579,3 +579,55 @@ def test_whoever_is_killed_a_reader_of_the_target_always_sees_the_whole_bank(tar
     assert sums == {1000}
     bank.check(target)
     assert target.rows("SELECT count(*) FROM transfers") == [(bank.time,)]
+
+
+def test_an_added_column_has_its_default_in_the_rows_that_are_there(target: Target) -> None:
+    at = datetime.datetime(2026, 11, 26, 12, 30, tzinfo=datetime.UTC)
+    values: dict[str, tuple[pa.DataType, Any, Any]] = {
+        "text": (pa.string(), "it's \\ %s NO", "it's \\ %s NO"),
+        "number": (pa.float64(), 0.1, 0.1),
+        "flag": (pa.bool_(), False, False),
+        "sum": (pa.decimal128(10, 2), Decimal("1.50"), Decimal("1.50")),
+        "moment": (pa.timestamp("us", "UTC"), at, at),
+        "took": (pa.duration("ms"), datetime.timedelta(milliseconds=5), datetime.timedelta(milliseconds=5)),
+        "list": (pa.list_(pa.int64()), None, None),
+    }
+    with persist.open(target.location) as client:
+        orders = made(client)
+        upserted(orders, 0, k1="new", k2="new")
+        target.egress("orders", location=client)
+        added = {name: kind for name, (kind, _, _) in values.items()}
+        orders.evolve(add=added, defaults={name: default for name, (_, default, _) in values.items()})
+        nulls = {"id": 3, "status": "new", **dict.fromkeys(values)}
+        client.load("orders").upsert([nulls], time=1, seal=2).result()
+        target.egress("orders", location=client)
+    first, second, third = target.rows(f"SELECT {', '.join(values)} FROM orders ORDER BY id")
+    assert first == second == tuple(expected for _, _, expected in values.values())
+    assert set(third) == {None}
+
+
+@pytest.mark.parametrize("value", [[1.0, float("nan")], [float("inf")]])
+def test_values_that_json_cannot_hold_are_refused(target: Target, value: list[float]) -> None:
+    with persist.open(target.location) as client:
+        wide = client.create_or_load("wide", key={"id": pa.int64()}, value={"x": pa.list_(pa.float64())})
+        wide.write([(1, None), (2, value)], time=0, seal=1).result()
+        with pytest.raises(persist.InvalidUsage, match=r"wide\.x.*NaN or an infinity"):
+            target.egress("wide", location=client)
+
+
+@pytest.mark.parametrize("changes", [{"rename": {"at.zip": "at.code"}}, {"drop": ["at.zip"]}])
+def test_fields_inside_that_are_renamed_or_dropped_are_told(target: Target, changes: dict[str, Any]) -> None:
+    """Rows that do not change would keep the field."""
+    with persist.open(target.location) as client:
+        inner = pa.struct({"city": pa.string(), "zip": pa.int32()})
+        made(client, "users", value={"at": inner})
+        client.load("users").upsert([(1, {"city": "Oslo", "zip": 1})], time=0, seal=1).result()
+        target.egress("users", location=client)
+        client.load("users").evolve(add={"at.land": pa.string()}, widen={"at.zip": pa.int64()})
+        client.load("users").upsert([(2, {"city": "Riga", "zip": 2, "land": "LV"})], time=1, seal=2).result()
+        target.egress("users", location=client)
+        assert target.rows("SELECT at ->> 'zip', at ->> 'land' FROM users ORDER BY id") == [("1", None), ("2", "LV")]
+        client.load("users").evolve(**changes)
+        client.load("users").upsert([(2, None)], time=2, seal=3).result()
+        with pytest.raises(persist.InvalidUsage, match=r"the field at\.(zip|code) of 'users' was renamed, dropped"):
+            target.egress("users", location=client)

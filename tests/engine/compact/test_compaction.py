@@ -28,7 +28,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
 from persist.core.settings import Tuning
 from persist.core.state_rules.contents import CollectionState
-from persist.engine.compact import next_work
+from persist.engine.compact import choose_next_work
 from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.keyframes import snapshots
@@ -223,7 +223,7 @@ def test_small_writes_leave_the_log_when_they_reach_the_cap() -> None:
     with opened(MemoryBlob(), tuning=policy) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         for at in range(4):
-            assert next_work(state(client, c), policy) is None
+            assert choose_next_work(state(client, c), policy) is None
             c.write(rows_at(2, at), seal=at + 1).result()
         report = c.compact(only_due=True)
         assert report.runs_merged == 4

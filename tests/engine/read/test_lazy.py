@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from persist.engine.read.results.frames import in_milliseconds, lazy_frame, push_down
+from persist.engine.read.results.frames import in_milliseconds, make_lazy_frame, push_down
 
 polars = pytest.importorskip("polars")
 c = polars.col
@@ -75,7 +75,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> tuple[Source, list[Any]]:
         return iter((table if names is None else table.select(names)).to_batches(2))
 
     monkeypatch.setattr("polars.io.plugins.register_io_source", lambda source, **_: source)
-    return lazy_frame(polars, TABLE.schema, narrowed), asked
+    return make_lazy_frame(polars, TABLE.schema, narrowed), asked
 
 
 def rows(source: Source, *arguments: Any) -> list[tuple[Any, ...]]:
@@ -107,7 +107,7 @@ def test_no_more_is_read_than_the_rows_that_are_asked_for() -> None:
             given.append(at)
             yield batch
 
-    frame = lazy_frame(polars, TABLE.schema, narrowed)
+    frame = make_lazy_frame(polars, TABLE.schema, narrowed)
     assert frame.head(3).collect()["d"].to_list() == [date(2026, 1, n) for n in (1, 2, 3)]
     assert given == [0, 1]
 

@@ -21,8 +21,8 @@ from persist.engine.read.planning.scan import Scan, narrow_scan
 from persist.engine.read.planning.snapshot_plan import (
     UnreadParts,
     _cost,
-    _rows_between,
-    changes_scan,
+    _estimate_rows_between,
+    plan_changes_scan,
     record_count,
     snapshot_scan,
 )
@@ -119,9 +119,9 @@ class Held:
 )
 def test_rows_of_a_part_are_taken_to_be_spread_evenly_over_its_times(start: int, end: int, rows: float) -> None:
     part: Any = Held(100, 0, 9)
-    assert _rows_between(part, start, end) == rows
+    assert _estimate_rows_between(part, start, end) == rows
     later: Any = Held(100, 10, 19)
-    assert _rows_between(later, start + 10, end + 10) == rows
+    assert _estimate_rows_between(later, start + 10, end + 10) == rows
 
 
 class Frame:
@@ -151,7 +151,7 @@ def test_the_cost_of_a_plan_is_rows_decoded_and_four_times_those_merged(frame: A
 @pytest.mark.parametrize(("lower", "upper", "parts"), [(0, 10, 10), (3, 4, 1), (3, 5, 2), (9, 10, 1), (0, 1, 1)])
 def test_changes_read_the_parts_of_their_times(client: persist.Client, lower: int, upper: int, parts: int) -> None:
     t = filled(client)
-    scan = changes_scan(t.handle.contents(), t.schema, lower, upper, None)
+    scan = plan_changes_scan(t.handle.contents(), t.schema, lower, upper, None)
     assert (len(scan.parts), len(scan.base)) == (parts, 0)
     assert {time for part in scan.parts for time in (part.time_min, part.time_max)} == {*range(lower, upper)}
 
@@ -181,11 +181,13 @@ def test_unread_parts_are_those_at_or_after_a_bound_whatever_happens_to_the_othe
     for time in range(6):
         t.write([((time, None), time, 1)], seal=time + 1).result()
         contents = t.handle.contents()
-        found = [part.time_min for part in unread.at_or_after(contents, time - 1)]
+        found = [part.time_min for part in unread.select_from_frontier(contents, time - 1)]
         assert found == [*range(max(0, time - 1), time + 1)]
     t.compact()
     contents = t.handle.contents()
-    assert [*unread.at_or_after(contents, 5)] == [part for part in contents.history_parts if part.time_max >= 5]
+    assert [*unread.select_from_frontier(contents, 5)] == [
+        part for part in contents.history_parts if part.time_max >= 5
+    ]
 
 
 def test_a_scan_is_narrowed_by_what_rows_hold_and_by_nothing_else(client: persist.Client) -> None:

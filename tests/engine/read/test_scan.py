@@ -11,7 +11,7 @@ import persist.engine.read.planning.scan
 from persist.blob.protocol import MemoryBlob
 from persist.engine.read.merging import read_snapshot
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
-from persist.engine.read.planning.snapshot_plan import _cost, _nearest, changes_scan
+from persist.engine.read.planning.snapshot_plan import _cost, _nearest, plan_changes_scan
 from tests.support.keyframes import add_keyframe, contents_of, part_of, snapshots
 from tests.support.tiers import examples
 
@@ -30,7 +30,7 @@ def test_time_slices_cover_each_time_once_and_are_of_about_the_size_asked_for(
         c.seal(200).result()
         contents = client.engine.follower.load(c.id)
         assert contents is not None
-        scan = changes_scan(contents, c.schema, lower, lower + length, None)
+        scan = plan_changes_scan(contents, c.schema, lower, lower + length, None)
         slices = scan.time_slices(max(1, scan.memory // share))
         times = [t for each in slices for t in range(each.time_lower, each.time_upper)]
         assert times == list(range(lower, lower + length))

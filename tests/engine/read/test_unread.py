@@ -59,7 +59,7 @@ def test_what_is_unread_is_what_all_parts_would_give(steps: list[tuple[str, obje
             assert isinstance(what, int)
             lower += what
             expected = [each for each in contents.history_parts if each.time_max >= lower]
-            assert [*unread.at_or_after(contents, lower)] == expected
+            assert [*unread.select_from_frontier(contents, lower)] == expected
 
 
 def test_a_step_looks_at_no_part_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:

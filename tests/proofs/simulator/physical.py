@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from tests.proofs.simulator.tables import Table, next_version
+from tests.proofs.simulator.tables import Table, plan_next_version
 from tests.support.model import EMPTY
 
 Update = list[Any]  # k, v, time, diff
@@ -62,7 +62,7 @@ class Physical:
         if mutation["version"] != (0 if known is None else known.version + 1):
             yield f"it is version {mutation['version']}, and follows {known}"
         numbers = self._number(mutation)
-        made = next_version(known, mutation, {-1 - n: number for n, number in enumerate(numbers)})
+        made = plan_next_version(known, mutation, {-1 - n: number for n, number in enumerate(numbers)})
         self.tables[mutation["table"]] = made
         self.kept |= {number: self.numbered.pop(number) for number in numbers}
         brought = {self.kept[number].blob for number in numbers} | {*mutation["also"]}

@@ -183,7 +183,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.engine.upkeep.garbage, "is_still_readable", lambda control, dropped: False)
     ],
     "a collector does not wait for the grace period": lambda: [
-        (persist.engine.upkeep.ages.Ages, "seqno_before", marks_for_ever_old)
+        (persist.engine.upkeep.ages.Ages, "find_seqno_before", marks_for_ever_old)
     ],
     "a collector asks no clone what it names": lambda: [
         (persist.engine.upkeep.garbage, "find_sharers", lambda state, clones: {})

@@ -53,7 +53,7 @@ class Table:
         return vectors | {*self.metadata, *self.metadata_before}
 
 
-def next_version(known: Table | None, mutation: dict[str, Any], resolved: Mapping[int, int]) -> Table:
+def plan_next_version(known: Table | None, mutation: dict[str, Any], resolved: Mapping[int, int]) -> Table:
     """Return what a record makes of a table; resolved gives the numbers of the parts that come with it."""
     old = {} if known is None else known.files
     came = {resolved.get(n, n): (blob, frozenset(rows)) for n, blob, rows in mutation["files"]}

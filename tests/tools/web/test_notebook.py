@@ -53,11 +53,11 @@ def test_a_slider_that_looks_again_follows_the_latest_time_until_another_one_is_
         slid = slider(orders, every_s=0.5)
         assert (slid.every_s, slid.at, len(slid.shown["rows"])) == (0.5, "0", 1)
         orders.write([(2, None)]).result()
-        slid._heard(slid, "refresh", [])
+        slid._handle_message(slid, "refresh", [])
         assert (slid.at, len(slid.shown["rows"])) == ("1", 2)
         slid.at = "0"
         orders.write([(3, None)]).result()
-        slid._heard(slid, "refresh", [])
+        slid._handle_message(slid, "refresh", [])
         assert (slid.at, slid.told["latest"], len(slid.shown["rows"])) == ("0", "2", 1)
     for wrong in (0, True, float("nan"), -1):
         with pytest.raises(persist.InvalidUsage, match="not a number of seconds"):

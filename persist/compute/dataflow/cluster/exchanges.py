@@ -29,7 +29,7 @@ from persist.compute.dataflow.plan.plan import (
     Plan,
     Reduce,
     Source,
-    edges_into,
+    list_incoming_edges,
 )
 from persist.compute.dataflow.plan.stages import Delay, Explode, Filter, Map, Negate, Unnest
 from persist.compute.dataflow.plan.stages import Stage as LinearStage
@@ -100,7 +100,7 @@ class _Cutting:
 
     def stages(self) -> list[StagePlan]:
         """Assign all nodes to stages, and return these in the order of their dependencies."""
-        order = TopologicalSorter({number: edges_into(node) for number, node in self._plan.nodes.items()})
+        order = TopologicalSorter({number: list_incoming_edges(node) for number, node in self._plan.nodes.items()})
         for number in order.static_order():
             self._place_node(self._plan.nodes[number])
         after = {stage.number: {self._at[read.node].number for read in stage.reads} for stage in self._stages}

@@ -122,14 +122,14 @@ class Job:
         assert isinstance(stage.source.operator, Source)
         reader = self._readers[stage.source.operator.collection]
         handle, as_of, columns = reader.handle, reader.as_of, stage.source.schema.names
-        version = handle.schema.version
-        contents = snapshot(handle, as_of, columns=columns, form="diff", schema=version)
+        version, filter = handle.schema.version, reader.filter
+        contents = snapshot(handle, as_of, columns=columns, where=filter, form="diff", schema=version)
         self._open.callback(contents.close)
         scan = contents.scan
         slices = [Slice(piece, is_changes=False) for piece in scan.slices(scan.task_count(self._parallel))]
         size = scan.memory
         if self.until > as_of + 1:
-            updates = changes(handle, as_of + 1, self.until, columns=columns, schema=version)
+            updates = changes(handle, as_of + 1, self.until, columns=columns, where=filter, schema=version)
             self._open.callback(updates.close)
             new = updates.scan
             slices += [Slice(piece, is_changes=True) for piece in new.slices(new.task_count(self._parallel))]

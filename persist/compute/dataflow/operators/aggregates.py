@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.errors import DiffOverflow, SchemaMismatch
-from persist.codecs.order.sums import whole_numbers
+from persist.codecs.order.sums import to_whole_numbers
 from persist.compute.dataflow.operators.moments import product_digits
 from persist.compute.dataflow.updates.batch import NONE, multiply_diffs
 from persist.compute.dataflow.updates.times import Ints
@@ -153,7 +153,7 @@ def split_int64s(values: Ints) -> tuple[Ints, Ints, Ints]:
     return np.concatenate((every, high)), slots, np.concatenate((low, values[high] >> _BITS))
 
 
-def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> list[int]:
+def compute_exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> list[int]:
     """Return each group's exact sum; it has one amount for each slot."""
     limbs = slots - FIRST_LIMB
     sums = np.zeros(count, object)
@@ -202,7 +202,7 @@ def split_values_by_kind(kind: str, words: Ints, of: pa.DataType, domain: Domain
 
 
 def _split_values(words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
-    return split_integers_of_any_size(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
+    return split_integers_of_any_size(to_whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
 
 
 def explode_to_slots(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain) -> Ints:

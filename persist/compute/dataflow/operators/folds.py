@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.order.sums import whole_numbers
+from persist.codecs.order.sums import to_whole_numbers
 from persist.compute.dataflow.operators.aggregates import Wanted, split_values_by_kind
 from persist.compute.dataflow.operators.logic import aggregate, repeat_by_multiplicity, slot_sums
 from persist.compute.dataflow.operators.moments import STATISTICS, statistics
@@ -54,7 +54,7 @@ class Rows:
     def take(self, at: Ints) -> "Rows":
         return replace(self, owners=self.owners.take(at), arguments=[words.take(at) for words in self.arguments])
 
-    def first_ranks(self) -> Ints:
+    def rank_first_argument(self) -> Ints:
         """Return numbers in the order of the values of the first argument."""
         return ranks(self.domain, self.arguments[0], self.kinds[0])
 
@@ -172,7 +172,7 @@ def _nth(call: WindowFunction, rows: Rows) -> Ints:
 def _make_extreme(is_max: bool) -> Fold:
     def extreme(call: WindowFunction, rows: Rows) -> Ints:
         """Pick the value at the least or greatest order."""
-        order = np.lexsort((rows.first_ranks(), rows.owners))
+        order = np.lexsort((rows.rank_first_argument(), rows.owners))
         firsts, ends = rows.firsts()
         places = order.take(ends - 1 if is_max else firsts)
         return rows.spread(places, rows.arguments[0].take(places))
@@ -224,7 +224,9 @@ def _make_bitwise_fold(function: Any) -> Fold:
 
 def _mode(call: WindowFunction, rows: Rows) -> Ints:
     """Return the most frequent value; of several, the first."""
-    order = np.lexsort((rows.first_ranks(), rows.owners))  # It is stable, so runs of a value begin with its first row.
+    order = np.lexsort(
+        (rows.rank_first_argument(), rows.owners)
+    )  # It is stable, so runs of a value begin with its first row.
     owners, words = rows.owners, rows.arguments[0].take(order)
     # The runs of equal values in each frame, and how long they are.
     starts = find_starts(owners, words)
@@ -253,7 +255,7 @@ def _join_texts(call: WindowFunction, rows: Rows) -> Ints:
 
 
 def _histogram(call: WindowFunction, rows: Rows) -> Ints:
-    order = np.lexsort((rows.first_ranks(), rows.owners))
+    order = np.lexsort((rows.rank_first_argument(), rows.owners))
     owners, words = rows.owners, rows.arguments[0].take(order)
     # Each run of equal values in a frame is an entry of its map, with its length.
     starts = find_starts(owners, words)
@@ -266,7 +268,7 @@ def _histogram(call: WindowFunction, rows: Rows) -> Ints:
 
 
 def _quantile(call: WindowFunction, rows: Rows) -> Ints:
-    rows = rows.take(np.lexsort((rows.first_ranks(), rows.owners)))
+    rows = rows.take(np.lexsort((rows.rank_first_argument(), rows.owners)))
     firsts, ends = rows.firsts()
     words = rows.arguments[0]
     columns = quantiles(call, ends - firsts, lambda places: words.take(firsts + places), rows.kinds[0], rows.domain)
@@ -280,7 +282,7 @@ def _quantile(call: WindowFunction, rows: Rows) -> Ints:
 def quantiles(
     call: WindowFunction, sizes: Ints, pick: Callable[[Ints], Ints], of: pa.DataType, domain: Domain
 ) -> list[Ints]:
-    """Return the values at shares of the rows of groups, in the order of values: some that are there, or between two.
+    """Return quantiles of groups: existing values, or interpolated ones.
 
     Args:
         sizes: how many values each group has, one at least.
@@ -325,7 +327,7 @@ def _interpolate(one: Ints, other: Ints, share: Any, kind: pa.DataType, domain: 
         return domain.encode(pa.array(numbers).cast(kind))
     if pat.is_decimal(kind) and kind.precision > 18:
         decoded = (domain.decode(words, kind) for words in (one, other))
-        lows, highs = (whole_numbers(pa.chunked_array([values])).tolist() for values in decoded)
+        lows, highs = (to_whole_numbers(pa.chunked_array([values])).tolist() for values in decoded)
     else:
         lows, highs = one.tolist(), other.tolist()
     # As DuckDB, towards zero; but of the exact value between them.

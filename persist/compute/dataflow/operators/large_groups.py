@@ -125,7 +125,7 @@ class AggregatedGroup(MadeGroup):
         self._ranked: dict[int, Ranked] = {}
         self.orders = self._ranked.values()
         self._sums: dict[int, dict[int, int]] = {}
-        self._count = _exact_sum(diffs)
+        self._count = _compute_exact_sum(diffs)
         for at, aggregation in enumerate(aggregates):
             is_value = records[at] != NULL
             if aggregation.kind in ACCUMULABLE:
@@ -136,7 +136,7 @@ class AggregatedGroup(MadeGroup):
                 self._ranked[at] = Ranked(order, records[at : at + 1, is_value], diffs[is_value], costs)
 
     def add(self, records: Ints, diffs: Ints) -> None:
-        self._count += _exact_sum(diffs)
+        self._count += _compute_exact_sum(diffs)
         if not -(2**63) <= self._count < 2**63:
             raise DiffOverflow(f"a group has {self._count} records, which does not fit int64")
         for at, words in enumerate(records):
@@ -156,13 +156,13 @@ class AggregatedGroup(MadeGroup):
         if not len(words):
             return
         aggregation, sums = self._aggregates[at], self._sums[at]
-        self._counts[at] += _exact_sum(diffs)
+        self._counts[at] += _compute_exact_sum(diffs)
         check_sum(self._counts[at])
         rows, slots, amounts = split_values_by_kind(aggregation.kind, words, aggregation.of, self._domain)
         distinct_slots, numbers = np.unique(slots, return_inverse=True)
         parts = multiply_diffs(amounts, diffs.take(rows))
         for number, slot in enumerate(distinct_slots.tolist()):
-            total = sums.pop(slot, 0) + _exact_sum(parts[numbers == number])
+            total = sums.pop(slot, 0) + _compute_exact_sum(parts[numbers == number])
             if not -(2**63) <= total < 2**63:
                 raise DiffOverflow(f"a sum of {aggregation.name!r} became {total}, which does not fit int64")
             if total:
@@ -195,7 +195,7 @@ class FoldedGroup(MadeGroup):
         self._kind = kind
         self._domain = domain
         is_value = records[0] != NULL
-        self._nulls = _exact_sum(diffs[~is_value])
+        self._nulls = _compute_exact_sum(diffs[~is_value])
         order = Order([(0, False, False)], [kind], domain)
         self._ranked = Ranked(order, records[:, is_value], diffs[is_value], costs)
         self.orders = [self._ranked]
@@ -221,13 +221,13 @@ def _pick_places(ranked: Ranked, places: Ints) -> Ints:
     return np.array([next(ranked.take(place, 1))[0][0] for place in places.tolist()], np.int64)
 
 
-def _exact_sum(diffs: Ints) -> int:
+def _compute_exact_sum(diffs: Ints) -> int:
     if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
         return sum(diffs.tolist())
     return int(diffs.sum())
 
 
-def ranking_of_top(
+def make_top_ranking(
     count: int,
     skip: int,
     by: Sequence[tuple[int, bool, bool]],
@@ -244,17 +244,17 @@ def ranking_of_top(
     return lambda records, diffs: TopGroup(Ranked(order, records, diffs, costs), skip, count, places, counted)
 
 
-def ranking_of_aggregates(aggregates: Sequence[Wanted], domain: Domain, costs: Costs = USUAL) -> Ranking | None:
+def make_aggregate_ranking(aggregates: Sequence[Wanted], domain: Domain, costs: Costs = USUAL) -> Ranking | None:
     """Return a function that ranks a group of `logic.multiset_aggregates`; None if its values cannot be ranked."""
     if not all(aggregation.kind in ACCUMULABLE or has_rank(aggregation.of) for aggregation in aggregates):
         return None
     return lambda records, diffs: AggregatedGroup(aggregates, domain, records, diffs, costs)
 
 
-def ranking_of_folds(
+def make_fold_ranking(
     calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain, costs: Costs = USUAL
 ) -> Ranking | None:
-    """Return a function that ranks a group of `folds.folds`; None if it looks at groups as a whole."""
+    """Return a function that ranks a group by one column; None if a fold needs all rows."""
     is_single = len(schema) == 1 and has_rank(schema.field(0).type)
     if not is_single or any(call.function != "quantile" or call.is_distinct or call.constants[1] for call in calls):
         return None
@@ -306,20 +306,20 @@ class LargeGroups:
                 key = tuple(keys[:, at].tolist())
                 if key not in self._groups:
                     continue
-                is_known[at] = self._pays(self._sizes[key], changes[at], times, numbers, at)
+                is_known[at] = self._is_ranking_cheaper(self._sizes[key], changes[at], times, numbers, at)
                 if not is_known[at]:
                     self._forget(key)
         return is_known
 
     def _candidates(self, keys: Ints) -> Ints:
-        """Return the numbers of the keys that may have a ranked group: few, of however many that a step touches."""
+        """Return the numbers of the few keys that may have a ranked group."""
         if not len(keys):
             return np.arange(keys.shape[1])
         firsts = np.fromiter((key[0] for key in self._groups), np.int64, len(self._groups))
         return np.flatnonzero(np.isin(keys[0], firsts))
 
     def worthwhile(self, sizes: Ints, numbers: Ints, times: Ints) -> Ints:
-        """Return the numbers of the keys, of groups of so many rows, that are to be ranked.
+        """Return the numbers of the keys whose groups are large enough to rank.
 
         Args:
             sizes: rows of the group of each key, before the changes.
@@ -331,7 +331,7 @@ class LargeGroups:
         changes = np.bincount(numbers, minlength=len(sizes))
         chosen = []
         for at in large[: 4 * self._costs.ranked_at_once].tolist():
-            if self._pays(int(sizes[at]), int(changes[at]), times, numbers, at):
+            if self._is_ranking_cheaper(int(sizes[at]), int(changes[at]), times, numbers, at):
                 chosen.append(at)
         return np.array(chosen[: self._costs.ranked_at_once], np.int64)
 
@@ -370,8 +370,8 @@ class LargeGroups:
     def _forget(self, key: Record) -> None:
         del self._groups[key], self._sizes[key]
 
-    def _pays(self, rows: int, changes: int, times: Ints, numbers: Ints, at: int) -> bool:
-        """Return whether changes of a ranked group cost less than looking at all of it at each of their times."""
+    def _is_ranking_cheaper(self, rows: int, changes: int, times: Ints, numbers: Ints, at: int) -> bool:
+        """Return whether ranked changes cost less than recomputing the group at each time."""
         if changes * self._costs.change_rows <= 2 * rows:
             return True
         moments = len(np.unique(times[numbers == at]))

@@ -32,7 +32,7 @@ from persist.compute.dataflow.operators.aggregates import (
     VARIANCES,
     Wanted,
     check_int64,
-    exact_sums,
+    compute_exact_sums,
     split_values_by_kind,
     to_float,
 )
@@ -102,7 +102,7 @@ def threshold(function: Callable[[int], int], operator: str) -> Logic:
 
 
 def make_sum_logic(aggregates: Sequence[Wanted], domain: Domain, *, is_complete: bool = False) -> Logic:
-    """Aggregates from exact sums: a value word is a slot, the diff its sum."""
+    """Make the logic of exact sums: a value word is a slot, the diff its sum."""
     if is_complete:
         return _make_complete(aggregates, domain)
 
@@ -133,7 +133,7 @@ def make_sum_logic(aggregates: Sequence[Wanted], domain: Domain, *, is_complete:
 def _make_complete(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
     """Aggregates that keep a group while any count or total is not zero.
 
-    A total of nothing is 0, and of multiplicities that add up to 0, what it is.
+    A total over no records is 0. A total may differ from 0 although multiplicities cancel.
     """
     zeros = [
         0 if aggregation.kind == "count" else int(domain.of_digits([0], aggregation.result)[0])
@@ -158,7 +158,7 @@ def _make_complete(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
                 columns.append(_count_values(records, owners, into, sums))
                 continue
             is_limb = into >= FIRST_LIMB
-            totals = exact_sums(owners[is_limb], into[is_limb], sums[is_limb], len(every))
+            totals = compute_exact_sums(owners[is_limb], into[is_limb], sums[is_limb], len(every))
             columns.append(_encode_decimals(aggregation.name, totals, aggregation.result, domain))
         words = np.array(columns, np.int64).reshape(len(columns), len(every))
         is_present = (words != np.array(zeros, np.int64)[:, None]).any(axis=0)
@@ -195,7 +195,7 @@ def aggregate(request: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: In
     if request.kind in VARIANCES:
         return _variances(request.kind, counts, groups, slots, sums, domain)
     is_limb = slots >= FIRST_LIMB
-    totals = exact_sums(groups[is_limb], slots[is_limb], sums[is_limb], count)
+    totals = compute_exact_sums(groups[is_limb], slots[is_limb], sums[is_limb], count)
     if pat.is_decimal(request.result):
         values = [None if n == 0 else total for total, n in zip(totals, counts, strict=True)]
         return _encode_decimals(request.name, values, request.result, domain)
@@ -214,9 +214,9 @@ def aggregate(request: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: In
 def _variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
     is_square = slots >= SQUARES
     is_one = (slots >= FIRST_LIMB) & ~is_square
-    totals = exact_sums(groups[is_one], slots[is_one], sums[is_one], len(counts))
+    totals = compute_exact_sums(groups[is_one], slots[is_one], sums[is_one], len(counts))
     places = slots[is_square] - (SQUARES - FIRST_LIMB)
-    squares = exact_sums(groups[is_square], places, sums[is_square], len(counts))
+    squares = compute_exact_sums(groups[is_square], places, sums[is_square], len(counts))
     has_other = np.zeros(len(counts), np.bool_)
     has_other[groups[(slots >= NAN) & (slots <= MINUS_INFINITE)]] = True
     _, made_of = STATISTICS[kind]
@@ -229,7 +229,7 @@ def _variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, d
 
 def _integer_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) -> Ints:
     limb = (slots == FIRST_LIMB) | (slots == FIRST_LIMB + 1)
-    totals = check_int64(exact_sums(groups[limb], slots[limb], sums[limb], len(counts)), name)
+    totals = check_int64(compute_exact_sums(groups[limb], slots[limb], sums[limb], len(counts)), name)
     return np.where(counts == 0, NULL, totals)
 
 
@@ -342,7 +342,7 @@ def top_k(
     counted: Counted = "row_number",
     costs: Costs = USUAL,
 ) -> Logic:
-    """The first records of each group in the order of some columns, and of the others where those agree.
+    """The first records of each group by some columns; the other columns break ties.
 
     Args:
         by: rows of the values, whether each is descending, and whether NULL comes first.

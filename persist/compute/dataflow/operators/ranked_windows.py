@@ -96,7 +96,7 @@ def _find_reach(call: WindowFunction, number: int) -> _Reach | None:
     return _Reach(back, ahead, has_peers, call.start is None, call.end is None, of)
 
 
-def ranking_of_windows(
+def make_window_ranking(
     calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain, costs: Costs = USUAL
 ) -> Ranking | None:
     """Return a function that ranks a partition of `windows.windows`; None if its functions look at all of it."""
@@ -224,13 +224,13 @@ class _Partition:
 
     def peers_begin(self, record: int) -> int:
         """Return the first of the records that agree with one in the order."""
-        return self._end_of_peers(record, -1)
+        return self._search_end_of_peers(record, -1)
 
     def peers_end(self, record: int) -> int:
         """Return the end of the records that agree with one in the order."""
-        return self._end_of_peers(record, 1)
+        return self._search_end_of_peers(record, 1)
 
-    def _end_of_peers(self, record: int, sign: int) -> int:
+    def _search_end_of_peers(self, record: int, sign: int) -> int:
         key = self.keys(record, record + 1)
         at, step = record if sign < 0 else record + 1, 64
         while (at > 0) if sign < 0 else (at < self.total):

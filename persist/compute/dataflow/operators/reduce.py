@@ -25,7 +25,12 @@ from persist.compute.dataflow.operators.large_groups import LargeGroups, Ranking
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
 from persist.compute.dataflow.operators.operators import Operator, Position
-from persist.compute.dataflow.operators.versions import number_moments, rows_of_keys, rows_of_others, split_versions
+from persist.compute.dataflow.operators.versions import (
+    find_rows_of_keys,
+    find_rows_of_other_keys,
+    number_moments,
+    split_versions,
+)
 from persist.compute.dataflow.state.spine import Allocate, Spine
 from persist.compute.dataflow.updates.batch import (
     Keys,
@@ -95,7 +100,7 @@ class TotalReduce(ReduceOperator):
             if is_ranked.any():
                 changes.append(self.shape(self._change_ranked(is_ranked, keys, numbers, new)))
                 keys, hashes = keys[:, ~is_ranked], hashes[~is_ranked]
-                numbers, new = rows_of_others(is_ranked, numbers, new)
+                numbers, new = find_rows_of_other_keys(is_ranked, numbers, new)
         if keys.shape[1]:
             old_numbers, old = self.arrangement.lookup(hashes, keys, has_new=False)
             changes += self._find_changes(keys, numbers, new, old_numbers, old)
@@ -169,8 +174,8 @@ class TotalReduce(ReduceOperator):
                 ranked[worthwhile] = True
                 changes.append(self.shape(self._change_ranked(ranked, keys, numbers, new)))
                 keys = keys[:, ~ranked]
-                numbers, new = rows_of_others(ranked, numbers, new)
-                old_numbers, old = rows_of_others(ranked, old_numbers, old)
+                numbers, new = find_rows_of_other_keys(ranked, numbers, new)
+                old_numbers, old = find_rows_of_other_keys(ranked, old_numbers, old)
         if keys.shape[1]:
             changes += self._change_in_pieces(keys, numbers, new, old_numbers, old)
         return changes
@@ -186,7 +191,10 @@ class TotalReduce(ReduceOperator):
             return [self.shape(self._change_in_blocks(keys, numbers, new, old_numbers, old)[1:])]
         changes = []
         for first, end in ((0, count // 2), (count // 2, count)):
-            arrived, earlier = rows_of_keys(first, end, numbers, new), rows_of_keys(first, end, old_numbers, old)
+            arrived, earlier = (
+                find_rows_of_keys(first, end, numbers, new),
+                find_rows_of_keys(first, end, old_numbers, old),
+            )
             changes += self._change_in_pieces(keys[:, first:end], *arrived, *earlier)
         return changes
 

@@ -6,7 +6,7 @@ from persist.compute.dataflow.updates.batch import find_starts
 from persist.compute.dataflow.updates.times import Flags, Ints
 
 
-def rows_of_keys(first: int, end: int, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
+def find_rows_of_keys(first: int, end: int, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """Return the rows of keys from first to end, and the numbers of their keys among these; views where it can."""
     if bool((numbers[1:] >= numbers[:-1]).all()):
         start, stop = numbers.searchsorted((first, end)).tolist()
@@ -15,7 +15,7 @@ def rows_of_keys(first: int, end: int, numbers: Ints, rows: Ints) -> tuple[Ints,
     return numbers.take(places) - first, rows.take(places, axis=1)
 
 
-def rows_of_others(flags: Flags, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
+def find_rows_of_other_keys(flags: Flags, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """Return the rows of the keys that are not flagged, with the numbers of their keys among these."""
     keep = ~flags.take(numbers)
     return ((~flags).cumsum() - 1).take(numbers[keep]), rows[:, keep]

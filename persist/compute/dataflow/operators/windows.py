@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.errors import DiffOverflow
-from persist.codecs.order.sums import whole_numbers
+from persist.codecs.order.sums import to_whole_numbers
 from persist.compute.dataflow.operators.aggregates import to_float
 from persist.compute.dataflow.operators.folds import Rows, compute_fold, iterate_frames
 from persist.compute.dataflow.operators.logic import repeat_by_multiplicity
@@ -130,7 +130,7 @@ def compute_column(
     kinds = [schema.field(name).type for name in call.arguments]
     is_plain = not (call.exclude or call.within or call.where or call.is_distinct)
     if call.function in _FOLDS and not (call.exclude or call.within or call.is_distinct):
-        return _nth_eligible(call, places, arguments[0], _eligible(call, arguments[0], values, schema))
+        return _pick_nth_eligible(call, places, arguments[0], _eligible(call, arguments[0], values, schema))
     if call.function in ("lag", "lead") or (is_plain and not call.ignores_nulls and call.function in _FUNCTIONS):
         return _FUNCTIONS[call.function](call, places, arguments, kinds, domain)
     return _fold_frames(call, places, values, arguments, kinds, schema, domain, costs)
@@ -146,7 +146,7 @@ def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema
     return eligible
 
 
-def _nth_eligible(call: WindowFunction, p: Places, words: Ints, eligible: Flags) -> Ints:
+def _pick_nth_eligible(call: WindowFunction, p: Places, words: Ints, eligible: Flags) -> Ints:
     """Return the first, last or n-th eligible row's value in each frame."""
     places = eligible.nonzero()[0]
     # The number of counted rows before each place: a frame is an interval of these as well.
@@ -196,7 +196,7 @@ def _is_included(exclude: str, p: Places, rows: Ints, at: Ints) -> Flags:
 
 
 class _Bounds:
-    """The ends of frames whose bounds are values of the column that the partition is ordered by."""
+    """The ends of RANGE frames, whose bounds are values of the order column."""
 
     def __init__(self, call: WindowFunction, groups: Ints, values: Ints, schema: pa.Schema, domain: Domain) -> None:
         self._call = call
@@ -426,7 +426,7 @@ def _sum_frames(p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> tu
 
 
 def _bound_magnitude(amounts: Any, times: int) -> int:
-    """Return an upper bound of the magnitude of so many amounts."""
+    """Return an upper bound of the magnitude of a sum of amounts."""
     return times * max(abs(int(amounts.max())), abs(int(amounts.min()))) if len(amounts) else 0
 
 
@@ -437,7 +437,7 @@ def to_exact_integers(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
     is_number = not (pat.is_decimal(kind) or pat.is_uint64(kind))
     if is_number or (pat.is_decimal128(kind) and not (len(words) and words.max() >= FIRST_WIDE)):
         return np.where(words == NULL, 0, words)
-    return whole_numbers(pa.chunked_array([domain.decode(words, kind)]))
+    return to_whole_numbers(pa.chunked_array([domain.decode(words, kind)]))
 
 
 def totals(function: str, words: Ints, diffs: Ints, kind: pa.DataType, domain: Domain) -> Totals:

@@ -43,7 +43,7 @@ from persist.compute.dataflow.plan.plan import (
     Reduce,
     Source,
     Stages,
-    edges_into,
+    list_incoming_edges,
 )
 from persist.compute.dataflow.plan.stages import (
     BatchFunction,
@@ -173,7 +173,7 @@ def list_read_columns(plan: Plan, node: Node, readers: Iterable[int]) -> set[str
     """Return which columns of an operator some others read."""
     every, read = {*node.schema.names}, set[str]()
     for reader in map(plan.nodes.__getitem__, readers):
-        for number, names in zip(edges_into(reader), _list_reads(reader), strict=True):
+        for number, names in zip(list_incoming_edges(reader), _list_reads(reader), strict=True):
             if number == node.number:
                 read |= every if names is None else every & names
     return read
@@ -197,7 +197,7 @@ def _list_reads(node: Node) -> list[set[str] | None]:
             return [
                 None if needed is None else _trim_stages(stages, needed | own_keys)[1] for stages, own_keys in inputs
             ]
-    return [None for _ in edges_into(node)]
+    return [None for _ in list_incoming_edges(node)]
 
 
 def _trim_stages(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | None]:

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.types.schema import TIME
-from persist.compute.dataflow.plan.plan import ROOT, Linear, Node, Persist, Plan, Source, Variable, edges_into
+from persist.compute.dataflow.plan.plan import ROOT, Linear, Node, Persist, Plan, Source, Variable, list_incoming_edges
 from persist.compute.dataflow.plan.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter, Unnest
 from persist.core.expression.term import Term, list_columns
 
@@ -44,14 +44,14 @@ def fingerprint(plan: Plan, output: str) -> str:
         number = todo.pop()
         if number not in places:
             places[number] = len(places)
-            todo += reversed(edges_into(plan.nodes[number]))
+            todo += reversed(list_incoming_edges(plan.nodes[number]))
     digest = blake2b(digest_size=8)
     for number in places:
         node = plan.nodes[number]
         # The feedback is the place of an edge: numbers depend on other operators of the plan.
         operator = Variable(node.operator.name) if isinstance(node.operator, Variable) else node.operator
         scope = plan.scopes[node.scope]
-        edges = [places[source] for source in edges_into(node)]
+        edges = [places[source] for source in list_incoming_edges(node)]
         for word in _words([operator, edges, node.schema, scope.depth, scope.limit], 0):
             digest.update(word.encode(errors="surrogatepass") + b"\0")
     return digest.hexdigest()

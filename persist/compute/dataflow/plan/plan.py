@@ -413,7 +413,7 @@ class Plan:
         """Return for each node the nodes that read it, feedback included."""
         readers: dict[int, list[int]] = {number: [] for number in self.nodes}
         for node in self.nodes.values():
-            for source in edges_into(node):
+            for source in list_incoming_edges(node):
                 readers[source].append(node.number)
         return readers
 
@@ -424,7 +424,7 @@ class Plan:
             number = todo.pop()
             if number not in needed:
                 needed.add(number)
-                todo += edges_into(self.nodes[number])
+                todo += list_incoming_edges(self.nodes[number])
         # Inputs stay, because users may insert into them.
         nodes = {n: node for n, node in self.nodes.items() if n in needed or isinstance(node.operator, Input)}
         return Plan(self.name, self.dimensions, nodes, dict(self.scopes))
@@ -454,7 +454,7 @@ def list_stages(node: Node) -> Stages:
     return ()
 
 
-def edges_into(node: Node) -> list[int]:
+def list_incoming_edges(node: Node) -> list[int]:
     """Return the nodes that a node reads, feedback included."""
     if isinstance(node.operator, Variable) and node.operator.feedback is not None:
         return [*node.inputs, node.operator.feedback]
@@ -492,7 +492,7 @@ def _iterate_dependencies(plan: Plan, begin: list[int]) -> Iterator[Node]:
         node = plan.nodes[todo.pop()]
         if node.number not in visited:
             visited.add(node.number)
-            todo += edges_into(node)
+            todo += list_incoming_edges(node)
             yield node
 
 

@@ -44,7 +44,7 @@ class Filter:
         kind = infer_type(self.condition, input_schema, operator)
         if not pat.is_boolean(kind):
             raise SchemaMismatch(f"{operator}: the condition {self.condition} is of type {kind}, and not boolean")
-        return without_time(input_schema)
+        return drop_time_column(input_schema)
 
     def __str__(self) -> str:
         return f"filter({self.condition})"
@@ -57,7 +57,7 @@ class FilterFunction:
     function: Callable[[Any], Any]
 
     def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
-        return without_time(input_schema)
+        return drop_time_column(input_schema)
 
     def __str__(self) -> str:
         return f"filter({describe_function(self.function)})"
@@ -119,7 +119,7 @@ class Negate:
     """The opposite diffs."""
 
     def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
-        return without_time(input_schema)
+        return drop_time_column(input_schema)
 
     def __str__(self) -> str:
         return "negate()"
@@ -133,7 +133,7 @@ class Explode:
 
     def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         _check_integer("a multiplicity", self.by, input_schema, operator)
-        return without_time(input_schema)
+        return drop_time_column(input_schema)
 
     def __str__(self) -> str:
         return f"explode({self.by})"
@@ -149,7 +149,7 @@ class Unnest:
     lists: tuple[tuple[str, Term], ...]
 
     def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
-        fields = list(without_time(input_schema))
+        fields = list(drop_time_column(input_schema))
         for name, term in self.lists:
             kind = infer_type(term, input_schema, operator)
             if not (pat.is_list(kind) or pat.is_large_list(kind)):
@@ -177,7 +177,7 @@ class TemporalFilter:
         for bound in (self.lower, self.upper):
             if bound is not None:
                 _check_integer("a bound", bound, input_schema, operator)
-        return without_time(input_schema)
+        return drop_time_column(input_schema)
 
     def __str__(self) -> str:
         return f"temporal_filter({self.lower}, {self.upper})"
@@ -208,7 +208,7 @@ class Delay:
 
     def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         _check_integer("a time", self.to, input_schema, operator)
-        return without_time(input_schema)
+        return drop_time_column(input_schema)
 
     def __str__(self) -> str:
         return f"delay({self.to})"
@@ -296,7 +296,7 @@ def check_columns(schema: pa.Schema, operator: str) -> None:
         raise SchemaMismatch(f"{operator}: the columns {schema.names} are not distinct; rename one of them")
 
 
-def without_time(schema: pa.Schema) -> pa.Schema:
+def drop_time_column(schema: pa.Schema) -> pa.Schema:
     """Return a schema without the column that expressions read the time from."""
     at = schema.get_field_index(TIME)
     return schema if at < 0 else schema.remove(at)

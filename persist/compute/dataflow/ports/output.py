@@ -289,7 +289,7 @@ class Output:
         self._before = []
 
     def _missing(self) -> Ints:
-        """Return what the collection lacks of the results before the program began."""
+        """Return the earlier results that the collection lacks."""
         rows = self._encode_table(snapshot(self.handle, self.began_at - 1, form="diff").to_arrow())
         rows[-1] *= -1
         differences = np.concatenate([*self._before, rows], axis=1)

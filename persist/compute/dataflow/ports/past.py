@@ -69,6 +69,7 @@ class Past:
         title: what messages call it.
         handle: with the version of the schema that the program reads.
         columns: names and types of what the program reads.
+        filter: of records; requests may also return others.
         refuses: raise WouldRecompute where all records would have to be read of a large collection.
 
     Attributes:
@@ -77,7 +78,14 @@ class Past:
     """
 
     def __init__(
-        self, program: str, title: str, handle: CollectionHandle, columns: pa.Schema, domain: Domain, as_of: int
+        self,
+        program: str,
+        title: str,
+        handle: CollectionHandle,
+        columns: pa.Schema,
+        domain: Domain,
+        as_of: int,
+        filter: pc.Expression | None = None,
     ) -> None:
         self.title = title
         self.refuses = False
@@ -88,6 +96,7 @@ class Past:
         self._explained = ExplainLoss(handle)
         self._columns = columns
         self._domain = domain
+        self._filter = filter
         self.as_of = as_of
         self._snapshot: Snapshot | None = None
         self._bytes: int | None = None
@@ -239,8 +248,9 @@ class Past:
         if self._snapshot is None:
             handle, names = self._handle, self._columns.names
             with self._explained:
+                version = handle.schema.version
                 self._snapshot = snapshot(
-                    handle, self.as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
+                    handle, self.as_of, columns=names, where=self._filter, form="diff", schema=version, timeout_s=0.0
                 )
         return self._snapshot
 

@@ -9,12 +9,14 @@ from persist.compute.dataflow.operators.operators import EntryOperator, Position
 from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.origin import fingerprint
 from persist.compute.dataflow.plan.plan import Persist, Source
+from persist.compute.dataflow.ports.hints import list_conditions
 from persist.compute.dataflow.ports.inputs import Gate
 from persist.compute.dataflow.ports.output import KeptLinear
 from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.ports.sources import SourceReader, UpperReader, writable
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.errors import CollectionNotFound, SourceLost
+from persist.core.expression.term import Term
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import drop, load_handle
 
@@ -25,7 +27,7 @@ class Ports:
     """All sources and outputs of a program; close it, or use it in a `with`.
 
     Args:
-        sources: that it reads, each with its columns and the gate that it is let in by.
+        sources: that it reads, each with its columns, its gate, and the conditions of its records.
         conditions: the collections that outputs wait for.
         replace: the program has changed.
         jump: pass over times at which it failed.
@@ -43,7 +45,7 @@ class Ports:
         self,
         program: Draft,
         engine: Engine,
-        sources: Sequence[tuple[Source, pa.Schema, Gate]],
+        sources: Sequence[tuple[Source, pa.Schema, Gate, Sequence[Sequence[Term]]]],
         sinks: Sequence[SinkOperator],
         kept: Mapping[str, KeptLinear],
         domain: Domain,
@@ -59,7 +61,7 @@ class Ports:
         self._conditions = conditions
         self.sources: list[SourceReader] = []
         # Outputs that are inputs as well, and are not computed.
-        written = {source.collection for source, _, _ in sources if source.written}
+        written = {source.collection for source, *_ in sources if source.written}
         collections = {sink.collection: program.output(sink.collection) for sink in sinks}
         collections |= {name: writable(load_handle(engine, name)) for name in written}
         self.outputs = Outputs(
@@ -90,12 +92,12 @@ class Ports:
     @classmethod
     def of_job(cls, program: Draft, engine: Engine) -> "Ports":
         """Open the sources and outputs of a program that tasks compute."""
-        domain, sources, sinks = Domain(), [], []
-        for node in program.plan.drop_unused().nodes.values():
+        domain, sources, sinks, plan = Domain(), [], [], program.plan.drop_unused()
+        for node in plan.nodes.values():
             match node.operator:
                 case Source() as source:
                     gate = Gate(EntryOperator(Position(node.title, [], 1, 0)), len(node.schema), 1)
-                    sources.append((source, node.schema, gate))
+                    sources.append((source, node.schema, gate, list_conditions(plan, node.number)))
                 case Persist(collection, keys):
                     sinks.append(SinkOperator(Position(node.title, [], 1, 0), node.schema, collection, keys))
         return cls(program, engine, sources, sinks, {}, domain)
@@ -107,7 +109,9 @@ class Ports:
                 with suppress(CollectionNotFound):
                     drop(load_handle(self._engine, name)).result()
 
-    def _start_sources(self, sources: Sequence[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
+    def _start_sources(
+        self, sources: Sequence[tuple[Source, pa.Schema, Gate, Sequence[Sequence[Term]]]], *, is_last: bool
+    ) -> bool:
         """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read.
 
         Another copy of the program may seal the outputs further, and let the sources be compacted, in between: then
@@ -122,11 +126,12 @@ class Ports:
                 schema,
                 gate,
                 self._domain,
+                alternatives,
                 renews=self._replaces,
                 makes_holds=self._program.makes_holds(),
                 is_brief=self.is_brief,
             )
-            for source, schema, gate in sources
+            for source, schema, gate, alternatives in sources
         ]
         try:
             begin = self.outputs.choose_beginning(self.sources, self._conditions, self._program.outline(), resume_time)

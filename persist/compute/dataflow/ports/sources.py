@@ -20,14 +20,16 @@ from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import CollectionSchema, Shape
 from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.plan.types import format_schema, is_compatible
+from persist.compute.dataflow.ports.hints import make_hint
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
 from persist.compute.dataflow.ports.past import ExplainLoss, encode, encode_contents
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, to_antichain, to_frontier
 from persist.core.errors import AsOfNotSealed
+from persist.core.expression.term import Term
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.schemas import load_schema_version
+from persist.core.state_rules.schemas import attach_versions, load_schema_version
 from persist.engine.collection.descriptions import hold_with_schema, take_hold
 from persist.engine.collection.reads import begin_listen, snapshot
 from persist.engine.collection.unsealed_updates import UnsealedUpdates
@@ -46,6 +48,7 @@ class SourceReader:
 
     Args:
         holders: what the permanent holds that it needs are called.
+        alternatives: records that meet not all conditions of one of them need not be read; none if all are needed.
         renews: the program has changed: it reads with the newest schema from now on.
         makes_holds: create missing holds; otherwise these went with their owners.
         is_brief: it is read in no time, so the permanent holds are enough to keep it readable, if there are any. The
@@ -54,6 +57,7 @@ class SourceReader:
     Attributes:
         named: where the permanent holds are, as far as is known.
         as_of: the time as of which its contents are read.
+        filter: of what is read.
         coarse_to: changes before this time count as changes at it, so that some cancel out.
         has_lost: changes were read, and could not be taken in; they do not come again.
     """
@@ -66,6 +70,7 @@ class SourceReader:
         schema: pa.Schema,
         gate: Gate,
         domain: Domain,
+        alternatives: Sequence[Sequence[Term]] = (),
         *,
         renews: bool = False,
         makes_holds: bool = True,
@@ -95,6 +100,8 @@ class SourceReader:
             if not renews:
                 self._keep_schema()
         self._check_schema()
+        versions = attach_versions(self.handle.schema, self.handle.get_known_state())
+        self.filter = make_hint(alternatives, versions)
         self._renews = renews
         self._unsealed = UnsealedUpdates(self.handle, schema.names) if operator.unsealed else None
 
@@ -177,7 +184,7 @@ class SourceReader:
     def skip_contents(self) -> None:
         """Take only changes after the time at which it begins."""
         with self._explained:
-            self._listen = begin_listen(self.handle, self.as_of, None, columns=self._schema.names)
+            self._listen = begin_listen(self.handle, self.as_of, None, columns=self._schema.names, filter=self.filter)
         self._gate.frontier = Antichain(self.as_of + 1)
 
     def find_held_time(self) -> int | None:
@@ -278,14 +285,15 @@ class SourceReader:
         # The schema stays the checked one, whatever happens to other columns.
         handle, names = self.handle, self._schema.names
         try:
+            version = handle.schema.version
             contents = snapshot(
-                handle, self.as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
+                handle, self.as_of, columns=names, where=self.filter, form="diff", schema=version, timeout_s=0.0
             )
         except AsOfNotSealed:
             return False
         # Arrangements sum the contents up, so equal rows need not be adjacent.
         updates = encode_contents(self._domain, self._schema, contents.iterate_unsummed(), self.as_of)
-        listen = begin_listen(handle, self.as_of, None, columns=names)
+        listen = begin_listen(handle, self.as_of, None, columns=names, filter=self.filter)
         if updates.shape[1]:
             self._gate.add(updates)
         self._gate.frontier = Antichain(self.as_of + 1)

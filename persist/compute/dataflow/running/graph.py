@@ -20,9 +20,9 @@ from persist.compute.dataflow.operators.folds import make_fold_logic
 from persist.compute.dataflow.operators.join import BoundedJoin, JoinOperator, JoinPaths, find_bound
 from persist.compute.dataflow.operators.large_groups import (
     Ranking,
-    ranking_of_aggregates,
-    ranking_of_folds,
-    ranking_of_top,
+    make_aggregate_ranking,
+    make_fold_ranking,
+    make_top_ranking,
 )
 from persist.compute.dataflow.operators.linear import Shape, compile_stages, compile_traced
 from persist.compute.dataflow.operators.logic import (
@@ -50,7 +50,7 @@ from persist.compute.dataflow.operators.operators import (
     StashingOperator,
     make_inspector,
 )
-from persist.compute.dataflow.operators.ranked_windows import ranking_of_windows
+from persist.compute.dataflow.operators.ranked_windows import make_window_ranking
 from persist.compute.dataflow.operators.reduce import PartialReduce, ReduceOperator, TotalReduce
 from persist.compute.dataflow.operators.windows import windows
 from persist.compute.dataflow.plan.draft import Captured, Probed
@@ -131,7 +131,7 @@ class Graph:
 
     @cached_property
     def _last_read(self) -> list[list[Operator]]:
-        """For each operator, the inputs of which it is the last reader."""
+        """Return the inputs that each operator reads last."""
         last = {source: at for at, operator in enumerate(self.operators) for source in operator.inputs}
         read: list[list[Operator]] = [[] for _ in self.operators]
         for source, at in last.items():
@@ -456,15 +456,15 @@ class Builder:
         """Return the function that orders large groups; None if none can be."""
         match reduce.logic:
             case Aggregates():
-                return ranking_of_aggregates(requests, self.domain, self._costs)
+                return make_aggregate_ranking(requests, self.domain, self._costs)
             case TopK(count, _, skip, _, counted):
                 values = pick(input_schema, reduce.values)
                 order = _make_order(reduce.logic, values)
-                return ranking_of_top(count, skip, order, values.types, self.domain, counted, self._costs)
+                return make_top_ranking(count, skip, order, values.types, self.domain, counted, self._costs)
             case Windowed(calls):
-                return ranking_of_windows(calls, pick(input_schema, reduce.values), self.domain, self._costs)
+                return make_window_ranking(calls, pick(input_schema, reduce.values), self.domain, self._costs)
             case Folded(calls):
-                return ranking_of_folds(calls, pick(input_schema, reduce.values), self.domain, self._costs)
+                return make_fold_ranking(calls, pick(input_schema, reduce.values), self.domain, self._costs)
         return None
 
 

@@ -48,7 +48,7 @@ from persist.core.progress import check_limits
 OPERATORS = Source | Constant | Linear | Concat | Consolidate | Join | Reduce | Arrange | Persist
 
 
-def why_not_partial(plan: Plan) -> str | None:
+def explain_why_not_partial(plan: Plan) -> str | None:
     """Return why a program must read its sources in full; None if not."""
     if plan.dimensions != 1:
         return f"its times have {plan.dimensions} dimensions"

@@ -16,13 +16,14 @@ from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.optimise import Statistics, estimate_streams
 from persist.compute.dataflow.plan.origin import find_separate
 from persist.compute.dataflow.plan.plan import Constant, Input, Plan, Source, Upper, find_early
+from persist.compute.dataflow.ports.hints import list_conditions
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
 from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.compute.dataflow.running.graph import Builder
-from persist.compute.dataflow.running.partial import Partial, list_requested_columns, why_not_partial
+from persist.compute.dataflow.running.partial import Partial, explain_why_not_partial, list_requested_columns
 from persist.compute.dataflow.running.reports import OperatorReport, make_reports, render
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Spill, allocate_in_memory
@@ -30,6 +31,7 @@ from persist.compute.dataflow.updates.times import meet_all
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Time
 from persist.core.closing import Closes
+from persist.core.expression.term import Term
 from persist.core.progress import task
 from persist.engine.compact import give_back
 from persist.engine.location.engine import Engine
@@ -153,7 +155,7 @@ class Running(Closes):
 
     def _open_ports(self, engine: Engine | None) -> None:
         dimensions = self.plan.dimensions
-        sources: list[tuple[Source, pa.Schema, Gate]] = []
+        sources: list[tuple[Source, pa.Schema, Gate, list[tuple[Term, ...]]]] = []
         uppers: list[tuple[str, Gate]] = []
         early = find_early(self.plan)
         for number, entry in self._graph.entries.items():
@@ -170,7 +172,7 @@ class Running(Closes):
                 gate.add(np.array([*rows, *times, np.ones(table.num_rows, np.int64)], np.int64))
                 gate.frontier = Antichain()
             elif isinstance(node.operator, Source):
-                sources.append((node.operator, node.schema, gate))
+                sources.append((node.operator, node.schema, gate, list_conditions(self.plan, number)))
             elif isinstance(node.operator, Upper):
                 uppers.append((node.operator.collection, gate))
         if engine is None and (sources or uppers or self._graph.sinks):
@@ -180,7 +182,7 @@ class Running(Closes):
             )
         if engine is None:
             return
-        reason = why_not_partial(self.plan)
+        reason = explain_why_not_partial(self.plan)
         try:
             conditions = [UpperReader(engine, *upper) for upper in uppers]
             ports = Ports(
@@ -261,7 +263,7 @@ class Running(Closes):
             node for number in self._graph.entries if isinstance((node := self.plan.nodes[number]).operator, Source)
         ]
         return {
-            node.number: Past(self.plan.name, node.title, source.handle, node.schema, self._domain, at)
+            node.number: Past(self.plan.name, node.title, source.handle, node.schema, self._domain, at, source.filter)
             for node, source in zip(nodes, self.sources, strict=True)
         }
 
@@ -546,7 +548,7 @@ def list_requested_indexes(
         key_of: returns the key columns of a collection.
     """
     plan = program.optimise()
-    if why_not_partial(plan) is not None:
+    if explain_why_not_partial(plan) is not None:
         return []
     builder = Builder(plan, Domain(), program.captures, program.probes, allocate_in_memory)
     graph = builder.build()

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs.order.sums import whole_numbers
+from persist.codecs.order.sums import to_whole_numbers
 from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, Wanted, split_int64s, split_integers_of_any_size
 from persist.compute.dataflow.operators.reduce import TotalReduce
 from persist.compute.dataflow.plan.plan import (
@@ -170,7 +170,7 @@ class Seeds:
         if pat.is_integer(kind):
             return split_int64s(words)  # An int64 sum has two slots.
         return split_integers_of_any_size(
-            whole_numbers(pa.chunked_array([self.domain.decode(words, kind)])).astype(object)
+            to_whole_numbers(pa.chunked_array([self.domain.decode(words, kind)])).astype(object)
         )
 
     def _add_hidden_groups(self, state: Ints, keys: Ints | None, groups: Ints, is_hidden: Flags) -> Ints | None:
@@ -310,7 +310,7 @@ class NullsAndSigns:
 
 
 def _trace_null_columns(stages: Stages, columns: set[str]) -> set[str] | None:
-    """Return input columns of which one is NULL if a result is."""
+    """Return input columns; one of them is NULL if a result is NULL."""
     for stage in reversed(stages):
         if isinstance(stage, Map):
             outputs = dict(stage.outputs)

@@ -157,7 +157,7 @@ class Ranked:
 
     @property
     def blocks(self) -> list[Ints]:
-        """The blocks, which stay as they are whatever is added: what has not changed is the same array later."""
+        """The blocks; an unchanged block stays the same array."""
         return self._blocks.copy()
 
     def between(self, one: int, other: int) -> Ints:

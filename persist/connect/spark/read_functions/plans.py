@@ -265,7 +265,7 @@ def _why_not_scanned(
 
 def _why_slow(scan: Scan, tail: Tail) -> str | None:
     """Return why Python reads all of it faster; None if it does not."""
-    standing, added = (sum(map(scan.rows_within, parts)) for parts in (tail.standing, tail.added))
+    standing, added = (sum(map(scan.bound_row_count, parts)) for parts in (tail.standing, tail.added))
     if added > TOUCH_FRACTION * standing:
         return f"{added:,} updates may cancel {standing:,} rows, so most keys are touched"
     return None
@@ -367,7 +367,7 @@ class _NativeFrame:
     def _join_tail(self, rows: DataFrame, gone: DataFrame, how: str) -> DataFrame:
         """Return the rows whose keys are in the tail, or are not."""
         keys = gone.toDF(*(f"_gone_{number}" for number in range(len(self._keys))))
-        if sum(map(self._scan.rows_within, self._tail.added)) <= BROADCAST_ROWS_MAX:
+        if sum(map(self._scan.bound_row_count, self._tail.added)) <= BROADCAST_ROWS_MAX:
             keys = F.broadcast(keys)
         conditions = []
         for name, alias in zip(self._keys, keys.columns, strict=True):

@@ -159,7 +159,7 @@ class Sessions:
         return (pa.field(self._at, moment, nullable=False), *(f.with_nullable(True) for f in sums))
 
     def may_refuse(self, schema: CollectionSchema) -> bool:
-        """Tell whether something is summed up, of which a sum may not fit."""
+        """Return whether a summed column may overflow."""
         return len(self.event_fields(schema)) > 1
 
     def step(self, touched: Touched) -> pa.Table:

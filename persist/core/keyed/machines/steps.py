@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
-from persist.codecs.order.digits import dense_ranks
+from persist.codecs.order.digits import compute_dense_ranks
 from persist.codecs.order.ordering import canonical, combined, order_keys
 from persist.codecs.types.schema import CollectionSchema, Side
 from persist.codecs.updates.tuples import to_tuples
@@ -82,7 +82,7 @@ def shift_in_groups(
 
 
 def find_last_before(groups: Ints, where: Flags) -> Ints:
-    """Return for each row the last one of its group strictly before it where something is so; -1 if there is none."""
+    """Return the last flagged row before each row in its group; -1 without one."""
     # The last such row before each one; where that is of an earlier group, there is none.
     last = np.full(len(groups), -1)
     last[1:] = np.maximum.accumulate(np.where(where, np.arange(len(groups)), -1))[:-1]
@@ -95,7 +95,7 @@ def identities(tables: Sequence[pa.Table], names: Sequence[str]) -> list[Ints]:
     if not names:
         return [np.zeros(length, np.int64) for length in lengths]
     tables_joined = canonical(pa.concat_tables([table.select(names) for table in tables]).combine_chunks())
-    return np.split(dense_ranks(order_keys(tables_joined, names)), np.cumsum(lengths)[:-1])
+    return np.split(compute_dense_ranks(order_keys(tables_joined, names)), np.cumsum(lengths)[:-1])
 
 
 def rounds(groups: Ints, times: Ints) -> Iterator[Ints]:

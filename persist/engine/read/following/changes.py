@@ -77,20 +77,20 @@ def read_all_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
     return pa.concat_tables(
         [
             read_changes(scan_slice, reading.check(reader))
-            for some in slices_by_time(scan, reader.changes_slice_bytes)
+            for some in slice_by_time(scan, reader.changes_slice_bytes)
             for scan_slice in some
         ]
     )
 
 
-def slices_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
+def slice_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
     """Yield a plan within a budget as intervals of time, each as slices in the order of keys.
 
     An interval of several times is one slice. Updates of one time are in the order of keys, so they can be cut.
     """
     for scan in [whole] if whole.memory <= bytes_max else whole.time_slices(bytes_max):
         is_one_time = scan.time_upper - scan.time_lower == 1
-        yield scan.slices_within(bytes_max) if is_one_time else [scan]
+        yield scan.cut_into_slices(bytes_max) if is_one_time else [scan]
 
 
 def _order_disjoint_parts(scan: Scan) -> list[Part] | None:
@@ -211,7 +211,7 @@ class Changes(ArrowResult):
 
     def _read_scan(self, whole: Scan) -> Iterator[pa.Table]:
         reader = self._reading()
-        for slices in slices_by_time(whole, reader.changes_slice_bytes):
+        for slices in slice_by_time(whole, reader.changes_slice_bytes):
             for scan_slice in slices:
                 yield read_changes(scan_slice, self._reading.check(reader), retractions_first=True)
 
@@ -455,7 +455,7 @@ class Upserts(Closes):
         for batch in self.to_batches():
             table = pa.Table.from_batches([batch])
             deleted, times = table[DELETED].to_pylist(), table["_time"].to_pylist()
-            keys = _without_values(table, self._schema, deleted)
+            keys = _blank_deleted_values(table, self._schema, deleted)
             for (key, value), time, is_gone in zip(keys, times, deleted, strict=True):
                 yield key, None if is_gone else (nothing if value is None and nothing is not None else value), time
 
@@ -464,7 +464,7 @@ class Upserts(Closes):
         self._changes.close()
 
 
-def _without_values(table: pa.Table, schema: CollectionSchema, deleted: list[bool]) -> Iterator[tuple[Any, Any]]:
+def _blank_deleted_values(table: pa.Table, schema: CollectionSchema, deleted: list[bool]) -> Iterator[tuple[Any, Any]]:
     """Yield (key, value) of each row; the value of a deleting row has no meaning."""
     if schema.value.codec_name is None or not any(deleted):
         yield from to_rows(table, schema)

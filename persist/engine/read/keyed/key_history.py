@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.order.arrays import boolean_array, int64_values
-from persist.codecs.order.digits import dense_ranks
+from persist.codecs.order.digits import compute_dense_ranks
 from persist.codecs.order.ordering import canonical, combined, order_keys, sort_table
 from persist.codecs.order.sums import consolidate
 from persist.codecs.types.objects import to_dicts
@@ -154,7 +154,7 @@ def _rank_rows(table: pa.Table, names: tuple[str, ...]) -> Int64s:
     """Return int64[rows]: the dense ranks of rows by some columns."""
     if not names or not len(table):
         return np.zeros(len(table), np.int64)
-    return np.asarray(dense_ranks(order_keys(table, names)), np.int64)
+    return np.asarray(compute_dense_ranks(order_keys(table, names)), np.int64)
 
 
 def _sum_running(diffs: Int64s, records: Int64s) -> Int64s:
@@ -203,7 +203,7 @@ def _find_wrong_keys(
     base = contents.list_parts(first.parts) if first is not None else ()
     whole = Scan(schema, contents.history_parts, 0, contents.resolved, tuple(names), base=base)
     time_before = -1 if first is None else first.as_of
-    for scan_slice in whole.prune().slices_within(SLICE_BYTES):
+    for scan_slice in whole.prune().cut_into_slices(SLICE_BYTES):
         yield from _find_wrong_keys_of_slice(scan_slice, schema, reader, time_before, list(names), most)
 
 

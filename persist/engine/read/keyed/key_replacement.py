@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
-from persist.codecs.order.digits import dense_ranks
+from persist.codecs.order.digits import compute_dense_ranks
 from persist.codecs.order.ordering import combined, order_keys, sort_table
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.printing import print_filter
@@ -128,7 +128,7 @@ def match_keys(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> "np.nda
     all_rows = pa.concat_tables([rows.select(keys), others.select(keys)]).combine_chunks()
     if not len(all_rows):
         return np.zeros(0, np.bool_)
-    ranks = dense_ranks(order_keys(all_rows, keys))
+    ranks = compute_dense_ranks(order_keys(all_rows, keys))
     is_there = np.zeros(int(ranks.max()) + 1, np.bool_)
     is_there[ranks[len(rows) :]] = True
     return is_there[ranks[: len(rows)]]

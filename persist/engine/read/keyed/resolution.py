@@ -47,7 +47,7 @@ from persist.core.state_rules.contents import CollectionState, append_parts
 from persist.core.state_rules.keyed_rules import list_due_parts, list_still_pending, load_form
 from persist.core.state_rules.schemas import attach_versions
 from persist.engine.read.keyed.key_replacement import match_keys
-from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
+from persist.engine.read.lookups.lookup import Lookup, Wanted, drop_diffs
 from persist.engine.read.merging import read_snapshot, snapshot_slices
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
@@ -117,7 +117,7 @@ def resolve_events(
 
     # Events before upper count before those to come, and may be resolved by anybody.
     find_floor = cache(lambda: _find_floor(contents, schema, form, contents.upper, reader))
-    slices = scan.slices_within(bytes_max) if scan.parts else [scan]
+    slices = scan.cut_into_slices(bytes_max) if scan.parts else [scan]
     waiting = reader.keeping_leftovers(reader.memory_budget // LEFTOVER_SHARE)
     assert own_events is None or is_partial or len(slices) == 1, "events that are not cut would be in each slice"
     for scan_slice in slices:
@@ -226,7 +226,7 @@ def _read_present_rows(
     if lookup is None:
         return schema.arrow.empty_table()
     requested = Wanted(len(ready.keys), SortedKeys(ready.keys))
-    return without_diffs(lookup.contents(requested, "rows", reader), lookup.scan)
+    return drop_diffs(lookup.contents(requested, "rows", reader), lookup.scan)
 
 
 SHARE = 4  # This fraction of the rows must be resolved between two searches for tombstones.

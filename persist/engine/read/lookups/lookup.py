@@ -372,7 +372,7 @@ def _group_tiny_parts(scan: Scan) -> Iterator[tuple[Part, ...]]:
         yield tuple(tiny)
 
 
-def without_diffs(records: pa.Table, scan: Scan) -> pa.Table:
+def drop_diffs(records: pa.Table, scan: Scan) -> pa.Table:
     """Return the result of `Lookup.contents` in form "rows" as rows without `_diff`."""
     if "_diff" not in records.column_names:
         return records

@@ -31,7 +31,7 @@ from persist.codecs.order.sums import consolidate
 from persist.codecs.part.index import OpenGroups
 from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import is_text
-from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, without_dictionaries
+from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, decode_dictionaries
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
 from persist.engine.read.planning.scan import Scan, negate, with_diff
 
@@ -232,4 +232,4 @@ def _find_values(column: pa.Table, values: pa.Array) -> Rows:
 def _join_columns(tables: Sequence[pa.Table], fields: pa.Schema) -> pa.Table:
     """Return the fields of tables of the same rows, without dictionaries."""
     by_name = {name: table[name] for table in tables for name in table.column_names}
-    return without_dictionaries([by_name[name] for name in fields.names], fields)
+    return decode_dictionaries([by_name[name] for name in fields.names], fields)

@@ -130,7 +130,7 @@ class GroupBounds:
         # If the first field is the whole key, its limits are more exact than samples.
         is_exact = self.leasts is not None and len(requested_keys.batch.schema) == 1
         if is_exact and len(requested_keys) == 1 and self.leasts is not None and self.greatests is not None:
-            started, ended = self.leasts.find_bounds(requested_keys), self.greatests.less_than(requested_keys)
+            started, ended = self.leasts.find_bounds(requested_keys), self.greatests.count_less(requested_keys)
             if started is not None and ended is not None:
                 return np.arange(ended[0], started[1][0])
         may = np.ones(len(self.firsts) - 1, np.bool_)
@@ -317,7 +317,7 @@ class PartRows:
             # Both are mostly one block; then one call for all columns takes half the time.
             columns = [*keys.batch.columns, *_batch(pieces[0][1]).columns]
             block = pa.RecordBatch.from_arrays(columns, names=self._row_fields.names)
-            yield without_dictionaries(pa.Table.from_batches([block.take(int64_array(rows))]).columns, self._row_fields)
+            yield decode_dictionaries(pa.Table.from_batches([block.take(int64_array(rows))]).columns, self._row_fields)
             return
         tables = [keys.batch.take(int64_array(rows))]
         if pieces:
@@ -328,13 +328,12 @@ class PartRows:
                 for (first, piece), (a, b) in zip(pieces, pairwise(cuts), strict=True)
             ]
             tables.append(parts[0] if len(parts) == 1 else pa.Table.from_batches(parts))
-        yield without_dictionaries([column for table in tables for column in table.columns], self._row_fields)
+        yield decode_dictionaries([column for table in tables for column in table.columns], self._row_fields)
 
     def _tables(self, pieces: list[tuple[int, Piece]]) -> Iterator[pa.Table]:
         """Yield all rows of some pieces of a collection without keys."""
         return (
-            without_dictionaries(pa.Table.from_batches([_batch(piece)]).columns, self._row_fields)
-            for _, piece in pieces
+            decode_dictionaries(pa.Table.from_batches([_batch(piece)]).columns, self._row_fields) for _, piece in pieces
         )
 
     def _load_small_values(self, touched: Numbers | None) -> list[tuple[int, Piece]]:
@@ -546,7 +545,7 @@ def find_places(requested_keys: SortedKeys, part: Part, schema: CollectionSchema
     return PartRows(part, schema, f"{part.schema} {schema.reading}", (), fields, reader).places(requested_keys)
 
 
-def without_dictionaries(columns: Sequence[pa.ChunkedArray], fields: pa.Schema) -> pa.Table:
+def decode_dictionaries(columns: Sequence[pa.ChunkedArray], fields: pa.Schema) -> pa.Table:
     """Return columns as a table of some fields, with their values in place of dictionaries."""
     plain = [
         column.cast(field.type) if pat.is_dictionary(column.type) else column

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from stat import S_ISREG
 from typing import Any, Protocol, TypeVar
 
@@ -32,6 +31,7 @@ from persist.blob.layers.cache_folder import BoundedFolder
 from persist.blob.lru import Cache, Kind
 from persist.blob.protocol import Blob
 from persist.blob.threads import Clock
+from persist.codecs.order.arrays import copy_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.index import PartIndex, read_index
 from persist.codecs.part.mapped import MappedRows, Rows, mapped_file
@@ -145,14 +145,7 @@ class SliceLeftovers:
 
     def keep(self, cut: Cut, rows: pa.Table, following: int) -> None:
         """Keep a copy of the rows behind a cut, as long as there is room."""
-        # Concatenation with nothing copies the rows alone, in a fifth of the time of `take`.
-        copied = [pa.concat_arrays([*column.chunks, _make_nulls(column.type)]) for column in rows.columns]
-        self._kept.put(cut.name, (cut, pa.Table.from_arrays(copied, schema=rows.schema), following))
-
-
-@lru_cache(maxsize=256)
-def _make_nulls(kind: pa.DataType) -> pa.Array:
-    return pa.nulls(0, kind)
+        self._kept.put(cut.name, (cut, copy_table(rows), following))
 
 
 def fetch_checked(blob: Blob, part: Part, check: Callable[[bytes], T], within: tuple[int, int] | None = None) -> T:
@@ -236,7 +229,7 @@ class SpilledRows:
         size = batch.nbytes
         if size < SPILL_BYTES_MIN or size > self.room.file_bytes_max or self.room.is_paused:
             return False
-        return self.room.write(self._path(name), mapped_file(batch, self._full(name)))
+        return self.room.write(self._path(name), mapped_file(batch, self._make_full_key(name)))
 
     def drop(self, name: str) -> None:
         """Remove rows."""
@@ -264,7 +257,7 @@ class SpilledRows:
                 raise ValueError("it is not a plain file")
             with pa.memory_map(path) as file:  # The buffer stays mapped after the file is closed.
                 data = file.read_buffer()
-            piece = _Piece(MappedRows(data, self._full(name), schema, rows))
+            piece = _Piece(MappedRows(data, self._make_full_key(name), schema, rows))
         except FileNotFoundError:
             return None
         except DAMAGED:
@@ -282,11 +275,11 @@ class SpilledRows:
         with suppress(OSError):
             os.unlink(path)
 
-    def _full(self, name: str) -> bytes:
+    def _make_full_key(self, name: str) -> bytes:
         return f"{self._location}\n{name}".encode()
 
     def _path(self, name: str) -> str:
-        return self.room.path(xxhash.xxh3_128_hexdigest(self._full(name)), "rows")
+        return self.room.path(xxhash.xxh3_128_hexdigest(self._make_full_key(name)), "rows")
 
 
 class _Piece:

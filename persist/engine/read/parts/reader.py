@@ -133,15 +133,15 @@ class PartReader:
                     yield _PartSection(part, size + part.bytes, None)
                     continue
                 groups = self.index(part, schema).groups_within(*keys.bracket(part, schema))
-                matching = self._matching_groups(part, schema, filter)
+                matching = self._select_matching_groups(part, schema, filter)
                 groups_read = groups if matching is None else [group for group in groups if group in matching]
-                for batch in self._batches(part, schema, groups_read, room // 4):
+                for batch in self._cut_row_groups(part, schema, groups_read, room // 4):
                     yield _PartSection(part, size * len(batch) // len(groups), batch)
 
         def read(piece: _PartSection) -> pa.Table:
             if piece.groups is None:
                 return self.table(piece.part, schema, columns, filter=filter, keys=keys, coded=coded)
-            return self._inside(piece.part, schema, piece.groups, columns, filter, keys, coded)
+            return self._select_rows_inside(piece.part, schema, piece.groups, columns, filter, keys, coded)
 
         if self._executor is None:
             return ((piece.part, read(piece)) for piece in pieces())
@@ -166,11 +166,11 @@ class PartReader:
         if keys.is_all or keys.covers(part, schema):
             if part.inline:
                 return decode_part(part.inline, part, schema, columns=columns, filter=filter)
-            matching = self._few_matching_groups(part, schema, filter)
+            matching = self._select_few_matching_groups(part, schema, filter)
             if matching is not None:
-                batches = self._batches(part, schema, [*matching], part.memory)
+                batches = self._cut_row_groups(part, schema, [*matching], part.memory)
                 tables = [self.groups(part, schema, batch, columns, filter=filter) for batch in batches]
-                return pa.concat_tables([_no_rows(schema, columns), *tables])
+                return pa.concat_tables([_make_empty_rows(schema, columns), *tables])
 
             def decoded(data: bytes) -> pa.Table:
                 return decode_part(data, part, schema, columns=columns, filter=filter, coded=coded)
@@ -201,7 +201,7 @@ class PartReader:
             first, last = 0, keys.end(table, schema)
         if keys.upper is not None and (last < len(table) or following < part.rows):
             self._leftovers.keep(Cut(part, schema, names, filter, keys.upper), table.slice(last), following)
-        return _alone(table.select(list(columns)), first, last)
+        return _slice_or_copy(table.select(list(columns)), first, last)
 
     def _decode_rows(
         self,
@@ -244,13 +244,13 @@ class PartReader:
             index = self._indexes.of_whole(data, part, schema)
             groups = index.groups_within(start, end)
             if not groups:
-                return _no_rows(schema, names), groups
+                return _make_empty_rows(schema, names), groups
             within = memoryview(data)[index.groups[groups[0]].start : index.groups[groups[-1]].end]
             return self.decode_groups(part, schema, groups, groups, within, names, filter=filter), groups
 
         return fetch_checked(self.blob, part, decoded)
 
-    def _inside(
+    def _select_rows_inside(
         self,
         part: Part,
         schema: CollectionSchema,
@@ -266,9 +266,9 @@ class PartReader:
         if keys.is_all:
             return table
         first, last = keys.rows(table, schema)
-        return _alone(table.select(list(columns)), first, last)
+        return _slice_or_copy(table.select(list(columns)), first, last)
 
-    def _matching_groups(
+    def _select_matching_groups(
         self, part: Part, schema: CollectionSchema, filter: pc.Expression | None
     ) -> frozenset[int] | None:
         """Return the row groups that may have a row which passes the filter; None for all."""
@@ -276,7 +276,7 @@ class PartReader:
             return None
         return frozenset(self.index(part, schema).groups_that_may_match(filter))
 
-    def _few_matching_groups(
+    def _select_few_matching_groups(
         self, part: Part, schema: CollectionSchema, filter: pc.Expression | None
     ) -> Sequence[int] | None:
         """Return the only row groups with rows that may pass the filter; None to fetch the whole part.
@@ -297,7 +297,7 @@ class PartReader:
         requests = sum(group != before + 1 for before, group in pairwise([-2, *groups]))
         return groups if skipped_bytes > requests * WHOLE_BYTES_MAX else None
 
-    def _batches(
+    def _cut_row_groups(
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], bytes_max: int
     ) -> Iterator[Sequence[int]]:
         """Cut row groups into consecutive ones of at most bytes_max decoded, one group at least."""
@@ -353,7 +353,7 @@ class PartReader:
     ) -> tuple[pa.Table, bytes]:
         """Return the rows of `groups`, and their bytes, for `decode_groups`."""
         if not groups:
-            return _no_rows(schema, columns), b""
+            return _make_empty_rows(schema, columns), b""
 
         def decoded(data: bytes) -> tuple[pa.Table, bytes]:
             rows = self.decode_groups(
@@ -414,11 +414,11 @@ def _split_groups(
     return [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in requested]
 
 
-def _no_rows(schema: CollectionSchema, names: Sequence[str]) -> pa.Table:
+def _make_empty_rows(schema: CollectionSchema, names: Sequence[str]) -> pa.Table:
     return pa.schema([schema.arrow.field(name) for name in names]).empty_table()
 
 
-def _alone(table: pa.Table, first: int, end: int) -> pa.Table:
+def _slice_or_copy(table: pa.Table, first: int, end: int) -> pa.Table:
     """Return the rows from first to end; a copy if they are less than half of the decoded ones.
 
     Otherwise a slice of many parts would keep a row group of each in memory, for a few rows.

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.evolution import cast_columns, newest_types
+from persist.codecs.evolution import cast_columns, find_newest_types
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.filters import bind_filter, parts_that_may_match, referenced_columns
 from persist.codecs.part.key_range import KeyRange, comparable_keys, key_ranges, parts_within
@@ -123,7 +123,7 @@ class Scan:
 
         So a value that does not fit is an error only if it is in the result.
         """
-        wide = newest_types(self.schema)
+        wide = find_newest_types(self.schema)
         if wide is self.schema or (self.filter is not None and not _fits(self.filter, wide)):
             return self
         return replace(self, schema=wide, narrow=self.schema)
@@ -151,7 +151,7 @@ class Scan:
         rounded = -(-by_size // parallel) * parallel  # Whole rounds: no worker is idle in the last one.
         return max(1, min(rounded, worth))
 
-    def slices_within(self, bytes_max: int, estimate: "Callable[[Scan], int] | None" = None) -> "list[Scan]":
+    def cut_into_slices(self, bytes_max: int, estimate: "Callable[[Scan], int] | None" = None) -> "list[Scan]":
         """Return slices that hold about bytes_max, at most twice that, in key order.
 
         They may be larger where the keys of the parts are not known finely enough: a part has up to 33 known ones. Only
@@ -254,7 +254,7 @@ class Scan:
         tables = reader.tables(parts, self.schema, columns, filter=self.filter, keys=self.keys, coded=coded)
         return (table for _, table in tables)
 
-    def rows_within(self, part: Part) -> int:
+    def bound_row_count(self, part: Part) -> int:
         """Return an upper bound of the number of rows of a part that are in the slice of the key space."""
         start, end = self.keys.bracket(part, self.schema)
         return end - start
@@ -327,6 +327,6 @@ def with_diff(table: pa.Table, diff: int = 1) -> pa.Table:
     return table.append_column(pa.field("_diff", pa.int64(), nullable=False), diffs)
 
 
-def rows_without_columns(rows: int) -> pa.Table:
+def make_rows_without_columns(rows: int) -> pa.Table:
     """Return a table of that many rows and no column."""
     return pa.Table.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))

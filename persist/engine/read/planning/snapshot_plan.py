@@ -110,7 +110,7 @@ def snapshot_scan(
     best = candidates[0]
     if len(candidates) > 1:
         best = min(candidates, key=lambda keyframe: _cost(contents, history, keyframe, as_of))
-    return _from(contents, history, schema, best, as_of, names, filter).with_newest_types().prune()
+    return _build_scan(contents, history, schema, best, as_of, names, filter).with_newest_types().prune()
 
 
 def explain_scan(
@@ -152,7 +152,7 @@ def explain_scan(
     )
 
 
-def changes_scan(
+def plan_changes_scan(
     contents: CollectionState,
     schema: CollectionSchema,
     lower: int,
@@ -178,7 +178,7 @@ def _prepare(
     return schema, filter if live is None else live if filter is None else live & filter
 
 
-def _from(
+def _build_scan(
     contents: CollectionState,
     history: tuple[Part, ...],
     schema: CollectionSchema,
@@ -212,10 +212,10 @@ def _cost(contents: CollectionState, history: tuple[Part, ...], keyframe: Keyfra
     decoded = sum(part.rows for part in touched)
     if keyframe is None and not any(part.negatives for part in touched):
         return decoded  # Nothing cancels, so nothing is merged.
-    return base + decoded + MERGE_COST * sum(_rows_between(part, start, end) for part in touched)
+    return base + decoded + MERGE_COST * sum(_estimate_rows_between(part, start, end) for part in touched)
 
 
-def _rows_between(part: Part, start: int, end: int) -> float:
+def _estimate_rows_between(part: Part, start: int, end: int) -> float:
     """Estimate how many rows of a part have times in `(start, end]`, if they are spread evenly."""
     first, last = max(part.time_min, start + 1), min(part.time_max, end)
     return part.rows * (last - first + 1) / (part.time_max - part.time_min + 1)
@@ -246,11 +246,11 @@ class UnreadParts:
         self._runs: tuple[Numbers, ...] = ()
         self._numbers: Numbers = ()
 
-    def at_or_after(self, contents: CollectionState, lower: int) -> tuple[Part, ...]:
-        """Return these parts, as `numbers_at_or_after` does their numbers."""
-        return contents.list_parts(self.numbers_at_or_after(contents, lower))
+    def select_from_frontier(self, contents: CollectionState, lower: int) -> tuple[Part, ...]:
+        """Return these parts, as `find_numbers_from_frontier` does their numbers."""
+        return contents.list_parts(self.find_numbers_from_frontier(contents, lower))
 
-    def numbers_at_or_after(self, contents: CollectionState, lower: int) -> Numbers:
+    def find_numbers_from_frontier(self, contents: CollectionState, lower: int) -> Numbers:
         """Return the numbers of these parts; neither state nor bound may be earlier than in the last call.
 
         Cost: O(new and unread parts), and one comparison of pointers for each run; after a compaction O(parts).

@@ -45,7 +45,7 @@ from persist.codecs.order.sums import (
     normalize_limbs,
     products,
     split,
-    whole_numbers,
+    to_whole_numbers,
 )
 from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
@@ -167,7 +167,7 @@ def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Co
     for table, diff in _updates(scan, reader, request):
         sums.add(table, diff)
     groups = sums.merge()
-    doubtful = groups.doubtful_columns()
+    doubtful = groups.list_doubtful_columns()
     if doubtful:
         again = tuple(a for a in request.aggregations if a.kind == "sum" and a.column in doubtful)
         exact = _Sums(scan, Request(request.group_by, again), tracks_size=False)
@@ -239,7 +239,7 @@ class _Sums:
             valid = diffs * table[name].is_valid().to_numpy() if has_nulls else diffs
             self._put_limbs(f"n:{name}", valid, largest, columns)
         for name in self.added:
-            values = whole_numbers(table[name])
+            values = to_whole_numbers(table[name])
             terms = (values, largest_magnitude(values)) if diff == 1 else products(values, diffs)
             self._put_limbs(f"sum:{name}", *terms, columns)
         for name in self.floats:
@@ -323,7 +323,7 @@ class _Groups:
         self._keys, self._partial = keys, partial
         self._floats = {name: self._partial[f"net:{name}"].to_numpy() for name in sums.floats}
 
-    def doubtful_columns(self) -> list[str]:
+    def list_doubtful_columns(self) -> list[str]:
         """Return the float columns with a sum that may be inexact because terms cancelled."""
         if not self._sums.tracks_size:
             return []
@@ -349,16 +349,16 @@ class _Groups:
 
     def _output(self, output: Aggregation) -> pa.Array:
         if output.kind == "count":
-            counts = self._exact("n" if output.column is None else f"n:{output.column}")
+            counts = self._join_sum("n" if output.column is None else f"n:{output.column}")
             return self._fitting(counts, pa.int64(), output)
         assert output.column is not None
-        counts = self._exact(f"n:{output.column}")
+        counts = self._join_sum(f"n:{output.column}")
         values: Ints
         if output.column in self._floats:
             values = self._add_non_finite(output.column)
             sums = pa.array(values)
         else:
-            values = self._exact(f"sum:{output.column}")
+            values = self._join_sum(f"sum:{output.column}")
             sums = self._fitting(values, sum_type(self._sums.schema.arrow.field(output.column).type), output)
         nothing = (counts == 0) & (values == 0)
         return pc.if_else(pa.array(nothing.astype(bool)), pa.scalar(None, sums.type), sums)
@@ -368,13 +368,13 @@ class _Groups:
         finite = self._floats[name]
         if f"nan:{name}" not in self._sums.bounds:
             return finite
-        nans, ups, downs = (self._exact(f"{kind}:{name}") for kind in _ODD)
+        nans, ups, downs = (self._join_sum(f"{kind}:{name}") for kind in _ODD)
         is_up, is_down = (ups > 0) | (downs < 0), (ups < 0) | (downs > 0)
         sums = finite.copy()
         sums[is_up], sums[is_down], sums[(nans != 0) | (is_up & is_down)] = math.inf, -math.inf, math.nan
         return sums
 
-    def _exact(self, measure: str) -> Ints:
+    def _join_sum(self, measure: str) -> Ints:
         return join_limbs(_list_limbs(self._partial, measure))
 
     def _fitting(self, values: Ints, type_: pa.DataType, output: Aggregation) -> pa.Array:

@@ -159,7 +159,7 @@ class _NotUnderstood(ValueError):
     """Some of a predicate has no counterpart here."""
 
 
-def lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any:
+def make_lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any:
     """Return a `polars.LazyFrame` that reads what its query needs; polars is the module."""
     plugins: Any = __import__("polars.io.plugins", fromlist=["register_io_source"])
 

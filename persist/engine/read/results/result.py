@@ -16,7 +16,7 @@ from persist.core.closing import Closes
 from persist.core.progress import task
 from persist.core.rendering import Completed, ShownByRepr
 from persist.engine.read.parts.reader import ClaimedRead
-from persist.engine.read.planning.scan import rows_without_columns
+from persist.engine.read.planning.scan import make_rows_without_columns
 from persist.engine.read.results.frames import DtypeBackend, in_milliseconds, to_frame
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         """Return the whole result as one table."""
         tables = [table for table in self._tables() if table.num_rows]
         if not len(self.schema):
-            return rows_without_columns(sum(table.num_rows for table in tables))
+            return make_rows_without_columns(sum(table.num_rows for table in tables))
         if not tables:
             return self.schema.empty_table()
         table = pa.concat_tables(tables)
-        return pa.Table.from_arrays([_without_empty_chunks(column) for column in table.columns], schema=table.schema)
+        return pa.Table.from_arrays([_drop_empty_chunks(column) for column in table.columns], schema=table.schema)
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the result in record batches. Memory: one slice of the key space, not the whole result."""
@@ -85,7 +85,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         require_package("pandas>=2.2")
         keeps_types = dtype_backend == "pyarrow" or "types_mapper" in options
         table = self.to_arrow()
-        return to_frame(table if keeps_types else whole_as_int64(table), dtype_backend, options)
+        return to_frame(table if keeps_types else cast_whole_to_int64(table), dtype_backend, options)
 
     def to_polars(self) -> "pl.DataFrame":
         """Return the whole result as a `polars.DataFrame`. No value changes on the way; sums are as in `to_pandas`.
@@ -94,7 +94,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
             InvalidUsage: a moment or duration does not fit Polars, whose largest unit is a millisecond.
         """
         polars = require_package("polars>=1.36")
-        return polars.from_arrow(in_milliseconds(whole_as_int64(self.to_arrow())))
+        return polars.from_arrow(in_milliseconds(cast_whole_to_int64(self.to_arrow())))
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """Return the whole result as a dict for each row.
@@ -150,9 +150,9 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         Each collect reads anew; keep this result open until then.
         """
         polars = require_package("polars>=1.36")
-        from persist.engine.read.results.frames import lazy_frame
+        from persist.engine.read.results.frames import make_lazy_frame
 
-        return lazy_frame(polars, self.schema, self.read_narrowed)
+        return make_lazy_frame(polars, self.schema, self.read_narrowed)
 
     def dataset(self) -> Any:
         """Return a `pyarrow.dataset.Dataset` that reads only requested columns and parts; as `lazy`."""
@@ -206,14 +206,14 @@ def python_dicts(table: pa.Table) -> list[dict[str, Any]]:
     """Return a dict for each row; errors as of `ArrowResult.to_pylist`."""
     try:
         schema = pa.schema([field.with_type(python_type(field.type)) for field in table.schema])
-        return whole_as_int64(table if schema == table.schema else table.cast(schema)).to_pylist()  # type: ignore[no-any-return]
+        return cast_whole_to_int64(table if schema == table.schema else table.cast(schema)).to_pylist()  # type: ignore[no-any-return]
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise InvalidUsage(
             f'a value has no object in Python: {error}. Read it as Arrow; times also with times="int"'
         ) from error
 
 
-def whole_as_int64(table: pa.Table) -> pa.Table:
+def cast_whole_to_int64(table: pa.Table) -> pa.Table:
     """Return a table with int64 in place of decimal(38, 0), the type of sums, for columns whose values all fit."""
     for at, field in enumerate(table.schema):
         if field.type == WHOLE_NUMBERS:
@@ -222,7 +222,7 @@ def whole_as_int64(table: pa.Table) -> pa.Table:
     return table
 
 
-def _without_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _drop_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([chunk for chunk in column.chunks if len(chunk)], column.type)
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from persist.blob.errors import InvalidUsage, PersistError
 from persist.codecs.errors import did_you_mean
 from persist.codecs.order.digest import Digest
-from persist.codecs.order.sums import exact_sum
+from persist.codecs.order.sums import sum_exactly
 from persist.codecs.part.filters import bind_filter
 from persist.codecs.part.part import Part
 from persist.codecs.part.printing import print_filter
@@ -36,12 +36,12 @@ from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.lookups.requested_keys import arrow_keys
 from persist.engine.read.merging import Form, read_snapshot, repeat_rows, snapshot_slices, snapshot_tables
 from persist.engine.read.parts.reader import ClaimedRead, PartReader
-from persist.engine.read.planning.scan import Scan, narrow_scan, refuse_positions, rows_without_columns
+from persist.engine.read.planning.scan import Scan, make_rows_without_columns, narrow_scan, refuse_positions
 from persist.engine.read.planning.snapshot_plan import Explanation, explain_scan
 from persist.engine.read.results.aggregate import Request, aggregate
 from persist.engine.read.results.export import export_parquet
 from persist.engine.read.results.frames import in_milliseconds, to_frame
-from persist.engine.read.results.result import ArrowResult, python_dicts, require_package, whole_as_int64
+from persist.engine.read.results.result import ArrowResult, cast_whole_to_int64, python_dicts, require_package
 
 UNSUMMED_SHARE = 2  # Up to so many rows for each remaining one are read without a merge.
 ROWS_SHOWN = 10
@@ -108,7 +108,7 @@ class Shortcut(Protocol):
         ...
 
 
-def no_shortcut(_erasures: int, _scan: Scan, _bytes_max: int) -> Shortcut | None:
+def find_no_shortcut(_erasures: int, _scan: Scan, _bytes_max: int) -> Shortcut | None:
     """Return None: a client with indexes passes another function (`persist.compute.index.enable_index_reads`)."""
     return None
 
@@ -138,7 +138,7 @@ class Snapshot(ArrowResult):
         self.as_of = scan.as_of
         self.form: Form = form
         self.scan = scan
-        self.find_by_index: Callable[[int, Scan, int], Shortcut | None] = no_shortcut
+        self.find_by_index: Callable[[int, Scan, int], Shortcut | None] = find_no_shortcut
         self.again: tuple[Any, ...] | None = None
         self._lookup: Lookup | None = None
 
@@ -160,7 +160,7 @@ class Snapshot(ArrowResult):
         """
         scan, tables = self.scan, self._from_index(self.scan, "diff")
         if tables is not None:
-            return sum(exact_sum(table["_diff"].to_numpy()) for table in tables)
+            return sum(sum_exactly(table["_diff"].to_numpy()) for table in tables)
         base: tuple[Part, ...] = ()
         parts = [part for part in scan.parts if not scan.is_inside(part)]
         total = sum(part.diff_sum for part in scan.base)
@@ -170,7 +170,7 @@ class Snapshot(ArrowResult):
         with self._reading.explain_missing():
             reader = self._reading()
             for table in chain(scan.base_rows(reader, ["_diff"], base), scan.updates(reader, ["_diff"], parts)):
-                total += exact_sum(table["_diff"].to_numpy())
+                total += sum_exactly(table["_diff"].to_numpy())
         return total
 
     def digest(self) -> str:
@@ -205,7 +205,7 @@ class Snapshot(ArrowResult):
         remaining_rows = sum(part.diff_sum for part in scan.base) + scan.sign * sum(
             part.diff_sum for part in scan.parts
         )
-        read = sum(scan.rows_within(part) for part in scan.all_parts)
+        read = sum(scan.bound_row_count(part) for part in scan.all_parts)
         with self._reading.explain_missing():
             if scan.narrow is not None or read > UNSUMMED_SHARE * remaining_rows:
                 yield from self._consolidate(scan.columns)
@@ -216,7 +216,7 @@ class Snapshot(ArrowResult):
     def _consolidate(self, columns: tuple[str, ...]) -> Iterator[pa.Table]:
         """Yield some columns of the records, with their multiplicities; equal records are in one slice."""
         scan = replace(self.scan, columns=columns)
-        for scan_slice in scan.slices_within(self._reading().slice_bytes):
+        for scan_slice in scan.cut_into_slices(self._reading().slice_bytes):
             yield from read_snapshot(scan_slice, "diff", self._reading())
 
     def aggregate(
@@ -289,9 +289,9 @@ class Snapshot(ArrowResult):
         matching_rows = self._with_keys(self._lookup, keys if requested is None else requested)
         package = type(keys).__module__.partition(".")[0]
         if package == "pandas":
-            return to_frame(whole_as_int64(matching_rows), None, {})
+            return to_frame(cast_whole_to_int64(matching_rows), None, {})
         if package == "polars":
-            return require_package("polars").from_arrow(in_milliseconds(whole_as_int64(matching_rows)))
+            return require_package("polars").from_arrow(in_milliseconds(cast_whole_to_int64(matching_rows)))
         if requested is not None:
             return matching_rows
         if {*self.scan.columns} == {*self.scan.schema.names}:
@@ -308,7 +308,7 @@ class Snapshot(ArrowResult):
             return matching_rows
         tables = list(repeat_rows(matching_rows, self.scan))
         if not self.scan.columns:
-            return rows_without_columns(sum(map(len, tables)))
+            return make_rows_without_columns(sum(map(len, tables)))
         return pa.concat_tables([pa.Table.from_batches([], self.schema), *tables])
 
     def explain(self) -> Explanation:
@@ -339,7 +339,7 @@ class Snapshot(ArrowResult):
     def _python_rows(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
         if not table.num_columns:  # A collection without columns, in rows.
             return iter([(None, None)] * table.num_rows)
-        return (to_rows if self.form == "rows" else to_tuples)(whole_as_int64(table), self.scan.result_schema)
+        return (to_rows if self.form == "rows" else to_tuples)(cast_whole_to_int64(table), self.scan.result_schema)
 
     def _read(self) -> Iterator[pa.Table]:
         return self._read_tables(self.scan)

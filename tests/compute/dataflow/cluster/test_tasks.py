@@ -11,7 +11,7 @@ from persist import View
 from persist.compute.dataflow.cluster.exchanges import cut_into_stages
 from persist.compute.dataflow.cluster.job import Job
 from persist.compute.dataflow.ports.ports import Ports
-from persist.compute.dataflow.running.partial import why_not_partial
+from persist.compute.dataflow.running.partial import explain_why_not_partial
 from persist.compute.sql.types import to_arrow
 from persist.core.settings import Tuning
 from persist.dataflow import Program, col
@@ -61,7 +61,7 @@ def check(client: persist.Client, queries: list[str], seed: int) -> int:
     for first, last, only in ((2, 2, None), (2, 4, None), (4, 5, [*TABLES][seed % len(TABLES)])):
         write(client, seed, first, last, only=only)
         for sql, by_tasks, embedded in views:
-            if why_not_partial(by_tasks.live.program().plan.drop_unused()) is not None:
+            if explain_why_not_partial(by_tasks.live.program().plan.drop_unused()) is not None:
                 continue
             try:
                 embedded.refresh()
@@ -92,13 +92,13 @@ def test_what_tasks_cannot_compute_says_why(client: persist.Client) -> None:
     recursive = client.create_view(
         "r", "WITH RECURSIVE r AS (SELECT a FROM t UNION SELECT a + 1 FROM r WHERE a < 9) SELECT a AS a FROM r"
     )
-    assert "is recursive" in str(why_not_partial(recursive.live.program().plan.drop_unused()))
+    assert "is recursive" in str(explain_why_not_partial(recursive.live.program().plan.drop_unused()))
     current = client.create_view("c", "SELECT a, b FROM u WHERE a <= _now()")
-    assert "as time goes on" in str(why_not_partial(current.live.program().plan.drop_unused()))
+    assert "as time goes on" in str(explain_why_not_partial(current.live.program().plan.drop_unused()))
     program = Program("p").using(client)
     program.source("t").inspect(print)
-    assert "lives in the program that runs it" in str(why_not_partial(program.plan.drop_unused()))
-    assert "2 dimensions" in str(why_not_partial(Program("two", dimensions=2).plan))
+    assert "lives in the program that runs it" in str(explain_why_not_partial(program.plan.drop_unused()))
+    assert "2 dimensions" in str(explain_why_not_partial(Program("two", dimensions=2).plan))
 
 
 def test_there_is_one_shuffle_for_each_change_of_key(client: persist.Client) -> None:
