@@ -179,7 +179,7 @@ def _create_table(client: Definer, name: str, statement: Definition) -> None:
 
 def _create_filled_table(client: Definer, name: str, result: QueryResult) -> int:
     """Create a collection without a key from a query's rows; return their number."""
-    count, schema = 0, result.stored_schema()
+    count, schema = 0, result.get_stored_schema()
 
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal count

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persist.codecs.types.sql_names import check_sql_names, sql_name
 from persist.compute.query.parsing import walk_parts
-from persist.compute.query.tables import MAIN, format_path, quoted
+from persist.compute.query.tables import MAIN, format_path, quote_name
 from persist.core.errors import InvalidUsage
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.engine import Engine
@@ -102,13 +102,13 @@ def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str
             continue
         check_sql_names(about.name, about.columns)
         path = format_path((about.schema, about.table))
-        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(about.schema)}")
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_name(about.schema)}")
         kinds = {field.name: _name_type(connection, field.type) for field in about.columns}
         if about.is_view:
-            shown = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in kinds.items())
+            shown = ", ".join(f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in kinds.items())
             connection.execute(f"CREATE VIEW {path} AS SELECT {shown} WHERE false")
         else:
-            shown = ", ".join(f"{quoted(name)} {kind}" for name, kind in kinds.items())
+            shown = ", ".join(f"{quote_name(name)} {kind}" for name, kind in kinds.items())
             connection.execute(f"CREATE TABLE {path} ({shown})")
 
 

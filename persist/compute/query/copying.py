@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from persist.compute.query.result import QueryResult
 from persist.compute.query.statement_text import split_text
-from persist.compute.query.tables import DUCKDB, why_refused
+from persist.compute.query.tables import DUCKDB, explain_refusal
 from persist.core.errors import InvalidUsage, PersistError
 from persist.engine.location.engine import Engine
 from persist.engine.read.results.result import require_package
@@ -71,7 +71,7 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
         except duckdb.Error as error:
             if failed:
                 raise failed[0] from error
-            raise InvalidUsage(f"DuckDB refuses the statement: {why_refused(error)}") from error
+            raise InvalidUsage(f"DuckDB refuses the statement: {explain_refusal(error)}") from error
     file = re.match(r"\s*'((?:[^']|'')*)'", target)
     return target.strip() if file is None else file[1].replace("''", "'"), int(rows)
 

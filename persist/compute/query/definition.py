@@ -20,7 +20,7 @@ from persist.compute.query.databases import QueryLimits, lend_database
 from persist.compute.query.parsing import refuse_statement
 from persist.compute.query.result import check_arrow_types
 from persist.compute.query.statement_text import is_statement, split_text
-from persist.compute.query.tables import MAIN, Path, format_path, parts_of, resolve_table, why_refused, words_of
+from persist.compute.query.tables import MAIN, Path, explain_refusal, format_path, parts_of, resolve_table, words_of
 from persist.core.errors import InvalidUsage
 from persist.core.names import check_free_name
 from persist.core.state_rules.contents import CollectionState
@@ -208,7 +208,7 @@ class Definition:
             if len(statements) == 1:
                 connection.execute(statements[0])
         except Exception as error:  # DuckDB has errors of several kinds for that.
-            why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error))
+            why = re.sub(r'\s*Did you mean "[^"]*"\?', "", explain_refusal(error))
             raise InvalidUsage(f"DuckDB refuses the statement: {' '.join(why.split())}") from error
         if len(statements) != 1:
             raise InvalidUsage(f"there are {len(statements)} statements: give one, which is one commit")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from persist.compute.query.tables import why_refused
+from persist.compute.query.tables import explain_refusal
 from persist.core.errors import InvalidUsage
 
 # By the kind of a statement, or by its first word where the kind has several.
@@ -33,7 +33,7 @@ _INSTEAD = {
 }
 
 
-def parsed_query(query: str, connection: Any) -> Any:
+def parse_query(query: str, connection: Any) -> Any:
     """Return the one statement of a text, which is a query, as DuckDB parses it.
 
     Raises:
@@ -43,7 +43,7 @@ def parsed_query(query: str, connection: Any) -> Any:
         statements = connection.extract_statements(query)
     except Exception as error:  # DuckDB has errors of several kinds for that.
         raise InvalidUsage(
-            f"this is not one query that begins with SELECT, FROM or WITH: {why_refused(error)}"
+            f"this is not one query that begins with SELECT, FROM or WITH: {explain_refusal(error)}"
         ) from error
     kinds = [statement.type.name for statement in statements]
     if len(kinds) != 1:

@@ -26,7 +26,7 @@ from persist.compute.index import enable_index_reads
 from persist.compute.query.catalog import TableAbout, asks_what_there_is, contents_of, declare, tables_there
 from persist.compute.query.databases import QueryLimits, leaves_nothing, lend_database
 from persist.compute.query.document_filters import find_document_filters
-from persist.compute.query.parsing import parsed_query, walk_parts
+from persist.compute.query.parsing import parse_query, walk_parts
 from persist.compute.query.statement_text import is_statement
 from persist.compute.query.tables import (
     DUCKDB,
@@ -36,14 +36,14 @@ from persist.compute.query.tables import (
     add_functions,
     check_durations,
     distinguish_tables,
+    explain_refusal,
     format_path,
     frames_read,
     register,
     resolve_table,
-    why_refused,
     with_catalogs,
 )
-from persist.compute.query.time_windows import windowed_table
+from persist.compute.query.time_windows import find_windowed_table
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.core.rendering import list_some
 from persist.core.timeline import Moment
@@ -154,23 +154,23 @@ class QueryResult(ArrowResult):
             self._connection = lent.connection
             adds_functions = add_functions(self._connection, sql)
             self._text, timed = with_catalogs(sql)
-            parsed = parsed_query(self._text, self._connection)
+            parsed = parse_query(self._text, self._connection)
             tables = _list_tables(parsed)
             collections = {path: resolve_table(path, self._collections) for path in tables}
             read = distinguish_tables({path: table for path, table in collections.items() if table is not None})
             self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
             self.seqno = self.seqno if all(table.as_of is None for table in read.values()) else -1
             for path in timed.keys() - {path for path, table in collections.items() if table is not None}:
-                raise timed[path].refused(self._collections)
+                raise timed[path].explain_refusal(self._collections)
             if pins or changes:  # The latest contents of a transaction are those of its beginning.
-                read = {path: _untimed(table) for path, table in read.items()}
+                read = {path: _strip_times(table) for path, table in read.items()}
             for path, table in [*read.items()]:
                 if table.as_of is None and changes is not None and table.name in changes:
                     register(self._connection, path, changes[table.name])
                     del read[path]
             known = {path: pins[table.name] for path, table in read.items() if pins and table.name in pins}
             known = {path: time for path, time in known.items() if read[path].as_of is None}
-            bound = _bound(engine, read, as_of, {**known, **(times or {})})
+            bound = _bind_tables(engine, read, as_of, {**known, **(times or {})})
             filters = find_document_filters(parsed, {path: handle.schema.json for path, (handle, _) in bound.items()})
             for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
                 opening.enter_context(enable_index_reads(bound[path][0], result))
@@ -220,7 +220,7 @@ class QueryResult(ArrowResult):
         """The columns of the answer."""
         return self._schema
 
-    def stored_schema(self) -> pa.Schema:
+    def get_stored_schema(self) -> pa.Schema:
         """Return the columns of the answer as a collection of it has them: documents are JSON, and not text."""
         for path, (dataset, names) in self._with_documents.items():
             fields = [field.with_type(JSON) if field.name in names else field for field in dataset.schema]
@@ -331,7 +331,7 @@ class QueryResult(ArrowResult):
                 way
             ) from error
         # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
-        why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
+        why = re.sub(r'\s*Did you mean "[^"]*"\?', "", explain_refusal(error)).rstrip(" .!\n")
         refused = InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {list_some(self._collections)}.")
         raise (refused.with_remedy(way) if type(error).__name__ == "CatalogException" else refused) from error
 
@@ -347,7 +347,7 @@ def later(after_s: float, do: Callable[[str], object], argument: str) -> threadi
     return timer
 
 
-def _bound(
+def _bind_tables(
     engine: Engine, read: Mapping[Path, TableAt], as_of: AsOf, known: Mapping[Path, int]
 ) -> dict[Path, tuple[CollectionHandle, int | Moment | None]]:
     """Return for each table its collection and the time to read it at, None for the latest."""
@@ -373,7 +373,7 @@ def check_arrow_types(relation: Any) -> None:
             raise InvalidUsage(f"column {name!r} has the type {kind}, which Arrow does not have: cast it to VARCHAR")
 
 
-def _untimed(table: TableAt) -> TableAt:
+def _strip_times(table: TableAt) -> TableAt:
     return TableAt(table.name) if table.as_of == LATEST else table
 
 
@@ -386,7 +386,7 @@ def _list_tables(parsed: Any) -> list[Path]:
             tables[tuple(part for part in parts if part)] = None
         elif node.get("show_type") == "SHOW":
             tables[tuple(node["qualified_name"]["path"])] = None
-        elif windowed := windowed_table(node):
+        elif windowed := find_windowed_table(node):
             tables[windowed] = None
     return [*tables]
 
@@ -448,7 +448,7 @@ class Queries:
             try:
                 statements = lent.connection.extract_statements(with_catalogs(sql)[0])
             except duckdb.Error as error:
-                raise InvalidUsage(f"DuckDB refuses the query: {why_refused(error)}") from error
+                raise InvalidUsage(f"DuckDB refuses the query: {explain_refusal(error)}") from error
         names = set().union(*(statement.named_parameters for statement in statements))
         if not all(name.isdecimal() for name in names):
             raise InvalidUsage(f"the parameters {sorted(names)} have names: write ? or $1 for each")

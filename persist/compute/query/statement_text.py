@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from persist.compute.query.tables import DUCKDB, Path, format_path, parts_of, quoted
+from persist.compute.query.tables import DUCKDB, Path, format_path, parts_of, quote_name
 from persist.core.errors import InvalidUsage
 from persist.engine.read.results.result import require_package
 
@@ -76,14 +76,14 @@ class StatementText:
         """Whether it is an INSERT that says what happens to rows whose key is there."""
         return self._what[0] == "insert" and ("or" in self._what or self._conflict is not None)
 
-    def touched(self) -> Touched | None:
+    def find_touched_rows(self) -> Touched | None:
         """Return which rows it may touch; None for all rows."""
         wheres = self._find_words("where")
         condition = self._text(wheres[-1] + 1, None) if wheres else None
         if self._what[0] == "insert":
             return Touched(self.table[-1], condition="false")
         if self._what[0] == "merge":
-            return self._merged()
+            return self._find_merged_rows()
         if self._what[0] not in ("update", "delete") or condition is None:
             return None
         first = "set" if self._what[0] == "update" else "using"
@@ -92,7 +92,7 @@ class StatementText:
         ends = self._find_words(first) or wheres
         return Touched(self._name(self._text(0, ends[0])), source, condition)
 
-    def _merged(self) -> Touched | None:
+    def _find_merged_rows(self) -> Touched | None:
         using, on, whens = self._find_words("using"), self._find_words("on"), self._find_words("when")
         if not using or not whens or any(self._tokens[at - 1].text == "matched" for at in self._find_words("by")):
             return None  # WHEN NOT MATCHED BY SOURCE may touch any row.
@@ -111,7 +111,7 @@ class StatementText:
 
     def new_rows(self, table: str) -> str:
         """Return a statement that inserts the rows of this INSERT into another table, whatever is there."""
-        return f"INSERT INTO {quoted(table)} {self._text(0, self._conflict)}"
+        return f"INSERT INTO {quote_name(table)} {self._text(0, self._conflict)}"
 
     def repeats(self, key: Sequence[str], columns: Sequence[str], *, differ: bool = False) -> str | None:
         """Return a query for keys of rows that this changes for several rows of its source; None if it has none.
@@ -122,20 +122,20 @@ class StatementText:
         """
         rows = None
         if self._what[0] == "update":
-            rows = self._repeated_updates(key, columns)
+            rows = self._find_repeated_updates(key, columns)
         elif self._what[0] == "merge":
-            rows = self._repeated_merges(key, columns)
+            rows = self._find_repeated_merges(key, columns)
         if rows is None:
             return None
         names, tables = rows
-        keys = ", ".join(f"first({quoted(f'persist_key_{at}')})" for at in range(len(key)))
+        keys = ", ".join(f"first({quote_name(f'persist_key_{at}')})" for at in range(len(key)))
         chosen = f"DISTINCT {names}, *" if differ else names
         return (
             f"SELECT {keys} FROM (SELECT {chosen} FROM {tables}\n) WHERE persist_action IS NOT NULL "
             "GROUP BY persist_row HAVING count(*) > 1 AND bool_or(persist_action = 'update') LIMIT 1"
         )
 
-    def _repeated_updates(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
+    def _find_repeated_updates(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
         set_at, sources = self._find_words("set"), self._find_words("from")
         if not set_at or not sources:
             return None
@@ -143,7 +143,7 @@ class StatementText:
         source = self._text(sources[0] + 1, None)
         return f"{names}, 'update' AS persist_action", f"{format_path(self.table)} {alias}, {source}"
 
-    def _repeated_merges(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
+    def _find_repeated_merges(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
         using, whens = self._find_words("using"), self._find_words("when")
         if not using or not whens:
             return None
@@ -164,9 +164,9 @@ class StatementText:
 
     def _alias(self, text: str, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
         """Return the alias of the table as it is written, and the columns of a query that tell its rows apart."""
-        name = quoted(self._name(text))
+        name = quote_name(self._name(text))
         row = name if "rowid" in map(str.lower, columns) else f"{name}.rowid"
-        keys = (f"{name}.{quoted(column)} AS {quoted(f'persist_key_{at}')}" for at, column in enumerate(key))
+        keys = (f"{name}.{quote_name(column)} AS {quote_name(f'persist_key_{at}')}" for at, column in enumerate(key))
         return text, ", ".join([f"{row} AS persist_row", *keys])
 
     @property

@@ -35,17 +35,17 @@ from persist.compute.query.tables import (
     add_functions,
     check_durations,
     distinguish_tables,
+    explain_refusal,
     format_path,
     frames_read,
     iterate_paths,
     list_paths,
     make_schema,
     match_collection,
-    quoted,
+    quote_name,
     register,
     resolve_table,
     whole_path,
-    why_refused,
     with_catalogs,
 )
 from persist.compute.query.touched_rows import read_touched
@@ -169,13 +169,13 @@ def execute(
                 has_catalogs = any(len(path) > 1 for path in (statement.table, *others))
                 if leaves_nothing(sql) and not (adds_functions or has_catalogs):
                     for name in (statement.table[0], _NEW_ROWS):
-                        connection.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
+                        connection.execute(f"DROP TABLE IF EXISTS {quote_name(name)}")
                     lent.is_empty = True
                 return changed
             except duckdb.Error as error:
                 if failed:
                     raise failed[0] from error
-                why = re.sub(r'!?\s*Did you mean "[^"]*"\?', "", why_refused(error))
+                why = re.sub(r'!?\s*Did you mean "[^"]*"\?', "", explain_refusal(error))
                 refused = InvalidUsage(f"DuckDB refuses the statement: {why}. The collections are {list_some(names)}.")
                 is_missing = type(error).__name__ in ("CatalogException", "PermissionException")
                 raise (refused.with_remedy(FILES_REMEDY) if is_missing else refused) from error
@@ -268,11 +268,11 @@ def check_each_row_once(connection: Any, statement: StatementText, handle: Colle
     key, columns = handle.schema.key_names, handle.schema.names
     if statement.is_upsert:
         connection.execute(
-            f"CREATE OR REPLACE TABLE {quoted(_NEW_ROWS)} AS FROM {format_path(statement.table)} LIMIT 0"
+            f"CREATE OR REPLACE TABLE {quote_name(_NEW_ROWS)} AS FROM {format_path(statement.table)} LIMIT 0"
         )
         connection.execute(statement.new_rows(_NEW_ROWS))
-        names = ", ".join(map(quoted, key))
-        query: str | None = f"SELECT {names} FROM {quoted(_NEW_ROWS)} GROUP BY {names} HAVING count(*) > 1 LIMIT 1"
+        names = ", ".join(map(quote_name, key))
+        query: str | None = f"SELECT {names} FROM {quote_name(_NEW_ROWS)} GROUP BY {names} HAVING count(*) > 1 LIMIT 1"
     else:
         query = statement.repeats(key, columns)
     repeated = [] if query is None else connection.execute(query).fetchall()
@@ -340,7 +340,7 @@ def make_table(connection: Any, path: Path, handle: CollectionHandle) -> None:
     check_sql_names(handle.name, schema)
     make_schema(connection, path)
     connection.register(_CONTENTS, schema.empty_table())
-    connection.execute(f"CREATE TABLE {format_path(path)} AS FROM {quoted(_CONTENTS)}")
+    connection.execute(f"CREATE TABLE {format_path(path)} AS FROM {quote_name(_CONTENTS)}")
     connection.unregister(_CONTENTS)
     back_types = connection.sql(f"FROM {format_path(path)} LIMIT 0").to_arrow_table().schema
     for field, back in zip(schema, back_types, strict=True):
@@ -356,14 +356,14 @@ def add_rows(connection: Any, path: Path, handle: CollectionHandle, contents: It
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
     batches = (batch for table in contents for batch in pa.Table.from_arrays(table.columns, schema=schema).to_batches())
     connection.register(_CONTENTS, pa.RecordBatchReader.from_batches(schema, batches))
-    connection.execute(f"INSERT INTO {format_path(path)} FROM {quoted(_CONTENTS)}")
+    connection.execute(f"INSERT INTO {format_path(path)} FROM {quote_name(_CONTENTS)}")
     connection.unregister(_CONTENTS)
 
 
 def index_key(connection: Any, path: Path, handle: CollectionHandle) -> None:
     """Let the table of a collection have one row for each key, as ON CONFLICT and OR REPLACE need it."""
-    keys = ", ".join(map(quoted, handle.schema.key_names))
-    index = quoted(f"key of {format_path(path)}")
+    keys = ", ".join(map(quote_name, handle.schema.key_names))
+    index = quote_name(f"key of {format_path(path)}")
     connection.execute(f"CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {format_path(path)} ({keys})")
 
 

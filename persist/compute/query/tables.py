@@ -42,14 +42,14 @@ MAIN = "main"  # The schema of names without a dot.
 Path = tuple[str, ...]  # Of a table in a query: its catalog and its schema, as far as they are there, and its name.
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Return a name as SQL has it, whatever is in it."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def format_path(parts: Sequence[str]) -> str:
     """Return the name of a table in SQL, with that of its schema if there is one."""
-    return ".".join(map(quoted, parts))
+    return ".".join(map(quote_name, parts))
 
 
 def match_collection(parts: Sequence[str], names: Sequence[str]) -> str | None:
@@ -136,7 +136,7 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
         ) from error
     make_schema(connection, parts)
     if len(parts) > 1:
-        connection.execute(f"CREATE OR REPLACE VIEW {format_path(parts)} AS FROM {quoted(name)}")
+        connection.execute(f"CREATE OR REPLACE VIEW {format_path(parts)} AS FROM {quote_name(name)}")
 
 
 def check_durations(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -189,7 +189,7 @@ def frames_read(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str
 def make_schema(connection: Any, parts: Sequence[str]) -> None:
     """Make the catalog and the schema of a table, as far as its name has them."""
     if len(parts) > 2:
-        connection.execute(f"ATTACH IF NOT EXISTS ':memory:' AS {quoted(parts[0])}")
+        connection.execute(f"ATTACH IF NOT EXISTS ':memory:' AS {quote_name(parts[0])}")
     if len(parts) > 1:
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {format_path(parts[:-1])}")
 
@@ -222,11 +222,11 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool
             how = {"type": "arrow", "null_handling": "special"}
             connection.create_function(function.name, function.of_as_many(), arguments, returns, **how)
         except Exception as error:  # DuckDB has errors of several kinds for types that it does not have.
-            raise InvalidUsage(f"DuckDB cannot call {function}: {why_refused(error)}") from error
+            raise InvalidUsage(f"DuckDB cannot call {function}: {explain_refusal(error)}") from error
     return bool(called)
 
 
-def why_refused(error: Exception) -> str:
+def explain_refusal(error: Exception) -> str:
     """Return DuckDB's reason, without the part of the text that it shows below it."""
     return str(error).partition("\n\nLINE ")[0].rstrip(" .!\n")
 
@@ -253,7 +253,7 @@ class TimedTable:
     parts: tuple[str, ...]
     as_of: int | str
 
-    def refused(self, names: Sequence[str]) -> InvalidUsage:
+    def explain_refusal(self, names: Sequence[str]) -> InvalidUsage:
         """Return why a table that is not one of the collections of these names cannot be read so."""
         wanted = ".".join(self.parts)
         hint = did_you_mean(wanted, names) or ":"
@@ -274,7 +274,7 @@ def with_times(sql: str, named: Callable[[TimedTable], str]) -> str:
         if match["asked"] is None:
             return match[0]
         if match["time"] is None:
-            return _refused_or_kept(sql, match)
+            return _check_refusal(sql, match)
         return named(TimedTable(parts_of(match["table"]), _unquote(match["time"])))
 
     return _TOKEN.sub(renamed, sql) if isinstance(sql, str) else sql
@@ -315,7 +315,7 @@ def list_paths(sql: str) -> Iterable[Path]:
     return dict.fromkeys(iterate_paths(sql))
 
 
-def _refused_or_kept(sql: str, match: re.Match[str]) -> str:
+def _check_refusal(sql: str, match: re.Match[str]) -> str:
     rest = sql[match.end() :].split("\n")[0][:40].strip()
     if match["for"] is None and (not rest or rest[0] in ",);"):
         return match[0]  # A column with the name version, here called "of".

@@ -82,7 +82,7 @@ def is_time_window(node: Mapping[str, Any]) -> bool:
     return node.get("type") == "TABLE_FUNCTION" and node["function"]["function_name"].lower() in _MACROS
 
 
-def windowed_table(node: Mapping[str, Any]) -> tuple[str, ...]:
+def find_windowed_table(node: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts of the name of the table that one of these functions reads; none if the node is none of them."""
     given = list_arguments(node) if is_time_window(node) else []
     if given and given[0].get("class") == "CONSTANT":

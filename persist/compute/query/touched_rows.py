@@ -21,7 +21,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query.document_filters import conjuncts
 from persist.compute.query.statement_text import StatementText, Touched
-from persist.compute.query.tables import DUCKDB, Path, format_path, quoted, register
+from persist.compute.query.tables import DUCKDB, Path, format_path, quote_name, register
 from persist.engine.collection.keyed_events import ReadRows
 from persist.engine.read.results.result import require_package
 
@@ -53,7 +53,7 @@ def read_touched(
     try:
         if statement.is_upsert:
             return _with_new_keys(connection, statement, schema, read)
-        touched = statement.touched()
+        touched = statement.find_touched_rows()
         if touched is None:
             return None
         if touched.condition == "false":
@@ -75,8 +75,8 @@ def _with_new_keys(
     connection: Any, statement: StatementText, schema: CollectionSchema, read: ReadRows
 ) -> Iterator[pa.Table]:
     """Return the rows whose keys an INSERT brings again."""
-    keys = ", ".join(map(quoted, schema.key_names))
-    new = quoted("the new keys")
+    keys = ", ".join(map(quote_name, schema.key_names))
+    new = quote_name("the new keys")
     connection.execute(f"CREATE OR REPLACE TEMP TABLE {new} AS FROM {format_path(statement.table)} LIMIT 0")
     connection.execute(statement.new_rows("the new keys"))
     return read(_table(connection, f"SELECT DISTINCT {keys} FROM {new}", schema, schema.key_names))
@@ -92,7 +92,7 @@ def _equal_columns(
     """Return columns of the collection, each with the column of the source that it equals, as SQL."""
     stored = {sql_name(name): name for name in schema.names}
     if touched.condition is None:
-        return [(stored[sql_name(name)], quoted(name)) for name in touched.equal if sql_name(name) in stored]
+        return [(stored[sql_name(name)], quote_name(name)) for name in touched.equal if sql_name(name) in stored]
     if touched.source is None:
         return []
     query = f"SELECT 1 WHERE ({touched.condition}\n)"
@@ -143,15 +143,14 @@ def _values(
     }
     keys = schema.key_names
     if keys and {*keys} <= usable.keys():
-        columns = ", ".join(f"{usable[name]} AS {quoted(name)}" for name in keys)
+        columns = ", ".join(f"{usable[name]} AS {quote_name(name)}" for name in keys)
         given = " AND ".join(f"{usable[name]} IS NOT NULL" for name in keys)  # NULL equals no key.
         query = f"SELECT DISTINCT {columns} FROM {source}\nWHERE {given} LIMIT {KEYS_MAX + 1}"
         table = _table(connection, query, schema, keys)
         return table if len(table) <= KEYS_MAX else None
     for name, text in usable.items():
-        query = (
-            f"SELECT DISTINCT {text} AS {quoted(name)} FROM {source}\nWHERE {text} IS NOT NULL LIMIT {VALUES_MAX + 1}"
-        )
+        query = f"SELECT DISTINCT {text} AS {quote_name(name)} FROM {source}\nWHERE {text} IS NOT NULL"
+        query = f"{query} LIMIT {VALUES_MAX + 1}"
         values = _table(connection, query, schema, [name])
         if len(values) <= VALUES_MAX:
             return pc.field(name).isin(values[name].drop_null().combine_chunks())
@@ -178,8 +177,8 @@ def _that_pass(connection: Any, touched: Touched, schema: CollectionSchema, read
         condition = f"EXISTS (SELECT 1 FROM {touched.source} WHERE {condition})"
     register(connection, (_ROWS,), ResultDataset(fields, narrowed))
     try:
-        alias = quoted(touched.alias)
-        query = f"SELECT {alias}.* FROM {quoted(_ROWS)} AS {alias} WHERE {condition}"
+        alias = quote_name(touched.alias)
+        query = f"SELECT {alias}.* FROM {quote_name(_ROWS)} AS {alias} WHERE {condition}"
         return iter([connection.sql(query).to_arrow_table().cast(fields)])
     finally:
         connection.unregister(_ROWS)

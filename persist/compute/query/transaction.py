@@ -38,12 +38,12 @@ from persist.compute.query.tables import (
     Path,
     TableAt,
     add_functions,
+    explain_refusal,
     format_path,
     make_schema,
-    quoted,
+    quote_name,
     register,
     whole_path,
-    why_refused,
 )
 from persist.compute.query.touched_rows import read_touched
 from persist.core.antichain import END, to_antichain
@@ -145,7 +145,7 @@ class Transaction:
             for changed in self._changed.values():
                 changed.load(self._connection, None)
         except require_package(DUCKDB).Error as error:
-            raise InvalidUsage(f"DuckDB cannot load the changes of the block: {why_refused(error)}") from error
+            raise InvalidUsage(f"DuckDB cannot load the changes of the block: {explain_refusal(error)}") from error
         finally:
             timer.cancel()
         changes = {
@@ -198,7 +198,7 @@ class Transaction:
                 if failed:
                     raise failed[0] from error
                 raise InvalidUsage(
-                    f"DuckDB refuses the statement: {why_refused(error)}. The collections are {list_some(names)}"
+                    f"DuckDB refuses the statement: {explain_refusal(error)}. The collections are {list_some(names)}"
                 ) from error
         self._read.add(handle.name)  # The rows that it did not find count, too.
         if count:
@@ -257,15 +257,15 @@ class Transaction:
         """Return the rows of a keyed collection that go and come, with pending events."""
         connection, handle = self._connection, changed.handle
         before, after = format_path(changed.began), format_path(changed.path)
-        keys = ", ".join(map(quoted, handle.schema.key_names))
+        keys = ", ".join(map(quote_name, handle.schema.key_names))
         removed, added = f"(FROM {before} EXCEPT ALL FROM {after})", f"(FROM {after} EXCEPT ALL FROM {before})"
         named = connection.sql(f"SELECT DISTINCT {keys} FROM ({removed} UNION ALL {added})").to_arrow_table()
         present = ("the present",)
         connection.execute(f"CREATE OR REPLACE TABLE {format_path(present)} AS FROM {before} LIMIT 0")
         add_rows(connection, present, handle, read(named))
         result = f"(FROM {format_path(present)} EXCEPT ALL {removed}) UNION ALL {added}"
-        connection.execute(f"CREATE OR REPLACE TABLE {quoted('the result')} AS {result}")
-        repeated = f"FROM {quoted('the result')} SELECT {keys} GROUP BY {keys} HAVING count(*) > 1"
+        connection.execute(f"CREATE OR REPLACE TABLE {quote_name('the result')} AS {result}")
+        repeated = f"FROM {quote_name('the result')} SELECT {keys} GROUP BY {keys} HAVING count(*) > 1"
         missing = f"{removed} EXCEPT ALL FROM {format_path(present)}"
         for query in (repeated, missing):
             if connection.execute(f"SELECT 1 FROM ({query}) LIMIT 1").fetchone():

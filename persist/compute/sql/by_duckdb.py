@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from persist.codecs.types.calculator import calculator
-from persist.compute.query import quoted
+from persist.compute.query import quote_name
 from persist.compute.sql.definite import list_indefinite_functions
 from persist.compute.sql.types import from_duckdb, list_struct_fields, to_arrow, to_duckdb
 from persist.core.expression.sql_numbers import is_cast
@@ -135,7 +135,7 @@ def name_type(kind: Json, *, is_named: bool = False) -> str:
     if form == "ENUM" and not is_named:
         return f"ENUM({', '.join(map(_format_literal, kind['type_info']['values']))})"
     if form == "UNION" and not is_named:
-        members = ((quoted(part["first"]), part["second"]) for part in kind["type_info"]["child_types"][1:])
+        members = ((quote_name(part["first"]), part["second"]) for part in kind["type_info"]["child_types"][1:])
         return f"UNION({', '.join(f'{name} {name_type(part)}' for name, part in members)})"
     if not is_nested(kind):
         return to_duckdb(from_duckdb(kind))
@@ -144,7 +144,7 @@ def name_type(kind: Json, *, is_named: bool = False) -> str:
         return f"{part_types[0]}[{kind['type_info']['size'] if form == 'ARRAY' and not is_named else ''}]"
     if form == "MAP" or (form == "TUPLE" and not is_named):
         return f"{form}({', '.join(part_types)})"
-    names = [quoted(name) for name, _ in list_struct_fields(kind)]
+    names = [quote_name(name) for name, _ in list_struct_fields(kind)]
     return f"STRUCT({', '.join(f'{name} {part}' for name, part in zip(names, part_types, strict=True))})"
 
 
@@ -210,7 +210,7 @@ class Text:
         term = self._term(node)
         if term not in self.columns:
             self.columns.append(term)
-        place = quoted(f"${self.columns.index(term) + 1}")
+        place = quote_name(f"${self.columns.index(term) + 1}")
         kind = node.get("return_type", {"id": "BOOLEAN"})
         return f"CAST({place} AS {name_type(kind)})" if differs_in_arrow(kind) or kind["id"] == "HUGEINT" else place
 
@@ -289,7 +289,7 @@ class Text:
             name in _PARTS and _read_type_id(children[0]) == "TIMESTAMP_NS"
         ):  # By their names, these are of microseconds.
             return f"date_part('{name}', {self.of(children[0])})"
-        return f"{quoted(name)}({', '.join(self._format_arguments(node, children))})"
+        return f"{quote_name(name)}({', '.join(self._format_arguments(node, children))})"
 
     def _format_arguments(self, node: Json, children: Sequence[Json]) -> list[str]:
         names = node.get("named_arguments") or []
@@ -299,7 +299,10 @@ class Text:
             return self._format_lambda(children, lambdas[0], more)
         texts = [self.of(child) for child in children]
         first = len(texts) - len(names)
-        return [*texts[:first], *(f"{quoted(name)} := {text}" for name, text in zip(names, texts[first:], strict=True))]
+        return [
+            *texts[:first],
+            *(f"{quote_name(name)} := {text}" for name, text in zip(names, texts[first:], strict=True)),
+        ]
 
     def _format_lambda(self, children: Sequence[Json], at: int, more: int) -> list[str]:
         """Return arguments with a lambda, and more arguments after it; its outer columns come last."""
@@ -309,7 +312,7 @@ class Text:
         later = [self.of(child) for child in children[at + 1 : at + 1 + more]]
         outer = [self.of(child) for child in children[at + 1 + more :]]
         earlier = [self.of(child) for child in children[:at]]
-        parameters = [quoted(f"p{len(self._names)}_{number}") for number in range(count)]
+        parameters = [quote_name(f"p{len(self._names)}_{number}") for number in range(count)]
         # DuckDB numbers the parameters of a lambda from the last one on, and what it takes from outside behind them.
         self._names.append([*reversed(parameters), *outer])
         body = self.of(function["lambda_expr"])

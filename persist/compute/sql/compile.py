@@ -9,7 +9,7 @@ import pyarrow.types as pat
 
 from persist.codecs.types.schema import NAME_CHARS_MAX, CollectionSchema
 from persist.codecs.types.sql_names import check_sql_names, sql_name
-from persist.compute.query import match_collection, quoted
+from persist.compute.query import match_collection, quote_name
 from persist.compute.sql.adapt import Adapter
 from persist.compute.sql.algebra import (
     Aggregate,
@@ -57,7 +57,7 @@ def find_mentioned(sql: str, names: Sequence[str]) -> list[str]:
         if dotted is not None:
             raise InvalidUsage(
                 f"the query reads {'.'.join(path)}: in a view, write the name of a collection with a dot as one name, "
-                f"{quoted(dotted)}{show_position(sql, at)}"
+                f"{quote_name(dotted)}{show_position(sql, at)}"
             )
         table = path[-1]
         collection = match_collection([table], names)

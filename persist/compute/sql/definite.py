@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from persist.codecs.types.calculator import calculator
-from persist.compute.query import quoted
+from persist.compute.query import quote_name
 from persist.core.errors import InvalidUsage
 
 _REFUSED = "persist refuses "
@@ -43,14 +43,14 @@ def forbid_indefinite(connection: Any) -> None:
     letters = "abc"[:_ARGUMENTS_MAX]
     statements = []
     for name in sorted(list_indefinite_functions()):
-        body = f"{quoted(_REFUSED + name)}()"
+        body = f"{quote_name(_REFUSED + name)}()"
         overloads = [f"({', '.join(letters[:count])}) AS {body}" for count in range(len(letters) + 1)]
         if name == "age":  # With two moments it is their distance; with one, the distance to today.
             overloads = [f"(a) AS {body}", "(a, b) AS system.main.age(a, b)"]
-        statements += [f"CREATE MACRO {body} AS 1", f"CREATE MACRO {quoted(name)} {', '.join(overloads)}"]
-        statements.append(f"DROP MACRO {quoted(_REFUSED + name)}")
+        statements += [f"CREATE MACRO {body} AS 1", f"CREATE MACRO {quote_name(name)} {', '.join(overloads)}"]
+        statements.append(f"DROP MACRO {quote_name(_REFUSED + name)}")
     # A query in a text is invisible to the caller.
-    table = quoted(f"{_REFUSED}query")
+    table = quote_name(f"{_REFUSED}query")
     statements.append(
         f"CREATE MACRO {table}() AS 1; CREATE MACRO query(a) AS TABLE SELECT {table}(); DROP MACRO {table}"
     )

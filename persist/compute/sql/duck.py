@@ -17,7 +17,15 @@ import pyarrow as pa
 
 from persist.codecs.types.calculator import DUCKDB, is_calculator
 from persist.codecs.types.sql_names import sql_name
-from persist.compute.query import Path, add_functions, check_lengths, is_time_window, quoted, walk_parts, windowed_table
+from persist.compute.query import (
+    Path,
+    add_functions,
+    check_lengths,
+    find_windowed_table,
+    is_time_window,
+    quote_name,
+    walk_parts,
+)
 from persist.compute.sql.definite import (
     check_qualified,
     find_refused_function,
@@ -65,8 +73,10 @@ def bind_query(sql: str, tables: Mapping[str, Columns], now: str, late_by: str |
         connection.execute("PRAGMA disable_optimizer")
         connection.execute(f"CREATE MACRO _now() AS {now}")
         for name, columns in tables.items():
-            declarations = ", ".join(f"{quoted(column)} {_declare_type(kind, connection)}" for column, kind in columns)
-            connection.execute(f"CREATE TABLE {quoted(name)} ({declarations})")
+            declarations = ", ".join(
+                f"{quote_name(column)} {_declare_type(kind, connection)}" for column, kind in columns
+            )
+            connection.execute(f"CREATE TABLE {quote_name(name)} ({declarations})")
         add_functions(connection, sql, late_by)
         check_qualified(walk_parts(statement))
         serialized = _parse_json(_fetch_text(connection, _SERIALIZE, sql, sql))
@@ -168,7 +178,7 @@ def _collect_tables(node: Any, tables: dict[Path, int], own: frozenset[str], sql
     if node.get("type") == "VALUE_PARAMETER":
         where = show_position(sql, node.get("query_location", 0))
         raise InvalidUsage(f"the query has a parameter without a value: write the value instead{where}")
-    path = windowed_table(node)
+    path = find_windowed_table(node)
     if node.get("type") == "BASE_TABLE":
         path = tuple(node["qualified_name"]["path"])
         path = path[1:] if sql_name(path[0]) == "recurring" else path

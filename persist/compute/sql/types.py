@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.compute.dataflow.plan.types import is_compatible
-from persist.compute.query import quoted
+from persist.compute.query import quote_name
 from persist.core.errors import InvalidUsage
 from persist.core.expression.term import INTERVAL, Call, Lit, Term
 
@@ -246,7 +246,7 @@ def to_duckdb(kind: str) -> str:
     if form == "map":
         return f"MAP({', '.join(to_duckdb(part) for _, part in parts)})"
     if form == "struct":
-        return f"STRUCT({', '.join(f'{quoted(name)} {to_duckdb(part)}' for name, part in parts)})"
+        return f"STRUCT({', '.join(f'{quote_name(name)} {to_duckdb(part)}' for name, part in parts)})"
     return _DUCKDB[kind]
 
 

@@ -44,12 +44,12 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.connect.spark.data_source.source import register
 from persist.connect.spark.data_source.writers import DataFrameWrite, present_time
 from persist.connect.spark.jar import find_jar
-from persist.connect.spark.options import WriteOptions, seen_by_all
+from persist.connect.spark.options import WriteOptions, resolve_for_tasks
 from persist.connect.spark.read_functions.locations import SparkLocation
 from persist.connect.spark.read_functions.plans import read_extremes
-from persist.connect.spark.read_functions.store import local_frame, unused
-from persist.connect.spark.types import quoted, spark_schema, to_stored_schema
-from persist.connect.spark.uploads import ranged, upload_by_tasks
+from persist.connect.spark.read_functions.store import find_unused_name, local_frame
+from persist.connect.spark.types import quote_column, spark_schema, to_stored_schema
+from persist.connect.spark.uploads import partition_by_key, upload_by_tasks
 from persist.connect.spark.write_functions.dataframes import write
 from persist.connect.spark.write_functions.upserting import upsert
 from persist.core.antichain import to_antichain
@@ -95,7 +95,7 @@ def catalog(
     Raises:
         InvalidUsage: the jar is missing, or the session lacks what has to be set before it is created.
     """
-    place = {"": CATALOG, ".location": seen_by_all(location)}
+    place = {"": CATALOG, ".location": resolve_for_tasks(location)}
     needed = {"spark.jars": str(find_jar()), "spark.sql.extensions": EXTENSIONS}
     if isinstance(spark, SparkSession.Builder):
         for option, value in needed.items():
@@ -141,7 +141,7 @@ class _Callbacks:
         assert context is not None, "a session calls"
         spark = SparkSession(context, session)
         options = json.loads(arguments)
-        location = seen_by_all(options.pop("location"))
+        location = resolve_for_tasks(options.pop("location"))
         storage = options.pop("storage") | _STORAGE.get(location, {})
         try:
             planner = Planner(spark, location, storage)
@@ -239,9 +239,9 @@ class Planner:
         copies = F.array_repeat(
             F.lit(0), F.when(count <= COPIES_MAX, count.cast("int")).otherwise(F.raise_error(refused).cast("int"))
         )
-        copy = unused("_copy", names)
+        copy = find_unused_name("_copy", names)
         rows = frame.select(
-            *(F.col(quoted(name)) for name in names),
+            *(F.col(quote_column(name)) for name in names),
             F.when(F.col("_diff") > 0, "insert").otherwise("delete").alias("_change_type"),
             F.col("_time").cast("long").alias("_commit_version"),
             moment.alias("_commit_timestamp"),
@@ -290,7 +290,7 @@ class Planner:
         if present_time(planned) != options["as_of"]:
             expected = 0 if options["as_of"] is None else options["as_of"] + 1
             raise UpperMismatch(to_antichain(expected), to_antichain(planned.upper))
-        planned.commit(upload_by_tasks(ranged(updates, target.schema), write.task).parts)
+        planned.commit(upload_by_tasks(partition_by_key(updates, target.schema), write.task).parts)
 
     def create(self, options: Mapping[str, Any]) -> bool:
         """Create a collection; return False if the name is taken."""
@@ -343,11 +343,11 @@ class Planner:
                     case "add":
                         if not change["nullable"]:
                             raise InvalidUsage(f"collections do not check NOT NULL: leave it out of {column!r}")
-                        evolution["add"][column] = _stored_type(change["type"])
+                        evolution["add"][column] = _get_stored_type(change["type"])
                         if change["comment"]:
                             comments[".".join(path)] = change["comment"]
                     case "type":
-                        evolution["widen"][column] = _stored_type(change["type"])
+                        evolution["widen"][column] = _get_stored_type(change["type"])
                     case "rename":
                         evolution["rename"][column] = ".".join(map(quote_name, [*path[:-1], change["name"]]))
                     case "drop":
@@ -442,7 +442,7 @@ def _columns(schema: CollectionSchema) -> StructType:
     return spark_schema(pa.schema([schema.arrow.field(name) for name in schema.names]))
 
 
-def _stored_type(schema: str) -> pa.DataType:
+def _get_stored_type(schema: str) -> pa.DataType:
     """Return the type of the one column of a schema."""
     return to_stored_schema(StructType.fromJson(json.loads(schema)), creates=True).field(0).type
 
@@ -479,13 +479,13 @@ def _range(handle: CollectionHandle, options: Mapping[str, Any]) -> tuple[int, i
     contents = handle.contents()
     start, until = contents.since + 1, contents.upper
     if options["start"] is not None:
-        start = _bound(handle, options["kind"], options["start"], is_before=options["from_inclusive"])
+        start = _find_time_bound(handle, options["kind"], options["start"], is_before=options["from_inclusive"])
     if options["end"] is not None:
-        until = _bound(handle, options["kind"], options["end"], is_before=not options["to_inclusive"])
+        until = _find_time_bound(handle, options["kind"], options["end"], is_before=not options["to_inclusive"])
     return start, until
 
 
-def _bound(handle: CollectionHandle, kind: str, named: Any, *, is_before: bool) -> int:
+def _find_time_bound(handle: CollectionHandle, kind: str, named: Any, *, is_before: bool) -> int:
     """Return the first time at or after a bound; without is_before, the first one after it."""
     if kind == "timestamp":
         if handle.timeline is None:

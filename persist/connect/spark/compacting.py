@@ -34,8 +34,8 @@ from persist.compute.tasks.compaction_jobs import (
     run_job,
 )
 from persist.connect.spark.data_source.source import register
-from persist.connect.spark.options import check_whole, seen_by_all
-from persist.connect.spark.workers import surfaced_errors
+from persist.connect.spark.options import check_whole, resolve_for_tasks
+from persist.connect.spark.workers import surface_errors
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.core.settings import Settings
 from persist.engine.compact import LEVEL_BYTES, CompactionReport, Compactor, LocalPartMaker, MadeRun, Rewrite, RunPiece
@@ -80,7 +80,7 @@ def compact(
         PySparkException: a task failed as often as Spark lets it; its message ends with the reason.
         If there are several collections, all are tried; then the first error is raised.
     """
-    where = seen_by_all(location)
+    where = resolve_for_tasks(location)
     check_whole("partitions", partitions, 1, SLICES_MAX)
     if settings is not None and not isinstance(settings, Settings):
         raise InvalidUsage(f"settings={settings!r} is not a Settings: use persist.Settings(memory_budget=…)")
@@ -94,20 +94,20 @@ def compact(
         maker = SparkPartMaker(spark, place, writer.local_part_maker(stop), engine.follower.next_seqno, partitions)
         compactor = writer.build_compactor(maker, stop)
         if collection is not None:
-            return _compacted(engine, compactor, collection, full=not only_due)
-        return _all_compacted(engine, compactor, full=not only_due)
+            return _compact(engine, compactor, collection, full=not only_due)
+        return _compact_all(engine, compactor, full=not only_due)
 
 
-def _compacted(engine: Engine, compactor: Compactor, name: str, *, full: bool) -> CompactionReport:
+def _compact(engine: Engine, compactor: Compactor, name: str, *, full: bool) -> CompactionReport:
     return compactor.compact(load_handle(engine, name).id, name, full=full, destroy=full)
 
 
-def _all_compacted(engine: Engine, compactor: Compactor, *, full: bool) -> CompactionReport:
+def _compact_all(engine: Engine, compactor: Compactor, *, full: bool) -> CompactionReport:
     report = CompactionReport()
     failed: PersistError | None = None
     for name in engine.names():
         try:
-            report += _compacted(engine, compactor, name, full=full)
+            report += _compact(engine, compactor, name, full=full)
         except CollectionNotFound:
             continue  # It was destroyed meanwhile.
         except PersistError as error:
@@ -183,7 +183,7 @@ class SparkPartMaker:
         answers: list[Answer] = []
         try:
             for start in range(0, len(jobs), JOBS_MAX):
-                answers += self._done(jobs[start : start + JOBS_MAX])
+                answers += self._run_jobs(jobs[start : start + JOBS_MAX])
                 for answer in answers[start:]:
                     answer.check()
         except BaseException:
@@ -191,7 +191,7 @@ class SparkPartMaker:
             raise
         return answers
 
-    def _done(self, jobs: Sequence[Job | Look]) -> list[Answer]:
+    def _run_jobs(self, jobs: Sequence[Job | Look]) -> list[Answer]:
         # One task for each, so that they are done where and when there is room, and again one by one.
         numbers = self._spark.range(0, len(jobs), 1, len(jobs))
         rows = numbers.mapInArrow(_in_tasks(tuple(jobs), self._place), "job long, answer binary").collect()
@@ -207,7 +207,7 @@ def _in_tasks(
     """Return a function for `DataFrame.mapInArrow` that does jobs by their numbers."""
 
     def do(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with surfaced_errors():
+        with surface_errors():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     answer = msgspec.json.encode(run_job(jobs[number], place))

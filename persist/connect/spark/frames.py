@@ -14,8 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from persist.codecs.types.casts import cast_column
-from persist.connect.spark.types import as_collection_expects, as_spark_expects, quoted, spark_schema, to_stored_schema
-from persist.connect.spark.workers import surfaced_errors
+from persist.connect.spark.types import (
+    as_collection_expects,
+    as_spark_expects,
+    quote_column,
+    spark_schema,
+    to_stored_schema,
+)
+from persist.connect.spark.workers import surface_errors
 
 TaskFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -97,7 +103,7 @@ def cast_exactly(df: DataFrame, fields: pa.Schema) -> DataFrame:
     cast = _Cast(fields)
     cast.table(to_stored_schema(df.schema).empty_table())
     target = spark_schema(fields)
-    df = df.select(*map(quoted, fields.names))
+    df = df.select(*map(quote_column, fields.names))
     if _kinds(df.schema) == _kinds(target):
         return df
     return map_in_tasks(df, cast.__call__, target)
@@ -115,7 +121,7 @@ class _Cast:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = spark_schema(self.fields)
-        with surfaced_errors():
+        with surface_errors():
             for batch in batches:
                 yield from as_spark_expects(self.table(pa.Table.from_batches([batch])), schema).to_batches()
 

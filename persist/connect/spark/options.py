@@ -182,7 +182,7 @@ OPTIONS = (
 )  # fmt: skip
 
 
-def given_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
+def split_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
     """Split options into the location, options of the store, and options of some uses.
 
     Names become lower case.
@@ -207,7 +207,7 @@ def given_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, 
         raise InvalidUsage('no location was given: use .load("s3://bucket/prefix") or .save("/folder")')
     if not options.get("collection"):
         raise InvalidUsage('no collection was given: use .option("collection", "name")')
-    return seen_by_all(location), storage, options
+    return resolve_for_tasks(location), storage, options
 
 
 def _check_known(options: Mapping[str, str], uses: tuple[Use, ...]) -> None:
@@ -216,7 +216,7 @@ def _check_known(options: Mapping[str, str], uses: tuple[Use, ...]) -> None:
     unknown = sorted(options.keys() - names)
     if not unknown:
         return
-    close = [match for name in unknown for match in _meant(name, names)]
+    close = [match for name in unknown for match in _suggest_option(name, names)]
     hint = f"Did you mean {', '.join(map(repr, close))}? " if close else ""
     doing = {"read": "reading", "stream": "a stream from", "write": "writing", "streaming write": "streaming to"}
     meanings = "; ".join(f"{option.name}: {option.meaning}" for option in allowed)
@@ -226,7 +226,7 @@ def _check_known(options: Mapping[str, str], uses: tuple[Use, ...]) -> None:
     )
 
 
-def _meant(name: str, names: set[str]) -> list[str]:
+def _suggest_option(name: str, names: set[str]) -> list[str]:
     """Return the option that an unknown name probably means."""
     our_name = _MEANT.get(name)
     return [our_name] if our_name in names else get_close_matches(name, names, 1, 0.6)
@@ -247,7 +247,7 @@ class _Parsed:
 
 def _parse_options(options: Mapping[str, str], use: Use) -> _Parsed:
     """Return the options of a use. A missing option has its default, or no value without a default."""
-    location, storage, texts = given_options(options, use)
+    location, storage, texts = split_options(options, use)
     values: dict[str, Any] = {"location": location, "storage": storage}
     for option in OPTIONS:
         text = texts.get(option.name, option.default)
@@ -256,7 +256,7 @@ def _parse_options(options: Mapping[str, str], use: Use) -> _Parsed:
     return _Parsed(texts, values)
 
 
-def seen_by_all(location: str | os.PathLike[str]) -> str:
+def resolve_for_tasks(location: str | os.PathLike[str]) -> str:
     """Return the location as tasks must call it, whatever their working folders are."""
     if not isinstance(location, (str, os.PathLike)) or os.fspath(location).startswith("memory:"):
         raise InvalidUsage(
@@ -409,7 +409,7 @@ def write_options(
         check_whole("time", time, 0, TIME_MAX)
     check_whole("partitions", partitions, 1, PARTITIONS_MAX)
     return WriteOptions(
-        location=seen_by_all(location),
+        location=resolve_for_tasks(location),
         collection=collection,
         time=time,
         seal=seal if seal is None or is_moment(seal) else to_antichain(to_frontier(cast(int | Antichain, seal))),

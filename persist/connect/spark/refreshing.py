@@ -32,8 +32,8 @@ from persist.compute.dataflow.running.refreshed import Refreshed
 from persist.compute.dataflow.running.refreshed import refresh as refresh_running
 from persist.compute.dataflow.running.running import Options
 from persist.compute.sql import OnView, load_live_view
-from persist.connect.spark.options import check_whole, seen_by_all
-from persist.connect.spark.workers import check_workers, parallelism, surfaced_errors
+from persist.connect.spark.options import check_whole, resolve_for_tasks
+from persist.connect.spark.workers import check_workers, parallelism, surface_errors
 from persist.connect.spark.write_functions.upserting import PARTITIONS_MAX
 from persist.core.errors import (
     AsOfCompacted,
@@ -81,14 +81,14 @@ def refresh(
     """
     live = load_live_view(view)
     cluster = _cluster(live.engine, spark, where, partitions, storage_options)
-    return live.refresh(first=None if cluster is None else lambda program: cluster.refreshed(program, live.engine))
+    return live.refresh(first=None if cluster is None else lambda program: cluster.refresh(program, live.engine))
 
 
 def explain_refresh(view: OnView, spark: SparkSession | None = None, *, where: Place = "auto") -> str:
     """Return where `refresh` would compute a view now, why, and what it reads."""
     live = load_live_view(view)
     cluster = _cluster(live.engine, spark, where, None, None)
-    by_tasks = None if cluster is None else cluster.explained(live.program(), live.engine)
+    by_tasks = None if cluster is None else cluster.explain(live.program(), live.engine)
     return live.explain_refresh() if by_tasks is None else str(by_tasks)
 
 
@@ -125,7 +125,7 @@ def run_program(
     if until is not None:
         _wait_for(engine, program, until, timeout_s)
     engine.writer("refresh")
-    refreshed = None if cluster is None else cluster.refreshed(program, engine)
+    refreshed = None if cluster is None else cluster.refresh(program, engine)
     if refreshed is not None:
         return refreshed
     with program.open(engine, **set_limits, partial=True) as running:
@@ -156,7 +156,7 @@ def _cluster(
         raise InvalidUsage("there is no active Spark session: give one with spark=")
     if where == "driver" or (where != "tasks" and engine.url.startswith("memory:")):
         return None
-    return _Cluster(spark, seen_by_all(engine.url), dict(storage or {}), partitions, where == "tasks")
+    return _Cluster(spark, resolve_for_tasks(engine.url), dict(storage or {}), partitions, where == "tasks")
 
 
 @dataclass(frozen=True)
@@ -173,14 +173,14 @@ class _Cluster:
     partitions: int | None
     is_requested: bool
 
-    def refreshed(self, program: Program, engine: Engine) -> Refreshed | None:
+    def refresh(self, program: Program, engine: Engine) -> Refreshed | None:
         """Bring outputs up to date by tasks; None if it is better done here."""
         if self._cannot(program):
             return None
         for tries_left in reversed(range(TRIES)):
             try:
                 with Ports.of_job(program, engine) as ports, self._job(program, ports) as job:
-                    plan = self._chosen(job)
+                    plan = self._choose(job)
                     if plan is None:
                         return None
                     if not job.is_due:
@@ -197,12 +197,12 @@ class _Cluster:
                 engine.follower.looks.again()
         raise AssertionError("the last try returns or raises")
 
-    def explained(self, program: Program, engine: Engine) -> Refreshed | None:
+    def explain(self, program: Program, engine: Engine) -> Refreshed | None:
         """Return how tasks would do it; None if it is better done here."""
         if self._cannot(program):
             return None
         with Ports.of_job(program, engine) as ports, self._job(program, ports) as job:
-            return self._chosen(job)
+            return self._choose(job)
 
     def _cannot(self, program: Program) -> bool:
         program.check()
@@ -218,7 +218,7 @@ class _Cluster:
     def _job(self, program: Program, ports: Ports) -> Job:
         return Job(program, ports, self.location, self.storage, parallelism(self.spark))
 
-    def _chosen(self, job: Job) -> Refreshed | None:
+    def _choose(self, job: Job) -> Refreshed | None:
         if job.corrects:
             return None
         if self.is_requested:
@@ -262,7 +262,7 @@ class _Surfaced:
     task: StageTask
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with surfaced_errors():
+        with surface_errors():
             yield from self.task.rows(batches)
 
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType, TimestampType
 from persist.compute.index import FoundByIndex
 from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.types import as_spark_expects
-from persist.connect.spark.workers import surfaced_errors, tell
+from persist.connect.spark.workers import surface_errors, tell
 from persist.core.errors import InvalidUsage
 from persist.core.timeline import read_timeline
 from persist.engine.read.following.changes import Transitions, UpsertEvents, read_changes, with_moments
@@ -59,7 +59,7 @@ class Slice(InputPartition):
         Args:
             what: "all" for contents, "changes" for updates.
         """
-        with surfaced_errors(), self.address.open_store() as storage:
+        with surface_errors(), self.address.open_store() as storage:
             rows = 0
             for table in self._tables(form, what, PartReader(storage.blob)):
                 rows += len(table)

@@ -138,7 +138,7 @@ def _spark_type(type_: pa.DataType, column: str) -> pa.DataType:
     if pt.is_decimal(type_):
         return _decimal(type_, column)
     if pt.is_nested(type_):
-        return _nested(type_, column)
+        return _parse_nested(type_, column)
     return type_
 
 
@@ -151,7 +151,7 @@ def _decimal(type_: Any, column: str) -> pa.DataType:
     return pa.decimal128(type_.precision, type_.scale)
 
 
-def _nested(type_: Any, column: str) -> pa.DataType:
+def _parse_nested(type_: Any, column: str) -> pa.DataType:
     if pt.is_struct(type_):
         return pa.struct([field.with_type(_spark_type(field.type, column)) for field in type_])
     if pt.is_map(type_):
@@ -159,7 +159,7 @@ def _nested(type_: Any, column: str) -> pa.DataType:
     return pa.list_(_spark_type(type_.value_type, column))
 
 
-def quoted(name: str) -> str:
+def quote_column(name: str) -> str:
     """Return a column's name as Spark takes it whatever characters it has."""
     return f"`{name.replace('`', '``')}`"
 
@@ -179,7 +179,7 @@ def to_stored_schema(schema: StructType, *, creates: bool = False) -> pa.Schema:
         SchemaMismatch: a collection cannot hold a type of Spark as it is.
     """
     for field in schema.fields:
-        _check_kept(field.dataType, field.name, creates=creates)
+        _check_type(field.dataType, field.name, creates=creates)
     return utc_arrow_schema(schema)
 
 
@@ -210,19 +210,19 @@ _REMEDIES: dict[type[DataType], str] = {
 }
 
 
-def _check_kept(kind: DataType, column: str, *, creates: bool) -> None:
+def _check_type(kind: DataType, column: str, *, creates: bool) -> None:
     """Refuse a type of Spark that a read would change; without creates, only if values would change."""
     if isinstance(kind, types.StructType):
         for field in kind.fields:
-            _check_kept(field.dataType, column, creates=creates)
+            _check_type(field.dataType, column, creates=creates)
         if len({*kind.names}) == len(kind.names) > 0:
             return
         remedy = "Give each of its fields a name of its own, and at least one"
     elif isinstance(kind, types.ArrayType):
-        return _check_kept(kind.elementType, column, creates=creates)
+        return _check_type(kind.elementType, column, creates=creates)
     elif isinstance(kind, types.MapType):
-        _check_kept(kind.keyType, column, creates=creates)
-        return _check_kept(kind.valueType, column, creates=creates)
+        _check_type(kind.keyType, column, creates=creates)
+        return _check_type(kind.valueType, column, creates=creates)
     elif isinstance(kind, _KEPT):
         return
     elif same := _same_values(kind):

@@ -34,8 +34,8 @@ from persist.compute.tasks.batch_times import LateFilter
 from persist.compute.tasks.keyed_work import KeyedWork
 from persist.compute.tasks.planned_write import DigestSum, SinkOptions, Target, add_digests, gather_tables, upload
 from persist.connect.spark.frames import map_in_tasks, match_names
-from persist.connect.spark.types import as_collection_expects, quoted, to_stored_schema, utc_arrow_schema
-from persist.connect.spark.workers import surfaced_errors, writable
+from persist.connect.spark.types import as_collection_expects, quote_column, to_stored_schema, utc_arrow_schema
+from persist.connect.spark.workers import surface_errors, writable
 from persist.core.antichain import to_antichain, to_time
 from persist.core.errors import (
     FrontierRegression,
@@ -126,7 +126,7 @@ class UploadTask:
     def run(self, batches: Iterable[pa.RecordBatch]) -> "Uploaded":
         """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
         late, digest, keys = LateFilter(self.lower), DigestSum(self.digest_by), OnePerKey(self.target)
-        with surfaced_errors():
+        with surface_errors():
             tables = (late.drop_late(self._updates(table, digest, keys)) for table in gather_tables(batches))
             if self.only_digest:
                 tables = (table.slice(0, 0) for table in tables)
@@ -187,7 +187,7 @@ def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:
     return Uploaded.together([msgspec.json.decode(row.uploaded, type=Uploaded) for row in rows])
 
 
-def ranged(df: DataFrame, schema: CollectionSchema, partitions: int | None = None) -> DataFrame:
+def partition_by_key(df: DataFrame, schema: CollectionSchema, partitions: int | None = None) -> DataFrame:
     """Return df ranged over tasks by key, and sorted within them by key, value and `_time`.
 
     Args:
@@ -205,7 +205,7 @@ def ranged(df: DataFrame, schema: CollectionSchema, partitions: int | None = Non
 
 
 def is_ranged_by_key(schema: CollectionSchema) -> bool:
-    """Return whether `ranged` brings all rows of one key into one task."""
+    """Return whether `partition_by_key` brings all rows of one key into one task."""
     if not _has_distinct_names(schema):
         return False
     return bool(schema.key_names) and not pt.is_nested(schema.arrow.field(schema.key_names[0]).type)
@@ -219,7 +219,7 @@ def _has_distinct_names(schema: CollectionSchema) -> bool:
 def ascending(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
     """Return the order by columns, up to the first that Spark orders otherwise than parts."""
     flat = takewhile(lambda name: not pt.is_nested(schema.arrow.field(name).type), names)
-    return [F.col(quoted(name)).asc_nulls_last() for name in flat]
+    return [F.col(quote_column(name)).asc_nulls_last() for name in flat]
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class EventRows:
         self(to_stored_schema(schema).empty_table())
 
 
-def planned(
+def plan_events(
     options: SinkOptions,
     schema: StructType,
     machine: Machine | None = None,
@@ -308,7 +308,7 @@ def _check_times(contents: CollectionState, time: int | str | None, end: int | N
         raise FrontierRegression("upper", to_antichain(end), to_antichain(contents.upper))
 
 
-def packed(batches: Iterable[pa.RecordBatch], bytes_max: int | None) -> tuple[bytes | None, int]:
+def pack_rows(batches: Iterable[pa.RecordBatch], bytes_max: int | None) -> tuple[bytes | None, int]:
     """Return the rows of a task as an Arrow stream, and their size.
 
     The stream is None without rows, or if they are larger than bytes_max.

@@ -74,7 +74,7 @@ def check_python(command: str, ours: str) -> None:
     """Raise InvalidUsage if local workers run a Python unlike the driver's."""
     python = shutil.which(command)
     if python is None:
-        raise InvalidUsage(_told(f"{command}, which there is not"))
+        raise InvalidUsage(_describe_error(f"{command}, which there is not"))
     if os.path.dirname(os.path.abspath(python)) == os.path.dirname(os.path.abspath(ours)):
         return
     result = subprocess.run([python, "-c", _ASKED], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
@@ -85,18 +85,18 @@ def check_python(command: str, ours: str) -> None:
 @lru_cache(maxsize=16)
 def _check_there(context: Any) -> None:
     # Workers that lack this module must be able to load it all the same: as a value, not by its name.
-    asking = FunctionType(_answered.__code__, {"__name__": "__main__"}, "answered")
+    asking = FunctionType(_answer.__code__, {"__name__": "__main__"}, "answered")
     asking.__module__ = "__main__"
     try:
         [(python, version, library)] = context.parallelize([0], 1).mapPartitions(asking).collect()
     except PySparkException as error:
         if "PYTHON_VERSION_MISMATCH" in str(error):
-            raise InvalidUsage(_told("another version of Python")) from error
+            raise InvalidUsage(_describe_error("another version of Python")) from error
         return  # The next call of Spark reports any other error better.
     _check(python, version, library)
 
 
-def _answered(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
+def _answer(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
     import sys
 
     try:
@@ -109,13 +109,13 @@ def _answered(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
 def _check(python: str, version: str, library: str) -> None:
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if version != ours:
-        raise InvalidUsage(_told(f"{python} (Python {version or 'unknown'}, and the driver's is {ours})"))
+        raise InvalidUsage(_describe_error(f"{python} (Python {version or 'unknown'}, and the driver's is {ours})"))
     if library != __version__:
         has = f"persist {library}" if library else "no persist"
-        raise InvalidUsage(_told(f"{python} (which has {has}, and the driver has {__version__})"))
+        raise InvalidUsage(_describe_error(f"{python} (which has {has}, and the driver has {__version__})"))
 
 
-def _told(what: str) -> str:
+def _describe_error(what: str) -> str:
     return (
         f"Spark's workers run {what}: set PYSPARK_PYTHON={sys.executable}, or where workers have this library, before "
         "the session is made."
@@ -129,7 +129,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def surfaced_errors() -> Iterator[None]:
+def surface_errors() -> Iterator[None]:
     """Let a PersistError reach Spark's user as its class name and message, without frames."""
     try:
         yield

@@ -44,8 +44,6 @@ def attach_versions(schema: CollectionSchema, contents: CollectionState) -> Coll
     """Return a schema that knows the other versions of a collection's.
 
     Parts of other versions need that. The codecs of the schema stay.
-
-    The codecs of the schema stay.
     """
     if len(schema.known) == len(contents.earlier) + 1 or not contents.earlier:
         return schema

@@ -131,7 +131,7 @@ class FlightCalls:
 
         def answer(requests: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
             try:
-                yield from method(self._timed(requests, context), context)
+                yield from method(self._receive_in_time(requests, context), context)
             except grpc.RpcError:
                 return  # The client has gone, or was too slow.
             except Exception as error:
@@ -140,7 +140,7 @@ class FlightCalls:
 
         return grpc.stream_stream_rpc_method_handler(answer)
 
-    def _timed(self, requests: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
+    def _receive_in_time(self, requests: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
         """Yield messages, which must all arrive within `RECEIVE_S` after the first request for one."""
         since_s, number = time.monotonic(), id(context)  # Steady streams may take long.
         while True:
@@ -295,7 +295,7 @@ class BlobCalls:
         self._blob = blob
         self._turns = threading.BoundedSemaphore(GETS_MAX)
 
-    def done(self, what: str, body: bytes) -> Iterator[bytes] | None:
+    def run_action(self, what: str, body: bytes) -> Iterator[bytes] | None:
         """Do an action and yield its results; None if it is none of a store."""
         if what == "blob.get":
             return self._got(decode_message(body, BlobGet))

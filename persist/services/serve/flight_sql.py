@@ -137,7 +137,7 @@ class FlightSql:
         endpoint = flight.FlightEndpoint(ticket, [])
         return flight.FlightInfo(schema, flight.FlightDescriptor.for_command(command), [endpoint], -1, -1)
 
-    def opened(self, ticket: bytes, context: Any) -> Opened:
+    def open_ticket(self, ticket: bytes, context: Any) -> Opened:
         """Return the columns for a ticket, a function that releases it, and its batches."""
         name, message = unpack_command(ticket)
         if name in ANSWERS:
@@ -151,7 +151,7 @@ class FlightSql:
             raise ValueError(f"the ticket does not belong to this server: {error}") from error
         return self._open_answer(statement, ticket, context)
 
-    def done(self, what: str, body: bytes) -> bytes | None:
+    def run_action(self, what: str, body: bytes) -> bytes | None:
         """Do an action and return its result; None if it is none of Flight SQL."""
         if what == "CancelFlightInfo":
             return encode_fields((1, self._cancel_queries(group_fields(body).get(1, b""))))

@@ -49,7 +49,7 @@ RETRY_S_MIN, RETRY_S_MAX = 0.2, 30.0
 logger = logging.getLogger(__name__)
 
 
-def connected(server: Notify) -> flight.FlightClient:
+def connect(server: Notify) -> flight.FlightClient:
     """Return a client that calls a server; nothing is sent yet."""
     return wire.connect(parse_address(server.url).url, server.certificate)
 
@@ -77,7 +77,7 @@ class Listener:
             threading.Thread(target=self._listen, name="persist-notified", daemon=True),
             threading.Thread(target=self._tell, name="persist-notifying", daemon=True),
         ]
-        follower.on_advance = self._advanced
+        follower.on_advance = self._note_advance
         for thread in self._threads:
             thread.start()
 
@@ -105,7 +105,7 @@ class Listener:
         pause_s, is_known = RETRY_S_MIN, False
         while not self._stop.is_set():
             try:
-                with contextlib.closing(connected(self._notify)) as client:
+                with contextlib.closing(connect(self._notify)) as client:
                     self._client = client
                     for seqno in self._answers(client):
                         self._heard = max(self._heard, seqno)
@@ -137,7 +137,7 @@ class Listener:
                 after = newest.seqno
                 yield newest.seqno
 
-    def _advanced(self, seqno: int) -> None:
+    def _note_advance(self, seqno: int) -> None:
         if seqno > self._heard:
             self._news.set()
 
@@ -178,7 +178,7 @@ class FlightRelay:
             InvalidUsage: it does not, not for this client, or for another location.
         """
         try:
-            answer = ask(self._connected(), self._server, "commits", b"{}", COMMIT_S)
+            answer = ask(self._connect(), self._server, "commits", b"{}", COMMIT_S)
             commits = decode_message(answer, Commits)
         except (
             pa.ArrowInvalid,
@@ -192,7 +192,7 @@ class FlightRelay:
                 "may write of a Client.serve(commits=True) of the same location."
             ) from error
         except wire.CALL_FAILED as error:
-            self._failed(error)
+            self._map_error(error)
             return
         if location is not None and commits.location != location:
             self.close()
@@ -212,10 +212,10 @@ class FlightRelay:
         try:
             command = msgspec.json.encode(CommitRequest(len(data)))
             answers = decode_answers(
-                wire.answer_in_pieces(self._connected(), self._server.token, command, data, COMMIT_S), len(operations)
+                wire.answer_in_pieces(self._connect(), self._server.token, command, data, COMMIT_S), len(operations)
             )
         except wire.CALL_FAILED as error:
-            self._failed(error)
+            self._map_error(error)
             return [None] * len(operations)
         self._pause_s = RETRY_S_MIN
         return answers
@@ -227,12 +227,12 @@ class FlightRelay:
             with contextlib.suppress(*wire.CALL_FAILED):
                 client.close()
 
-    def _connected(self) -> flight.FlightClient:
+    def _connect(self) -> flight.FlightClient:
         if self._client is None:
-            self._client = connected(self._server)
+            self._client = connect(self._server)
         return self._client
 
-    def _failed(self, error: BaseException) -> None:
+    def _map_error(self, error: BaseException) -> None:
         if self._pause_s == RETRY_S_MIN:
             logger.warning("%s does not commit, so this client does so by itself: %s", self._server.url, error)
         self._counts["failures"] += 1

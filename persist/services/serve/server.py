@@ -212,32 +212,32 @@ class Server(Closes):
     # Calls of Flight, each in a thread of its own.
 
     def _get_flight_info(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        yield self._described(requests).serialize()
+        yield self._describe(requests).serialize()
 
     def _get_schema(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        yield encode_fields((1, self._described(requests).schema.serialize()))
+        yield encode_fields((1, self._describe(requests).schema.serialize()))
 
     def _do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         ticket = _parse_message(flight.Ticket, next(requests)).ticket
-        schema, close, rows = self._speaking_sql().opened(ticket, context)
+        schema, close, rows = self._speaking_sql().open_ticket(ticket, context)
         try:
-            stream = self._entered(close, partial(cut, context))
+            stream = self._enter(close, partial(cut, context))
         except BaseException:
             close()
             raise
-        yield from _guarded(itertools.chain([schema_message(schema)], _sliced(rows)), stream, self._hub)
+        yield from _guard(itertools.chain([schema_message(schema)], _slice(rows)), stream, self._hub)
 
     def _do_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         action = _parse_message(flight.Action, next(requests))
         self._tokens.check(f"DoAction/{action.type}", context.invocation_metadata())
         body = action.body.to_pybytes()
-        results = None if self._store is None else self._store.done(action.type, body)
+        results = None if self._store is None else self._store.run_action(action.type, body)
         if results is not None:
             # Values are large, so they are streams: there are not too many of them, and none waits for long.
-            stream = self._entered(lambda: None, partial(cut, context))
-            yield from _guarded((encode_fields((ACTION_RESULT, value)) for value in results), stream, self._hub)
+            stream = self._enter(lambda: None, partial(cut, context))
+            yield from _guard((encode_fields((ACTION_RESULT, value)) for value in results), stream, self._hub)
             return
-        result = None if self._sql is None else self._sql.done(action.type, body)
+        result = None if self._sql is None else self._sql.run_action(action.type, body)
         yield encode_fields((ACTION_RESULT, self._act(action.type, body, context) if result is None else result))
 
     def _do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -254,12 +254,12 @@ class Server(Closes):
             _drain(requests)
             raise
         if kind == "put":
-            yield encode_fields((METADATA, self._stored(decode_message(command, BlobPut), message, requests)))
+            yield encode_fields((METADATA, self._encode_stored(decode_message(command, BlobPut), message, requests)))
             return
         length = decode_message(command, CommitRequest).commit
-        commits = self._offered(self._commits, COMMITS)
+        commits = self._find_part(self._commits, COMMITS)
         with commits.room.of(length):
-            yield encode_fields((METADATA, commits.answer(_received(length, message, requests))))
+            yield encode_fields((METADATA, commits.answer(_receive(length, message, requests))))
 
     def _do_put(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield self._speaking_sql().put(requests)
@@ -281,7 +281,7 @@ class Server(Closes):
             return self._wait(decode_message(body, Wait), context)
         if what == "commits":
             decode_message(body, Nothing)
-            return msgspec.json.encode(Commits(self._offered(self._commits, COMMITS).location()))
+            return msgspec.json.encode(Commits(self._find_part(self._commits, COMMITS).location()))
         if what == "leave":
             waiter = decode_message(body, Leave).waiter
             with self._hub.changed:
@@ -294,19 +294,19 @@ class Server(Closes):
             raise ValueError(f"there is no action {what[:200]!r}: use wait, leave, committed or commits")
         return b"{}"
 
-    def _stored(self, put: BlobPut, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
+    def _encode_stored(self, put: BlobPut, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
         assert self._store is not None
         if not 0 <= put.bytes <= SERVED_PUT_BYTES_MAX:
             raise ValueError(f"a value of {put.bytes:,} bytes is not taken: at most {SERVED_PUT_BYTES_MAX:,} are")
         with self._putting.of(put.bytes):
-            value = _received(put.bytes, first, requests)
+            value = _receive(put.bytes, first, requests)
             _drain(requests)
             return self._store.put(put, value)
 
     def _speaking_sql(self) -> FlightSql:
-        return self._offered(self._sql, "speak SQL: it needs serve(sql=True)")
+        return self._find_part(self._sql, "speak SQL: it needs serve(sql=True)")
 
-    def _offered(self, part: T | None, lacks: str) -> T:
+    def _find_part(self, part: T | None, lacks: str) -> T:
         """Return a part of the server. Raises ValueError if it has none, and Unavailable if it ends."""
         if part is None:
             raise ValueError(f"this server does not {lacks}")
@@ -314,11 +314,11 @@ class Server(Closes):
             raise Unavailable("the server ends")
         return part
 
-    def _described(self, requests: Iterator[bytes]) -> flight.FlightInfo:
+    def _describe(self, requests: Iterator[bytes]) -> flight.FlightInfo:
         descriptor = _parse_message(flight.FlightDescriptor, next(requests))
         return self._speaking_sql().info(descriptor.command or b"")
 
-    def _entered(self, close: Callable[[], object], end: Callable[[], object]) -> _Stream:
+    def _enter(self, close: Callable[[], object], end: Callable[[], object]) -> _Stream:
         stream = _Stream(close, end)
         with self._hub.changed:
             if len(self._hub.streams) >= STREAMS_MAX or self._hub.is_closed:
@@ -342,7 +342,7 @@ class Server(Closes):
             return msgspec.json.encode(Newest(self._follower.state.location, hub.seqno))
 
 
-def _received(length: int, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
+def _receive(length: int, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
     """Return so many bytes of the metadata of messages, of which the first is there."""
     data = bytearray(first.get(METADATA, b""))
     while len(data) < length:
@@ -375,7 +375,7 @@ def _enter_wait(hub: _Hub, waiter: str) -> None:
     hub.waiters.add(waiter)
 
 
-def _sliced(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+def _slice(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
     """Yield the messages of batches, cut to `BATCH_ROWS` rows and about `BATCH_BYTES`."""
     for batch in batches:
         rows = max(1, min(BATCH_ROWS, BATCH_BYTES * len(batch) // max(batch.nbytes, 1)))
@@ -383,7 +383,7 @@ def _sliced(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
             yield from batch_messages(batch.slice(start, rows))
 
 
-def _guarded(messages: Iterator[bytes], stream: _Stream, hub: _Hub) -> Iterator[bytes]:
+def _guard(messages: Iterator[bytes], stream: _Stream, hub: _Hub) -> Iterator[bytes]:
     """Yield messages, and note for each since when it waits to be taken."""
     try:
         for message in messages:

@@ -12,7 +12,7 @@ import persist
 from persist.blob.stores.file import FileBlob
 from persist.compute.tasks.keyed_work import commit_events, commit_resolution
 from persist.compute.tasks.planned_write import SinkOptions, writing
-from persist.connect.spark.uploads import planned
+from persist.connect.spark.uploads import plan_events
 from persist.core.settings import Settings
 
 GROUPS = 8
@@ -29,7 +29,7 @@ def resolved_by_a_task(location: str, ids: Any, monkeypatch: pytest.MonkeyPatch)
         read.append(len(found or b"") if key.startswith("part/") else 0)
         return found
 
-    work = planned(SinkOptions(location=location, collection="rows", time=1, seal=2), EVENTS)
+    work = plan_events(SinkOptions(location=location, collection="rows", time=1, seal=2), EVENTS)
     monkeypatch.setattr(FileBlob, "get", counted)
     made = work.store_result(pa.table({"id": ids, "x": np.full(len(ids), -1.0)}), resolves=True)
     monkeypatch.undo()
@@ -70,12 +70,12 @@ def test_tasks_store_no_event_that_leaves_columns_as_they_are(tmp_path: Path, re
     events = {"id": [1, 2], "a": [5, 6], "b": [None, 9], "_unchanged": pa.array([["b"], None], pa.list_(pa.string()))}
 
     def work(seal: int | None) -> Any:
-        return planned(SinkOptions(location=location, collection="rows", time=2, seal=seal, token="t"), PARTIAL)
+        return plan_events(SinkOptions(location=location, collection="rows", time=2, seal=seal, token="t"), PARTIAL)
 
     partial_events, whole = pa.table(events), pa.table(events).slice(1)
     for seal, resolves in ((3, False), (None, False), (2, True)):
         with pytest.raises(persist.InvalidUsage, match=r"leave columns as they are.*where=\"driver\""):
-            work(seal).stored(partial_events, resolves=resolves)
+            work(seal).store_result(partial_events, resolves=resolves)
     assert work(None).stored(whole, resolves=False).pended[0].rows == 1
     if resolve == "background":
         return  # Tasks never resolve these.
@@ -100,7 +100,7 @@ def test_late_events_of_a_batch_tell_the_columns_that_they_leave_as_they_are(tmp
     names = pa.array([["a", "b"], ["b"], None], pa.list_(pa.string()))
     events = pa.table({"id": [1, 1, 1], "a": [None, 5, 6], "b": [None, None, 9], "_unchanged": names})
     options = SinkOptions(location=location, collection="rows", time=2, seal=5, token="t")
-    work = planned(options, PARTIAL, collects=True)
+    work = plan_events(options, PARTIAL, collects=True)
     with writing(location, {}) as engine:
         commit_events(engine, work, events, late_to="late")
     with persist.open(location) as client, client["late"].snapshot() as snapshot:

@@ -148,13 +148,13 @@ def test_a_number_of_slices_is_the_number_of_tasks(
 ) -> None:
     location, large = filled(tmp_path / "location"), persist.Settings(background=False)
     asked: list[int] = []
-    done = maintenance.SparkPartMaker._done
+    done = maintenance.SparkPartMaker._run_jobs
 
     def counting(self: Any, jobs: Any) -> Any:
         asked.append(len(jobs))
         return done(self, jobs)
 
-    monkeypatch.setattr(maintenance.SparkPartMaker, "_done", counting)
+    monkeypatch.setattr(maintenance.SparkPartMaker, "_run_jobs", counting)
     before = contents(location)
     # What lives in the log becomes one part: so little is not worth a task.
     assert compact(spark, location, partitions=3, settings=large).parts_written == 1 + 3

@@ -11,7 +11,7 @@ from persist.connect.spark.options import (
     StreamOptions,
     StreamWriteOptions,
     WriteOptions,
-    given_options,
+    split_options,
 )
 from tests.support.paths import ROOT
 
@@ -46,11 +46,11 @@ def test_defaults_are_values_that_their_options_take() -> None:
 
 def test_an_option_that_is_misspelt_is_answered_with_the_one_that_was_meant() -> None:
     with pytest.raises(InvalidUsage, match=r"option 'asof' is not an option for reading .* Did you mean 'as_of'\?"):
-        given_options({**PLACE, "asof": "3"}, "read")
+        split_options({**PLACE, "asof": "3"}, "read")
     with pytest.raises(InvalidUsage, match=r"Did you mean 'max_times_per_trigger'\?"):
-        given_options({**PLACE, "max_time_per_trigger": "3"}, "stream")
+        split_options({**PLACE, "max_time_per_trigger": "3"}, "stream")
     with pytest.raises(InvalidUsage, match=r"'quux' is not an option for writing format\(\"persist\"\)\. There are: "):
-        given_options({**PLACE, "quux": "3"}, "write")
+        split_options({**PLACE, "quux": "3"}, "write")
 
 
 @pytest.mark.parametrize(

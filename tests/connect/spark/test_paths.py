@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from persist import InvalidUsage
-from persist.connect.spark.options import given_options, seen_by_all
+from persist.connect.spark.options import resolve_for_tasks, split_options
 
 
 def test_relative_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,11 +18,11 @@ def test_relative_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.Mo
         "file:/a b": "file:///a b",
         "s3://bucket/prefix": "s3://bucket/prefix",
     }.items():
-        location, _, _ = given_options({"path": given, "collection": "c"}, "read")
+        location, _, _ = split_options({"path": given, "collection": "c"}, "read")
         assert location == wanted
-    assert seen_by_all(Path("orders")) == str(tmp_path / "orders")
+    assert resolve_for_tasks(Path("orders")) == str(tmp_path / "orders")
 
 
 def test_what_only_one_process_has_is_refused() -> None:
     with pytest.raises(InvalidUsage, match="is not one that other processes can open"):
-        given_options({"path": "memory://x", "collection": "c"}, "read")
+        split_options({"path": "memory://x", "collection": "c"}, "read")

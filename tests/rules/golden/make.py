@@ -186,7 +186,7 @@ def stored_members() -> dict[str, dict[str, str]]:
 
 def _type_name(kind: Any) -> str:
     name = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-    return re.sub(r"\w+\.(?=\w)", "", name)
+    return re.sub(r"\w+\.(?=\w)", "", name).replace("Mapping[", "dict[")  # JSON has one kind of object.
 
 
 def write_view(client: persist.Client) -> None:

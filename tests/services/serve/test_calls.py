@@ -54,7 +54,7 @@ def calls(blob: MemoryBlob) -> BlobCalls:
 
 
 def got(calls: BlobCalls, *wanted: Any) -> tuple[BlobHead, bytes]:
-    answers = calls.done("blob.get", msgspec.json.encode(BlobGet(*wanted)))
+    answers = calls.run_action("blob.get", msgspec.json.encode(BlobGet(*wanted)))
     assert answers is not None
     head, *pieces = answers
     assert all(len(piece) <= PIECE_BYTES for piece in pieces)
@@ -71,7 +71,7 @@ def test_values_come_in_pieces_after_a_head_that_says_how_long_they_are(blob: Me
     assert got(calls, "k", None, 10)[1] == b"0123456789"
     assert got(calls, "k", None, 9)[0].failure is not None
     assert got(calls, "gone") == (BlobHead(), b"")
-    assert calls.done("wait", b"") is None
+    assert calls.run_action("wait", b"") is None
 
 
 def test_only_so_many_values_are_in_memory_at_a_time(blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_only_so_many_values_are_in_memory_at_a_time(blob: MemoryBlob, monkeypat
     calls = BlobCalls(blob)
     blob.set("k", b"value")
     for _ in range(2):
-        reading = calls.done("blob.get", msgspec.json.encode(BlobGet("k")))
+        reading = calls.run_action("blob.get", msgspec.json.encode(BlobGet("k")))
         assert reading is not None
         next(reading)
         with pytest.raises(Unavailable, match="1 values are being read"):
@@ -96,7 +96,7 @@ def test_a_listing_comes_in_pages(blob: MemoryBlob, calls: BlobCalls, monkeypatc
         blob.set(name, name.encode())
 
     def page(prefix: str, start_after: str | None = None) -> list[str]:
-        answers = calls.done("blob.list", msgspec.json.encode(BlobListPage(prefix, start_after)))
+        answers = calls.run_action("blob.list", msgspec.json.encode(BlobListPage(prefix, start_after)))
         assert answers is not None
         [answer] = answers
         made = msgspec.json.decode(answer, type=BlobPage)
@@ -124,7 +124,7 @@ def test_keys_are_deleted_and_what_stays_is_named(blob: MemoryBlob) -> None:
     calls = BlobCalls(store)
 
     def deleted(*keys: str) -> BlobHead:
-        answers = calls.done("blob.delete", msgspec.json.encode(BlobDelete([*keys])))
+        answers = calls.run_action("blob.delete", msgspec.json.encode(BlobDelete([*keys])))
         assert answers is not None
         [answer] = answers
         return msgspec.json.decode(answer, type=BlobHead)
@@ -213,7 +213,7 @@ def test_a_stream_that_ends_in_any_way_is_closed_and_makes_room() -> None:
         return made
 
     whole = stream()
-    messages = server._guarded(iter([b"1", b"2"]), whole, hub)
+    messages = server._guard(iter([b"1", b"2"]), whole, hub)
     before_s = time.monotonic()
     assert next(messages) == b"1"
     assert whole.waits_since_s is not None
@@ -222,7 +222,7 @@ def test_a_stream_that_ends_in_any_way_is_closed_and_makes_room() -> None:
     assert (hub.streams, closed) == ([], ["closed"])
     assert stream_waits(whole) is None
     dropped = stream()
-    messages = server._guarded(iter([b"1", b"2"]), dropped, hub)
+    messages = server._guard(iter([b"1", b"2"]), dropped, hub)
     next(messages)
     dropped.is_dropped = True
     with pytest.raises(Unavailable, match="the server has dropped this stream"):
@@ -230,13 +230,13 @@ def test_a_stream_that_ends_in_any_way_is_closed_and_makes_room() -> None:
     assert (hub.streams, len(closed)) == ([], 2)
     hub.is_closed = True
     with pytest.raises(Unavailable, match="the server ends"):
-        [*server._guarded(iter([]), stream(), hub)]
+        [*server._guard(iter([]), stream(), hub)]
     assert (hub.streams, len(closed)) == ([], 3)
 
 
 def test_batches_are_cut_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     def rows_of(batch: pa.RecordBatch) -> list[int]:
-        pieces = [group_fields(each) for each in server._sliced(iter([batch]))]
+        pieces = [group_fields(each) for each in server._slice(iter([batch]))]
         schema = group_fields(schema_message(batch.schema))[DATA_HEADER]
         continued = b"\xff\xff\xff\xff"
 
@@ -261,14 +261,14 @@ def test_bytes_that_were_announced_must_come_all_and_no_more() -> None:
         yield from (encode_fields((METADATA, each)) for each in sent)
         raise ValueError("the call ended before all of its message had come")
 
-    assert server._received(3, {METADATA: b"abc"}, pieces()) == b"abc"
-    assert server._received(5, {METADATA: b"ab"}, pieces(b"c", b"", b"de", b"more")) == b"abcde"
-    assert server._received(2, {}, pieces(b"ab")) == b"ab"
+    assert server._receive(3, {METADATA: b"abc"}, pieces()) == b"abc"
+    assert server._receive(5, {METADATA: b"ab"}, pieces(b"c", b"", b"de", b"more")) == b"abcde"
+    assert server._receive(2, {}, pieces(b"ab")) == b"ab"
     for length, sent in ((4, (b"c",)), (9, ())):
         with pytest.raises(ValueError, match="the call ended before"):
-            server._received(length, {METADATA: b"ab"}, pieces(*sent))
+            server._receive(length, {METADATA: b"ab"}, pieces(*sent))
     with pytest.raises(ValueError, match="5 bytes have come, and 4 were announced"):
-        server._received(4, {METADATA: b"ab"}, pieces(b"cde"))
+        server._receive(4, {METADATA: b"ab"}, pieces(b"cde"))
     left = pieces(b"a", b"b")
     server._drain(left)
     assert [*left] == []

@@ -169,7 +169,7 @@ class Context:
 
 
 def rows_of(sql: FlightSql, ticket: bytes, context: Context | None = None) -> list[Any]:
-    schema, close, batches = sql.opened(ticket, context or Context())
+    schema, close, batches = sql.open_ticket(ticket, context or Context())
     rows = [row["x"] for batch in batches for row in batch.to_pylist()]
     assert all(batch.schema == schema for batch in batches)
     close()
@@ -213,7 +213,7 @@ def test_what_is_no_ticket_of_this_server_is_refused(sql: FlightSql) -> None:
         (encode_fields((1, b"x")), "the command is not a command of Flight SQL"),
     ]:
         with pytest.raises(ValueError, match=reason):
-            sql.opened(bad, Context())
+            sql.open_ticket(bad, Context())
     longest = b"SELECT 1".ljust(flight_sql.TEXT_MAX)
     sql.info(wrapped("CommandStatementQuery", (1, longest)))
     with pytest.raises(InvalidUsage, match="at most 131,072 are read"):
@@ -233,7 +233,9 @@ def put(rows: pa.Table, handle: bytes, *more: bytes) -> Iterator[bytes]:
 
 
 def prepared(sql: FlightSql, text: str) -> tuple[bytes, pa.Schema | None, pa.Schema]:
-    done = sql.done("CreatePreparedStatement", wrapped("ActionCreatePreparedStatementRequest", (1, text.encode())))
+    done = sql.run_action(
+        "CreatePreparedStatement", wrapped("ActionCreatePreparedStatementRequest", (1, text.encode()))
+    )
     kind, message = unpack_command(done or b"")
     assert kind == "ActionCreatePreparedStatementResult"
     fields = group_fields(message)
@@ -265,7 +267,7 @@ def test_a_prepared_statement_is_answered_for_each_row_of_its_parameters(
     assert rows_of(sql, ticket_of(sql, wrapped("CommandPreparedStatementQuery", (1, typed)))) == [1, 2, 3]
     with pytest.raises(InvalidUsage, match="DuckDB refuses the query"):
         prepared(sql, "FROM nowhere")
-    assert sql.done("ClosePreparedStatement", wrapped("ActionClosePreparedStatementRequest", (1, none))) == b""
+    assert sql.run_action("ClosePreparedStatement", wrapped("ActionClosePreparedStatementRequest", (1, none))) == b""
     with pytest.raises(InvalidUsage, match="there is no such prepared statement"):
         sql.info(wrapped("CommandPreparedStatementQuery", (1, none)))
     with pytest.raises(ValueError, match="this server only reads"):
@@ -302,7 +304,7 @@ def test_answers_that_are_not_read_are_released(
     assert reads() == before
     handle, _, _ = prepared(sql, "FROM orders")
     assert reads() == before + 1
-    sql.done("ClosePreparedStatement", wrapped("ActionClosePreparedStatementRequest", (1, handle)))
+    sql.run_action("ClosePreparedStatement", wrapped("ActionClosePreparedStatementRequest", (1, handle)))
     assert reads() == before
     prepared(sql, "FROM orders")
     sql.drop_old()
@@ -367,22 +369,22 @@ def test_only_so_many_answers_are_read_and_each_one_that_ends_makes_room(
     monkeypatch.setattr(flight_sql, "QUERIES_MAX", 2)
     sql = FlightSql(queries)
     ticket = ticket_of(sql, wrapped("CommandStatementQuery", (1, b"SELECT 1")))
-    opened = [sql.opened(ticket, Context()) for _ in range(2)]
+    opened = [sql.open_ticket(ticket, Context()) for _ in range(2)]
     for _ in range(2):
         with pytest.raises(Unavailable, match="2 queries run already"):
-            sql.opened(ticket, Context())
+            sql.open_ticket(ticket, Context())
         opened.pop()[1]()
-        opened.append(sql.opened(ticket, Context()))
+        opened.append(sql.open_ticket(ticket, Context()))
     bad = wrapped("TicketStatementQuery", (1, b'{"sql":"FROM nowhere","times":[]}'))
     opened.pop()[1]()
     for _ in range(3):
         with pytest.raises(InvalidUsage, match="DuckDB refuses the query"):
-            sql.opened(bad, Context())
+            sql.open_ticket(bad, Context())
     for _ in range(2):
         opened[0][1]()  # Twice is once.
-    opened += [sql.opened(ticket, Context()) for _ in range(2)]
+    opened += [sql.open_ticket(ticket, Context()) for _ in range(2)]
     with pytest.raises(Unavailable):
-        sql.opened(ticket, Context())
+        sql.open_ticket(ticket, Context())
     for _, close, _ in opened:
         close()
 
@@ -391,21 +393,21 @@ def test_a_query_is_cancelled_by_its_ticket_or_by_who_has_gone(sql: FlightSql) -
     command = wrapped("CommandStatementQuery", (1, b"SELECT 1 AS x"))
     info = sql.info(command)
     whole = encode_fields((1, info.serialize()))
-    assert sql.done("CancelFlightInfo", whole) == encode_fields((1, 3)), "it does not run"
+    assert sql.run_action("CancelFlightInfo", whole) == encode_fields((1, 3)), "it does not run"
     context = Context()
-    _, close, batches = sql.opened(info.endpoints[0].ticket.ticket, context)
-    assert sql.done("CancelFlightInfo", whole) == encode_fields((1, 1))
+    _, close, batches = sql.open_ticket(info.endpoints[0].ticket.ticket, context)
+    assert sql.run_action("CancelFlightInfo", whole) == encode_fields((1, 1))
     with pytest.raises(InvalidUsage, match="the query was ended: it was cancelled"):
         next(batches)
     close()
-    assert sql.done("CancelQuery", wrapped("ActionCancelQueryRequest", (1, info.serialize()))) == wrapped(
+    assert sql.run_action("CancelQuery", wrapped("ActionCancelQueryRequest", (1, info.serialize()))) == wrapped(
         "ActionCancelQueryResult", (1, 3)
     )
     handle, _, _ = prepared(sql, "SELECT ?::BIGINT AS x")
     sql.put(put(pa.table({"a": [1, 2]}), handle))
     ticket = ticket_of(sql, wrapped("CommandPreparedStatementQuery", (1, handle)))
     context = Context()
-    _, close, batches = sql.opened(ticket, context)
+    _, close, batches = sql.open_ticket(ticket, context)
     next(batches)
     [gone] = context.calls
     gone()
@@ -413,7 +415,7 @@ def test_a_query_is_cancelled_by_its_ticket_or_by_who_has_gone(sql: FlightSql) -
         next(batches)
     close()
     with pytest.raises(ValueError, match="the query to cancel is not a FlightInfo"):
-        sql.done("CancelFlightInfo", encode_fields((1, b"x")))
-    assert sql.done("CloseSession", b"") == encode_fields((1, 1))
-    assert sql.done("wait", b"") is None
+        sql.run_action("CancelFlightInfo", encode_fields((1, b"x")))
+    assert sql.run_action("CloseSession", b"") == encode_fields((1, 1))
+    assert sql.run_action("wait", b"") is None
     assert [*read_fields(encode_fields((1, 3)))] == [(1, 3)]

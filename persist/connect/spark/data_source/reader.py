@@ -39,7 +39,7 @@ from persist.compute.tasks.stream_hold import Offset
 from persist.compute.tasks.stream_source import NO_LIMITS, CollectionAddress, StreamSource
 from persist.connect.spark.options import COUNT_MAX, OF_TIMES, ReadOptions, StreamOptions
 from persist.connect.spark.task_reader import Slice, What
-from persist.connect.spark.workers import PARALLEL_DEFAULT, surfaced_errors, tell
+from persist.connect.spark.workers import PARALLEL_DEFAULT, surface_errors, tell
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.filters import arrow_filter
 from persist.core.expression.term import Call, Col, Lit, Term
@@ -65,9 +65,9 @@ class PersistReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Plan on the driver; raises what `Collection.snapshot` and `changes` raise."""
         options = self._options
-        with surfaced_errors(), read_engine(options.location, options.storage) as engine:
+        with surface_errors(), read_engine(options.location, options.storage) as engine:
             handle = load_handle(engine, options.collection)
-            result = planned(handle, options, tuple(self._schema.names))
+            result = plan_read(handle, options, tuple(self._schema.names))
             arrow = result.scan.schema.arrow
             address = CollectionAddress(engine.url, options.storage, options.collection)
             events: Transitions | UpsertEvents | None = None
@@ -109,7 +109,7 @@ class PushingReader(PersistReader):
         return filters
 
 
-def planned(
+def plan_read(
     handle: CollectionHandle, options: ReadOptions, names: tuple[str, ...] | None
 ) -> Snapshot | Changes | Upserts:
     """Return what to read, with the columns among names; None: the columns of the options."""
@@ -252,31 +252,31 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened: StreamSource | None = None
 
     def initialOffset(self) -> Json:
-        with surfaced_errors():
+        with surface_errors():
             return self._source.beginning().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        with surfaced_errors():
+        with surface_errors():
             limits = self._options.limits
         return ReadAllAvailable() if limits == NO_LIMITS else ReadMaxRows(limits.updates or COUNT_MAX)
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # type: ignore[override, unused-ignore]
         """Return the end of the micro-batch from start: the last sealed time, or a limit."""
-        with surfaced_errors():
+        with surface_errors():
             limits = NO_LIMITS if isinstance(limit, ReadAllAvailable) else self._options.limits
             return self._source.next_offset(Offset.of(start), limits).to_json()
 
     def reportLatestOffset(self) -> Json | None:
-        with surfaced_errors():
+        with surface_errors():
             newest = self._source.newest()
             return None if newest is None else newest.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        with surfaced_errors():
+        with surface_errors():
             self._source.end_here()
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        with surfaced_errors():
+        with surface_errors():
             pieces = self._source.plan(Offset.of(start), Offset.of(end))
             address = self._source.address
             return [Slice(piece.scan, address, piece.events, piece.as_of) for piece in pieces]
@@ -289,7 +289,7 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from partition.rows(form, what, self._schema)
 
     def commit(self, end: Json) -> None:
-        with surfaced_errors():
+        with surface_errors():
             self._source.commit(Offset.of(end))
 
     def stop(self) -> None:

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from persist.compute.tasks.stream_source import CollectionAddress
-from persist.connect.spark.data_source.reader import PersistReader, PersistStreamReader, PushingReader, planned
+from persist.connect.spark.data_source.reader import PersistReader, PersistStreamReader, PushingReader, plan_read
 from persist.connect.spark.data_source.writers import (
     DataFrameWrite,
     OverwritingWriter,
@@ -36,11 +36,11 @@ from persist.connect.spark.options import (
     StreamOptions,
     StreamWriteOptions,
     WriteOptions,
-    given_options,
     is_only_for_streams,
+    split_options,
 )
 from persist.connect.spark.types import spark_schema
-from persist.connect.spark.workers import check_workers, choose_local_workers, name_driver, surfaced_errors
+from persist.connect.spark.workers import check_workers, choose_local_workers, name_driver, surface_errors
 from persist.core.errors import AsOfNotSealed, InvalidUsage
 from persist.core.keyed.machine import DELETED
 from persist.engine.collection.keyed_events import get_keyed_form
@@ -77,15 +77,15 @@ class PersistDataSource(DataSource):
         This chooses the latest time and the version of the schema once. So all plans of one DataFrame read the same,
         even if the collection changes meanwhile.
         """
-        with surfaced_errors():
+        with surface_errors():
             # Spark hides whether it is going to read a batch or a stream; the reader's own check is stricter.
-            given_options(self.options, "read", "stream")
+            split_options(self.options, "read", "stream")
             for_stream = is_only_for_streams(self.options)
             options = StreamOptions.of(self.options) if for_stream else ReadOptions.of(self.options)
             with read_engine(options.location, options.storage) as engine:
                 handle = load_handle(engine, options.collection)
                 if isinstance(options, ReadOptions):
-                    self._latest = _chosen(handle, options)
+                    self._latest = _check_read(handle, options)
                 requested = options.schema if isinstance(options, ReadOptions) else None
                 schema = handle.reading_schema(requested)
                 self._version = schema.version
@@ -115,14 +115,14 @@ class PersistDataSource(DataSource):
         # module shows whether it is on. Should PySpark rename that module, nothing is lost but push-down.
         caller = sys._getframe(1).f_globals.get("__spec__")
         kind = PushingReader if getattr(caller, "name", None) == _PUSHING_WORKER else PersistReader
-        with surfaced_errors():
+        with surface_errors():
             return kind(ReadOptions.of(self.options).with_latest(self._latest, self._version), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return PersistStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        with surfaced_errors():
+        with surface_errors():
             options = WriteOptions.of(self.options)
             if options.key is not None:
                 create_target(options, schema)
@@ -139,7 +139,7 @@ class PersistDataSource(DataSource):
             return PersistWriter(DataFrameWrite.append(options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        with surfaced_errors():
+        with surface_errors():
             if overwrite:
                 raise InvalidUsage(
                     'outputMode("complete") would replace all contents with every batch. Use outputMode("append") with '
@@ -176,13 +176,13 @@ def read_by_source(spark: SparkSession, address: CollectionAddress, **options: A
     return spark.read.format("persist").options(**texts).load(address.url)
 
 
-def _chosen(handle: CollectionHandle, options: ReadOptions) -> int | None:
+def _check_read(handle: CollectionHandle, options: ReadOptions) -> int | None:
     """Check a read, and return the time of its contents; None for changes.
 
     None if the time is not sealed yet: the reader waits for it later, and a stream does not wait.
     """
     try:
-        result = planned(handle, replace(options, timeout_s=0), None)
+        result = plan_read(handle, replace(options, timeout_s=0), None)
     except AsOfNotSealed:
         return None
     return result.as_of if isinstance(result, Snapshot) else None

@@ -47,8 +47,17 @@ from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, Targe
 from persist.connect.spark.frames import match_names
 from persist.connect.spark.options import StreamWriteOptions, WriteOptions
 from persist.connect.spark.types import to_stored_schema
-from persist.connect.spark.uploads import RESERVED, Replanning, Rows, Uploaded, UploadTask, packed, planned, rows_of
-from persist.connect.spark.workers import surfaced_errors, writable
+from persist.connect.spark.uploads import (
+    RESERVED,
+    Replanning,
+    Rows,
+    Uploaded,
+    UploadTask,
+    pack_rows,
+    plan_events,
+    rows_of,
+)
+from persist.connect.spark.workers import surface_errors, writable
 from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import CollectionExists, InvalidUsage, UpdateNotBeyondUpper
 from persist.core.expression.filters import parse_where
@@ -96,7 +105,7 @@ class DataFrameWrite:
             planned = PlannedWrite.append(
                 options, has_times="_time" in match_names(schema.names, RESERVED, folds=folds)
             )
-        return cls._checked(planned, schema, options.column, folds=folds)
+        return cls._check(planned, schema, options.column, folds=folds)
 
     @classmethod
     def overwrite(
@@ -128,12 +137,10 @@ class DataFrameWrite:
             planned = PlannedWrite.overwrite(options, where)
         if options.where is not None:  # Read it here, before any task starts.
             parse_where(options.where, planned.target.schema)
-        return replace(cls._checked(planned, schema, None, folds=folds), multiset=options.multiset)
+        return replace(cls._check(planned, schema, None, folds=folds), multiset=options.multiset)
 
     @classmethod
-    def _checked(
-        cls, planned: PlannedWrite, schema: StructType, column: str | None, *, folds: bool
-    ) -> "DataFrameWrite":
+    def _check(cls, planned: PlannedWrite, schema: StructType, column: str | None, *, folds: bool) -> "DataFrameWrite":
         if planned.target.keyed is not None:
             raise InvalidUsage(
                 f"the collection {planned.target.name!r} is keyed, so only events change it: give them with "
@@ -190,8 +197,8 @@ class PersistWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit all parts, and the seal if there is one, as one record."""
-        uploaded = uploaded_by(messages)
-        with surfaced_errors():
+        uploaded = combine_uploads(messages)
+        with surface_errors():
             self._planned.commit(uploaded.parts, uploaded.digest)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -218,9 +225,9 @@ class OverwritingWriter(PersistWriter):
             Conflict: another writer writes to the collection, and the options fix the time.
             DuplicateKeys: rows repeat a key.
         """
-        with surfaced_errors():
+        with surface_errors():
             try:
-                commit_difference(self._planned, uploaded_by(messages), multiset=self._multiset)
+                commit_difference(self._planned, combine_uploads(messages), multiset=self._multiset)
             finally:
                 self.abort(messages)
 
@@ -229,15 +236,15 @@ class OverwritingWriter(PersistWriter):
         discard(self._planned.target, messages)
 
 
-def uploaded_by(messages: Iterable[WriterCommitMessage | None]) -> Uploaded:
+def combine_uploads(messages: Iterable[WriterCommitMessage | None]) -> Uploaded:
     """Return the combined uploads of all tasks that answered."""
     return Uploaded.together([message.uploaded for message in messages if isinstance(message, Answer)])
 
 
 def discard(target: Target, messages: Iterable[WriterCommitMessage | None]) -> None:
     """Delete the parts of tasks, which no record names or will name."""
-    with surfaced_errors(), target.writer() as writer:
-        writer.discard(uploaded_by(messages).parts)
+    with surface_errors(), target.writer() as writer:
+        writer.discard(combine_uploads(messages).parts)
 
 
 def commit_difference(planned: PlannedWrite, new: Uploaded, *, multiset: bool) -> None:
@@ -299,13 +306,13 @@ class Sent(WriterCommitMessage):
     @classmethod
     def of(cls, batches: Iterable[pa.RecordBatch], mark: Mark | None = None) -> "Sent":
         """Pack what a task has; raises InvalidUsage if that is too much."""
-        with surfaced_errors():
-            rows, size = packed(batches, TASK_BYTES_MAX)
+        with surface_errors():
+            rows, size = pack_rows(batches, TASK_BYTES_MAX)
             _check_size(size, TASK_BYTES_MAX, "a task has")
             return cls(rows, size, mark)
 
 
-def sent_rows(messages: Iterable[WriterCommitMessage | None], schema: StructType, what: str) -> pa.Table:
+def receive_rows(messages: Iterable[WriterCommitMessage | None], schema: StructType, what: str) -> pa.Table:
     """Return the rows that all tasks have sent; raises InvalidUsage if they are too many."""
     sent = [message for message in messages if isinstance(message, Sent)]
     _check_size(sum(message.size for message in sent), ROWS_BYTES_MAX, what)
@@ -327,7 +334,7 @@ class UpsertWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._schema = schema
         self._late_to = options.late_collection
-        self._work = planned(options, schema, collects=options.late in ("drop", "collect"))
+        self._work = plan_events(options, schema, collects=options.late in ("drop", "collect"))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task."""
@@ -335,11 +342,11 @@ class UpsertWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit all rows, and the seal if the options have one; raises what rejects it."""
-        with surfaced_errors(), writing(self._work.target.location, self._work.target.storage) as engine:
+        with surface_errors(), writing(self._work.target.location, self._work.target.storage) as engine:
             if self._work.is_done:
                 seal_committed(engine, self._work)
             else:
-                rows = sent_rows(messages, self._schema, "the DataFrame has")
+                rows = receive_rows(messages, self._schema, "the DataFrame has")
                 commit_events(engine, self._work, rows, late_to=self._late_to)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -371,10 +378,10 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
         """Commit a batch, unless it was committed before; raises what rejects it."""
         mark = _mark_of_batch(messages, batchId)
         if mark is not None:
-            uploaded = uploaded_by(messages)
+            uploaded = combine_uploads(messages)
             target = next(message.target for message in messages if isinstance(message, Answer))
             assert target is not None, "a task of a stream says it"
-            with surfaced_errors(), writing(target.location, target.storage) as engine:
+            with surface_errors(), writing(target.location, target.storage) as engine:
                 report_late(target, mark, uploaded.late)
                 commit_batch(engine, mark, [Share(target, [*uploaded.parts])], self._times)
 
@@ -399,7 +406,7 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
         to = SinkOptions(
             location=options.location, collection=options.collection, time=options.column, storage=options.storage
         )
-        self._work = planned(to, schema, is_plain=self._times.is_plain)
+        self._work = plan_events(to, schema, is_plain=self._times.is_plain)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task."""
@@ -410,8 +417,8 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
         mark = _mark_of_batch(messages, batchId)
         if mark is not None:
             target = self._work.target
-            with surfaced_errors(), writing(target.location, target.storage) as engine:
-                rows = sent_rows(messages, self._schema, "a micro-batch has")
+            with surface_errors(), writing(target.location, target.storage) as engine:
+                rows = receive_rows(messages, self._schema, "a micro-batch has")
                 commit_keyed_batch(engine, mark, self._work, rows, self._times, Replanning(self._work))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

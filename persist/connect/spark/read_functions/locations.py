@@ -30,11 +30,11 @@ from persist.compute.tasks.planned_write import gather_tables
 from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.data_source.source import register
 from persist.connect.spark.frames import ignores_case, map_in_tasks, match_names
-from persist.connect.spark.options import seen_by_all
+from persist.connect.spark.options import resolve_for_tasks
 from persist.connect.spark.read_functions.plans import PlannedChanges, PlannedSnapshot, plan, plan_changes
 from persist.connect.spark.read_functions.store import Tombstoned
-from persist.connect.spark.types import as_spark_expects, quoted, spark_schema, utc_arrow_schema
-from persist.connect.spark.workers import surfaced_errors
+from persist.connect.spark.types import as_spark_expects, quote_column, spark_schema, utc_arrow_schema
+from persist.connect.spark.workers import surface_errors
 from persist.core.closing import Closes
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.settings import Settings, Tuning
@@ -157,7 +157,7 @@ class SparkLocation(Closes):
         """
         rows, then = self._load(collection)
         as_of = None if as_of == "latest" else as_of
-        columns = self._spelled(rows, columns, schema)
+        columns = self._resolve_spelling(rows, columns, schema)
         if then is not None:  # The newest state can also read the pinned time, because sealed contents do not change.
             as_of = engine_snapshot(then, as_of, timeout_s=0).as_of
         snapshot = engine_snapshot(rows, as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
@@ -191,13 +191,13 @@ class SparkLocation(Closes):
         rows, then = self._load(collection)
         if then is not None:
             engine_changes(then, start, until, timeout_s=0)
-        columns = self._spelled(rows, columns, schema)
+        columns = self._resolve_spelling(rows, columns, schema)
         changes = engine_changes(
             rows, start, until, columns=columns, form=form, schema=schema, times=times, timeout_s=timeout_s
         )
         return plan_changes(self.spark, changes, *self._read(rows, changes), native)
 
-    def _spelled(
+    def _resolve_spelling(
         self, rows: CollectionHandle, columns: Sequence[str] | None, schema: int | None
     ) -> Sequence[str] | None:
         """Return columns with the spelling of the collection, as the session resolves them."""
@@ -322,21 +322,21 @@ class _Join:
     id: str = ""
     schema: StructType | None = None
 
-    def opened(self) -> Engine:
+    def open(self) -> Engine:
         return read_engine(self.location, self.storage)
 
-    def joined(self, handle: CollectionHandle, rows: pa.Table) -> pa.Table:
+    def join(self, handle: CollectionHandle, rows: pa.Table) -> pa.Table:
         """Return some rows with what was found for them."""
         return engine_as_of_join(handle.newest(), rows, self.time, self.on, self.columns, self.timeout_s)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         assert self.schema is not None
-        with surfaced_errors(), self.opened() as engine:
+        with surface_errors(), self.open() as engine:
             handle = load_handle(engine, self.collection)
             if handle.id != self.id:  # Another has got its name meanwhile.
                 raise CollectionNotFound(self.collection, engine.url, ())
             for rows in gather_tables(batches):
-                joined = as_spark_expects(self.joined(handle, rows), self.schema)
+                joined = as_spark_expects(self.join(handle, rows), self.schema)
                 yield from joined.to_batches(max_chunksize=BATCH_ROWS_MAX)
 
 
@@ -373,18 +373,18 @@ def as_of_join(
     register(df.sparkSession)
     names = None if on is None else (on,) if isinstance(on, str) else tuple(on)
     values = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
-    plan = _Join(seen_by_all(location), dict(storage_options or {}), collection, time, names, values, timeout_s)
+    plan = _Join(resolve_for_tasks(location), dict(storage_options or {}), collection, time, names, values, timeout_s)
     folds = ignores_case(df.sparkSession)
-    with plan.opened() as engine:
+    with plan.open() as engine:
         handle = load_handle(engine, collection)
         time, *on = match_names([time, *(names or handle.schema.key_names)], df.columns, folds=folds)
         if values is not None:
             values = tuple(match_names(values, handle.schema.value_names, folds=folds))
         plan = replace(plan, time=time, on=tuple(on), columns=values)
-        empty = plan.joined(handle, utc_arrow_schema(df.schema).empty_table())
+        empty = plan.join(handle, utc_arrow_schema(df.schema).empty_table())
         added = pa.schema([empty.schema.field(name) for name in empty.column_names[len(df.columns) :]])
         schema = StructType([*df.schema.fields, *spark_schema(added).fields])
-        keys = [quoted(name) for name in on]
+        keys = [quote_column(name) for name in on]
         plan = replace(plan, id=handle.id, schema=schema)
     if keys:
         df = df.repartitionByRange(*keys) if partitions is None else df.repartitionByRange(partitions, *keys)

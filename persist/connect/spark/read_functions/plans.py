@@ -38,14 +38,14 @@ from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.data_source.source import read_by_source
 from persist.connect.spark.read_functions.store import (
     Tombstoned,
+    explain_misread,
+    explain_unreadable,
+    find_unused_name,
     holds_map,
     local_frame,
     part_frame,
-    unused,
-    why_not_stored,
-    why_not_typed,
 )
-from persist.connect.spark.types import quoted, spark_schema
+from persist.connect.spark.types import quote_column, spark_schema
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.core.timeline import format_time, read_timeline
 from persist.engine.read.following.changes import Changes, read_changes, with_moments
@@ -259,8 +259,8 @@ def _why_not_scanned(
         return f"columns have wider types by now than in version {scan.narrow.version} of the schema"
     if len({name.lower() for name in scan.schema.arrow.names}) < len(scan.schema.arrow.names):
         return "names of columns differ by case only"
-    reason = why_not_typed(scan.schema, names, scan.all_parts)
-    return why_not_stored(spark, address.url, scan.all_parts) if reason is None else reason
+    reason = explain_misread(scan.schema, names, scan.all_parts)
+    return explain_unreadable(spark, address.url, scan.all_parts) if reason is None else reason
 
 
 def _why_slow(scan: Scan, tail: Tail) -> str | None:
@@ -298,14 +298,14 @@ class _NativeFrame:
         if self._tail.added:
             tail = self._sum_diffs(self._rows([*self._names, DIFF], self._tail.added))
             is_gone = F.col(DIFF) < 0 if self._tail.is_single or self._form == "rows" else F.lit(True)
-            gone_keys = tail.where(is_gone).select(*map(quoted, self._keys))
+            gone_keys = tail.where(is_gone).select(*map(quote_column, self._keys))
             frames = [self._join_tail(rows, gone_keys, "left_anti") for rows in standing]
             if self._tail.is_single:
                 frames.append(tail.where(F.col(DIFF) > 0))
             else:
                 touched = [_with_diff(self._join_tail(rows, gone_keys, "left_semi"), self._names) for rows in standing]
                 frames.append(self._check_diffs(self._sum_diffs(_union_all([*touched, tail]))))
-        results = [self._given(rows) for rows in frames]
+        results = [self._repeat_rows(rows) for rows in frames]
         return _union_all(results) if results else self._spark.createDataFrame([], self._schema)
 
     def _standing(self) -> list[DataFrame]:
@@ -341,7 +341,7 @@ class _NativeFrame:
         rows = self._tombstoned.live(part_frame(self._spark, self._address.url, self._scan.schema, needed, parts))
         if not is_inside:
             rows = rows.where((F.col(TIME) >= self._scan.time_lower) & (F.col(TIME) < self._scan.time_upper))
-        return rows if len(needed) == len(names) else rows.select(*map(quoted, names))
+        return rows if len(needed) == len(names) else rows.select(*map(quote_column, names))
 
     def _inline(self, names: Sequence[str], parts: list[Part], *, is_base: bool) -> DataFrame:
         with self._address.open_store() as storage:
@@ -352,13 +352,13 @@ class _NativeFrame:
     def _sum_diffs(self, rows: DataFrame) -> DataFrame:
         """Return each record once, with the sum of its diffs, if that is not 0."""
         total = _or_overflow(F.try_sum(DIFF)).alias(DIFF)
-        return rows.groupBy(*map(quoted, self._names)).agg(total).where(F.col(DIFF) != 0)
+        return rows.groupBy(*map(quote_column, self._names)).agg(total).where(F.col(DIFF) != 0)
 
     def _check_diffs(self, rows: DataFrame) -> DataFrame:
         """Return rows; a task fails at a negative multiplicity, unless the form shows it."""
         if self._form == "diff":
             return rows
-        record = F.to_json(F.struct(*map(quoted, self._names)))
+        record = F.to_json(F.struct(*map(quote_column, self._names)))
         less = NegativeMultiplicity("{record}", -1, self._scan.as_of)
         start, end = f"persist.errors.NegativeMultiplicity: {less}".split("{record} has multiplicity -1")
         text = F.concat(F.lit(start), record, F.lit(" has multiplicity "), F.col(DIFF).cast("string"), F.lit(end))
@@ -371,22 +371,22 @@ class _NativeFrame:
             keys = F.broadcast(keys)
         conditions = []
         for name, alias in zip(self._keys, keys.columns, strict=True):
-            ours, of_tail = rows[quoted(name)], keys[alias]
+            ours, of_tail = rows[quote_column(name)], keys[alias]
             # A comparison without regard to NULL is several times as fast.
             is_nullable = any(_may_be_null(part, self._scan, name) for part in self._tail.added)
             conditions.append(ours.eqNullSafe(of_tail) if is_nullable else ours == of_tail)
         return rows.join(keys, reduce(and_, conditions), how)
 
-    def _given(self, rows: DataFrame) -> DataFrame:
+    def _repeat_rows(self, rows: DataFrame) -> DataFrame:
         """Return rows with the columns of the result, each repeated by its multiplicity."""
         if self._form == "rows" and DIFF in rows.columns:
-            block, number = (unused(name, self._names) for name in ("_block", "_number"))
+            block, number = (find_unused_name(name, self._names) for name in ("_block", "_number"))
             within = F.least(F.lit(BLOCK).cast("long"), F.col(DIFF) - F.col(block) * BLOCK)
             blocks = F.explode(F.sequence(F.lit(0).cast("long"), F.expr(f"({DIFF} - 1) div {BLOCK}"))).alias(block)
-            rows = rows.select(*map(quoted, self._names), DIFF, blocks)
+            rows = rows.select(*map(quote_column, self._names), DIFF, blocks)
             times = F.explode(F.sequence(F.lit(1).cast("long"), within)).alias(number)
-            rows = rows.select(*map(quoted, self._names), times)
-        return rows.select(*map(quoted, self._schema.names))
+            rows = rows.select(*map(quote_column, self._names), times)
+        return rows.select(*map(quote_column, self._schema.names))
 
 
 def _or_overflow(diff: Column) -> Column:
@@ -398,7 +398,7 @@ def _or_overflow(diff: Column) -> Column:
 def _with_diff(rows: DataFrame, names: Sequence[str]) -> DataFrame:
     """Return the columns of those names and `_diff`, which is 1 if rows have none."""
     diff = F.col(DIFF) if DIFF in rows.columns else F.lit(1).cast("long").alias(DIFF)
-    return rows.select(*map(quoted, names), diff)
+    return rows.select(*map(quote_column, names), diff)
 
 
 def _may_be_null(part: Part, scan: Scan, name: str) -> bool:
@@ -452,7 +452,7 @@ class PlannedChanges:
                 rows = rows.where((time >= scan.time_lower) & (time < scan.time_upper))
             if self.changes.moments is not None:
                 rows = rows.withColumn("_time", _MOMENTS[self.changes.moments.unit](time))
-            frames.append(rows.select(*map(quoted, schema.names)))
+            frames.append(rows.select(*map(quote_column, schema.names)))
         inline = tuple(part for part in scan.parts if part.inline)
         if inline:
             with self.address.open_store() as storage:
@@ -475,13 +475,15 @@ def plan_changes(
             return "transitions are paired by key in Python tasks"
         if changes.moments is not None and changes.moments.unit not in _MOMENTS:
             return "Spark's timestamps have no nanoseconds, so each is looked at"
-        return _why_no_feed(spark, changes.scan, address, tombstoned)
+        return _explain_missing_feed(spark, changes.scan, address, tombstoned)
 
     route = _source_route(native, why_not) or Route("scan", "no two parts can hold the same update")
     return PlannedChanges(changes, route, address, tombstoned)
 
 
-def _why_no_feed(spark: SparkSession, scan: Scan, address: CollectionAddress, tombstoned: Tombstoned) -> str | None:
+def _explain_missing_feed(
+    spark: SparkSession, scan: Scan, address: CollectionAddress, tombstoned: Tombstoned
+) -> str | None:
     if set(scan.columns) != set(scan.schema.names):
         return "changes of some columns are sums over updates that differ in others"
     if not all(map(scan.tells_apart, scan.parts)):

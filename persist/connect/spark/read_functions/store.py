@@ -22,7 +22,7 @@ from pyspark.sql.types import StructField, StructType
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.connect.spark.frames import set_for_now
-from persist.connect.spark.types import as_spark_expects, quoted, spark_schema
+from persist.connect.spark.types import as_spark_expects, quote_column, spark_schema
 from persist.connect.spark.workers import parallelism
 from persist.core.keyed.events import live_filter
 from persist.core.log.fields import KeyedForm
@@ -59,7 +59,7 @@ def native_root(url: str) -> str | None:
     return f"{scheme}://{path}" if scheme in ("gs", "abfs", "abfss", "hdfs") else None
 
 
-def why_not_stored(spark: SparkSession, url: str, parts: Sequence[Part]) -> str | None:
+def explain_unreadable(spark: SparkSession, url: str, parts: Sequence[Part]) -> str | None:
     """Return why the JVM cannot read these parts. Cost: one request of the JVM, for one of them."""
     root = native_root(url)
     if root is None:
@@ -86,7 +86,7 @@ def _first_line(error: BaseException) -> str:
     return text.splitlines()[0][:300] if not isinstance(error, PySparkException) else text.splitlines()[0]
 
 
-def why_not_typed(schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part] = ()) -> str | None:
+def explain_misread(schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part] = ()) -> str | None:
     """Return which column Spark's Parquet scan would misread in any of these parts."""
     for version in sorted({part.schema for part in parts} - {schema.version}):
         lifted = next(part for part in parts if part.schema == version).lift(schema)
@@ -94,7 +94,7 @@ def why_not_typed(schema: CollectionSchema, names: Sequence[str], parts: Sequenc
             continue
         if inner := [name for name in names if name in lifted.reshaped]:
             return f"the fields inside of {inner[0]!r} are others than in version {version} of the schema"
-        if (reason := why_not_typed(lifted.stored, lifted.names(names))) is not None:
+        if (reason := explain_misread(lifted.stored, lifted.names(names))) is not None:
             return f"{reason} of version {version} of the schema"
     wrong = [name for name in names if not _is_native(schema.arrow.field(name).type)]
     if not wrong:
@@ -168,7 +168,7 @@ def _version_frame(
             assert lifted is not None, "a part of the same version has all columns"
             column = _literal(lifted.default(field.name), field)
         else:
-            column = F.col(quoted(source))
+            column = F.col(quote_column(source))
         columns.append(column.cast(field.dataType).alias(field.name))
     return read.select(*columns)
 
@@ -178,13 +178,13 @@ def _read_stamped_parts(
 ) -> DataFrame:
     """Return rows of stamped parts, whose time depends on the name of their file."""
     stored = [name for name in names if name != TIME]
-    file, of_file = unused("_file", names), unused("_of_file", names)
+    file, of_file = find_unused_name("_file", names), find_unused_name("_of_file", names)
     rows = _version_frame(spark, url, schema, stored or [DIFF], parts, file)
     files = pa.array([part.blob.rpartition("/")[2] for part in parts])
     times = pa.array([part.time_min for part in parts], pa.int64())
     stamps = local_frame(spark, pa.table({of_file: files, TIME: times}))
     joined = rows.join(F.broadcast(stamps), rows[file] == stamps[of_file])
-    return joined.select(*map(quoted, names))
+    return joined.select(*map(quote_column, names))
 
 
 def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
@@ -193,7 +193,7 @@ def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     return spark.createDataFrame(as_spark_expects(table, schema) if len(table) else [], schema)
 
 
-def unused(name: str, names: Iterable[str]) -> str:
+def find_unused_name(name: str, names: Iterable[str]) -> str:
     """Return a name that differs from all names, whatever the case; underscores make it unique."""
     lower_names = {existing.lower() for existing in names}
     while name.lower() in lower_names:
@@ -258,7 +258,7 @@ class Tombstoned:
 
     def live(self, rows: DataFrame) -> DataFrame:
         """Return the rows of a DataFrame that has that column, without tombstones."""
-        return rows if self.column is None else rows.where(self._is_live(F.col(quoted(self.column))))
+        return rows if self.column is None else rows.where(self._is_live(F.col(quote_column(self.column))))
 
     def _is_live(self, column: Column) -> Column:
         assert self.form is not None

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
-from persist.connect.spark.types import quoted
+from persist.connect.spark.types import quote_column
 from persist.core.errors import InvalidUsage
 
 
@@ -44,14 +44,14 @@ class Condition:
             f'{given!r:.80} is not a condition: give SQL text such as "amount > 5", or a column of Spark'
         )
 
-    def raised(self, df: DataFrame) -> Column:
+    def make_failing_column(self, df: DataFrame) -> Column:
         """Return a column that fails the task and names a row that breaks the condition."""
         refusal = (
             f"persist.errors.InvalidUsage: where={self.text} is not true for all rows of the DataFrame, so they would "
             "come beside what is there and not in its place: leave them out, or widen the condition. Nothing was "
             "written. One of them is "
         )
-        row = F.struct(*(F.col(quoted(name)) for name in df.columns)).cast("string")
+        row = F.struct(*(F.col(quote_column(name)) for name in df.columns)).cast("string")
         return F.raise_error(F.concat(F.lit(refusal), row)).cast("long")
 
     def filter(self, records: DataFrame) -> DataFrame:

@@ -25,10 +25,17 @@ from persist.connect.spark.data_source.writers import DataFrameWrite, commit_dif
 from persist.connect.spark.frames import cast_exactly, ignores_case, map_in_tasks, rename, set_for_now, spell
 from persist.connect.spark.options import write_options
 from persist.connect.spark.read_functions.locations import snapshot
-from persist.connect.spark.read_functions.store import holds_map, unused
-from persist.connect.spark.types import as_collection_expects, quoted
-from persist.connect.spark.uploads import RESERVED, Rows, UploadTask, is_ranged_by_key, ranged, upload_by_tasks
-from persist.connect.spark.workers import surfaced_errors, writable
+from persist.connect.spark.read_functions.store import find_unused_name, holds_map
+from persist.connect.spark.types import as_collection_expects, quote_column
+from persist.connect.spark.uploads import (
+    RESERVED,
+    Rows,
+    UploadTask,
+    is_ranged_by_key,
+    partition_by_key,
+    upload_by_tasks,
+)
+from persist.connect.spark.workers import surface_errors, writable
 from persist.connect.spark.write_functions.conditions import Condition
 from persist.connect.spark.write_functions.upserting import update, upsert
 from persist.core.antichain import Antichain
@@ -130,7 +137,7 @@ def write(
     if chosen == "append":
         write = DataFrameWrite.append(options, df.schema, folds=folds)
         planned = write.planned
-        frame = df if planned.is_done else ranged(df, planned.target.schema, partitions)
+        frame = df if planned.is_done else partition_by_key(df, planned.target.schema, partitions)
         uploaded = upload_by_tasks(frame, write.task)
         planned.commit(uploaded.parts, uploaded.digest)
     else:
@@ -157,7 +164,7 @@ def _check_nested_keys(df: DataFrame, target: Target) -> None:
     """Raise DuplicateKeys if rows repeat a partly nested key, which Spark cannot sort by."""
     keys = [*target.schema.key_names]
     if any(pa.types.is_nested(target.schema.arrow.field(name).type) for name in keys):
-        repeated = df.groupBy(*map(quoted, keys)).count().where("count > 1").drop("count").limit(10).collect()
+        repeated = df.groupBy(*map(quote_column, keys)).count().where("count > 1").drop("count").limit(10).collect()
         if repeated:
             raise DuplicateKeys(target.name, [tuple(row) for row in repeated], "overwrite")
 
@@ -172,11 +179,11 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, con
     # New rows count +1, present ones -1: tasks, which sum equal rows, are left with the difference.
     is_flat = not any(pa.types.is_nested(schema.arrow.field(name).type) for name in schema.key_names)
     one_per_key = is_flat and not write.multiset
-    marker = unused("_is_new", schema.arrow.names) if planned.digest_by or one_per_key else None
+    marker = find_unused_name("_is_new", schema.arrow.names) if planned.digest_by or one_per_key else None
     rows, by = Rows(schema), planned.digest_by
     task = UploadTask(planned.target, rows, digest_by=by, marker=marker, one_per_key=one_per_key)
     updates = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
-    uploaded = upload_by_tasks(ranged(updates, schema, partitions), task)
+    uploaded = upload_by_tasks(partition_by_key(updates, schema, partitions), task)
     is_single = one_per_key and condition is None
     planned.commit([part.as_single() if is_single else part for part in uploaded.parts], uploaded.digest)
 
@@ -200,23 +207,24 @@ def _with_present(df: DataFrame, planned: PlannedWrite, marker: str | None, cond
     """Return new rows with diff 1 and present rows with diff -1; marker is true for new rows."""
     once = F.lit(1).cast("long")
     new = df.withColumn(
-        "_diff", once if condition is None else F.when(condition.column, once).otherwise(condition.raised(df))
+        "_diff",
+        once if condition is None else F.when(condition.column, once).otherwise(condition.make_failing_column(df)),
     )
     new = new if marker is None else new.withColumn(marker, F.lit(True))
-    present = retracted(df.sparkSession, planned, condition)
+    present = retract(df.sparkSession, planned, condition)
     if present is None:
         return new
     if planned.where == SAME_KEYS:
         names = planned.target.schema.key_names
-        aliases = [unused(f"_key{n}", present.columns) for n in range(len(names))]
-        keys = df.select(*(F.col(quoted(name)).alias(alias) for name, alias in zip(names, aliases, strict=True)))
-        same = [F.col(quoted(name)).eqNullSafe(F.col(alias)) for name, alias in zip(names, aliases, strict=True)]
+        aliases = [find_unused_name(f"_key{n}", present.columns) for n in range(len(names))]
+        keys = df.select(*(F.col(quote_column(name)).alias(alias) for name, alias in zip(names, aliases, strict=True)))
+        same = [F.col(quote_column(name)).eqNullSafe(F.col(alias)) for name, alias in zip(names, aliases, strict=True)]
         present = present.join(keys, reduce(and_, same), "left_semi")
     present = present if marker is None else present.withColumn(marker, F.lit(False))
     return reduce(DataFrame.unionByName, [new, present])
 
 
-def retracted(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
+def retract(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
     """Return the last sealed records that fulfil a condition, with negated diffs.
 
     A record comes twice if int64 cannot hold its negated diff. None if nothing was sealed yet.
@@ -287,14 +295,14 @@ def delete(
 
     def attempt(planned: PlannedWrite) -> None:
         """Upload and commit the retractions, as of the plan."""
-        present = None if planned.is_done else retracted(spark, planned, condition)
+        present = None if planned.is_done else retract(spark, planned, condition)
         if present is None:
             planned.commit_deletion([], digest)
             return
         if keys is not None:
             present = _with_keys(present, keys, schema)
         rows = present.withColumn("_time", F.lit(planned.time).cast("long"))
-        rows = ranged(rows, schema, partitions) if is_ranged_by_key(schema) else rows
+        rows = partition_by_key(rows, schema, partitions) if is_ranged_by_key(schema) else rows
         uploaded = upload_by_tasks(rows, UploadTask(planned.target, Rows(schema)))
         parts = [part if keys is None else part.as_single() for part in uploaded.parts]
         planned.commit_deletion(parts, digest)
@@ -335,9 +343,9 @@ def _to_distinct_keys(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
 def _with_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchema) -> DataFrame:
     """Return the present records with one of the keys, NULL and NaN among them."""
     # Under other names, because Spark confuses columns of frames that come from the same one.
-    aliases = [unused(f"_key_{at}", schema.arrow.names) for at in range(len(schema.key_names))]
+    aliases = [find_unused_name(f"_key_{at}", schema.arrow.names) for at in range(len(schema.key_names))]
     pairs = zip(schema.key_names, aliases, strict=True)
-    equal = [F.col(quoted(name)).eqNullSafe(F.col(alias)) for name, alias in pairs]
+    equal = [F.col(quote_column(name)).eqNullSafe(F.col(alias)) for name, alias in pairs]
     return present.join(keys.toDF(*aliases), reduce(and_, equal), "left_semi")
 
 
@@ -356,7 +364,7 @@ class _KeysDigest:
         total = 0
         names = [*self.schema.key_names]
         fields = pa.schema([self.schema.arrow.field(name) for name in names])
-        with surfaced_errors():
+        with surface_errors():
             for batch in batches:
                 keys = canonical(as_collection_expects(pa.Table.from_batches([batch]), fields).cast(fields))
                 diffs = int64_array(np.ones(len(keys), np.int64))

@@ -17,10 +17,18 @@ from persist.compute.tasks.batches import Mark, Share, commit_batch, commit_keye
 from persist.compute.tasks.keyed_work import KeyedWork, Stored
 from persist.compute.tasks.planned_write import SinkOptions, Target, writing
 from persist.connect.spark.frames import ignores_case, rename
-from persist.connect.spark.options import COUNT_MAX, check_whole, seen_by_all
-from persist.connect.spark.uploads import RESERVED, Replanning, Rows, UploadTask, planned, ranged, upload_by_tasks
+from persist.connect.spark.options import COUNT_MAX, check_whole, resolve_for_tasks
+from persist.connect.spark.uploads import (
+    RESERVED,
+    Replanning,
+    Rows,
+    UploadTask,
+    partition_by_key,
+    plan_events,
+    upload_by_tasks,
+)
 from persist.connect.spark.workers import check_workers, writable
-from persist.connect.spark.write_functions.upserting import ON_DRIVER_BYTES_MAX, by_key, gathered_rows, run
+from persist.connect.spark.write_functions.upserting import ON_DRIVER_BYTES_MAX, by_key, gather_rows, run
 from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.core.names import check_text
@@ -80,7 +88,7 @@ def foreach_batch_writer(
     rules: dict[str, Any] = {"seal": seal, "watermark": watermark, "late": late, "late_collection": late_collection}
     times: Callable[..., BatchTimes] = partial(BatchTimes.of, **rules, allow_future=allow_future)
     times(False, is_keyed=True)
-    place = seen_by_all(location)
+    place = resolve_for_tasks(location)
     return _Writer(place, dict(writes), times, query_id, first_batch, dict(storage_options or {})).write
 
 
@@ -98,7 +106,7 @@ class _Writer:
         """Spark Connect sends the function to its server; engines stay here."""
         return self.__dict__ | {"engines": {}}
 
-    def opened(self, query: str) -> Engine:
+    def open(self, query: str) -> Engine:
         """Return the engine of all batches of a query: only the first batch finds nothing decoded.
 
         It closes after an error, and with the last reference to the function.
@@ -113,7 +121,7 @@ class _Writer:
         """Write one batch."""
         check_workers(df.sparkSession)
         mark = self._mark(df, batch)
-        engine = self.opened(mark.query)
+        engine = self.open(mark.query)
         try:
             self._write(engine, df, mark)
         except BaseException:
@@ -152,9 +160,9 @@ class _Writer:
         frame = rename(of(df), RESERVED)
         times = self._times({name: frame}, is_keyed=True)
         options = SinkOptions(location=self.location, collection=name, storage=self.storage)
-        work = planned(options, frame.schema, is_plain=times.is_plain, folds=ignores_case(frame.sparkSession))
+        work = plan_events(options, frame.schema, is_plain=times.is_plain, folds=ignores_case(frame.sparkSession))
         plan = Replanning(work)
-        rows = gathered_rows(frame, ON_DRIVER_BYTES_MAX)
+        rows = gather_rows(frame, ON_DRIVER_BYTES_MAX)
         if rows is not None:
             commit_keyed_batch(engine, mark, work, rows, times, plan)
             return
@@ -189,7 +197,7 @@ class _Writer:
         shares: list[Share] = []
         try:
             for name, task in tasks.items():
-                uploaded = upload_by_tasks(ranged(frames[name], task.target.schema), task)
+                uploaded = upload_by_tasks(partition_by_key(frames[name], task.target.schema), task)
                 report_late(task.target, mark, uploaded.late)
                 shares.append(Share(task.target, [*uploaded.parts]))
         except BaseException:

@@ -30,8 +30,16 @@ from persist.compute.tasks.planned_write import writing
 from persist.connect.spark.data_source.source import register
 from persist.connect.spark.frames import ignores_case, map_in_tasks, rename, spell
 from persist.connect.spark.options import WriteOptions, write_options
-from persist.connect.spark.uploads import RESERVED, Replanning, ascending, is_ranged_by_key, packed, planned, rows_of
-from persist.connect.spark.workers import surfaced_errors
+from persist.connect.spark.uploads import (
+    RESERVED,
+    Replanning,
+    ascending,
+    is_ranged_by_key,
+    pack_rows,
+    plan_events,
+    rows_of,
+)
+from persist.connect.spark.workers import surface_errors
 from persist.core.antichain import Antichain
 from persist.core.errors import (
     FrontierRegression,
@@ -114,12 +122,12 @@ def upsert(
     collects = late == "collect"
     register(df.sparkSession)
     folds = ignores_case(df.sparkSession)
-    work = planned(options, df.schema, machine, collects=collects, folds=folds)
+    work = plan_events(options, df.schema, machine, collects=collects, folds=folds)
     with writing(options.location, options.storage) as engine:
         if work.is_done:
             seal_committed(engine, work)
             return None
-        rows = None if where == "tasks" else gathered_rows(df, None if where == "driver" else ON_DRIVER_BYTES_MAX)
+        rows = None if where == "tasks" else gather_rows(df, None if where == "driver" else ON_DRIVER_BYTES_MAX)
         if rows is not None:
             return commit_events(engine, work, rows)
         frame = by_key(df, work, partitions)
@@ -131,10 +139,10 @@ def upsert(
             is_late = at_commit and not isinstance(error, LateEvents)
             if not (collects or is_late):
                 raise error
-            work = planned(options, df.schema, machine, collects=collects, folds=folds)
+            work = plan_events(options, df.schema, machine, collects=collects, folds=folds)
 
         return commit_with_retry(
-            lambda: _by_tasks(engine, _timed(work) if at_commit else work, frame),
+            lambda: _by_tasks(engine, _assign_times(work) if at_commit else work, frame),
             action="upsert",
             clock=engine.clock,
             conflicts=(UpdateNotBeyondUpper, FrontierRegression, LateEvents),
@@ -155,13 +163,13 @@ def update(df: DataFrame, options: WriteOptions, key: str | Sequence[str] | None
         names = [*handle.schema.key_names]
         if key is not None and names != ([key] if isinstance(key, str) else [*key]):
             raise SchemaMismatch(f"key={key!r:.200} is not the key of the collection {handle.name!r}, which is {names}")
-        rows = gathered_rows(rename(df, handle.schema.names), None)
+        rows = gather_rows(rename(df, handle.schema.names), None)
         changes = CommitOptions(time=options.time, token=options.token, allow_future=options.allow_future)
         add = partial(Commit.update, handle=handle, rows=rows, time=options.time)
         commit_one(handle, "update", changes, add).result()
 
 
-def _timed(work: KeyedWork) -> KeyedWork:
+def _assign_times(work: KeyedWork) -> KeyedWork:
     """Return work at the time of a commit now, since tasks need times to resolve events."""
     id_ = work.target.id
     asks = {id_: AtCommit(id_, work.target.schema.timeline)}
@@ -204,7 +212,7 @@ class _Task:
     resolves: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with surfaced_errors():
+        with surface_errors():
             nonempty = [batch for batch in batches if batch.num_rows]
             if nonempty:
                 stored = self.work.store_result(pa.Table.from_batches(nonempty), resolves=self.resolves)
@@ -218,7 +226,7 @@ def run(df: DataFrame, work: KeyedWork, *, resolves: bool) -> Stored:
     return Stored.together(answers)
 
 
-def gathered_rows(df: DataFrame, bytes_max: int | None) -> pa.Table | None:
+def gather_rows(df: DataFrame, bytes_max: int | None) -> pa.Table | None:
     """Return all rows on the driver, or None if they are more than bytes_max."""
     sent = map_in_tasks(df, _Gathering(bytes_max).__call__, "rows binary, size long").collect()
     if any(row.rows is None for row in sent) or (bytes_max is not None and sum(row.size for row in sent) > bytes_max):
@@ -233,6 +241,6 @@ class _Gathering:
     bytes_max: int | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows, size = packed(batches, self.bytes_max)
+        rows, size = pack_rows(batches, self.bytes_max)
         if size:
             yield pa.record_batch({"rows": pa.array([rows], pa.binary()), "size": pa.array([size], pa.int64())})

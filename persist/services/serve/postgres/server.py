@@ -178,14 +178,14 @@ class _Client:
     def _serve(self) -> None:
         try:
             with contextlib.suppress(OSError, EOFError):  # The client is gone, or slow.
-                self._guarded()
+                self._guard()
         finally:
             if self.session is not None:
                 self.session.close()
             self._server.forget(self.pid)
             self._connection.close()
 
-    def _guarded(self) -> None:
+    def _guard(self) -> None:
         try:
             self.session = self._greet()
             if self.session is not None:

@@ -120,7 +120,7 @@ class SessionOfClient:
         self._check_cancelled()
 
     @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _limit_time(self) -> Iterator[None]:
         """Cancel the statement at its `statement_timeout`."""
         timeout_s = self._settings.timeout_s
         if not timeout_s:
@@ -202,7 +202,7 @@ class SessionOfClient:
         for statement in statements:
             if len(statements) > 1 and not self.block.is_open:
                 self.block.begin(is_implicit=True)
-            with self._timed():
+            with self._limit_time():
                 self._send(self._run(with_parameters(statement, [])))
         if self.block.is_implicit:
             self._commit()
@@ -253,8 +253,8 @@ class SessionOfClient:
             if portal:
                 raise Failure("42P03", f'the portal "{portal}" exists already')
             self._portals.pop(portal).answer.close()
-        with self._timed():
-            answer = self._bound(with_parameters(prepared.sql, constants))
+        with self._limit_time():
+            answer = self._bind_statement(with_parameters(prepared.sql, constants))
         columns = answer.columns or []
         if prepared.described is not None and [c.oid for c in prepared.described] != [c.oid for c in columns]:
             answer.close()
@@ -266,7 +266,7 @@ class SessionOfClient:
         self._portals[portal] = Portal(answer, formats)
         self._connection.send(wire.message(b"2"))
 
-    def _bound(self, sql: str) -> Answer:
+    def _bind_statement(self, sql: str) -> Answer:
         """Return the answer of a statement. One without rows is run when it is executed, and not before."""
         first_words = words(sql)
         if first_words and first_words[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN", "COPY"}:
@@ -309,7 +309,7 @@ class SessionOfClient:
             self._send_portal(portal, max(limit, 0))
 
     def _send_portal(self, portal: Portal, limit: int) -> None:
-        with self._timed():
+        with self._limit_time():
             if portal.answer.start is not None:
                 portal.answer = portal.answer.start()
             if portal.answer.columns is None and not portal.answer.tag:

@@ -96,7 +96,7 @@ class Settings:
         name = _canonical_name(name)
         if value is None or value.upper() == "DEFAULT":
             value = self._defaults.get(name, "")
-        value = _unquoted(value)
+        value = _unquote(value)
         default, allowed = _SETTINGS.get(name, ("", None))
         if name not in _SETTINGS and "." not in name and name not in _IGNORED:
             raise Failure("42704", f'there is no setting "{name}": {AS_OF} chooses the time that statements read')
@@ -212,6 +212,6 @@ def _canonical_name(name: str) -> str:
     return next((setting for setting in _SETTINGS if setting.lower() == name.lower()), name.lower())
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     text = text.strip().rstrip(";").strip()
     return text[1:-1].replace("''", "'") if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import persist
 import persist.spark
 from persist.blob.stores.file import FileBlob
-from persist.connect.spark.write_functions.upserting import gathered_rows
+from persist.connect.spark.write_functions.upserting import gather_rows
 from persist.errors import FrontierRegression, InvalidUpdate, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper
 from persist.events import History, PerKey
 
@@ -107,12 +107,12 @@ def test_a_token_makes_a_batch_happen_once(spark: SparkSession, tmp_path: Path, 
 @pytest.mark.thorough
 def test_what_is_small_comes_to_the_driver_and_what_is_large_does_not(spark: SparkSession, tmp_path: Path) -> None:
     some = spark.range(0, 1000, 1, 4).selectExpr("id", "'a' AS name", "1.0D AS amount")
-    gathered = gathered_rows(some, 100_000)
+    gathered = gather_rows(some, 100_000)
     assert gathered is not None
     assert sorted(gathered["id"].to_pylist()) == [*range(1000)]
-    assert gathered_rows(some, 20_000) is None, "all tasks together have more"
-    assert gathered_rows(some, 1000) is None, "each task has more"
-    empty = gathered_rows(some.where("id < 0"), 0)
+    assert gather_rows(some, 20_000) is None, "all tasks together have more"
+    assert gather_rows(some, 1000) is None, "each task has more"
+    empty = gather_rows(some.where("id < 0"), 0)
     assert empty is not None
     assert empty.schema.names == ["id", "name", "amount"]
     location = made(tmp_path)
