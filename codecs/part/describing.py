@@ -265,10 +265,6 @@ def check_part(
         findings.append(
             Finding("unsorted", f"{len(moved)} of its {len(order)} rows are not in order, row {moved[0]} first")
         )
-    if part.is_single and not _may_be_single(canonical(table), schema.key_names):
-        findings.append(
-            Finding("descriptor", "it is said to be single, and gives a key more rows than one, or takes them")
-        )
     equal = np.flatnonzero(~starts)
     if len(equal):
         rows = sorted((int(order[equal[0] - 1]), int(order[equal[0]])))
@@ -370,21 +366,6 @@ def _is_canonical(array: pa.Array) -> bool:
     bits = values.view(f"u{values.dtype.itemsize}")
     nan = np.array(np.nan, dtype=values.dtype).view(bits.dtype)
     return not bool(((np.isnan(values) & (bits != nan)) | ((values == 0) & (bits != 0))).any())
-
-
-def _may_be_single(table: pa.Table, keys: Sequence[str]) -> bool:
-    """Return whether each key may have one row or none after each time of a part, whatever it had before."""
-    if not keys:
-        return False
-    order, starts = sort_table(table, [*keys, TIME])
-    diffs = int64_values(combined(table.column(DIFF)))[order].clip(-(2**32), 2**32)  # So that no sum overflows.
-    sums = np.add.reduceat(diffs, np.flatnonzero(starts))
-    _, key_starts = sort_table(table, keys)
-    first = np.flatnonzero(key_starts[starts])
-    totals = sums.cumsum()
-    counts = totals - np.repeat(totals[first] - sums[first], np.diff([*first, len(sums)]))  # More than before the part.
-    most, least = np.maximum.reduceat(counts, first), np.minimum.reduceat(counts, first)
-    return bool(((most <= 1) & (most - least <= 1)).all())
 
 
 def _descriptor_findings(said: Part, is_: Part) -> Iterator[Finding]:

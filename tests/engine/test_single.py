@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import persist
-from persist.codecs.part.describing import check_part, describe_part
+from persist.codecs.part.describing import describe_part
 from persist.codecs.part.part import STATS_BYTES_MAX
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.updates.updates import to_updates
@@ -73,28 +73,6 @@ def test_a_keyframe_with_two_rows_of_a_key_is_not_single(tmp_path: Path) -> None
         assert not any(part.is_single for part in keyframe)
 
 
-@pytest.mark.parametrize(
-    ("updates", "is_found"),
-    [
-        ([((1, 1), 0, 1), ((1, 1), 1, -1), ((1, 2), 1, 1), ((2, 0), 5, -1)], False),
-        ([((1, 1), 0, -1), ((1, 2), 0, 1), ((1, 2), 3, -1)], False),
-        ([((0, 1), 0, -(2**63)), ((0, 2), 0, -(2**63)), ((0, 3), 0, 1), ((1, 1), 0, 1)], False),
-        ([((1, 1), 0, -2), ((1, 2), 0, -1), ((1, 3), 0, 1), ((1, 3), 4, -1)], False),
-        ([((1, 1), 0, 1), ((1, 2), 1, 1)], True),
-        ([((1, 1), 0, 2)], True),
-        ([((1, 1), 0, -1), ((1, 2), 1, 1), ((1, 3), 2, 1)], True),
-    ],
-)
-def test_an_examination_finds_what_cannot_be_single(tmp_path: Path, updates: Any, is_found: bool) -> None:
-    with persist.open(str(tmp_path), settings=QUIET) as client:
-        schema = client.create_or_load("rows", key={"id": int}, value={"v": int}).handle.schema
-    [(data, part)] = encode_parts(to_updates(updates, schema), schema)
-    assert check_part(data, part, schema)[0] == ()
-    found, _ = check_part(data, part.as_single(), schema)
-    assert any("said to be single" in finding.what for finding in found) is is_found
-    assert len(found) == is_found
-
-
 def test_there_is_room_for_it_in_the_statistics(tmp_path: Path) -> None:
     with persist.open(str(tmp_path), settings=QUIET) as client:
         value = {f"a column of a long name {number}": int for number in range(60)}
@@ -107,3 +85,22 @@ def test_there_is_room_for_it_in_the_statistics(tmp_path: Path) -> None:
     assert len(bytes(single.stats_json)) <= STATS_BYTES_MAX
     assert 0 < len(single.stats) - 1 <= len(part.stats)
     assert {name: single.stats[name] for name in part.stats if name in single.stats}.items() <= part.stats.items()
+
+
+def test_runs_merged_around_a_retraction_are_sound() -> None:
+    """Runs without retractions are merged although others lie between them, so a part may have two rows of a key."""
+    with persist.open("memory://single", settings=QUIET) as client:
+        rows = client.create_or_load("rows", key={"id": int}, value={"v": int})
+        rows.upsert([(2, 0)]).result()
+        rows.compact()
+        for key in (0, 3, 4):
+            rows.upsert([(key, 2)]).result()
+        rows.overwrite([(0, 2)]).result()
+        for key in (2, 1):
+            rows.upsert([(key, 2)]).result()
+        rows.overwrite([(0, 2), (1, 1)]).result()
+        rows.upsert([(4, 2)]).result()
+        rows.compact()
+        history = rows.handle.contents().history_parts
+        assert any(part.rows == 6 and not part.negatives and part.is_single for part in history)
+        assert not client.fsck().problems
