@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.compute.dataflow.operators.large_groups import LargeGroups
-from persist.compute.dataflow.state.costs import Costs
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from tests.compute.sql.oracle import changes, check
 
 FIRST = "PARTITION BY a ORDER BY b DESC"
@@ -86,6 +86,15 @@ def test_functions_of_a_place_have_no_frame(frame: str, always_ranked: Counter[s
     asked = f"SELECT a, b, {shown} FROM (SELECT DISTINCT a, b FROM t) WINDOW w AS (PARTITION BY a ORDER BY b {frame})"
     check(asked, changes(1, steps=3, size=6), costs=RANKED)
     assert always_ranked["changed"]
+
+
+@pytest.mark.parametrize("costs", [RANKED, USUAL])
+def test_a_frame_of_the_largest_number_of_rows_ends_with_its_partition(costs: Costs) -> None:
+    far = 2**63 - 1
+    frames = [f"{mode} BETWEEN 1 PRECEDING AND {far} FOLLOWING" for mode in ("ROWS", "GROUPS")]
+    frames += [f"{mode} BETWEEN {far} FOLLOWING AND {far} FOLLOWING" for mode in ("ROWS", "GROUPS")]
+    sums = ", ".join(f"sum(b) OVER ({ALL} {frame}) AS t{at}" for at, frame in enumerate(frames))
+    check(f"SELECT a, b, m, s, {sums} FROM t", changes(1, steps=2, size=8), costs=costs)
 
 
 @pytest.mark.thorough(except_every=16)

@@ -240,7 +240,7 @@ def place_rows(
         case ("range", _):
             low = peers_begin
         case ("rows", offset):
-            low = np.clip(at + offset, begins, ends)
+            low = np.clip(at + _limit_offset(offset, rows), begins, ends)
         case ("groups", offset):
             low = _find_peer_groups(p, offset, is_end=False)
         case ("value", _):
@@ -250,7 +250,7 @@ def place_rows(
         case ("range", _):
             high = peers_end
         case ("rows", offset):
-            high = np.clip(at + offset + 1, begins, ends)
+            high = np.clip(at + _limit_offset(offset, rows) + 1, begins, ends)
         case ("groups", offset):
             high = _find_peer_groups(p, offset, is_end=True)
         case ("value", _):
@@ -266,12 +266,17 @@ def _find_peer_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
     # The first row of each group of peers, and the number of each row's group.
     firsts = (p.peers_begin == p.at).nonzero()[0]
     numbers = (p.peers_begin == p.at).cumsum() - 1
-    target = numbers + offset
+    target = numbers + _limit_offset(offset, len(numbers))
     first, last = numbers.take(p.begins), numbers.take(p.ends - 1)
     inside = firsts.take(np.clip(target, first, last))
     if is_end:
         return np.where(target < first, p.begins, p.peers_end.take(inside))
     return np.where(target > last, p.ends, inside)
+
+
+def _limit_offset(offset: int, rows: int) -> int:
+    """Return the offset, or one past all rows if it is larger, so that sums do not overflow."""
+    return max(-rows, min(offset, rows))
 
 
 def _find_runs(words: Ints) -> tuple[Ints, Ints]:
