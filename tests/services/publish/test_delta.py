@@ -516,7 +516,7 @@ def test_files_that_are_written_take_at_most_a_quarter_of_the_budget(tmp_path: P
     with persist.open(tmp_path / "location", settings=persist.Settings(memory_budget=16 << 20)) as client:
         c = client.create_or_load("c", key={"id": int}, value={"data": bytes})
         data = [random.Random(number).randbytes(100_000) for number in range(240)]
-        c.write([((number, (data[number],)), number % 2, 1) for number in range(240)], seal=2).result()
+        c.write([((number, data[number]), number % 2, 1) for number in range(240)], seal=2).result()
         table = c.publish("delta", as_of=0)
         assert table.rows == 120
         assert max(add["size"] for add in adds(table)) < 5 << 20
