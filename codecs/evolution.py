@@ -213,10 +213,16 @@ def cast_columns(table: pa.Table, columns: Sequence[str], schema: CollectionSche
     Raises:
         SchemaMismatch: a value does not fit; the message names the column.
     """
+    former_documents = {*schema.json} - {*find_newest_types(schema).json}
     for name in columns:
         at, target = table.schema.get_field_index(name), schema.arrow.field(name)
         if table.schema.types[at] != target.type:
             table = table.set_column(at, target, _convert_to_type(table.column(at), target, schema.version))
+        elif name in former_documents:
+            try:
+                check_documents(table.column(at), name)
+            except InvalidUpdate as error:
+                raise _build_narrow_error(schema.declared.field(name), schema.version, error) from error
     return table
 
 
@@ -228,10 +234,15 @@ def _convert_to_type(
             shapes = make_node("", column.type, count()), make_node("", field.type, count())
         return widen_column(column, field.type) if shapes is None else reshape_column(column, *shapes, widen_column)
     except pa.ArrowException as error:
-        raise SchemaMismatch(
-            f"column {field.name!r} holds values that its type {field.type} of schema version {version} cannot hold: "
-            f"{error}. Read with the newest schema."
-        ) from error
+        raise _build_narrow_error(field, version, error) from error
+
+
+def _build_narrow_error(field: pa.Field, version: int, why: Exception) -> SchemaMismatch:
+    kind = "json" if field.type == JSON else field.type
+    return SchemaMismatch(
+        f"column {field.name!r} holds values that its type {kind} of schema version {version} cannot hold: {why}. "
+        "Read with the newest schema."
+    )
 
 
 def read_default(schema: CollectionSchema, name: str) -> pa.Scalar:

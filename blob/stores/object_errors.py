@@ -161,7 +161,7 @@ class ObjectErrorMap:
     def write_error(self, action: str, key: str, error: Exception) -> PersistError:
         """Return the error to raise for a set, create or delete that failed, and was sent once."""
         what = f"cannot {action} {key!r} at {self.url}"
-        if self._was_refused(error):
+        if self._had_no_effect(error):
             return self._find_misconfiguration(what, error) or self._unavailable(
                 what, error, "That object is unchanged; try again after a pause."
             )
@@ -190,7 +190,7 @@ class ObjectErrorMap:
         failure.timed_out = _has_timed_out(error)
         return failure
 
-    def _was_refused(self, error: Exception) -> bool:
+    def _had_no_effect(self, error: Exception) -> bool:
         is_unsigned = type(error).__module__.partition(".")[0] == "botocore"  # It sends nothing to the store.
         if is_unsigned or isinstance(error, ForkedProcess) or _NO_CONNECTION.search(str(error)):
             return True

@@ -50,7 +50,7 @@ def int64_values(array: pa.Array) -> npt.NDArray[np.int64]:
 def boolean_values(array: pa.Array) -> npt.NDArray[np.bool_]:
     """Return the values of an array of booleans without NULL."""
     assert array.null_count == 0
-    values: npt.NDArray[np.bool_] = stored_values(array.cast(pa.uint8())).view(np.bool_)
+    values: npt.NDArray[np.bool_] = get_stored_numbers(array.cast(pa.uint8())).view(np.bool_)
     return values
 
 
@@ -68,7 +68,7 @@ def copy_table(table: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=table.schema)
 
 
-def stored_values(array: pa.Array, dtype: str | None = None) -> npt.NDArray[Any]:
+def get_stored_numbers(array: pa.Array, dtype: str | None = None) -> npt.NDArray[Any]:
     """Return the stored numbers of fixed-width values; those of NULLs are arbitrary.
 
     Args:

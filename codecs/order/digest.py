@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 import xxhash
 
-from persist.codecs.order.arrays import boolean_values, byte_ranges, int64_values, stored_values
+from persist.codecs.order.arrays import boolean_values, byte_ranges, get_stored_numbers, int64_values
 from persist.codecs.order.ordering import canonical, combined
 from persist.codecs.types.arrow_types import children
 from persist.codecs.types.schema import DIFF
@@ -130,7 +130,7 @@ def _hash_values_except_nulls(array: pa.Array, key: np.uint64) -> Words:
 
 def _numbers(array: pa.Array) -> Words:
     """Return values of a fixed width in 64 bits."""
-    kind, values = array.type, stored_values(array)
+    kind, values = array.type, get_stored_numbers(array)
     if pt.is_date64(kind):
         values = values // _DAY_MS
     words: Words = values.astype(f"{values.dtype.kind}8").view(np.uint64)
@@ -139,7 +139,7 @@ def _numbers(array: pa.Array) -> Words:
 
 def _of_decimals(array: pa.Array, key: np.uint64) -> Words:
     width = array.type.bit_width // 8
-    values = stored_values(array, f"i{min(width, 8)}").reshape(len(array), -1).astype(np.int64)
+    values = get_stored_numbers(array, f"i{min(width, 8)}").reshape(len(array), -1).astype(np.int64)
     signs = np.repeat(values[:, -1:] >> 63, 4 - values.shape[1], axis=1)
     words = np.concatenate([values, signs], axis=1).view(np.uint64)
     return _chain(words.reshape(-1), np.full(len(array), 4), np.full(len(array), 32), key)

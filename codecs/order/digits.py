@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from persist.codecs.order.arrays import boolean_values, byte_ranges, int64_array, stored_values
+from persist.codecs.order.arrays import boolean_values, byte_ranges, get_stored_numbers, int64_array
 from persist.codecs.types.arrow_types import is_text
 
 Rows: TypeAlias = npt.NDArray[np.int64]
@@ -156,7 +156,7 @@ def _acero_order(columns: Sequence[pa.Array], rows: Rows, runs: Rows) -> Rows:
     names = [str(i) for i in range(len(arrays))]
     table = pa.RecordBatch.from_arrays(arrays, names=names)
     indices = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])
-    return stored_values(indices).astype(np.int64)
+    return get_stored_numbers(indices).astype(np.int64)
 
 
 def _pack(columns: Sequence[pa.Array]) -> tuple[Bits, int]:
@@ -188,7 +188,7 @@ def _digits(column: pa.Array) -> Iterator[Bits | None]:
     if pt.is_boolean(column.type):
         yield boolean_values(column.fill_null(False)).astype(np.uint64)
     elif pt.is_primitive(column.type):
-        yield to_ordered_bits(_replace_nulls(column, stored_values(column))).astype(np.uint64, copy=False)
+        yield to_ordered_bits(_replace_nulls(column, get_stored_numbers(column))).astype(np.uint64, copy=False)
     elif pt.is_decimal(column.type):
         yield from _decimal_digits(column)
     else:
@@ -217,7 +217,7 @@ def _replace_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[An
 
 def _decimal_digits(column: pa.Array) -> Iterator[Bits]:
     words = column.type.bit_width // 64
-    raw = stored_values(column, "u8").reshape(-1, words)
+    raw = get_stored_numbers(column, "u8").reshape(-1, words)
     for limb in reversed(range(words)):
         values: Bits = _replace_nulls(column, raw[:, limb])
         yield values ^ _SIGN if limb == words - 1 else values

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from persist.codecs.order.arrays import boolean_values, int64_array, stored_values
+from persist.codecs.order.arrays import boolean_values, get_stored_numbers, int64_array
 from persist.codecs.order.digits import Flags, Rows, compute_dense_ranks, sort_rows
 from persist.codecs.types.arrow_types import has_floats
 
@@ -147,7 +147,7 @@ def _children(compact: pa.Array) -> list[pa.Array]:
 
 
 def _canonical_floats(array: pa.Array) -> pa.Array:
-    values = stored_values(array)
+    values = get_stored_numbers(array)
     bits = values.view(f"u{values.itemsize}")
     nan = np.array(np.nan, dtype=values.dtype)
     is_nan = np.isnan(values)

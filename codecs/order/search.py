@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.order.arrays import boolean_array, int64_array, stored_values
+from persist.codecs.order.arrays import boolean_array, get_stored_numbers, int64_array
 from persist.codecs.order.digits import compute_dense_ranks, to_ordered_bits
 from persist.codecs.order.ordering import order_keys, sort_table
 from persist.codecs.types.arrow_types import is_flat, is_number, is_text, key_order, scalar_to_json
@@ -74,7 +74,7 @@ def packed(columns: Sequence[pa.Array], layout: Layout) -> Packed:
     """
     if layout.is_number:
         (column,) = columns
-        values = stored_values(column.slice(0, len(column) - column.null_count))
+        values = get_stored_numbers(column.slice(0, len(column) - column.null_count))
         return to_ordered_bits(values) if values.dtype.kind == "f" else values
     rows = np.zeros((len(columns[0]), max(layout.row_bytes, 8)), np.uint8)
     at = 0
@@ -260,7 +260,7 @@ def _fill(rows: Packed, at: int, column: pa.Array, width: int) -> int:
     """Write a column into the bytes of rows from at on; return where it ends."""
     is_null = None
     if column.null_count:
-        is_null = stored_values(column.is_null().cast(pa.uint8()))
+        is_null = get_stored_numbers(column.is_null().cast(pa.uint8()))
         rows[:, at] = is_null
     start, end = at + 1, at + 1 + width
     if is_text(column.type):
@@ -268,10 +268,10 @@ def _fill(rows: Packed, at: int, column: pa.Array, width: int) -> int:
         rows[:, start:end], rows[:, end] = padded, lengths
         end += 1
     elif _is_number_or_time(column.type):
-        numbers = to_ordered_bits(stored_values(column))
+        numbers = to_ordered_bits(get_stored_numbers(column))
         rows[:, start:end] = numbers.astype(numbers.dtype.newbyteorder(">")).view(np.uint8).reshape(-1, width)
     elif pat.is_boolean(column.type):
-        rows[:, start] = stored_values(column.cast(pa.uint8()).fill_null(0))
+        rows[:, start] = get_stored_numbers(column.cast(pa.uint8()).fill_null(0))
     else:
         rows[:, start:end] = _encode_fixed_bytes(column, width)
     if is_null is not None:
@@ -281,7 +281,7 @@ def _fill(rows: Packed, at: int, column: pa.Array, width: int) -> int:
 
 def _pad_texts(column: pa.Array, width: int) -> tuple[Packed, Packed]:
     """Return texts padded with zero bytes to a width, and their capped lengths."""
-    lengths = stored_values(pc.binary_length(column).fill_null(0))
+    lengths = get_stored_numbers(pc.binary_length(column).fill_null(0))
     if not len(column):
         return np.zeros((0, width), np.uint8), np.zeros(0, np.uint8)
     if lengths.max() > width:
@@ -300,7 +300,7 @@ def _pad_texts(column: pa.Array, width: int) -> tuple[Packed, Packed]:
 
 def _encode_fixed_bytes(column: pa.Array, width: int) -> Packed:
     """Return the bytes of decimals, in the order of their values, or of binary of a fixed size."""
-    rows = stored_values(column, "u1").reshape(-1, width)
+    rows = get_stored_numbers(column, "u1").reshape(-1, width)
     if pat.is_decimal(column.type):
         rows = rows[:, ::-1].copy()
         rows[:, 0] ^= np.uint8(0x80)

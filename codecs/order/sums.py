@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.errors import DiffOverflow
-from persist.codecs.order.arrays import int64_array, int64_values, stored_values
+from persist.codecs.order.arrays import get_stored_numbers, int64_array, int64_values
 from persist.codecs.order.digits import Rows
 from persist.codecs.order.ordering import canonical, combined, sort_table
 from persist.codecs.types.schema import DIFF
@@ -186,7 +186,7 @@ def to_whole_numbers(column: pa.ChunkedArray) -> Ints:
 def _unscaled(column: pa.ChunkedArray) -> Ints:
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     words = column.type.bit_width // 64
-    raw = stored_values(array, "i8").reshape(-1, words)
+    raw = get_stored_numbers(array, "i8").reshape(-1, words)
     if array.null_count:
         valid: Ints = array.is_valid().to_numpy(zero_copy_only=False)
         raw = raw * valid[:, None]

@@ -39,7 +39,7 @@ import xxhash
 
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.nested import COLUMN, column_node
-from persist.codecs.order.arrays import stored_values
+from persist.codecs.order.arrays import get_stored_numbers
 from persist.codecs.order.ordering import combined, order_keys
 from persist.codecs.part.shredding import VALUES_KEY, encode_entry, encode_values
 from persist.codecs.types.arrow_types import children, is_text, with_children
@@ -258,7 +258,7 @@ def _encoding(kind: pa.DataType) -> str | None:
 def has_nan(column: pa.ChunkedArray) -> bool:
     """Whether a column of floats holds NaN."""
     # Values stored for NULL count as well and may be NaN: a quick no for most columns.
-    may_have = any(np.isnan(stored_values(chunk)).any() for chunk in column.chunks)
+    may_have = any(np.isnan(get_stored_numbers(chunk)).any() for chunk in column.chunks)
     return may_have and any(bool(pc.any(pc.is_nan(widened(chunk))).as_py()) for chunk in column.chunks)
 
 

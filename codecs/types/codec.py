@@ -68,7 +68,7 @@ class Codec(Generic[T]):
         is is looked at once.
         """
         what = f"codec {self.name!r}"
-        for row, stored in _first_of_each(to_values(column, what)):
+        for row, stored in _iterate_firsts(to_values(column, what)):
             try:
                 (again,) = to_values(self.encode_all([self.decode(stored)]), what)
             except Exception as error:
@@ -181,7 +181,7 @@ class Unit(Codec[None]):
 BUILT_IN: dict[str, type[Codec[Any]]] = {c.name: c for c in (Utf8, Binary, Int64, Json)}
 
 
-def _first_of_each(values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+def _iterate_firsts(values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
     """Yield each distinct object that is not None, with its first row number."""
     yielded = set()
     for row, value in enumerate(values):

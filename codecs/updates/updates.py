@@ -44,7 +44,7 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls an index
 class Moments(Protocol):
     """Turns the times of updates that are moments into integers, and leaves all others as they are."""
 
-    def times_of(self, times: Sequence[Any]) -> list[Any]:
+    def to_times(self, times: Sequence[Any]) -> list[Any]:
         """Return the times of tuples as integers; they may be moments."""
 
     def column_of_times(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
@@ -72,8 +72,7 @@ def to_updates(
     Raises:
         SchemaMismatch: a column is missing, unexpected, there twice, or of a type that does not convert.
         InvalidUpdate: an update with a NULL or out-of-range time, a NULL diff, a value that does not convert,
-        or a
-            tuple of the wrong shape; the message names its index.
+            or a tuple of the wrong shape; the message names its index.
         CodecMismatch: tuples for a codec that is not known here.
     """
     data = open_stream(data)
@@ -82,7 +81,7 @@ def to_updates(
         return pa.concat_tables([schema.arrow.empty_table(), *map(copy_table, pieces)])
     table = as_table(data, schema)
     if table is None:
-        convert = None if moments is None else moments.times_of
+        convert = None if moments is None else moments.to_times
         table, times, diffs = from_tuples(_iterable(data), schema, convert)
         if times:
             _check_listed_times(times)

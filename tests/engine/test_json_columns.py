@@ -151,6 +151,13 @@ def test_json_evolves_and_a_key_has_none() -> None:
         collection.evolve(widen={"document": str})
         assert here.load("events").schema.json == ("extra",)
         assert sorted(collection.snapshot().to_arrow()["document"].to_pylist()) == sorted(GOOD)
+        row = ((99, (99, "no document", None, None)), 1)
+        collection.write([(*row, 1), ((0, (0, "{}", None, None)), 1, 1)], seal=2).result()
+        collection.write([((99, row[0][1]), 2, -1)], seal=3).result()
+        with pytest.raises(SchemaMismatch, match="'document' holds values that its type json of schema version 2 can"):
+            collection.snapshot(1, schema=2).to_arrow()
+        assert "{}" in collection.snapshot(1, schema=2, where="id < 99").to_arrow()["document"].to_pylist()
+        assert "{}" in collection.snapshot(2, schema=2).to_arrow()["document"].to_pylist()
         with pytest.raises(SchemaMismatch, match="type json"):
             here.create_or_load("by document", key={"document": persist.JSON}, value=None)
 

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 import persist
 from persist import slider
-from persist.engine.read.lookups.requested_keys import distinct_keys
+from persist.engine.read.lookups.requested_keys import find_distinct_keys
 from tests.support.stepped import WAIT_S
 
 CLIENT_READS = {
@@ -152,5 +152,5 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
 
 def rows_with(snapshot: persist.Snapshot, keys: Any) -> pa.Table:
     """Return the rows with certain keys as Arrow data, in whatever form the keys are."""
-    found: pa.Table = snapshot.get(distinct_keys(keys, snapshot.scan.schema))
+    found: pa.Table = snapshot.get(find_distinct_keys(keys, snapshot.scan.schema))
     return found

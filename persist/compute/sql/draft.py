@@ -14,7 +14,7 @@ from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.sql.algebra import Node, find_documents
 from persist.compute.sql.compile import check_columns, choose_key, find_mentioned, plan_query
 from persist.compute.sql.definition import VERSION, Definition, Readable, Start, choose_start, find_shared_timeline
-from persist.compute.sql.graph import columns_read, estimate_sizes, list_functions, load_definition, lower_relation
+from persist.compute.sql.graph import estimate_sizes, list_functions, list_read_columns, load_definition, lower_relation
 from persist.compute.sql.groups import Groups, cut_at_aggregates
 from persist.compute.sql.order import list_ordered_collections
 from persist.compute.sql.rewrite import rewrite_plan
@@ -228,7 +228,7 @@ def _draft_collection(
     except InvalidUsage as error:
         whose = sql if what.name.startswith(GROUPS_PREFIX) else f"the query of view {what.name!r}"
         raise InvalidUsage(f"{whose} cannot be computed on any rows: {error}") from error
-    columns = {ids[read_name]: kinds for read_name, kinds in columns_read(program).items()}
+    columns = {ids[read_name]: kinds for read_name, kinds in list_read_columns(program).items()}
     sizes = {read_name: statistics.get(read_name) for read_name in list_ordered_collections(relation)}
     stored = encode_plan(program, list_functions(what.plan), sizes) if keeps_plan else None
     version = VERSION if stored is not None else 1

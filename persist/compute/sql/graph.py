@@ -40,7 +40,7 @@ def list_scans(plan: Relation) -> dict[str, dict[str, str]]:
     return read_columns
 
 
-def columns_read(plan: Plan) -> dict[str, dict[str, str]]:
+def list_read_columns(plan: Plan) -> dict[str, dict[str, str]]:
     """Return the collections that a plan of operators reads, and which columns of them with their types."""
     return {name: {field.name: name_arrow_type(field.type) for field in schema} for name, schema in _list_sources(plan)}
 
@@ -86,7 +86,7 @@ def list_columns_read(definition: Definition) -> dict[str, dict[str, str]]:
     stored = read_plan(definition.program)
     plan = lower_relation(rewrite_plan(definition.plan)) if stored is None else stored.plan()
     types_by_id: dict[str, dict[str, str]] = {}
-    for name, columns in columns_read(plan).items():
+    for name, columns in list_read_columns(plan).items():
         types_by_id.setdefault(definition.reads[name], {}).update(columns)
     return types_by_id
 

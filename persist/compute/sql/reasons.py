@@ -27,7 +27,7 @@ from persist.compute.sql.algebra import (
     count_cross_joins,
     walk,
 )
-from persist.compute.sql.graph import columns_read, list_scans, lower_relation
+from persist.compute.sql.graph import list_read_columns, list_scans, lower_relation
 from persist.compute.sql.order import NOTHING, Known, estimate_relation
 from persist.compute.sql.rewrite import rewrite_stepwise
 from persist.core.expression.evaluation import factor_conjuncts
@@ -146,7 +146,7 @@ def _name_relation(node: Node) -> str:
 
 
 def _explain_columns(before: Node, after: Node) -> list[str]:
-    was, now = list_scans(before), columns_read(lower_relation(after))
+    was, now = list_scans(before), list_read_columns(lower_relation(after))
     return [
         f"{name!r} is read without {len(columns) - len(now[name])} of {len(columns)} columns: nothing reads those"
         for name, columns in was.items()

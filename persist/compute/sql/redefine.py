@@ -93,7 +93,8 @@ def plan_redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple
     changed = load_dependent(view)
     draft = draft_view(Catalog(engine), changed.name, sql, changed.definition.key, replaces=changed.definition)
     _check_same_kind(changed, draft)
-    if _is_same_query(changed.definition, draft.definition):
+    keeps_documents = {*changed.contents.schema.json} <= {*draft.readable.schema.json}
+    if keeps_documents and _is_same_query(changed.definition, draft.definition):
         return None
     dependents = load_dependents(engine, view, with_groups=True)
     names = {dependent.id: dependent.name for dependent in dependents}

@@ -93,7 +93,7 @@ class Shares:
     def _read(self) -> None:
         reader, names = self._reading(), [*self._scan.columns, "_diff"]
         chunk: list[pa.Table] = []
-        for table in chain(self._scan.base_rows(reader, names), self._scan.updates(reader, names)):
+        for table in chain(self._scan.read_base_rows(reader, names), self._scan.updates(reader, names)):
             self._reading.check(reader)
             chunk.append(table)
             if sum(rows.nbytes for rows in chunk) >= CHUNK_BYTES:

@@ -57,7 +57,7 @@ from persist.engine.collection.planned_commits import submit_all
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.read.lookups.requested_keys import distinct_keys
+from persist.engine.read.lookups.requested_keys import find_distinct_keys
 from persist.engine.write.commit_future import CommitFuture, Committed
 from persist.engine.write.operations import Asked, Step, Write
 from persist.engine.write.write_options import WriteOptions, with_token
@@ -257,7 +257,7 @@ class Commit:
                 self._draft(handle).change = make_keyed_deletion(handle, where, time, self.options.token)
             return
         self.check_unwritten(handle)
-        keys_to_delete = None if keys is None else distinct_keys(keys, handle.schema)
+        keys_to_delete = None if keys is None else find_distinct_keys(keys, handle.schema)
         self._add_difference(
             handle, time, partial(delete_steps, handle, keys_to_delete, where, time, self.options.token)
         )

@@ -254,7 +254,7 @@ def _check_fits(
     scan = Scan(schema, contents.history_parts, 0, TIME_MAX + 1, tuple(shapes))
     base = tuple(part for keyframe in contents.keyframes for part in contents.list_parts(keyframe.parts))
     waiting = _waiting_rows(reader, contents, schema, [*shapes])
-    for table in (*scan.base_rows(reader, [*shapes], base), *scan.updates(reader, [*shapes]), *waiting):
+    for table in (*scan.read_base_rows(reader, [*shapes], base), *scan.updates(reader, [*shapes]), *waiting):
         for name, pair in shapes.items():
             try:
                 reshape_column(table[name], *pair, widen_column)

@@ -35,7 +35,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import KeyReplacement
 from persist.engine.read.keyed.resolution import require_machine, resolve_events
 from persist.engine.read.lookups.lookup import Lookup, Wanted, drop_diffs
-from persist.engine.read.lookups.requested_keys import distinct_keys
+from persist.engine.read.lookups.requested_keys import find_distinct_keys
 from persist.engine.read.merging import NewRows, compute_differences, read_snapshot
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
@@ -89,7 +89,7 @@ def reading_rows(scan: Callable[[pc.Expression | None], Scan], reader: PartReade
                 yield from read_rows(part, reader)
             return
         whole = scan(None)
-        keys = Wanted.of(distinct_keys(by, whole.schema), whole.schema)
+        keys = Wanted.of(find_distinct_keys(by, whole.schema), whole.schema)
         yield drop_diffs(Lookup(whole).contents(keys, "rows", reader), whole)
 
     return read
@@ -153,7 +153,7 @@ class KeyedChange:
         old = to_updates(stamp_rows(before, schema, Stamp(time, 1)), schema)
         of_keys = KeyReplacement(handle.name, schema, get_keyed_form(handle), None)
         of_keys.check(new)
-        keys = distinct_keys(pa.concat_tables([old, new]).select(schema.key_names), schema)
+        keys = find_distinct_keys(pa.concat_tables([old, new]).select(schema.key_names), schema)
         scan = snapshot_scan(after, schema, time, None, raw=True)
         present = Lookup(scan).contents(Wanted.of(keys, schema), "diff", handle.engine.reader())
         of_keys.check_absent(new, old, present)
@@ -285,7 +285,7 @@ def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) ->
     form = get_keyed_form(handle)
     rows = as_table(open_stream(what), handle.schema)
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
-        rows = distinct_keys(what, handle.schema)
+        rows = find_distinct_keys(what, handle.schema)
     rows = rows.append_column(DELETED, pa.array(np.ones(len(rows), np.bool_)))
     events = to_events(rows, handle.schema, form, stamp, handle.clocked_timeline, handle.machine)
     check_event_times(handle, events)

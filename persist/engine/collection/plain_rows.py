@@ -66,7 +66,7 @@ from persist.engine.follow.log_queries import say_whose
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key, find_repeated_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted
-from persist.engine.read.lookups.requested_keys import distinct_keys
+from persist.engine.read.lookups.requested_keys import find_distinct_keys
 from persist.engine.read.merging import NewRows, Replaced, compute_differences
 from persist.engine.read.planning.scan import Scan, negate
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
@@ -255,7 +255,7 @@ def delete_steps(
     check_either(wanted, where)
     at, contents = None if time is None else handle.to_exact_time("time", time), _read_after_requests(handle)
     writer = handle.engine.writer("delete")
-    keys = distinct_keys(wanted, handle.schema) if where is None else None
+    keys = find_distinct_keys(wanted, handle.schema) if where is None else None
     digest = 0
     if keys is not None and token is not None:  # How often each was named does not matter.
         once = keys.append_column("_diff", int64_array(np.ones(len(keys), np.int64)))

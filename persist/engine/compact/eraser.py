@@ -51,7 +51,7 @@ class ErasedRecords:
     """The records to erase: all records of some keys, or the records that satisfy a condition.
 
     Attributes:
-        keys: the key columns, as `persist.engine.read.lookups.requested_keys.distinct_keys` returns them; or None.
+        keys: the key columns, as `persist.engine.read.lookups.requested_keys.find_distinct_keys` returns them; or None.
         where: instead of these.
         ids: the ids of where's columns, by name: in relatives, they must be the same.
     """

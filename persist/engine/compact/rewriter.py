@@ -219,7 +219,7 @@ class LocalPartMaker:
         self, scan: Scan, columns: Sequence[str], sums: list[int], keep: Callable[[pa.Table], pa.Table] | None
     ) -> pa.Table:
         """Return all rows of one slice; add the diff sums of its updates to sums."""
-        tables = [scan.empty(columns), *scan.base_rows(self._reader, columns)]
+        tables = [scan.empty(columns), *scan.read_base_rows(self._reader, columns)]
         for table in scan.updates(self._reader, columns):
             table = table if keep is None else keep(table)
             sums.append(sum_exactly(table["_diff"].to_numpy()))

@@ -376,9 +376,7 @@ def drop(handle: CollectionHandle) -> CommitFuture:
     """Remove a collection with its arrangements; see `Collection.drop`."""
     engine = handle.engine
     engine.follower.refresh()  # Another client may have changed what it reads, or made an index of it.
-    steps, names = steps_to_drop(engine, [handle.get_known_state()])
-    # Again for the state that the record follows, because another client may make an index meanwhile.
-    return engine.submit("drop", steps, names, lambda state: steps_to_drop(engine, [handle.get_known_state()])[0])
+    return engine.submit("drop", *steps_to_drop(engine, [handle.get_known_state()]))
 
 
 # The new contents that each format number allows: for people who decide whether to upgrade.

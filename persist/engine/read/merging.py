@@ -29,7 +29,7 @@ from persist.codecs.part.describing import describe_held
 from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
-from persist.engine.read.parts.reader import ClaimedRead, PartReader, ahead
+from persist.engine.read.parts.reader import ClaimedRead, PartReader, read_ahead
 from persist.engine.read.planning.scan import Scan, cheap_first, make_rows_without_columns, negate, with_diff
 
 Form = Literal["rows", "diff"]
@@ -84,7 +84,7 @@ def _merge_parts(
             (split.keep_standing_parts(lambda part: not elsewhere(part)), True),
             (split.keep_standing_parts(elsewhere), False),
         ]
-    standing = ahead(
+    standing = read_ahead(
         (
             (is_here, table)
             for some, is_here in stands
@@ -96,7 +96,7 @@ def _merge_parts(
         rest_rows = pa.concat_tables(
             [
                 scan.empty([*names, "_diff"]),
-                *scan.base_rows(reader, [*names, "_diff"], split.base_rest),
+                *scan.read_base_rows(reader, [*names, "_diff"], split.base_rest),
                 *scan.updates(reader, [*names, "_diff"], split.rest),
             ]
         )
@@ -196,7 +196,7 @@ def _read_standing(
         return part.is_plain and not keeps_diff
 
     for bare, parts in groupby(split.base, is_bare):
-        yield from scan.base_rows(reader, names if bare else [*names, "_diff"], [*parts])
+        yield from scan.read_base_rows(reader, names if bare else [*names, "_diff"], [*parts])
     for bare, parts in groupby(split.history, is_bare):
         yield from scan.updates(reader, names if bare else [*names, "_diff"], [*parts])
 
@@ -291,7 +291,7 @@ def compute_differences(
         new_tables = [scan_slice.empty(columns), *rows_of(scan_slice)]
         passed += sum(map(len, new_tables))
         base = [part for part in scan_slice.base if id(part) not in ids]
-        read = [*scan_slice.base_rows(reader, columns, base), *scan_slice.updates(reader, columns)]
+        read = [*scan_slice.read_base_rows(reader, columns, base), *scan_slice.updates(reader, columns)]
         rows, present_rows = pa.concat_tables(new_tables), pa.concat_tables([scan_slice.empty(columns), *read])
         check(rows)
         if replaced is not None:
@@ -311,7 +311,7 @@ RowsOf: TypeAlias = Callable[[Scan], list[pa.Table]]  # The new rows in a slice 
 def _build_stored_rows(new: Sequence[Part], columns: Sequence[str], reader: PartReader) -> RowsOf:
     ids = {id(part) for part in new}
     return lambda scan_slice: [
-        *scan_slice.base_rows(reader, columns, [part for part in scan_slice.base if id(part) in ids])
+        *scan_slice.read_base_rows(reader, columns, [part for part in scan_slice.base if id(part) in ids])
     ]
 
 

@@ -190,7 +190,7 @@ class Operation(msgspec.Struct, frozen=True, eq=False):
     @property
     def is_alone(self) -> bool:
         """Whether it gets a record of its own, because its place among the others matters."""
-        return self.renew is not None or not _ALONE.isdisjoint(map(type, self.steps))
+        return not _ALONE.isdisjoint(map(type, self.steps))
 
     @property
     def is_in_order(self) -> bool:

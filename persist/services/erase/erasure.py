@@ -54,7 +54,7 @@ from persist.engine.follow.checkpoint import write_checkpoint
 from persist.engine.location.arrangements import list_arrangements, steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.read.lookups.requested_keys import distinct_keys
+from persist.engine.read.lookups.requested_keys import find_distinct_keys
 from persist.engine.read.results.snapshot import build_filter
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
@@ -135,7 +135,7 @@ def select_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRec
     if keys is not None:
         if not schema.key_names:
             raise InvalidUsage(f"collection {handle.name!r} has no key columns: erase by a condition, where=")
-        return ErasedRecords(distinct_keys(keys, schema), None)
+        return ErasedRecords(find_distinct_keys(keys, schema), None)
     return ErasedRecords.matching(build_filter(schema, where), schema)
 
 
@@ -206,7 +206,7 @@ def find_mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str,
 
     Those are queries, comments and properties of the collection, its relatives, and the views that depend on them.
     """
-    texts = _list_texts(None if keys is None else distinct_keys(keys, handle.get_known_state().schema), where)
+    texts = _list_texts(None if keys is None else find_distinct_keys(keys, handle.get_known_state().schema), where)
     family = list_family(handle) if texts else []
     views = {view.id: view for relative in family for view in load_dependents(handle.engine, relative)}
     places: list[str] = []

@@ -261,10 +261,10 @@ def _compare_keyframe(
         expected_slice, actual_slice = (replace(scan, keys=piece.keys).prune() for scan in (expected, actual))
         tables = [
             piece.empty(columns),
-            *expected_slice.base_rows(reader, columns),
+            *expected_slice.read_base_rows(reader, columns),
             *expected_slice.updates(reader, columns),
         ]
-        tables += map(negate, actual_slice.base_rows(reader, columns))
+        tables += map(negate, actual_slice.read_base_rows(reader, columns))
         differing += len(consolidate(pa.concat_tables(tables), schema.names))
     if differing:
         start = "the history" if before is None else f"the keyframe as of {before.as_of} and the history after it"

@@ -232,7 +232,7 @@ class Planner:
         if not keys or not rest:
             return None
         tables = [
-            *scan.base_rows(reader, keys, [part for part in rest if id(part) in based]),
+            *scan.read_base_rows(reader, keys, [part for part in rest if id(part) in based]),
             *scan.updates(reader, keys, [part for part in rest if id(part) not in based]),
         ]
         table = pa.concat_tables([scan.empty(keys), *tables])

@@ -16,7 +16,7 @@ from persist.tools.reports.surveys import Facts, load_facts, load_portrait
 from persist.tools.web.flows import Flows, classify
 from persist.tools.web.records import Records
 from persist.tools.web.results import LIST_MAX, Results
-from persist.tools.web.slider import first_rows, format_cells, is_sentinel, make_picture, parse_key
+from persist.tools.web.slider import format_cells, is_sentinel, make_picture, parse_key, take_rows
 
 ROWS_MAX = 1000  # Updates in one answer.
 UPDATES_READ_MAX = 2_000_000  # Updates that may be read and sorted for one answer.
@@ -83,7 +83,7 @@ class Explorer:
             ends = {"from": str(start), "until": str(stop)}
             return {**ends, "more": False, "compacted": is_compacted, **format_cells(empty)}
         with collection.changes(start, stop, times="int", schema=schema, timeout_s=0) as updates:
-            rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
+            rows = take_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
         answer = {"from": str(start), "until": str(stop), "more": len(rows) > ROWS_MAX, "compacted": is_compacted}
         return {**answer, **format_cells(rows.slice(0, ROWS_MAX))}
 
@@ -105,7 +105,7 @@ class Explorer:
         start = facts.since + 1
         until = max(start, facts.latest + 1)
         with collection.changes(start, until, where=_match_key(key_row), times="int", timeout_s=0) as updates:
-            rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
+            rows = take_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
         first = rows.slice(0, ROWS_MAX)
         answer = {"since": str(facts.since), "before": format_cells(rows_before), "updates": format_cells(first)}
         who = self.records.authors(facts.contents.id, first["_time"].to_pylist())

@@ -25,7 +25,7 @@ from persist.compute.query import QueryLimits, QueryResult, check_reads
 from persist.connect.egress.files import make_row_writer
 from persist.engine.read.results.result import ArrowResult
 from persist.tools.reports.surveys import Facts
-from persist.tools.web.slider import first_rows, format_cells, get_common_span, parse_key
+from persist.tools.web.slider import format_cells, get_common_span, parse_key, take_rows
 
 LIST_MAX = 200  # Rows in one answer of contents.
 ROWS_MAX = 1000  # Rows in one answer of a query.
@@ -90,7 +90,7 @@ class Results:
                 _check_sorted(Facts(collection.handle.contents()), snapshot.schema, sort)
                 rows = _sort_rows(snapshot, sort, descending, offset + limit).slice(offset)
             else:
-                rows = first_rows(snapshot.to_batches(), snapshot.schema, offset, limit)
+                rows = take_rows(snapshot.to_batches(), snapshot.schema, offset, limit)
         moment = None if collection.timeline is None else collection.timeline.text_of(at)
         return {"as_of": str(at), "moment": moment, **format_cells(rows)}
 
@@ -100,7 +100,7 @@ class Results:
         """Return a query's first rows, its inputs, and its possible times."""
         began = time.perf_counter()
         with self._run_query(sql, as_of, sort, descending) as answer:
-            rows = first_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX + 1)
+            rows = take_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX + 1)
             read = [{"table": ".".join(path), "as_of": str(at)} for path, at in answer.times.items()]
         return {
             **format_cells(rows.slice(0, ROWS_MAX)),
@@ -129,7 +129,7 @@ class Results:
             if time.monotonic() > until:
                 raise persist.InvalidUsage(f"the query took longer than {LIMITS.timeout_s:g} s at {count} times")
             with self._run_query(sql, str(at), None, False) as answer:
-                point = format_cells(first_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX // count))
+                point = format_cells(take_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX // count))
             columns = ["as of", *point["columns"]]
             rows += [[str(at), *row] for row in point["rows"]]
         return {"columns": columns, "rows": rows, "timeline": where["timeline"], "points": len(times)}

@@ -177,7 +177,7 @@ def format_cell(value: object) -> str | None:
     return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
 
 
-def first_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, offset: int, count: int) -> pa.Table:
+def take_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, offset: int, count: int) -> pa.Table:
     """Return `count` rows of a stream after `offset`; read no more."""
     pieces: list[pa.RecordBatch] = []
     skip, remaining = offset, count
@@ -337,7 +337,7 @@ def _read(collection: "Collection", at: str) -> tuple[dict[str, Any], dict[str, 
     """Return the first rows as of a time, and the first updates of that time."""
     with collection.snapshot(at, form="diff", timeout_s=0) as snapshot:
         time = snapshot.as_of
-        rows = first_rows(snapshot.to_batches(), snapshot.schema, 0, ROWS)
+        rows = take_rows(snapshot.to_batches(), snapshot.schema, 0, ROWS)
     timeline = collection.timeline
     moment = None if timeline is None else timeline.text_of(time)
     facts = Facts(collection.handle.contents())
@@ -345,4 +345,4 @@ def _read(collection: "Collection", at: str) -> tuple[dict[str, Any], dict[str, 
     if facts.since is not None and time <= facts.since and time:
         return rows_shown, {}  # Changes at since are merged.
     with collection.changes(time, time + 1, times="int", timeout_s=0) as updates:
-        return rows_shown, format_cells(first_rows(updates.to_batches(), updates.schema, 0, ROWS))
+        return rows_shown, format_cells(take_rows(updates.to_batches(), updates.schema, 0, ROWS))

@@ -11,7 +11,7 @@ import pytest
 import persist
 from persist.compute.dataflow.plan.types import is_compatible
 from persist.compute.dataflow.ports.sources import some_until
-from persist.compute.dataflow.updates.batch import Layout, distinct_keys, key_hashes, to_batch
+from persist.compute.dataflow.updates.batch import Layout, find_distinct_keys, key_hashes, to_batch
 
 UTC = {unit: pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")}
 SAME = [
@@ -99,7 +99,7 @@ def test_distinct_keys_are_numbered_whatever_their_hashes_are(collide: bool) -> 
         if collide:
             batch[0] = 0
             batch = batch[:, np.random.default_rng(size).permutation(batch.shape[1])]
-        keys, hashes, numbers = distinct_keys(batch, layout)
+        keys, hashes, numbers = find_distinct_keys(batch, layout)
         rows = [*zip(*batch[1:3].tolist(), strict=True)]
         assert len({*zip(*keys.tolist(), strict=True)}) == keys.shape[1] == len({*rows})
         assert [tuple(keys[:, number].tolist()) for number in numbers] == rows

@@ -13,7 +13,7 @@ from persist.compute.sql.algebra import Distinct, Filter, Join, Project, Scan, T
 from persist.compute.sql.by_duckdb import Text
 from persist.compute.sql.compile import plan_query
 from persist.compute.sql.duck import show_position
-from persist.compute.sql.graph import columns_read, lower_relation
+from persist.compute.sql.graph import list_read_columns, lower_relation
 from persist.compute.sql.lower import Lowering
 from persist.compute.sql.rewrite import rewrite_plan
 from persist.core.expression.term import Place
@@ -139,7 +139,7 @@ def test_distinct_rows_come_where_their_first_one_comes_in_the_order(sql: str, s
 def test_an_order_of_distinct_rows_without_a_limit_is_not_computed() -> None:
     plan = rewrite_plan(plan_query("SELECT DISTINCT a FROM t ORDER BY b", schemas(TABLES))[0])
     assert [type(node) for node in walk(plan)] == [Project, Distinct, Project, Project, Scan]
-    assert columns_read(lower_relation(plan)) == {"t": {"a": "int32"}}
+    assert list_read_columns(lower_relation(plan)) == {"t": {"a": "int32"}}
 
 
 RAISES = "t.s::INTEGER > 0"  # It fails on each text of the oracle's tables that is not empty.

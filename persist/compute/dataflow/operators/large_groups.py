@@ -318,7 +318,7 @@ class LargeGroups:
         firsts = np.fromiter((key[0] for key in self._groups), np.int64, len(self._groups))
         return np.flatnonzero(np.isin(keys[0], firsts))
 
-    def worthwhile(self, sizes: Ints, numbers: Ints, times: Ints) -> Ints:
+    def find_rankable(self, sizes: Ints, numbers: Ints, times: Ints) -> Ints:
         """Return the numbers of the keys whose groups are large enough to rank.
 
         Args:

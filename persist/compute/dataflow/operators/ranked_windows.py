@@ -222,7 +222,7 @@ class _Partition:
     def keys(self, first: int, end: int) -> Ints:
         return self.records(first, end)[np.array(self._window.by, np.int64)]
 
-    def peers_begin(self, record: int) -> int:
+    def find_peers_begin(self, record: int) -> int:
         """Return the first of the records that agree with one in the order."""
         return self._search_end_of_peers(record, -1)
 
@@ -305,7 +305,7 @@ class WindowedGroup(Group):
                 head = min(old.peers_end(first) if has_peers else first, end)
                 head = min(old.move_by_rows(head, back), end)
             if number < len(stretches) - 1 and (ahead or has_peers):
-                tail = max(old.peers_begin(end - 1) if has_peers else end, first)
+                tail = max(old.find_peers_begin(end - 1) if has_peers else end, first)
                 tail = max(old.move_by_rows(tail, -ahead), first)
             spans.append((first, head, new_first, new_first + head - first))
             tail = max(tail, head)
@@ -347,7 +347,7 @@ class WindowedGroup(Group):
         ahead = max(reach.ahead for reach in window.reaches)
         begin, stop = partition.move_by_rows(first, -back), partition.move_by_rows(end, ahead)
         if any(reach.has_peers for reach in window.reaches):
-            begin = partition.peers_begin(min(begin, partition.total - 1))
+            begin = partition.find_peers_begin(min(begin, partition.total - 1))
             stop = partition.peers_end(stop - 1)
         records = partition.records(begin, stop)
         rows = repeat_by_multiplicity(records[-1])

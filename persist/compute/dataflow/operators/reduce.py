@@ -35,7 +35,7 @@ from persist.compute.dataflow.state.spine import Allocate, Spine
 from persist.compute.dataflow.updates.batch import (
     Keys,
     Layout,
-    distinct_keys,
+    find_distinct_keys,
     find_starts,
     key_hashes,
     to_batch,
@@ -93,7 +93,7 @@ class TotalReduce(ReduceOperator):
         if new is None:
             self.out = None
             return
-        keys, hashes, numbers = distinct_keys(new, self.arrangement.layout)
+        keys, hashes, numbers = find_distinct_keys(new, self.arrangement.layout)
         changes = []
         if self.large is not None:
             is_ranked = self.large.find_ranked(keys, numbers, new[-2])
@@ -133,7 +133,7 @@ class TotalReduce(ReduceOperator):
             records = records.copy()
             records[-2] = time
         batch = to_batch(records, layout)
-        keys, _, numbers = distinct_keys(batch, layout)
+        keys, _, numbers = find_distinct_keys(batch, layout)
         order = numbers.argsort(kind="stable")
         batch, numbers = batch.take(order, axis=1), numbers.take(order)
         groups, columns, diffs = self.apply(
@@ -165,7 +165,7 @@ class TotalReduce(ReduceOperator):
         changes, count = [], keys.shape[1]
         if self.large is not None and len(old_numbers) >= self.costs.large_rows:
             sizes = np.bincount(old_numbers, minlength=count)
-            worthwhile = self.large.worthwhile(sizes, numbers, new[-2])
+            worthwhile = self.large.find_rankable(sizes, numbers, new[-2])
             for at in worthwhile.tolist():
                 records = old[:, old_numbers == at]
                 self.large.make(tuple(keys[:, at].tolist()), self.arrangement.layout.value_rows(records), records[-1])
@@ -327,7 +327,7 @@ class PartialReduce(ReduceOperator):
         if not pairs:
             return
         todo = _unique(with_diffs(np.concatenate(pairs, axis=1)), self.keys, self.dimensions)
-        keys, hashes, owners = distinct_keys(todo, Layout(self.keys, 0, self.dimensions))
+        keys, hashes, owners = find_distinct_keys(todo, Layout(self.keys, 0, self.dimensions))
         numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
         todo = np.concatenate((owners[None], todo[1 + self.keys :]))
         todo = self._close_under_joins(todo, keys, numbers, self.arrangement.layout.times(records))

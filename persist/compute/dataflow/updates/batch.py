@@ -291,7 +291,7 @@ def match_keys(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
     return numbers, places
 
 
-def distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
+def find_distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
     """Return the distinct keys of a batch, their hashes, and for each row the number of its key."""
     rows = batch.shape[1]
     hashes = batch[0] & ~_LOW

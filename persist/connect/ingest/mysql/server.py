@@ -230,7 +230,7 @@ class Server:
                     f"{name} = '{value}', or say it in the file of the server. What it has logged before stays as it is"
                 )
 
-    def executed(self, connection: Any) -> Gtids:
+    def load_executed(self, connection: Any) -> Gtids:
         """Return the transactions that the server has executed."""
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT @@global.{'gtid_binlog_pos' if self.is_mariadb else 'gtid_executed'}")

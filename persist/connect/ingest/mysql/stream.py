@@ -109,7 +109,7 @@ class BinlogStream:
     def _check_position(self, connection: Any) -> int:
         """Check that the server still has the next transaction; return the measure of all that it has."""
         server = self._server
-        executed = server.executed(connection)
+        executed = server.load_executed(connection)
         if not executed.has(str(self._gtids)):
             raise InvalidUsage(
                 f"{server.name} has {executed}, and {self._gtids} was taken in: it lost transactions, or is another "

@@ -345,7 +345,7 @@ class _NativeFrame:
 
     def _inline(self, names: Sequence[str], parts: list[Part], *, is_base: bool) -> DataFrame:
         with self._address.open_store() as storage:
-            read = self._scan.base_rows if is_base else self._scan.updates
+            read = self._scan.read_base_rows if is_base else self._scan.updates
             tables = [self._scan.empty(names), *read(PartReader(storage.blob), names, parts)]
         return local_frame(self._spark, pa.concat_tables(tables).select(names))
 

@@ -163,7 +163,7 @@ class AppendDistinct:
         epochs = np.concatenate([np.zeros(len(present), np.int64), total - total[find_group_starts(groups)]])
         owners = np.concatenate([present, groups])
         live = np.concatenate([np.ones(len(present), np.bool_), ~is_deletion])
-        stands = _first_of_each(owners, epochs, identity, live)
+        stands = _mark_firsts(owners, epochs, identity, live)
         stands[: len(present)] = True
         ends = _ends(owners, epochs, groups[is_deletion], times[is_deletion], touched.groups)
         goes = stands & (ends >= 0)
@@ -175,7 +175,7 @@ class AppendDistinct:
         return updates(touched.schema, all_rows(touched), picks)
 
 
-def _first_of_each(owners: Ints, epochs: Ints, identity: Ints, live: Flags) -> Flags:
+def _mark_firsts(owners: Ints, epochs: Ints, identity: Ints, live: Flags) -> Flags:
     """Return which live rows are the first of their owner, epoch and identity."""
     rows = np.flatnonzero(live)
     order = rows[np.lexsort((identity[rows], epochs[rows], owners[rows]))]

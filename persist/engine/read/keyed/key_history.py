@@ -213,7 +213,7 @@ def _find_wrong_keys_of_slice(
     """Yield the wrong keys of a slice; names are the columns of the counted unit."""
     columns = [*names, "_time", "_diff"]
     tables = [scan.empty(columns), *scan.updates(reader, columns)]
-    for table in scan.base_rows(reader, [*names, "_diff"]):
+    for table in scan.read_base_rows(reader, [*names, "_diff"]):
         times = pa.array(np.full(len(table), before, np.int64))  # They exist from the start, whatever their times.
         tables.append(table.add_column(len(names), schema.arrow.field("_time"), times))
     sums = consolidate(pa.concat_tables(tables), columns[:-1])

@@ -33,7 +33,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.values import to_values
 from persist.codecs.updates.small import small_keys
 from persist.engine.read.lookups.part_rows import Hits, PartRows
-from persist.engine.read.lookups.requested_keys import distinct_keys, keys_alone
+from persist.engine.read.lookups.requested_keys import find_distinct_keys, keys_alone
 from persist.engine.read.merging import repeat_rows
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan, cheap_first, negate, with_diff
@@ -52,7 +52,7 @@ class Wanted:
 
     @classmethod
     def of(cls, table: pa.Table, schema: CollectionSchema) -> "Wanted":
-        """Return what `distinct_keys` has made, for a collection of this schema."""
+        """Return what `find_distinct_keys` has made, for a collection of this schema."""
         names = list(schema.key_names)
         return cls(len(table), SortedKeys(table.select(names)) if names else None)
 
@@ -206,8 +206,8 @@ class Lookup:
         return JoinedRows(source.parts, schema, source.types, source.columns, reader)
 
     def to_lookup_keys(self, keys: Any) -> Wanted:
-        """Return keys as the other methods take them; see `distinct_keys`."""
-        return Wanted.of(distinct_keys(keys, self.scan.schema), self.scan.schema)
+        """Return keys as the other methods take them; see `find_distinct_keys`."""
+        return Wanted.of(find_distinct_keys(keys, self.scan.schema), self.scan.schema)
 
     def record(self, keys: list[Any], reader: PartReader) -> list[tuple[Any, Any]] | None:
         """Return the records of a single key, as `to_rows` yields them; None to use `contents` instead.

@@ -19,7 +19,7 @@ from persist.codecs.updates.tuples import copy_if_mutable
 from persist.codecs.updates.updates import to_updates
 
 
-def distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
+def find_distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
     """Return distinct keys in order: the key columns alone.
 
     Args:
@@ -88,7 +88,7 @@ def arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:
 
 
 def _sort_integers(keys: pa.Table, schema: CollectionSchema) -> pa.Table | None:
-    """Return `distinct_keys` of integers that have the type of the only key column; None for others, or NULL.
+    """Return `find_distinct_keys` of integers that have the type of the only key column; None for others, or NULL.
 
     They need no checks, so they take an eighth of the time of other keys.
     """

@@ -474,7 +474,7 @@ def _in_order(
                 future.cancel()
 
 
-def ahead(items: Iterator[T], executor: Executor) -> Generator[T, None, None]:
+def read_ahead(items: Iterator[T], executor: Executor) -> Generator[T, None, None]:
     """Yield the same items, none of them None, while an executor makes the next one."""
     future = executor.submit(next, items, None)
     try:

@@ -246,7 +246,7 @@ class Scan:
                 table = negate(table)
             yield table.select(list(columns)) if extra else table
 
-    def base_rows(
+    def read_base_rows(
         self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None, coded: Sequence[str] = ()
     ) -> Iterator[pa.Table]:
         """Yield the rows of each part of the keyframe (or of some of them); errors as of `updates`."""

@@ -190,7 +190,7 @@ def _updates(scan: Scan, reader: PartReader, request: Request) -> Iterator[tuple
             return needed
         return request.columns
 
-    sides = ((scan.base, scan.base_rows, 1), (scan.parts, scan.updates, scan.sign))
+    sides = ((scan.base, scan.read_base_rows, 1), (scan.parts, scan.updates, scan.sign))
     for parts, read, sign in sides:
         for columns in dict.fromkeys((needed, request.columns)):
             some = [part for part in parts if list_columns(part) == columns]

@@ -169,7 +169,7 @@ class Snapshot(ArrowResult):
             base, parts, total = scan.base, [*scan.parts], 0
         with self._reading.explain_missing():
             reader = self._reading()
-            for table in chain(scan.base_rows(reader, ["_diff"], base), scan.updates(reader, ["_diff"], parts)):
+            for table in chain(scan.read_base_rows(reader, ["_diff"], base), scan.updates(reader, ["_diff"], parts)):
                 total += sum_exactly(table["_diff"].to_numpy())
         return total
 
@@ -191,7 +191,7 @@ class Snapshot(ArrowResult):
                 for table in self._consolidate(scan.columns):
                     digest.add(table)
                 return digest.text() + mark
-            for table in chain(scan.base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts)):
+            for table in chain(scan.read_base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts)):
                 digest.add(table)
         return digest.text() + mark
 
@@ -211,7 +211,7 @@ class Snapshot(ArrowResult):
                 yield from self._consolidate(scan.columns)
                 return
             reader = self._reading()
-            yield from chain(scan.base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts))
+            yield from chain(scan.read_base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts))
 
     def _consolidate(self, columns: tuple[str, ...]) -> Iterator[pa.Table]:
         """Yield some columns of the records, with their multiplicities; equal records are in one slice."""
