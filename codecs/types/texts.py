@@ -46,6 +46,8 @@ def parse_column(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray
 def _parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]:
     if pat.is_floating(target):
         return _parse_floats
+    if pat.is_integer(target):
+        return _parse_integers
     if pat.is_time(target):
         return _parse_times
     if pat.is_timestamp(target) and target.tz is not None:
@@ -90,6 +92,14 @@ def _parse_floats(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArra
     return floats
 
 
+def _parse_integers(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    # Arrow reads 0x as bits, so 0xFF would be -1 as int8.
+    odd = texts.filter(pc.match_substring(texts, "x", ignore_case=True))
+    if len(odd):
+        raise pa.ArrowInvalid(f"Failed to parse string: '{odd[0]}' as a scalar of type {target}")
+    return texts.cast(target)
+
+
 def _parse_times(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     day = pa.scalar("1970-01-01")
     return pc.binary_join_element_wise(day, texts, "T").cast(pa.timestamp(target.unit)).cast(target)
@@ -97,7 +107,7 @@ def _parse_times(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray
 
 def _parse_durations(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     if not pc.any(pc.match_substring(texts, "P")).as_py():
-        return texts.cast(pa.int64()).cast(target)
+        return _parse_integers(texts, pa.int64()).cast(target)
     units = [None if text is None else _count_units(text, target) for text in texts.to_pylist()]
     try:
         return pa.chunked_array([pa.array(units, pa.int64())]).cast(target)
@@ -109,7 +119,7 @@ def _count_units(text: str, target: pa.DataType) -> int:
     """Return how many units of a type a text means."""
     parts = _DURATION.fullmatch(text)
     if parts is None or text[-1] in "PT":
-        return int(pa.scalar(text).cast(pa.int64()).as_py())
+        return int(_parse_integers(pa.chunked_array([[text]]), pa.int64())[0].as_py())
     days, hours, minutes, seconds = (int(parts[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
     nanoseconds = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 10**9
     nanoseconds += int((parts["fraction"] or "").ljust(9, "0"))

@@ -192,7 +192,7 @@ class Feed:
         self._release_reading()
         reached = None if standing is None else standing.reached
         self.reached = self.held = reached
-        self._promised = None if standing is None else standing.make_promised_piece
+        self._promised = None if standing is None else standing.promised
         self.seen = 0
         if reached is None:
             return

@@ -112,7 +112,7 @@ class Standing:
     """
 
     reached: Reached
-    make_promised_piece: Reached | None = None
+    promised: Reached | None = None
 
 
 @dataclass(slots=True, eq=False)

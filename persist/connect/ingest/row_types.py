@@ -35,7 +35,7 @@ _CANDIDATES: tuple[pa.DataType, ...] = (
     pa.int64(), pa.bool_(), pa.float64(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"),
     pa.timestamp("us"), pa.timestamp("s", "UTC"), pa.timestamp("ns", "UTC"), pa.timestamp("us", "UTC"),
 )  # fmt: skip
-_CODE = r"^([+-]?0[0-9xX]|\+[0-9]+$)"
+_CODE = r"^([+-]?0[0-9]|\+[0-9]+$)"
 _OFFSET = r"(Z|z|[+-]\d\d:?(\d\d)?)$"
 
 

@@ -33,7 +33,6 @@ from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import parts_that_may_match, referenced_columns
 from persist.codecs.part.part import Part
-from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage, Superseded
 from persist.core.keyed.events import dead_filter
@@ -48,6 +47,7 @@ from persist.engine.read.merging import Split, read_snapshot, repeat_rows
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import plan_changes_scan, snapshot_scan
+from persist.engine.write.part_writer import open_run
 from persist.services.publish.bitmaps import Rows
 
 NONE: Rows = np.zeros(0, np.int64)
@@ -164,7 +164,7 @@ class Planner:
         new = (
             self._store_missing_rows(scan, lambda part: id(part) in ids, reader)
             if current is None
-            else self._store_records([current], scan)
+            else self._store_records([current], scan, reader)
         )
         listed_numbers = {file.number for file in files}
         removed = (
@@ -210,7 +210,7 @@ class Planner:
             if current is None:
                 lookup = Lookup(scan)
                 current = lookup.contents(lookup.to_lookup_keys(pa.Table.from_batches([touched.batch])), "diff", reader)
-            files += self._store_records([current], scan)
+            files += self._store_records([current], scan, reader)
         return Plan(newest, count_erasures(contents), scan.as_of, files, [], is_anew=False)
 
     def _list_usable_parts(self, parts: Sequence[Part], scan: Scan, numbers: Mapping[str, int]) -> list[Part]:
@@ -295,16 +295,16 @@ class Planner:
                 if rows:
                     yield _add_diffs(pa.concat_tables(rows), scan.schema)
 
-        return self._store_records(tables(), scan)
+        return self._store_records(tables(), scan, reader)
 
-    def _store_records(self, tables: Iterable[pa.Table], scan: Scan) -> list[PlannedFile]:
+    def _store_records(self, tables: Iterable[pa.Table], scan: Scan, reader: PartReader) -> list[PlannedFile]:
         """Return new parts of records with multiplicities, in key order.
 
         Raises:
             NegativeMultiplicity: of a record.
             InvalidUsage: they are more rows than a table may have.
         """
-        stream = PartStream(scan.schema)
+        stream = open_run(reader.memory_budget, scan.schema)
         new_files: list[PlannedFile] = []
         for table in tables:
             if len(table):

@@ -510,3 +510,13 @@ def test_a_key_that_was_deleted_and_came_again_is_told_by_the_part_with_which_it
     ).result()
     assert [part.negatives for part in c.handle.contents().history_parts] == [0, 2, 0]
     assert same_rows(by_polars(c.publish("delta").url), c) == 90_000
+
+
+def test_files_that_are_written_take_at_most_a_quarter_of_the_budget(tmp_path: Path) -> None:
+    with persist.open(tmp_path / "location", settings=persist.Settings(memory_budget=16 << 20)) as client:
+        c = client.create_or_load("c", key={"id": int}, value={"data": bytes})
+        data = [random.Random(number).randbytes(100_000) for number in range(240)]
+        c.write([((number, data[number]), number % 2, 1) for number in range(240)], seal=2).result()
+        table = c.publish("delta", as_of=0)
+        assert table.rows == 120
+        assert max(add["size"] for add in adds(table)) < 5 << 20
