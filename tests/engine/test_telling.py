@@ -90,7 +90,7 @@ def test_properties_over_64_kib_are_refused_and_nothing_changes(
     for what in (orders, client):
         with pytest.raises(persist.InvalidUsage, match="65536"):
             what.describe(properties={"a": "x" * 70_000}).result()
-        with pytest.raises(persist.InvalidUsage, match="has a name"):
+        with pytest.raises(persist.InvalidUsage, match="give it a name"):
             what.describe(properties={"": "x"}).result()
         assert what.about == persist.About()
 

@@ -76,15 +76,15 @@ def test_tasks_store_no_event_that_leaves_columns_as_they_are(tmp_path: Path, re
     for seal, resolves in ((3, False), (None, False), (2, True)):
         with pytest.raises(persist.InvalidUsage, match=r"leave columns as they are.*where=\"driver\""):
             work(seal).store_result(partial_events, resolves=resolves)
-    assert work(None).stored(whole, resolves=False).pended[0].rows == 1
+    assert work(None).store_result(whole, resolves=False).pended[0].rows == 1
     if resolve == "background":
         return  # Tasks never resolve these.
-    made = work(3).stored(partial_events, resolves=True)
+    made = work(3).store_result(partial_events, resolves=True)
     assert sum(part.rows for part in made.parts) == 4, "two rows go, and two come"
-    separately = [work(3).stored(partial_events.slice(at, 1), resolves=True).digest for at in (0, 1)]
+    separately = [work(3).store_result(partial_events.slice(at, 1), resolves=True).digest for at in (0, 1)]
     assert made.digest == sum(separately) % (1 << 64), "the digest does not depend on the tasks"
     replacing = partial_events.drop_columns(["_unchanged"])
-    assert work(3).stored(replacing, resolves=True).digest != made.digest, "NULL is not the same"
+    assert work(3).store_result(replacing, resolves=True).digest != made.digest, "NULL is not the same"
     with writing(location, {}) as engine:
         commit_resolution(engine, work(3), made)
     with persist.open(location) as client, client["rows"].snapshot() as snapshot:
