@@ -95,6 +95,7 @@ def test_a_frame_of_the_largest_number_of_rows_ends_with_its_partition(costs: Co
     frames += [f"{mode} BETWEEN {far} FOLLOWING AND {far} FOLLOWING" for mode in ("ROWS", "GROUPS")]
     sums = ", ".join(f"sum(b) OVER ({ALL} {frame}) AS t{at}" for at, frame in enumerate(frames))
     check(f"SELECT a, b, m, s, {sums} FROM t", changes(1, steps=2, size=8), costs=costs)
+    check(f"SELECT a FROM t ORDER BY a LIMIT {far} OFFSET 1", changes(1, steps=2, size=8), costs=costs)
 
 
 @pytest.mark.thorough(except_every=16)

@@ -350,6 +350,7 @@ def top_k(
         skip: how many records are passed over; none by rank.
         counted: what count is the number of; by rank, records that agree in the order are in or out together.
     """
+    count = min(count, 2**63 - 1 - skip)  # So their sum fits int64.
     every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
