@@ -35,6 +35,7 @@ from persist.engine.read.parts.caches import PartCaches, SpilledRows
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Renew, Step
+from persist.engine.write.part_writer import MEMORY_BUDGET
 from persist.engine.write.unclosed_clients import Unclosed
 
 IO_THREADS, REMOTE_IO_THREADS = 4, 16  # Many where each request waits for a network; memory is bounded elsewhere.
@@ -74,7 +75,9 @@ class Engine:
         poll_s = options.settings.poll_s
         budget = self.settings.memory_budget
         threads_max = REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS
-        self.pool = pool = Pool(threads_max, "persist-io", partial(give_back_freed, budget // 4))
+        # From the default on, memory is returned less often: that costs CPU time, because pages come back as zeros.
+        step_bytes = budget if budget >= MEMORY_BUDGET else budget // 4
+        self.pool = pool = Pool(threads_max, "persist-io", partial(give_back_freed, step_bytes))
         self.follower = (
             Follower(blob, clock, poll_s, pool=pool, cache=storage.cache, policy=self.settings.tuning.policy)
             if options.seqno is None
