@@ -85,7 +85,11 @@ SHARED = kinds.Clone(ID, "c", HOLD, 0, SCHEMA, parts=(CLONE_PART,))
         ({"pending": (CREATED,)}, {"pending": (CREATED, kinds.Destroy(ID))}, "mutation 1 of"),
         ({"base": pointer()}, {"base": pointer(), "pending": (CREATED,)}, "mutation 0 of"),
         ({"pending": (CREATED, kinds.Append(ID))}, {"pending": (CREATED, kinds.Append(ID, (part(1, 0),)))}, "upload"),
-        ({"pending": (SHARED,), "folders": (HOLD,)}, {"pending": (SHARED,)}, "has parts of collections that are not"),
+        (
+            {"pending": (SHARED,), "folders": (HOLD,)},
+            {"pending": (SHARED,)},
+            "collections that its entry does not name",
+        ),
         (
             {"base": pointer(), "pending": (kinds.Replace(ID, unused=(CLONE_PART.blob,)),), "folders": (HOLD,)},
             {"base": pointer(), "pending": (kinds.Replace(ID, unused=(CLONE_PART.blob,)),)},
