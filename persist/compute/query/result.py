@@ -435,6 +435,11 @@ class Queries:
         self._engine.follower.refresh()
         return answer.seqno == self._engine.follower.state.seqno
 
+    def is_erased(self, answer: QueryResult) -> bool:
+        """Return whether something was erased since an answer was bound. Cost: one look at the log."""
+        self._engine.settle()
+        return any(seqno > answer.seqno for seqno, _ in self._engine.follower.refresh().control.erasures)
+
     def parameters(self, sql: str) -> int:
         """Return how many parameters a query has.
 

@@ -2,10 +2,10 @@
 
 A query is bound by `GetFlightInfo`: its collections, the time of each, and its columns. The ticket contains all of
 that, so a ticket always returns the same rows: sealed times change by erasures alone. The bound answer is kept for
-`BOUND_S`. `DoGet` reads it if nothing was committed in between; a later or second call binds the query again. The
-answer of a prepared statement is bound when it is prepared, and its execution takes it likewise. A prepared statement
-is kept, with its last parameters, until it is closed or unused for `PREPARED_S`. Beyond `BOUND_MAX` and
-`PREPARED_MAX`, the oldest go.
+`BOUND_S`. `DoGet` reads it if nothing was erased in between; a later or second call binds the query again. The answer
+of a prepared statement is bound when it is prepared. Its execution takes it if nothing was committed in between. A
+prepared statement is kept, with its last parameters, until it is closed or unused for `PREPARED_S`. Beyond `BOUND_MAX`
+and `PREPARED_MAX`, the oldest go.
 
 It only reads: what writes is refused. A query ends when its client has gone, when it is cancelled, and at its limits.
 """
@@ -225,7 +225,10 @@ class FlightSql:
         if not self._turns.acquire(blocking=False):
             raise Unavailable(f"{QUERIES_MAX} queries run already: try again later")
         try:
-            answer = self._take_newest(ticket)
+            answer = self._bound.take(ticket)
+            if answer is not None and self._queries.is_erased(answer):
+                answer.close()
+                answer = None
             if answer is None:
                 answer = self._queries.ask(statement.sql, rows[0], {tuple(path): at for path, at in statement.times})
         except BaseException:
