@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query.parsing import walk_parts
 from persist.compute.query.tables import Path, whole_path
-from persist.core.expression.documents import document_value, has_simple_path, join_paths, test_number
+from persist.core.expression.documents import document_value, has_simple_path, join_paths, make_number_test
 
 _COMPARED = {
     "COMPARE_EQUAL": pc.equal,
@@ -63,7 +63,7 @@ def find_document_filters(parsed: Any, tables: Mapping[Path, Sequence[str]]) -> 
         selected = {sql_name(item["alias"]) for item in node["select_list"]}
         columns = {sql_name(name): name for name in tables[path] if sql_name(name) not in selected}
         names = {sql_name(table["alias"] or table["table_name"])}
-        tests = [_test(condition, columns, names) for condition in conjuncts(node["where_clause"])]
+        tests = [_make_test(condition, columns, names) for condition in conjuncts(node["where_clause"])]
         if conditions := [test for test in tests if test is not None]:
             filters[path] = reduce(and_, conditions)
     return filters
@@ -83,7 +83,7 @@ def _table(node: dict[str, Any]) -> Path:
     return whole_path(tuple(part for part in parts if part))
 
 
-def _test(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> pc.Expression | None:
+def _make_test(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> pc.Expression | None:
     """Return a filter that all rows which meet a condition on a document pass, or None."""
     if node["type"] in _COMPARED:
         compare = _COMPARED[node["type"]]
@@ -115,7 +115,7 @@ def _compare(
         kind, literal = value_node["type_expr"]["type_name"], literal_node.get("literal") or {"kind": "STRING"}
         if kind not in _NUMBERS or literal["kind"] == "STRING" or not _NUMBER.fullmatch(literal["text"]):
             return None
-        return test_number(value, kind, _SIGNS[function], literal["text"], is_text=is_text)
+        return make_number_test(value, kind, _SIGNS[function], literal["text"], is_text=is_text)
     text = _text(literal_node, is_text=is_text)
     return function(value, pa.scalar(text)) if text is not None and (is_text or function is pc.equal) else None
 

@@ -9,7 +9,6 @@ one to the rest of the query.
 """
 
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,7 +123,8 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
     """
     check_sql_names(".".join(parts), dataset.schema)
     if isinstance(dataset, pa.Table):
-        deque(check_durations(dataset.to_batches()), maxlen=0)
+        for _ in check_durations(dataset.to_batches()):
+            pass
     name = format_path(parts) if len(parts) > 1 else parts[0]
     try:
         connection.register(name, dataset)

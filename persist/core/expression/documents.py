@@ -28,7 +28,7 @@ def document_value(function: str, document: pc.Expression, path: str | int) -> p
     return pc.Expression._call(_PREFIX + function, [document, pc.scalar(_literal(path))])
 
 
-def test_number(value: pc.Expression, kind: str, sign: str, number: str, *, is_text: bool) -> pc.Expression:
+def make_number_test(value: pc.Expression, kind: str, sign: str, number: str, *, is_text: bool) -> pc.Expression:
     """Return whether a value may pass a comparison with a number, in the sense of DuckDB's casts.
 
     It is true for each value that passes, and for texts that DuckDB does not cast.

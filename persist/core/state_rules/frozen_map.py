@@ -13,7 +13,7 @@ Invariants:
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from itertools import chain
 from typing import Protocol, TypeVar
 from zlib import crc32
@@ -198,6 +198,17 @@ class MapChanges(dict[str, V | None]):
         yield from ((key, value) for key, value in self.items() if value is not None)
 
 
+class _GrowingValues(ValuesView[V_co]):
+    """The values of a `GrowingMap`. To iterate takes a fraction of the time of looking each of them up."""
+
+    def __init__(self, values: "GrowingMap[V_co]") -> None:
+        super().__init__(values)
+        self._iterables = values._shared.values(), values._last.values()
+
+    def __iter__(self) -> Iterator[V_co]:
+        return chain.from_iterable(self._iterables)
+
+
 class GrowingMap(Mapping[int, V]):
     """An immutable map of many numbers, which shares all but its last few items with the map that it continues.
 
@@ -219,9 +230,9 @@ class GrowingMap(Mapping[int, V]):
     def __len__(self) -> int:
         return len(self._shared) + len(self._last)
 
-    def values(self) -> Iterator[V]:  # type: ignore[override]
-        """Yield the values in order. Cost: a fraction of the time of a view, which looks each of them up."""
-        return chain(self._shared.values(), self._last.values())
+    def values(self) -> ValuesView[V]:
+        """Return a view of the values, in order."""
+        return _GrowingValues(self)
 
 
 def choose_values(values: Mapping[int, V], numbers: Iterable[int]) -> tuple[V, ...]:

@@ -129,9 +129,7 @@ class KnownCollections(AwaitedLog):
 
     def require(self, id_: str, name: str) -> CollectionState:
         """Like `refresh_and_require`, without a refresh."""
-        state, loaded = self._loaded
-        contents = loaded.get(id_) if state is self._state else None
-        contents = self.load(id_) if contents is None else contents
+        contents = self.load(id_)
         if contents is None:
             raise CollectionNotFound(name, self._blob.url, self._state.list_names_in_memory())
         return contents

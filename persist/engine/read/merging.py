@@ -77,13 +77,13 @@ def _merge_parts(
     # slice depends on how the collection is stored.
     apart = names if form == "rows" else columns
     is_touching = bool(keys) and (elsewhere is not None or split.is_touching(scan))
-    # Standing rows are read in another thread, while the rest is read and searched.
     stands = [(split, True)]
     if elsewhere is not None:
         stands = [
             (split.keep_standing_parts(lambda part: not elsewhere(part)), True),
             (split.keep_standing_parts(elsewhere), False),
         ]
+    # Another thread reads the next standing rows while some are merged.
     standing = read_ahead(
         (
             (is_here, table)

@@ -467,10 +467,6 @@ def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, int], wall
 
     On timelines of different units that is a time of the coarsest of them.
     """
-    if len(asks) == 1:  # As nearly always.
-        ((id_, request),) = asks.items()
-        if request.time is not None or request.timeline is None:
-            return {id_: min(uppers[id_], TIME_MAX) if request.time is None else request.time}
     rates = {
         id_: 1000 ** TIME_UNITS.index(request.timeline) for id_, request in asks.items() if request.timeline is not None
     }

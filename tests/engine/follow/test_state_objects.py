@@ -225,7 +225,11 @@ def test_the_parts_of_a_collection_with_many_are_stored_and_read_in_order(monkey
         rows = client.create_or_load("rows", key={"k": int})
         for time in range(checkpoint.INTERVAL + 9):
             rows.write([(time, None)], time=time, seal=time + 1).result()
-        assert isinstance(rows.handle.contents().numbered, frozen_map.GrowingMap)
+        numbered = rows.handle.contents().numbered
+        assert isinstance(numbered, frozen_map.GrowingMap)
+        values = numbered.values()
+        assert [*values] == [*values] == [*dict(numbered).values()], "a view is read as often as one likes"
+        assert len(values) == len(numbered)
         expected = rows.handle.contents()
     with persist.open(blob, settings=settings) as client:
         rows = client["rows"]
