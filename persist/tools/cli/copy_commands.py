@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from persist.tools.cli.command import OK, PROBLEMS, command
-from persist.tools.cli.listing import Listing
 from persist.tools.cli.place import Place, is_folder, merge_storage_options, report_done
-from persist.tools.cli.read_commands import Format, Output
-from persist.tools.cli.text import print_text
 
 if TYPE_CHECKING:  # Loading it takes long.
-    from persist.services.backup import Copied, Verified
+    from persist.services.backup import Copied
 
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="A folder or URL of another place.")]
 TargetOptions = Annotated[
@@ -31,9 +28,6 @@ TargetFile = Annotated[
 LeaveOut = Annotated[
     bool, typer.Option("--leave-out-damaged", help="Copy all the rest although parts are damaged or lost; status 1.")
 ]
-
-
-PROOFS = Listing(kinds={"of": "string", "as_of": "int64", "digest": "string", "wrong": "string"}, shown={})
 
 
 @command
@@ -85,32 +79,16 @@ def verify(
     ] = None,
     target_option: TargetOptions = None,
     target_options_file: TargetFile = None,
-    format: Format = None,
-    output: Output = None,
 ) -> int:
-    """Read everything that a location holds, such as a backup, and prove it; status 1 if something is wrong.
-
-    JSON has all of it; other formats have the digest of each collection, and what is wrong.
-    """
+    """Read everything that a location holds, such as a backup, and prove it; status 1 if something is wrong."""
     from persist.services.backup import verify
 
     options = _read_target_options(at, against or "", target_option, target_options_file)
     proof = verify(at.location, against, storage_options=at.options, against_options=options, settings=at.settings())
     if proof.seqno < 0:
         raise at.make_empty_error(at.location)
-    document = {**asdict(proof), "is_whole": proof.is_whole}
-    PROOFS.write_document(at, document, lambda: print_text(str(proof)), lambda: _list_proofs(proof), format, output)
+    report_done(at, {**asdict(proof), "is_whole": proof.is_whole}, str(proof))
     return OK if proof.is_whole else PROBLEMS
-
-
-def _list_proofs(proof: "Verified") -> list[dict[str, Any]]:
-    """Return a row for each collection, and for each wrong blob."""
-    names = [*proof.digests, *(name for name in proof.differences if name not in proof.digests)]
-    rows: list[dict[str, Any]] = []
-    for name in names:
-        time, digest = proof.digests.get(name, (None, None))
-        rows.append({"of": name, "as_of": time, "digest": digest, "wrong": proof.differences.get(name)})
-    return rows + [{"of": wrong.blob, "as_of": None, "digest": None, "wrong": wrong.what} for wrong in proof.problems]
 
 
 def _read_target_options(at: Place, target: str, given: list[str] | None, file: str | None) -> dict[str, Any]:

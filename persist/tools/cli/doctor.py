@@ -20,10 +20,8 @@ import typer
 import persist
 from persist.core.rendering import duration, format_count
 from persist.tools.cli.command import OK, PROBLEMS, command
-from persist.tools.cli.listing import Listing
 from persist.tools.cli.place import FAR, Place
-from persist.tools.cli.read_commands import Format, Output
-from persist.tools.cli.text import format_error, print_text
+from persist.tools.cli.text import format_error, print_json, print_text
 
 JAVA_MIN = 17
 PROGRAM_TIMEOUT_S = 30.0  # How long another program may take to print its version.
@@ -31,7 +29,6 @@ FINE, WARNING, WRONG, LEFT_OUT = "ok", "warning", "wrong", "left out"
 DISTRIBUTION = "persist-collections"
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?\s*([^;]*)(?:;.*extra == [\'\"]([\w-]+)[\'\"])?")
 _BOUND = re.compile(r"(>=|<)\s*([\d.]+)")
-EXAMINED = Listing(kinds=dict.fromkeys(("check", "result", "found", "advice"), "string"), shown={})
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,6 @@ def doctor(
     no_write: Annotated[
         bool, typer.Option("--no-write", help="Write nothing, and so leave out what only a write shows.")
     ] = False,
-    format: Format = None,
-    output: Output = None,
 ) -> int:
     """Check Python, packages, Java, Spark's workers, the store and its clock; suggest remedies.
 
@@ -61,19 +56,18 @@ def doctor(
         *(finding for check in (_check_python, _check_packages, _check_java, _check_workers) for finding in check(at)),
         *_check_location(at, may_write=not no_write),
     ]
-    if at.as_json or format not in (None, "table") or output is not None:
-        EXAMINED.write(at, [asdict(finding) for finding in findings], format, output)
-    else:
-        _print_findings(findings)
+    for finding in findings:
+        if at.as_json:
+            print_json(asdict(finding))
+        else:
+            _print_finding(finding)
     return PROBLEMS if any(finding.result == WRONG for finding in findings) else OK
 
 
-def _print_findings(findings: list[Finding]) -> None:
-    indent = " " * (len(LEFT_OUT) + 2)
-    for finding in findings:
-        print_text(f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}", hanging=len(indent))
-        if finding.advice:
-            print_text(f"{indent}{finding.advice}", hanging=0)
+def _print_finding(finding: Finding) -> None:
+    print_text(f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}")
+    if finding.advice:
+        print_text(f"{' ' * len(LEFT_OUT)}  {finding.advice}")
 
 
 def _check_python(at: Place) -> Iterator[Finding]:

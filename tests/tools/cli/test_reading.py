@@ -427,7 +427,7 @@ def test_a_table_that_is_too_wide_for_the_terminal_shows_each_column_on_a_line(
     assert main(["read", place, "wide", "--where", "k = 3"]) == 0
     assert capsys.readouterr().out.startswith("no rows of k, column_number_0, ")
     assert main(["read", place, "orders"]) == 0
-    assert capsys.readouterr().out.startswith("\x1b[1mid")
+    assert capsys.readouterr().out.splitlines()[0].strip().startswith("\x1b[1mid")
 
 
 def test_a_terminal_of_80_columns_breaks_no_name_and_shows_a_time_once(
@@ -447,7 +447,7 @@ def test_a_terminal_of_80_columns_breaks_no_name_and_shows_a_time_once(
     assert max(map(len, plain.splitlines())) <= 80
     head = plain.split()[: plain.split().index(name)]
     assert {"name", "rows", "upper", "unsealed"} <= set(head)
-    assert err.startswith("The terminal is too narrow for parts, holds, ")
+    assert not err
 
 
 def test_an_output_that_nobody_reads_is_no_error(place: str) -> None:
