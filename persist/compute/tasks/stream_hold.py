@@ -77,11 +77,7 @@ class Offset:
 
     @classmethod
     def of(cls, written: Json) -> "Offset":
-        """Read what `to_json` returned.
-
-        Raises:
-            InvalidUsage: it is something else.
-        """
+        """Read what `to_json` returned."""
         match written:
             case {"version": 1, "location": str(location), "collection": str(collection), **rest}:
                 if not rest:

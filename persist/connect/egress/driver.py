@@ -269,11 +269,7 @@ class _Egress:
 
 
 def load_sink(sink: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options: Mapping[str, Any]) -> "Sink":
-    """Return the sink that a URL, a file or options describe.
-
-    Raises:
-        InvalidUsage: the file is missing or not TOML, or an option is unknown, missing or of the wrong type.
-    """
+    """Return the sink that a URL, a file or options describe."""
     if not isinstance(sink, (str, os.PathLike, Mapping)):
         check_no_options("Sink", options)
         return sink

@@ -214,9 +214,6 @@ class Feed:
         """Return the first piece, which has no rows; None if nothing is readable.
 
         The target stores this piece before the hold is made. If a hold exists, the target lost its position.
-
-        Raises:
-            InvalidUsage: there is a hold.
         """
         if self._name in contents.holds:
             raise InvalidUsage(

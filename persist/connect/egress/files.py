@@ -352,11 +352,7 @@ class RowWriter(Protocol):
 
 
 def make_row_writer(schema: pa.Schema, format: str, file: BinaryIO, *, nan: Nan = "null") -> RowWriter:
-    """Return a writer of parquet, arrow, csv, or else JSON lines.
-
-    Raises:
-        InvalidUsage: the format cannot hold a column.
-    """
+    """Return a writer of parquet, arrow, csv, or else JSON lines."""
     if format == "parquet":
         import pyarrow.parquet as pq
 
@@ -428,9 +424,6 @@ def encode_json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") ->
     """Return each row as a JSON object. Types without a JSON form become text.
 
     `nan` decides on NaN and infinities.
-
-    Raises:
-        InvalidUsage: there is one, and that is refused.
     """
     import msgspec
 

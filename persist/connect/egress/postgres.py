@@ -59,11 +59,7 @@ class PostgresSink:
         self._location = ""
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Connect and load the positions.
-
-        Raises:
-            InvalidUsage: a collection has no key.
-        """
+        """Connect and load the positions."""
         for collection in leaving:
             if not collection.is_keyed:
                 raise InvalidUsage(

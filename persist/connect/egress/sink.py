@@ -70,11 +70,7 @@ class Reached:
 
     @classmethod
     def of(cls, written: str | bytes, where: str) -> "Reached":
-        """Parse the result of `to_json`.
-
-        Raises:
-            InvalidUsage: it is something else.
-        """
+        """Parse the result of `to_json`."""
         read, reason = None, ""
         try:
             read = msgspec.json.decode(written, type=_Written)

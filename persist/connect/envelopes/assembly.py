@@ -80,11 +80,7 @@ class ReadOptions:
         logical: Mapping[str, str] | None = None,
         on_error: OnError = "raise",
     ) -> "ReadOptions":
-        """Return checked options.
-
-        Raises:
-            InvalidUsage: an option has no allowed value, or names a column that the schema has not; or that is none.
-        """
+        """Return checked options."""
         names = () if key is None else (key,) if isinstance(key, str) else tuple(key)
         types = None if schema is None else _parse_schema(schema)
         check_choice("on_error", on_error, ("raise", "collect"))

@@ -205,11 +205,7 @@ def _select_table(messages: Messages, table: str | None, dialect: Dialect) -> _S
 
 
 def _match_table(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
-    """Return a mask of the messages of a table; all if they have only one.
-
-    Raises:
-        InvalidUsage: none is named, and rows are of several.
-    """
+    """Return a mask of the messages of a table; all if they have only one."""
     names = pc.binary_join_element_wise(heads["database"], heads["table"], ".", null_handling="replace")
     if table is not None:
         is_match = pc.or_(pc.equal(names, table), pc.equal(heads["table"], table).fill_null(False))

@@ -53,9 +53,6 @@ def infer_exact_fields(fields: pa.Schema, read: Callable[[], Iterable[pa.Array]]
 
     Args:
         read: reads all documents, as of `check_numbers`; it is called if there is a double.
-
-    Raises:
-        InvalidUsage: no decimal holds all numbers of a field.
     """
     doubtful = re.compile(_LONG[64] + _FAR)
     if _find_least_bits(pa.struct(list(fields))) is None or not any(

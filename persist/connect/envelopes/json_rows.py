@@ -75,9 +75,6 @@ def parse(
         texts: large_binary without NULL.
         fields: a listed field that is missing is NULL.
         others: what becomes of fields that are not listed.
-
-    Raises:
-        Unreadable, pa.ArrowException: some document is not one JSON object, or a value does not fit its field.
     """
     import pyarrow.json as pj
 
@@ -196,12 +193,7 @@ def _check_ends(texts: pa.Array) -> None:
 
 
 def _join_documents(texts: pa.Array) -> pa.Buffer:
-    """Return the documents with newlines between, as one buffer of valid UTF-8.
-
-    Raises:
-        Unreadable: a document holds a zero byte, which would end the stream early.
-        pa.ArrowInvalid: a document is not UTF-8, which `pyarrow.json` does not look at.
-    """
+    """Return the documents with newlines between, as one buffer of valid UTF-8."""
     whole = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts.cast(pa.large_string()))
     stream = pc.binary_join(whole, pa.scalar("\n", pa.large_string()))[0].as_buffer()
     if not np.frombuffer(stream, np.uint8).all():

@@ -90,11 +90,7 @@ class Described:
 
     @classmethod
     def of(cls, schema: Any) -> "Described":
-        """Parse a "schema" part.
-
-        Raises:
-            Unreadable: it is none.
-        """
+        """Parse a "schema" part."""
         match schema:
             case {"type": str(kind)}:
                 fields = schema.get("fields") or []

@@ -227,11 +227,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def load_source(source: "str | os.PathLike[str] | Mapping[str, Any] | Source", options: Mapping[str, Any]) -> "Source":
-    """Return the source that a URL, a file or options describe.
-
-    Raises:
-        InvalidUsage: the file is missing or not TOML, or an option is unknown, missing or of the wrong type.
-    """
+    """Return the source that a URL, a file or options describe."""
     if not isinstance(source, (str, os.PathLike, Mapping)):
         check_no_options("Source", options)
         return source

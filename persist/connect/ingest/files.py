@@ -248,11 +248,7 @@ class Files:
         return sorted(files, key=lambda file: file.name)
 
     def _must_read(self, file: SourceFile, marks: Mapping[str, tuple[int, str]]) -> bool:
-        """Return whether a file is new, or changed and to be read again.
-
-        Raises:
-            InvalidUsage: it has changed, and `changed` refuses that.
-        """
+        """Return whether a file is new, or changed and to be read again."""
         earlier = marks.get(file.name)
         if earlier is None or earlier == (file.size, file.version):
             return earlier is None

@@ -44,9 +44,6 @@ def infer_types(file: RowFile, known_types: Mapping[str, pa.DataType] | None = N
 
     Args:
         known_types: the types that columns have anyway.
-
-    Raises:
-        InvalidUsage: it cannot be read, or a column has values that no type holds.
     """
     known_types = known_types or {}
     if file.format == "csv":

@@ -208,11 +208,7 @@ class TableRows:
         return table.take(int64_array(np.setdiff1d(np.arange(len(table)), unknown))) if unknown else table
 
     def _make_column(self, name: str, values: list[Any]) -> pa.Array:
-        """Return values of a column as an array.
-
-        Raises:
-            InvalidUsage: a value does not fit the type; the message names the transaction.
-        """
+        """Return values of a column as an array."""
         where = f"{self.table}.{name}"
         try:
             return self._typed(values, self.types[name], where)
@@ -289,11 +285,7 @@ class TableRows:
         return unknown
 
     def _check_unknown(self, collection: Collection, row: int, origin: Key) -> None:
-        """Raise InvalidUsage unless a copy has a later state of an unknown row.
-
-        Raises:
-            InvalidUsage: it may count.
-        """
+        """Raise InvalidUsage unless a copy has a later state of an unknown row."""
         if self._times[row] <= self.reached and self._get_key(self._rows[row]) == origin:
             return
         long = ", ".join(name for name, value in zip(self.names, self._rows[row], strict=True) if value is UNSENT)

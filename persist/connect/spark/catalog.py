@@ -91,9 +91,6 @@ def catalog(
         location: as in `persist.open`; the driver and all executors can reach it.
         name: of the catalog.
         storage_options: as in `persist.open`.
-
-    Raises:
-        InvalidUsage: the jar is missing, or the session lacks what has to be set before it is created.
     """
     place = {"": CATALOG, ".location": resolve_for_tasks(location)}
     needed = {"spark.jars": str(find_jar()), "spark.sql.extensions": EXTENSIONS}

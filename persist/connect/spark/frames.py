@@ -95,10 +95,6 @@ def cast_exactly(df: DataFrame, fields: pa.Schema) -> DataFrame:
     """Return df with the columns of fields, in the types in which Spark reads them.
 
     Tasks make the casts, not Spark, whose own casts round, and whose types for two columns may have room for neither.
-
-    Raises:
-        SchemaMismatch: Spark's type of a column does not fit its field.
-        InvalidUpdate: a value would not be the same; a task raises it.
     """
     cast = _Cast(fields)
     cast.table(to_stored_schema(df.schema).empty_table())

@@ -72,11 +72,7 @@ class Rows:
     folds: bool = True
 
     def check(self, schema: StructType) -> None:
-        """Check the columns of a DataFrame before any of its rows is made.
-
-        Raises:
-            SchemaMismatch: they do not fit the collection, or contradict `time`.
-        """
+        """Check the columns of a DataFrame before any of its rows is made."""
         self.updates(to_stored_schema(schema).empty_table())
 
     def updates(self, table: pa.Table) -> pa.Table:
@@ -247,11 +243,7 @@ class EventRows:
         return to_events(rows, self.schema, self.form, self.stamp, read_timeline(self.schema), self.machine)
 
     def check(self, schema: StructType) -> None:
-        """Check the columns of a DataFrame before any of its rows is made.
-
-        Raises:
-            SchemaMismatch: they do not fit the collection.
-        """
+        """Check the columns of a DataFrame before any of its rows is made."""
         if self.stamp is not None and TIME in match_names(schema.names, RESERVED, folds=self.folds):
             raise InvalidUsage("the DataFrame has a column _time, and the option time says it, too. Drop one of them.")
         self(to_stored_schema(schema).empty_table())

@@ -261,9 +261,6 @@ class _Copier:
 
         Args:
             state: of the source.
-
-        Raises:
-            InvalidUsage: it is nothing that may be gone on with.
         """
         target_state = self._load_target_state()
         last = target_state.seqno
@@ -295,11 +292,7 @@ class _Copier:
         )
 
     def _load_target_state(self) -> State:
-        """Return the present state of the target.
-
-        Raises:
-            InvalidUsage: it is nothing that may be gone on with.
-        """
+        """Return the present state of the target."""
         url, source_url = self._target.url.rstrip("/"), self._source.url.rstrip("/")
         if url.startswith(f"{source_url}/") or source_url.startswith(f"{url}/"):
             raise InvalidUsage(

@@ -187,9 +187,6 @@ class IcebergCatalog:
 
         Args:
             request: a `PlanTableScanRequest` of the protocol, decoded from JSON.
-
-        Raises:
-            InvalidUsage: the request is malformed, or is for the changes between two snapshots.
         """
         from pydantic import ValidationError
         from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest

@@ -116,9 +116,6 @@ class TableFormat(Protocol):
 
         Args:
             is_new: this client has just recorded the version, so it is hardly shown.
-
-        Raises:
-            InvalidUsage: what readers find there is of another table.
         """
 
     def mark(self, table: str) -> bytes:
@@ -359,9 +356,6 @@ def make_format(
     Args:
         options: what the table is published with; None where it is not to be published.
         catalog: a pyiceberg catalog that registers versions; None for that in options, if any.
-
-    Raises:
-        InvalidUsage: the format does not exist, or its package is not installed.
     """
     if table == "delta":
         from persist.services.publish.delta import DeltaTable
@@ -470,11 +464,7 @@ def _list_visible_keys(blob: Blob, collection: str, table: str) -> list[str]:
 
 
 def _check_free(handle: CollectionHandle, table: str) -> None:
-    """Delete an abandoned table's files; refuse another program's.
-
-    Raises:
-        InvalidUsage: another table lies where this one is to be.
-    """
+    """Delete an abandoned table's files; refuse another program's."""
     blob = handle.engine.blob
     keys = [key for key in _list_visible_keys(blob, handle.id, table) if is_table_key(key, handle.id)]
     read = ((key, blob.get(key)) for key in keys if key.endswith(".json"))
@@ -515,11 +505,7 @@ _SPAN = re.compile(rf"([1-9][0-9]{{0,8}}) ({'|'.join(UNITS_S)})s?")
 
 
 def parse_schedule(every: str | None) -> dict[str, str]:
-    """Check how often a table is published; return it as an option.
-
-    Raises:
-        InvalidUsage: every is nothing that a table can follow.
-    """
+    """Check how often a table is published; return it as an option."""
     if every is None:
         return {}
     if every not in ("seal", "keyframe") and (not isinstance(every, str) or _SPAN.fullmatch(every) is None):

@@ -84,11 +84,7 @@ class CommitsForOthers:
         return self._follower.state.location or self._follower.refresh().location
 
     def answer(self, data: bytes) -> bytes:
-        """Return the answers to a request, once all are known.
-
-        Raises:
-            ValueError: it is none, or meant for another location.
-        """
+        """Return the answers to a request, once all are known."""
         request = decode_request(data)
         location = self.location()
         if request.location != location:

@@ -55,9 +55,6 @@ def serve_app(app: Starlette, host: str, port: int) -> Iterator[Served]:
 
     Args:
         port: 0 for any that is free.
-
-    Raises:
-        InvalidUsage: the address cannot be listened at.
     """
     with listening(host, port) as listener:
         listener.setblocking(False)
@@ -123,9 +120,6 @@ def serve_beside(
 
     Args:
         option: the option of the command line that the address comes from; errors name it.
-
-    Raises:
-        InvalidUsage: the address is malformed, taken, or open to other machines without a token.
     """
     host, port = parse_host_port(option, address)
     check_strangers(f"{option} {address}", host, is_safe=tokens.are_needed or insecure)

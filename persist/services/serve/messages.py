@@ -81,11 +81,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def decode_message(data: bytes, kind: type[T]) -> T:
-    """Return a message of that kind.
-
-    Raises:
-        ValueError: it is none, or larger than any is.
-    """
+    """Return a message of that kind."""
     if len(data) > MESSAGE_BYTES_MAX:
         raise ValueError(f"a message has {len(data)} bytes, and at most {MESSAGE_BYTES_MAX} are read")
     try:
@@ -286,9 +282,6 @@ def listening(host: str, port: int) -> socket.socket:
 
     Args:
         port: 0 for any that is free.
-
-    Raises:
-        InvalidUsage: the address cannot be listened at.
     """
     if not 0 <= port <= PORT_MAX:
         raise InvalidUsage(f"port {port} is none: give 1 to {PORT_MAX}, or 0 for any that is free")

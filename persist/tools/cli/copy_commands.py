@@ -20,10 +20,6 @@ TargetOptions = Annotated[
         help="For the store of TARGET; may be repeated. Without any, those of LOCATION if both are of one kind.",
     ),
 ]
-TargetFile = Annotated[
-    str | None,
-    typer.Option("--target-options-file", metavar="FILE", help="A JSON object of such options, as for LOCATION."),
-]
 
 LeaveOut = Annotated[
     bool, typer.Option("--leave-out-damaged", help="Copy all the rest although parts are damaged or lost; status 1.")
@@ -31,13 +27,11 @@ LeaveOut = Annotated[
 
 
 @command
-def backup(
-    at: Place, target: Target, target_option: TargetOptions = None, target_options_file: TargetFile = None
-) -> int:
+def backup(at: Place, target: Target, target_option: TargetOptions = None) -> int:
     """Make TARGET a copy of the location as it is now, again and again: only what is new is copied."""
     from persist.services.backup import backup
 
-    options = _read_target_options(at, target, target_option, target_options_file)
+    options = _read_target_options(at, target, target_option)
     return _report_copy(
         at,
         target,
@@ -51,7 +45,6 @@ def copy(
     target: Target,
     leave_out_damaged: LeaveOut = False,
     target_option: TargetOptions = None,
-    target_options_file: TargetFile = None,
 ) -> int:
     """Copy a location, or a backup, to where nothing is yet; call it again if it is interrupted.
 
@@ -59,7 +52,7 @@ def copy(
     """
     from persist.services.backup import copy
 
-    options = _read_target_options(at, target, target_option, target_options_file)
+    options = _read_target_options(at, target, target_option)
     done = copy(
         at.location,
         target,
@@ -78,12 +71,11 @@ def verify(
         str | None, typer.Option(metavar="OTHER", help="Compare what collections hold with this location.")
     ] = None,
     target_option: TargetOptions = None,
-    target_options_file: TargetFile = None,
 ) -> int:
     """Read everything that a location holds, such as a backup, and prove it; status 1 if something is wrong."""
     from persist.services.backup import verify
 
-    options = _read_target_options(at, against or "", target_option, target_options_file)
+    options = _read_target_options(at, against or "", target_option)
     proof = verify(at.location, against, storage_options=at.options, against_options=options, settings=at.settings())
     if proof.seqno < 0:
         raise at.make_empty_error(at.location)
@@ -91,9 +83,9 @@ def verify(
     return OK if proof.is_whole else PROBLEMS
 
 
-def _read_target_options(at: Place, target: str, given: list[str] | None, file: str | None) -> dict[str, Any]:
-    if given or file:
-        return merge_storage_options(target, given or (), file)
+def _read_target_options(at: Place, target: str, given: list[str] | None) -> dict[str, Any]:
+    if given:
+        return merge_storage_options(target, given)
     if not is_folder(target) and target.partition("://")[0] == at.location.partition("://")[0]:
         return at.options
     return merge_storage_options(target) if is_folder(target) or is_folder(at.location) else {}

@@ -97,11 +97,7 @@ def open_input(path: str, format: str | None) -> Iterator[RowFile]:
 
 
 def check_rows(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[int, int]:
-    """Return the numbers of rows that fit and that do not.
-
-    Raises:
-        InvalidUsage: some do not, and this is not allowed; the message has the first reasons.
-    """
+    """Return the numbers of rows that fit and that do not."""
     misfits, rows = Misfits(), 0
     with task("check", file.name) as done:
         for piece in read_pieces(file, columns, misfits):

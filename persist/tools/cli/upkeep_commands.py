@@ -303,14 +303,10 @@ def fsck(
 
 
 @command
-def bench(
-    at: Place,
-    rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Of the collection that is written.")] = 100_000,
-    commits: Annotated[int, typer.Option(min=1, max=1000, help="Small commits, one after the other.")] = 20,
-) -> int:
+def bench(at: Place) -> int:
     """Measure this client at this location, with a collection of its own that is destroyed afterwards."""
     with at.open_writer(may_be_new=True) as client:
-        measures = measure(client, rows, commits)
+        measures = measure(client)
     if at.as_json:
         print_json(measures)
     else:
@@ -318,14 +314,15 @@ def bench(
     return OK
 
 
-LOOKUPS = 100
+BENCH_ROWS, COMMITS, LOOKUPS = 100_000, 20, 100
 
 
-def measure(client: "persist.Client", rows: int, commits: int) -> dict[str, Any]:
+def measure(client: "persist.Client") -> dict[str, Any]:
     """Return seconds and rates of a test. Its data is dropped afterwards."""
     import numpy as np
     import pyarrow as pa
 
+    rows, commits = BENCH_ROWS, COMMITS
     name = f"persist-bench-{uuid.uuid4().hex[:12]}"
     collection = client.create_or_load(name, key={"k": pa.int64()}, value={"v": pa.float64(), "s": pa.string()})
     try:

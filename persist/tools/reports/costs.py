@@ -49,11 +49,7 @@ class Prices:
 
     @classmethod
     def from_file(cls, path: str) -> "Prices":
-        """Load prices from a JSON file. Missing ones are the defaults.
-
-        Raises:
-            InvalidUsage: it holds something else.
-        """
+        """Load prices from a JSON file. Missing ones are the defaults."""
         try:
             prices = json.loads(Path(path).read_bytes())
         except (OSError, ValueError) as error:

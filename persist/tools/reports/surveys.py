@@ -25,7 +25,6 @@ from persist.core.state_rules.state import CollectionEntry, State
 from persist.core.timeline import Timeline
 from persist.engine.follow.checkpoint import load_contents
 from persist.engine.read.planning.snapshot_plan import record_count
-from persist.tools.reports.costs import GIB, LIST_PRICES
 
 THREADS = 16
 AT_ONCE = 256  # States that are kept in memory together.
@@ -213,11 +212,6 @@ def _needs_request(entry: CollectionEntry) -> bool:
     )
 
 
-def compute_monthly_dollars(bytes_: int) -> float:
-    """Return the price of storing bytes for a month in S3 Standard."""
-    return bytes_ / GIB * LIST_PRICES.stored_gib_month
-
-
 @dataclass(frozen=True)
 class Portrait:
     """One collection in one state: facts, holds, and its read plan.
@@ -313,7 +307,6 @@ class Portrait:
             "history": self.history,
             "keyframes": self.keyframes,
             "read": None if plan is None else {"as_of": plan.as_of, "parts": plan.parts, "bytes": plan.bytes},
-            "dollars_a_month": compute_monthly_dollars(facts.bytes),
         }
 
 

@@ -76,7 +76,6 @@ def test_the_environment_is_examined_and_wrong_workers_are_told(
     assert main(["doctor", place, "--no-write", "--json"]) == 0
     told = {line["check"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
     assert told["Python"]["found"].startswith(".".join(map(str, sys.version_info[:3])))
-    assert "pyarrow " in told["packages"]["found"] or told["packages"]["result"] != "ok"
     assert "1 collection at record" in told["store"]["found"]
     assert told["writes"]["result"] == "left out"
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before

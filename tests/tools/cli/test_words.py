@@ -26,12 +26,12 @@ ROWS_IN = {"file", "format", "ignore", "skip_bad"}  # Calls take frames.
 # The calls that a command makes, and what it has of its own.
 CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "apply": ([], {"folder", "dry_run", "prune", "no_refresh", "yes"}),
-    "backup": ([backup.backup], {"target_options_file"}),
-    "bench": ([], {"rows", "commits"}),
+    "backup": ([backup.backup], set()),
+    "bench": ([], set()),
     "changes": ([Collection.changes], LIMITED),
     "clone": ([Client.clone], {"name"}),  # Its `target`.
     "compact": ([Collection.compact, Collection.allow_compaction, persist.Settings], {"collections", "yes"}),
-    "copy": ([backup.copy], {"target_options_file"}),
+    "copy": ([backup.copy], set()),
     "cost": ([], {"hours", "prices"}),
     "create": ([Client.create_or_load, persist.Keyed], {"format"}),
     "delete": ([Collection.delete], {"format", "ignore"}),
@@ -73,7 +73,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "policy": ([Client.set_policy, Policy], {"yes"}),
     "upgrade": ([Client.upgrade], set()),
     "upsert": ([Collection.upsert], ROWS_IN | {"time_column", "commit_rows"}),
-    "verify": ([backup.verify], {"target_option", "target_options_file"}),  # Its `against_options`.
+    "verify": ([backup.verify], {"target_option"}),  # Its `against_options`.
     "view": ([Client.create_view, View.redefine], {"query", "redefine"}),
     "wait": ([Collection.changes], set()),
     "write": ([Client.write, Collection.write], ROWS_IN | {"time_column", "commit_rows", "no_key"}),

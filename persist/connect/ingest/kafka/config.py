@@ -117,9 +117,6 @@ def parse_brokers(url: str, client: Mapping[str, Any], password_file: str | None
     Args:
         client: options of the client library.
         password_file: a file with the password of the user in the URL.
-
-    Raises:
-        InvalidUsage: the address or an option does not fit.
     """
     address = url.partition("://")[2]
     user, _, place = address.rpartition("@")
@@ -136,11 +133,7 @@ def parse_brokers(url: str, client: Mapping[str, Any], password_file: str | None
 
 
 def load_brokers(config: KafkaConfig) -> Brokers:
-    """Check a configuration, and return its brokers.
-
-    Raises:
-        InvalidUsage: an address, a topic or an option does not fit.
-    """
+    """Check a configuration, and return its brokers."""
     brokers, topic = parse_brokers(config.source, config.client, config.password_file)
     for option, value in (("batch_rows", config.batch_rows), ("batch_bytes", config.batch_bytes)):
         if value < 1:

@@ -209,11 +209,7 @@ class Server:
         return InvalidUsage(f"{self.name} refuses: {text}. The user needs {NEEDS}")
 
     def check(self, connection: Any) -> None:
-        """Check that the server's settings log whole rows; detect MariaDB.
-
-        Raises:
-            InvalidUsage: it does not; the message names the settings to change.
-        """
+        """Check that the server's settings log whole rows; detect MariaDB."""
         with connection.cursor() as cursor:
             cursor.execute("SELECT version()")
             self.is_mariadb = "mariadb" in cursor.fetchone()[0].lower()
@@ -237,11 +233,7 @@ class Server:
             return parse_gtids(cursor.fetchone()[0] or "", is_mariadb=self.is_mariadb)
 
     def tables(self, connection: Any) -> dict[str, list[Column]]:
-        """Return the requested tables, each with its columns.
-
-        Raises:
-            InvalidUsage: there is none of that name, or what happens to one is not in the log.
-        """
+        """Return the requested tables, each with its columns."""
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = %s", (self.schema,)
@@ -421,9 +413,6 @@ def to_column(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
     """Return values of a query or of the log as an array of a type.
 
     Dates with zeros, which no calendar has, are NULL; times are text.
-
-    Raises:
-        InvalidUsage: a value is none of that type.
     """
     try:
         if pa.types.is_string(kind):

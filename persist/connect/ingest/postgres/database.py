@@ -317,11 +317,7 @@ def has_counterpart(type_: int, modifier: int) -> bool:
 
 
 def parse_texts(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
-    """Return Postgres texts as an array of a type.
-
-    Raises:
-        InvalidUsage: a value is none of that type, such as a date before the year 1.
-    """
+    """Return Postgres texts as an array of a type."""
     try:
         if pa.types.is_string(kind):
             return texts

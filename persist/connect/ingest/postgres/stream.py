@@ -367,11 +367,7 @@ def _find_renames(
     types: Mapping[str, pa.DataType],
     now: Mapping[str, int],
 ) -> dict[str, str]:
-    """Return renamed columns, old to new. The catalog may be ahead of the log.
-
-    Raises:
-        InvalidUsage: they are not known.
-    """
+    """Return renamed columns, old to new. The catalog may be ahead of the log."""
     names = {number: name for name, number in now.items()}
     again = [old for old in have if old not in types and names.get(numbers.get(old) or 0, old) != old]
     renamed = {old: names[numbers[old] or 0] for old in again if names[numbers[old] or 0] in {*types} - {*have}}
@@ -389,11 +385,7 @@ def _find_renames(
 
 
 def _check_identity(name: str, table: str, relation: Relation, key: list[str] | None) -> None:
-    """Raise InvalidUsage unless old rows have their key, or all columns if key is None.
-
-    Raises:
-        InvalidUsage: it does not.
-    """
+    """Raise InvalidUsage unless old rows have their key, or all columns if key is None."""
     sent = {column.name for column in relation.columns if column.is_key}
     if relation.identity == "f" or (key is not None and (relation.identity == "n" or {*key} <= sent)):
         return

@@ -55,11 +55,7 @@ class Condition:
         return F.raise_error(F.concat(F.lit(refusal), row)).cast("long")
 
     def filter(self, records: DataFrame) -> DataFrame:
-        """Return the records that fulfil the condition.
-
-        Raises:
-            InvalidUsage: Spark would compare values that are not the same after a cast of its own.
-        """
+        """Return the records that fulfil the condition."""
         matching = records.where(self.column)
         if isinstance(matching, ClassicDataFrame):
             plan: Any = matching._jdf.queryExecution().analyzed()

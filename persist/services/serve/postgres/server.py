@@ -60,9 +60,6 @@ class PostgresServer(Closes):
             may_write: whether statements may change collections.
             certificate: the chain and the key as PEM: then a connection must use TLS.
             insecure: allow an address that other machines reach without a token.
-
-        Raises:
-            InvalidUsage: the address or the certificate does not fit.
         """
         check_strangers(join_host_port(host, port), host, is_safe=token is not None or insecure)
         self.backend = backend

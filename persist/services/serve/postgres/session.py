@@ -137,11 +137,7 @@ class SessionOfClient:
     # Messages.
 
     def handle(self, kind: bytes, body: bytes) -> None:
-        """Process a message, and answer it.
-
-        Raises:
-            ProtocolViolation: it does not follow the protocol.
-        """
+        """Process a message, and answer it."""
         if self._skips and kind != b"S":
             return
         self._skips = False

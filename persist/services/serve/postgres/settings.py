@@ -73,11 +73,7 @@ class Settings:
         self._before: dict[str, tuple[str, bool]] = {}
 
     def begin(self, options: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Take the settings of a first message; return the settings that are sent at the start.
-
-        Raises:
-            Failure: a setting is not possible.
-        """
+        """Take the settings of a first message; return the settings that are sent at the start."""
         chosen = [(name, value) for name, value in options.items() if name not in _NO_SETTINGS]
         for name, value in [*chosen, *parse_options(options.get("options", ""))]:
             self.set(name, value)
@@ -89,9 +85,6 @@ class Settings:
 
         Args:
             value: None for the value that it had at the start.
-
-        Raises:
-            Failure: the setting does not exist, or cannot have this value.
         """
         name = _canonical_name(name)
         if value is None or value.upper() == "DEFAULT":
