@@ -169,8 +169,7 @@ class StreamHold:
     def move(self, at: Position) -> None:
         """Let go of what is before a position; of everything, if that is the end of all.
 
-        Raises:
-            HoldMoved: the hold is not where this process left it.
+        Raises HoldMoved: the hold is not where this process left it.
         """
         if at.hold == NO_HOLD:
             return

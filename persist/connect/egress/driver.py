@@ -39,8 +39,7 @@ WAIT_S = 1.0
 class Egressed:
     """The result of a run: rows, transactions with rows, and the target's upper of each collection.
 
-    Attributes:
-        dropped: collections whose holds were released, with `drop`.
+    `dropped`: collections whose holds were released, with `drop`.
     """
 
     sink: str

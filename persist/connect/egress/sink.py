@@ -87,12 +87,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A collection as a sink sees it.
-
-    Attributes:
-        id: of the collection, which is unique in the location.
-        is_keyed: whether it has a key, so that its changes are inserts, updates and deletes of rows by key.
-    """
+    """A collection as a sink sees it. With a key, its changes are inserts, updates and deletes of rows."""
 
     id: str
     name: str
@@ -103,8 +98,7 @@ class Leaving:
 class Standing:
     """The position of a target in a collection.
 
-    Attributes:
-        promised: where a step leads that the target has begun, and that is to be taken once more.
+    `promised` is where a step leads that the target has begun, and that is to be taken once more.
     """
 
     reached: Reached
@@ -174,8 +168,7 @@ class Sink(Protocol):
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
         """Open the target, or reopen it; return its positions by collection id.
 
-        Raises:
-            TargetUnavailable: it does not answer.
+        Raises TargetUnavailable: it does not answer.
         """
         ...
 

@@ -107,9 +107,7 @@ class DocumentReader(Protocol[T_co]):
 def read_separately(texts: pa.Array, reading: DocumentReader[T], rows: np.ndarray | None = None) -> SeparatedRows[T]:
     """Read documents piece by piece, and separate the bad ones.
 
-    Args:
-        texts: large_binary without NULL.
-        rows: the numbers that the documents have; their places if None.
+    `rows` are the numbers of the documents; their places if None.
     """
     numbers = np.arange(len(texts)) if rows is None else rows
     result: SeparatedRows[T] = SeparatedRows([], [])
@@ -250,12 +248,7 @@ def _make_documents_decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]
 
 
 def find_suspects(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
-    """Return bool[texts]: documents that are not objects, or have other types than the fields.
-
-    Args:
-        texts: large_binary without NULL.
-        fields: as for `parse`.
-    """
+    """Return bool[texts]: documents that are not objects, or have other types than the fields."""
     decode = _make_decoder(fields).decode
     is_suspect = np.zeros(len(texts), np.bool_)
     for at, text in enumerate(texts.to_pylist()):

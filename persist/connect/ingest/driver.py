@@ -269,9 +269,7 @@ def parse_description(
 
     Args:
         end: "source" or "sink", the name of the option that has the URL.
-        given: a URL, a file or its contents.
-        options: that go before it.
-        example: a URL.
+        options: that go before those of a file.
     """
     config: dict[str, Any] = {**description} if isinstance(description, Mapping) else {end: os.fspath(description)}
     where = "the options"

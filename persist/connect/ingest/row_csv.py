@@ -135,10 +135,7 @@ def _check_quotes(file: RowFile) -> None:
 
 
 class _LocatedReasons:
-    """Reasons by record number, which are reported with line numbers.
-
-    Numbers count only the records of the right width.
-    """
+    """Reasons by the number of the record, among those of the right width, reported with line numbers."""
 
     def __init__(self, file: RowFile, width: int) -> None:
         self._file = file

@@ -34,14 +34,10 @@ def get_format_by_name(name: str) -> tuple[str | None, str | None]:
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file of rows.
+    """A file of rows; `source` opens its bytes.
 
     Attributes:
-        path: of the file itself.
-        name: for people: standard input is spooled to another file.
-        format: one of `READ`.
-        compression: of its bytes, if any.
-        source: opens its bytes.
+        path, name: of the file, and for people: standard input is spooled to another file.
     """
 
     path: str

@@ -276,8 +276,7 @@ class Planner:
     def apply(self, updates: DataFrame, options: Mapping[str, Any]) -> None:
         """Commit a row-level operation, unless the collection has changed since its table was loaded.
 
-        Raises:
-            UpperMismatch: it has. Nothing was written.
+        Raises UpperMismatch: it has. Nothing was written.
         """
         sink = WriteOptions(location=self._location, collection=options["name"], storage=self._storage)
         write = DataFrameWrite.overwrite(sink, updates.drop("_diff").schema)

@@ -45,8 +45,7 @@ def set_for_now(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 def match_names(names: Sequence[str], known: Iterable[str], *, folds: bool = True) -> list[str]:
     """Return names, with the spelling of those among known which they stand for.
 
-    Args:
-        folds: case does not matter. A name in the right case comes first. An ambiguous name stays as it is.
+    `folds`: case does not matter. A name in the right case comes first. An ambiguous name stays as it is.
     """
     if not folds:
         return [*names]

@@ -51,11 +51,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
-
-    Attributes:
-        default: as text; None if there is none.
-    """
+    """One option. `default`: as text; None if there is none."""
 
     name: str
     uses: tuple[Use, ...]
@@ -422,8 +418,7 @@ def check_whole(name: str, value: Any, least: int, most: int) -> None:
 class StreamWriteOptions:
     """The options of a streaming write; `times` adds the properties that depend on the columns.
 
-    Attributes:
-        column: which has the times of events, if the DataFrame has no column `_time`.
+    `column`: which has the times of events, if the DataFrame has no column `_time`.
     """
 
     location: str

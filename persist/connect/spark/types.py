@@ -163,8 +163,7 @@ def utc_arrow_schema(schema: StructType) -> pa.Schema:
 def to_stored_schema(schema: StructType, *, creates: bool = False) -> pa.Schema:
     """Return the schema of rows to be stored, in Arrow.
 
-    Args:
-        creates: the columns are to have these types, so that each type must be the same when it is read.
+    `creates`: the columns are to have these types, so that each type must be the same when it is read.
     """
     for field in schema.fields:
         _check_type(field.dataType, field.name, creates=creates)

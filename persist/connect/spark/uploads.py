@@ -186,8 +186,7 @@ def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:
 def partition_by_key(df: DataFrame, schema: CollectionSchema, partitions: int | None = None) -> DataFrame:
     """Return df ranged over tasks by key, and sorted within them by key, value and `_time`.
 
-    Args:
-        partitions: how many tasks; None lets Spark choose by the size of the data, up to spark.sql.shuffle.partitions.
+    `partitions`: how many tasks; None lets Spark choose by the size of the data, up to spark.sql.shuffle.partitions.
     """
     if not _has_distinct_names(schema):
         return df if partitions is None else df.repartition(partitions)

@@ -16,9 +16,8 @@ from persist.core.timeline import Timeline
 class AboutTimes:
     """A mixin for errors that name times of one collection.
 
-    Attributes:
-        timeline: the unit of the collection's timeline, so that the times are shown as moments, too; None if they only
-            count.
+    `timeline`: the unit of the collection's timeline, so that the times are shown as moments, too; None if they only
+    count.
     """
 
     timeline: str | None = None

@@ -114,8 +114,7 @@ class TableFormat(Protocol):
     def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
         """Make the present version visible to readers. Idempotent.
 
-        Args:
-            is_new: this client has just recorded the version, so it is hardly shown.
+        `is_new`: this client has just recorded the version, so it is hardly shown.
         """
 
     def mark(self, table: str) -> bytes:
@@ -245,8 +244,7 @@ def publish_together(
 ) -> list[Published]:
     """Publish collections at one time and register them; see `Client.publish`.
 
-    Args:
-        handles: of the collections, by what they are called in the catalog.
+    `handles`: of the collections, by what they are called in the catalog.
     """
     require_package("pyiceberg[pyarrow]>=0.12")
     from persist.services.publish.iceberg import CatalogTransaction, IcebergTable

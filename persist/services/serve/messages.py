@@ -278,11 +278,7 @@ def parse_host(header: str) -> str:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that is listened at.
-
-    Args:
-        port: 0 for any that is free.
-    """
+    """Return a socket that is listened at. `port`: 0 for any that is free."""
     if not 0 <= port <= PORT_MAX:
         raise InvalidUsage(f"port {port} is none: give 1 to {PORT_MAX}, or 0 for any that is free")
     try:

@@ -66,8 +66,7 @@ class Plan:
 class LoadResult:
     """The result of a load: rows and commits of this run and earlier ones.
 
-    Attributes:
-        time: that the commit gave to rows without one; None if they had times, or are events.
+    `time`: that the commit gave to rows without one; None if they had times, or are events.
     """
 
     rows: int
@@ -171,8 +170,7 @@ def _write_piece(
 def has_begun(collection: "persist.Collection", file: RowFile, plan: Plan, token: str | None = None) -> bool:
     """Return whether an earlier run of this load has written rows.
 
-    Args:
-        token: of a commit that may also have done it, as a whole.
+    `token`: of a commit that may also have done it, as a whole.
     """
     first = f"{plan.token or _build_token(collection, file, plan)}/0"
     contents = collection.handle.contents()

@@ -79,8 +79,7 @@ def read_records_before(
 ) -> tuple[list[Record], bool]:
     """Return the last records before a seqno, and whether older ones are gone. Cost: a GET for each.
 
-    Args:
-        collection: the id of the only one of interest.
+    `collection`: the id of the only one of interest.
     """
     seqno = client.seqno if before is None else min(before - 1, client.seqno)
     records: list[Record] = []

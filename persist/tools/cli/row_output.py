@@ -52,8 +52,7 @@ def write_rows(
 ) -> int:
     """Write at most `limit` rows; return their number. Memory: a batch, or a screen's rows.
 
-    Args:
-        in_order: the order of rows means something, so that a table on the screen is not sorted.
+    `in_order`: the order of rows means something, so that a table on the screen is not sorted.
     """
     if output is None and sys.stdout.isatty():
         with use_watcher(None):  # Rows and bars would write over each other.

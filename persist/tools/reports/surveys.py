@@ -162,8 +162,7 @@ class RecordOrigin(NamedTuple):
 class FactsCache:
     """Caches facts of collections. A refresh reads only changed ones.
 
-    Attributes:
-        made: who made the newest records, by their seqnos; kept for `persist.tools.reports.health`.
+    `made`: who made the newest records, by their seqnos; kept for `persist.tools.reports.health`.
     """
 
     def __init__(self, client: "persist.Client") -> None:
@@ -214,11 +213,7 @@ def _needs_request(entry: CollectionEntry) -> bool:
 
 @dataclass(frozen=True)
 class Portrait:
-    """One collection in one state: facts, holds, and its read plan.
-
-    Attributes:
-        names: of all collections, by their ids.
-    """
+    """One collection in one state: facts, holds, and its read plan. `names`: of all collections, by their ids."""
 
     url: str
     schema: Any

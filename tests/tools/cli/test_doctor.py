@@ -2,7 +2,6 @@
 
 import json
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -105,23 +104,3 @@ def test_a_folder_of_somebody_else_is_not_written_to(tmp_path: Path, capsys: Pri
     assert main(["doctor", str(tmp_path)]) == 1
     assert "such as 'a.txt': nothing was" in " ".join(capsys.readouterr().out.split())
     assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_bounds_of_an_extra_count_only_if_all_of_it_is_installed(
-    tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    present = {"pandas": "3.1.1"}
-    needed = ["pandas<3,>=2.2 ; extra == 'spark'", "pyspark>=4.3 ; extra == 'spark'", "pandas>=2.2 ; extra == 'pandas'"]
-
-    def version(name: str) -> str:
-        if name not in present:
-            raise metadata.PackageNotFoundError(name)
-        return present[name]
-
-    monkeypatch.setattr(metadata, "requires", lambda name: needed)
-    monkeypatch.setattr(metadata, "version", version)
-    assert main(["doctor", str(tmp_path), "--no-write"]) == 0
-    capsys.readouterr()
-    present["pyspark"] = "4.3.0"
-    assert main(["doctor", str(tmp_path), "--no-write"]) == 1
-    assert "pandas 3.1.1 is not <3,>=2.2" in capsys.readouterr().out

@@ -45,18 +45,11 @@ NEEDS = "REPLICATION SLAVE and REPLICATION CLIENT on *.*, and SELECT on its tabl
 
 
 class MysqlConfig(msgspec.Struct, kw_only=True):
-    """The options of a database.
+    """The options of a database; `docs/use/ingest-databases.md` explains them.
 
     Attributes:
-        source: its URL: mysql://user@host:3306/database, with unix_socket, ssl_mode (disabled, required, verify) and
-            ssl_ca behind a "?". A password is better in a file, or in MYSQL_PWD.
-        tables: only these of its tables.
-        exclude: columns that are left out, as table.column.
-        prefix: what the names of collections begin with.
-        password_file: whose first line is the password.
         batch_rows: how many changes become one commit, at least, if so many are there.
         copy_rows: how many rows of a table's first contents become one commit.
-        heartbeat_s: how often a commit advances the times of an idle database.
     """
 
     source: str
@@ -71,11 +64,7 @@ class MysqlConfig(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that the server has now.
-
-    Attributes:
-        default: what older rows get, if it is added, as SQL; None for NULL, and "" if that is not known.
-    """
+    """A column that the server has now. `default` is SQL for older rows: None for NULL, "" if not known."""
 
     name: str
     kind: str
@@ -85,13 +74,7 @@ class Column:
 
 
 class Server:
-    """A database by its URL.
-
-    Attributes:
-        name: what it is called in messages and logs: nothing secret is in it.
-        schema: the database whose tables are taken in.
-        is_mariadb: whether it is MariaDB; known once `check` was called.
-    """
+    """A database by its URL; `name` has no secrets, and `check` finds whether it is MariaDB."""
 
     def __init__(self, config: MysqlConfig) -> None:
         self.library = require_package("pymysql>=1.1")

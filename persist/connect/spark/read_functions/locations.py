@@ -181,8 +181,7 @@ class SparkLocation(Closes):
     ) -> PlannedChanges:
         """Return what `changes` would read, and how: print it; arguments and errors as of `plan`.
 
-        Args:
-            form: "updates", or "transitions" for what became of keys, paired in tasks; as in `Collection.changes`.
+        `form`: "updates", or "transitions" for what became of keys, paired in tasks; as in `Collection.changes`.
         """
         rows, then = self._load(collection)
         if then is not None:

@@ -27,11 +27,7 @@ class _Keys:
 
 
 class Scram:
-    """Checks proofs of the tokens of a server.
-
-    Args:
-        tokens: by token, whether it allows writing.
-    """
+    """Checks proofs of the tokens of a server. `tokens`: by token, whether it allows writing."""
 
     def __init__(self, tokens: Mapping[str, bool]) -> None:
         self._salt = os.urandom(16)

@@ -34,8 +34,7 @@ BLOCK_S = 300.0
 class PostgresServer(Closes):
     """Serves a location to Postgres clients until it is closed.
 
-    Attributes:
-        url: where it is, as `postgresql://host:port/latest`.
+    `url`: where it is, as `postgresql://host:port/latest`.
     """
 
     def __init__(

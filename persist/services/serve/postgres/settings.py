@@ -60,8 +60,7 @@ _UNITS_S = {"us": 1e-6, "": 1e-3, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0
 class Settings:
     """The user, the database, the number and the settings of a session. `values` are the present ones, by name.
 
-    Args:
-        check_time: raises Failure if a text is not a time.
+    `check_time`: raises Failure if a text is not a time.
     """
 
     def __init__(self, user: str, database: str, pid: int, check_time: Callable[[str], None]) -> None:
@@ -83,8 +82,7 @@ class Settings:
     def set(self, name: str, value: str | None) -> tuple[str, str] | None:
         """Change a setting; return it if it is sent to the client.
 
-        Args:
-            value: None for the value that it had at the start.
+        `value`: None for the value that it had at the start.
         """
         name = _canonical_name(name)
         if value is None or value.upper() == "DEFAULT":

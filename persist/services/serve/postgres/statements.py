@@ -171,11 +171,7 @@ def _without_text(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Copy:
-    """A `COPY … TO STDOUT`: its query, and the form of its rows.
-
-    Attributes:
-        form: `text`, `csv` or `binary`.
-    """
+    """A `COPY … TO STDOUT`: its query, and the form of its rows. `form`: `text`, `csv` or `binary`."""
 
     query: str
     form: str = "text"
