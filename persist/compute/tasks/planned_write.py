@@ -270,7 +270,7 @@ class PlannedWrite:
             seal = None if options.seal is None else handle.frontier("seal", options.seal)
             contents = handle.contents()
             is_done = handle.remembers(contents, options.token)
-            refused = find_refusal(handle, contents) if replaces and not is_done else None
+            refused = find_refusal(contents) if replaces and not is_done else None
             target = Target.of(handle, options.location, options.storage)
         if at_commit and contents.upper == END and not is_done:
             raise UpdateNotBeyondUpper(0, Antichain())
@@ -342,7 +342,7 @@ class PlannedWrite:
             handle = self.target.at(engine)
             contents = handle.contents()
             is_done = handle.remembers(contents, self.token)
-            refused = None if is_done else find_refusal(handle, contents)
+            refused = None if is_done else find_refusal(contents)
         if contents.upper == END and not is_done:
             raise UpdateNotBeyondUpper(0, Antichain())
         unchanged = expect_unchanged(contents)
