@@ -44,7 +44,7 @@ from persist.engine.read.following.listen import Listen, Piece
 from persist.engine.read.keyed.key_history import join_records
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.merging import Form, snapshot_tables
-from persist.engine.read.parts.reader import ClaimedRead
+from persist.engine.read.parts.reader import ClaimedRead, PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import UnreadParts, plan_changes_scan, snapshot_scan
 from persist.engine.read.results.snapshot import Snapshot, build_filter
@@ -251,12 +251,12 @@ def open_listen(
         schema = attach_versions(handle.schema, contents)
         return Scan(schema, parts, lower, upper, tuple(columns or schema.columns), filter).with_newest_types().prune()
 
-    def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> Sequence[Piece]:
+    def plan(reader: PartReader, contents: CollectionState, lower: int, upper: int) -> Sequence[Piece]:
         """Cut an interval into pieces that fit into memory."""
         scan = planned(contents, lower, upper)
         is_whole = whole_times or not {*scan.schema.key_names} <= {*scan.columns}
         pieces: list[Piece] = []
-        for slices in slice_by_time(scan, reading().changes_slice_bytes):
+        for slices in slice_by_time(scan, reader.changes_slice_bytes):
             start, end = slices[0].time_lower, slices[0].time_upper
             if is_whole or len(slices) == 1:
                 is_one = len(slices) == 1

@@ -163,7 +163,7 @@ class JoinOperator(Operator):
             keys = words.take(step.keys, axis=0)
             if not self._null_equals and keys.size and keys.min() == NULL:
                 # A NULL equals nothing, so these rows have no partner.
-                keep = np.flatnonzero((keys != NULL).all(axis=0))
+                keep = ((keys != NULL).all(axis=0)).nonzero()[0]
                 words, times, diffs = words.take(keep, axis=1, mode="clip"), times.take(keep, axis=1), diffs.take(keep)
                 keys = keys.take(keep, axis=1, mode="clip")
             hashes = key_hashes(keys)

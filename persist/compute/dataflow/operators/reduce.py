@@ -274,7 +274,7 @@ class TotalReduce(ReduceOperator):
         owners = bases.searchsorted(result_versions, side="right") - 1
         ranks = result_versions - bases.take(owners) - 1
         # A version begins at its moment, and ends at the next one.
-        begins, ends = np.flatnonzero(ranks >= 0), np.flatnonzero(ranks + 1 < sizes.take(owners))
+        begins, ends = (ranks >= 0).nonzero()[0], (ranks + 1 < sizes.take(owners)).nonzero()[0]
         picks = np.concatenate((begins, ends))
         at = firsts.take(owners.take(picks)) + ranks.take(picks)
         at[len(begins) :] += 1
@@ -449,7 +449,7 @@ def _sum_items_to_times(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items:
     numbers, values, times, diffs = rows
     at = place.take(numbers)
     # A record counts if its key has an item, and at each time from its own on.
-    keep = np.flatnonzero((at >= 0) & (times <= items[1:-1].take(at, axis=1, mode="wrap")).all(axis=0))
+    keep = ((at >= 0) & (times <= items[1:-1].take(at, axis=1, mode="wrap")).all(axis=0)).nonzero()[0]
     records = np.empty((len(values) + 2, len(keep)), np.int64)
     records[0], records[1:-1], records[-1] = at.take(keep), values.take(keep, axis=1), diffs.take(keep)
     return _consolidate(records)

@@ -88,7 +88,10 @@ def slice_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
 
     An interval of several times is one slice. Updates of one time are in the order of keys, so they can be cut.
     """
-    for scan in [whole] if whole.memory <= bytes_max else whole.time_slices(bytes_max):
+    if whole.memory <= bytes_max:
+        yield [whole]
+        return
+    for scan in whole.time_slices(bytes_max):
         is_one_time = scan.time_upper - scan.time_lower == 1
         yield scan.cut_into_slices(bytes_max) if is_one_time else [scan]
 
