@@ -37,6 +37,7 @@ from persist.engine.read.following.changes import (
     Upserts,
     check_changes_form,
     read_all_changes,
+    read_no_changes,
     slice_by_time,
     with_moments,
 )
@@ -254,6 +255,8 @@ def open_listen(
     def plan(reader: PartReader, contents: CollectionState, lower: int, upper: int) -> Sequence[Piece]:
         """Cut an interval into pieces that fit into memory."""
         scan = planned(contents, lower, upper)
+        if not scan.parts:
+            return [Piece(lambda _: with_moments(read_no_changes(scan), moments), upper, 0)]
         is_whole = whole_times or not {*scan.schema.key_names} <= {*scan.columns}
         pieces: list[Piece] = []
         for slices in slice_by_time(scan, reader.changes_slice_bytes):

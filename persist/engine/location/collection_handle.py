@@ -112,7 +112,8 @@ class CollectionHandle(CollectionTimes):
         """
         if self.create is not None and self.engine.follower.entry(self.id) is None:
             return CollectionState(self.id, self.loaded_as, self.create.schema)
-        return self.engine.follower.require(self.id, self.loaded_as)
+        contents = self.engine.follower.load(self.id)
+        return self.engine.follower.require(self.id, self.loaded_as) if contents is None else contents
 
     def remembers(self, contents: CollectionState, token: str | None) -> bool:
         """Return whether contents remember a write with a token; cost and errors as of `TokenMemory.find`."""

@@ -177,7 +177,7 @@ class Past:
                 everything = self._encode_tables(self._open_snapshot().iterate_unsummed())
                 if everything.shape[1] >= USUAL.catch_up_updates:
                     give_back()  # Reading them has freed memory.
-                if not (self.is_small or self.keeps_everything):
+                if not (self.keeps_everything or self.is_small):
                     return everything
                 self._everything = everything
         return self._everything if keys is None else self._everything[:, keys.selects(self._everything)]

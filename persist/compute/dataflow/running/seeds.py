@@ -106,7 +106,7 @@ class Seeds:
         width = accumulation.operator.keys
         places = {column: at for at, column in enumerate(accumulation.operator.origins) if column is not None}
         has_all_groups = all(isinstance(stage, Map) for stage in node.operator.after)
-        if not has_all_groups or not all(at in places for at in range(width)):
+        if not has_all_groups or not places.keys() >= {*range(width)}:
             return None
         shown_places = {number: places[width + number] for number in range(len(aggregates)) if width + number in places}
         steps = {

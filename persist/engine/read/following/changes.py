@@ -52,9 +52,9 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
         CorruptBlob: a part is missing or damaged.
         DiffOverflow: the diffs of equal updates sum to more than int64 holds.
     """
-    names = [*scan.columns, "_time", "_diff"]
     if not scan.parts:
-        return scan.cast_to_result(scan.empty(names))
+        return read_no_changes(scan)
+    names = [*scan.columns, "_time", "_diff"]
     keys = [name for name in scan.schema.key_names if name in scan.columns]
     apart = _order_disjoint_parts(scan)
     updates = pa.concat_tables([scan.empty(names), *scan.updates(reader, names, apart)])
@@ -67,6 +67,11 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
     if retractions_first:
         order = _order_retractions_first(updates, keys, order)
     return scan.cast_to_result(updates if order is None else updates.take(int64_array(order)))
+
+
+def read_no_changes(scan: Scan) -> pa.Table:
+    """Return the result of `read_changes` for a scan without parts."""
+    return scan.cast_to_result(scan.empty([*scan.columns, "_time", "_diff"]))
 
 
 def read_all_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
