@@ -319,7 +319,8 @@ def test_indexes_are_left_out_where_a_column_can_have_none(client: persist.Clien
     t = client.create_or_load("lists", key={"id": int}, value={"tags": pa.list_(pa.string()), "body": persist.JSON})
     t.write([(1, (["a"], "{}")), (2, (["a"], "[]"))], time=0, seal=1).result()
     for column, type_ in (("tags", "VARCHAR[]"), ("body", "JSON")):
-        view = client.create_view(f"by-{column}", f"SELECT {column}, min(id) AS m FROM lists GROUP BY 1", indexes="auto")
+        grouped = f"SELECT {column}, min(id) AS m FROM lists GROUP BY 1"
+        view = client.create_view(f"by-{column}", grouped, indexes="auto")
         view.refresh()
         assert view.snapshot().count() == (1 if column == "tags" else 2)
         joined = f"SELECT x.id FROM lists x JOIN lists y ON x.{column} = y.{column}::{type_} WHERE y.id = 1"
