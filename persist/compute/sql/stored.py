@@ -187,6 +187,7 @@ def _spell_constant(value: pa.Scalar) -> str | None:
 def _decode(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
+    payload: Any
     kind, payload = (None, value) if isinstance(value, list) else next(iter(value.items()))
     if kind is None or kind in _CLASSES:
         decoded = []
