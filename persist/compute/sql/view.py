@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, get_args
 from persist.compute.dataflow.running.refreshed import Policy, Refreshed, explain, refresh
 from persist.compute.dataflow.running.reports import OperatorReport
 from persist.compute.dataflow.running.running import Options, Running, list_requested_indexes
-from persist.compute.index import create_index, refresh_indexes
+from persist.compute.index import create_index, is_indexable, refresh_indexes
 from persist.compute.sql.definition import Definition, InputBehind, Start, explain_lag
 from persist.compute.sql.draft import Catalog, Draft, draft_view, has_groups
 from persist.compute.sql.graph import ViewProgram, estimate_sizes, load_definition, load_views
@@ -205,7 +205,9 @@ class LiveView:
             return load_handle(self.engine, name).schema.key_names
 
         for name, columns in list_requested_indexes(self.program(), choose_index_key):
-            create_index(load_handle(self.engine, name), columns)
+            handle = load_handle(self.engine, name)
+            if all(is_indexable(handle.schema, column) for column in columns):
+                create_index(handle, columns)
 
     def program(self) -> ViewProgram:
         """Return the program that a refresh runs: of the view and of the views that it reads."""

@@ -23,7 +23,7 @@ from persist.compute.dataflow.state.costs import USUAL
 from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
-from persist.compute.index import PAYS, Path, plan_paths
+from persist.compute.index import PAYS, Path, is_indexable, plan_paths
 from persist.core.errors import AsOfCompacted, CollectionNotFound, LeaseExpired, SourceLost, WouldRecompute
 from persist.engine.collection.reads import snapshot
 from persist.engine.compact import give_back
@@ -196,7 +196,8 @@ class Past:
         names = tuple(self._columns.names[column] for column in keys.columns)
         table = self._to_key_table(names, keys)
         reader, path = self._handle.engine.reader(), None if table is None else self._choose_index(names)
-        least = None if table is None or path is not None else self._estimate_indexed_bytes(len(table))
+        can_help = path is None and all(is_indexable(self._scan.result_schema, name) for name in names)
+        least = self._estimate_indexed_bytes(len(table)) if table is not None and can_help else None
         if table is None:
             table = pa.table({})  # This reads all records.
         scan = replace(narrow_scan(self._scan, _make_pruning_filter(table)) or self._scan, filter=None)
