@@ -50,7 +50,8 @@ def held(users: persist.Collection) -> dict[int, Any]:
 
 @pytest.mark.parametrize("at", range(len(WATERMARKS)), ids=[str(kind) for kind, _ in WATERMARKS])
 def test_the_greater_watermark_stands_whatever_its_type(client: persist.Client, at: int) -> None:
-    (kind, marks), resolve = WATERMARKS[at], POLICIES[at % len(POLICIES)]
+    kind, marks = WATERMARKS[at]
+    resolve: Any = POLICIES[at % len(POLICIES)]
     value, form = {"at": kind, "v": pa.int64()}, persist.Keyed(order_by=["at"], resolve=resolve)
     users = client.create_or_load("users", key=KEY, value=value, keyed=form)
     ranks = [None, *marks]
