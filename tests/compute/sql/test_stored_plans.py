@@ -39,7 +39,7 @@ def stored_of(sql: str) -> dict[str, Any] | None:
     return encode_plan(plan, list_functions(relation), known)
 
 
-@pytest.mark.thorough(except_every=10)
+@pytest.mark.thorough(except_every=20)
 @pytest.mark.parametrize("block", range(20))
 def test_a_plan_is_read_back_as_it_was_stored(block: int) -> None:
     for sql in QUERIES[block::20]:
