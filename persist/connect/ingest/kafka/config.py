@@ -52,6 +52,7 @@ class KafkaConfig(Messages, kw_only=True):
     into: list[Route] = []
     name: str | None = None
     registry: str | None = None
+    drift: Literal["ignore", "add"] = "ignore"
     lost: Literal["refuse", "skip"] = "refuse"
     late_s: float | None = None
     batch_rows: int = 20_000
