@@ -3,7 +3,7 @@
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from os import PathLike
 from types import MappingProxyType
@@ -100,7 +100,9 @@ class LiveView:
         """
         check_policy(policy)
         self.engine.writer("refresh")
-        with self._lock, limit_work(timeout_s, memory_limit), record_failures([self.handle]):
+        is_limited = timeout_s is not None or memory_limit is not None
+        limits = limit_work(timeout_s, memory_limit) if is_limited else nullcontext()
+        with self._lock, limits, record_failures([self.handle]):
             refreshed = self._refresh_from_cache(policy, first)
             if refreshed is None:
                 refreshed = self.together.refresh_with_retry(policy, first)
