@@ -112,7 +112,8 @@ class CollectionHandle(CollectionTimes):
         """
         if self.create is not None and self.engine.follower.entry(self.id) is None:
             return CollectionState(self.id, self.loaded_as, self.create.schema)
-        return self.engine.follower.require(self.id, self.loaded_as)
+        contents = self.engine.follower.load(self.id)
+        return self.engine.follower.require(self.id, self.loaded_as) if contents is None else contents
 
     def remembers(self, contents: CollectionState, token: str | None) -> bool:
         """Return whether contents remember a write with a token; cost and errors as of `TokenMemory.find`."""
@@ -296,7 +297,12 @@ class CollectionHandle(CollectionTimes):
         """
         self.engine.check_open("reading")
         exact_as_of = as_of if type(as_of) is int and as_of >= 0 else None
-        if exact_as_of is None and (self.is_kept or not (as_of is None or as_of == LATEST)):
+        if self.is_kept:
+            if exact_as_of is None or self.get_known_state().upper <= exact_as_of:
+                return None
+            contents, reading = self.claim(exact_as_of, end=exact_as_of + 1)
+            return contents, exact_as_of, reading
+        if exact_as_of is None and not (as_of is None or as_of == LATEST):
             return None
         self.engine.settle()
 
@@ -309,9 +315,6 @@ class CollectionHandle(CollectionTimes):
             return get_last_sealed(contents) if exact_as_of is None else exact_as_of
 
         time = sealed_time()
-        if time is not None and self.is_kept:
-            contents, reading = self.claim(time, end=time + 1)
-            return contents, time, reading
         claim = None if time is None else self.engine.claim_unseen(WantedClaim(self.id, self.name, time))
         if claim is None:
             return None

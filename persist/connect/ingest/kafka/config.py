@@ -63,6 +63,7 @@ class KafkaConfig(Messages, kw_only=True):
         name: prefix of the collections of offsets, moments and rejected messages; by default the name of the single
             collection, or kafka.
         registry: the URL of a schema registry: messages may be Avro.
+        drift: what becomes of members without a column: "ignore" leaves them out with a warning, "add" adds columns.
         lost: what happens where the topic has lost messages that were not read: "refuse", or "skip" them.
         late_s: a message whose timestamp is so many seconds behind the newest one is rejected; None takes all.
         batch_rows, batch_bytes: about how many messages become one commit at most.
@@ -77,6 +78,7 @@ class KafkaConfig(Messages, kw_only=True):
     into: list[Route] = []
     name: str | None = None
     registry: str | None = None
+    drift: Literal["ignore", "add"] = "ignore"
     lost: Literal["refuse", "skip"] = "refuse"
     late_s: float | None = None
     batch_rows: int = 20_000

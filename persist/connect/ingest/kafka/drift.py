@@ -36,7 +36,8 @@ def find_drift(route: Route, texts: pa.ChunkedArray, schema: pa.Schema) -> tuple
                 if field.name in members:
                     more |= {*_find_unknown_fields(members[field.name], field.type, f"{quote_name(field.name)}.")}
     names = set[str]().union(*shapes)
-    return more | (names - {*row_type.names}), {name for name in schema.names if any(name not in s for s in shapes)}
+    more |= {quote_name(name) for name in names - {*row_type.names}}
+    return more, {name for name in schema.names if any(name not in s for s in shapes)}
 
 
 def _parse_rows(route: Route, text: bytes | None) -> Iterator[Members]:
