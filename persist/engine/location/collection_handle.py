@@ -43,7 +43,6 @@ from persist.core.timeline import (
     is_moment,
     read_timeline,
 )
-from persist.engine.follow.log_queries import find_last_move_ms
 from persist.engine.hold import Claim, WantedClaim, make_empty_claim
 from persist.engine.location.collection_times import LATEST, CollectionTimes
 from persist.engine.location.engine import Engine
@@ -203,10 +202,9 @@ class CollectionHandle(CollectionTimes):
         if (as_of or 0) >= contents.upper:
             hidden = summarize_unsealed(contents)
             advice = hidden.advice if hidden else ""
-            moved_ms = find_last_move_ms(self.engine.follower.recent()[1], self.id)
             view = "" if contents.view is None else self.name
             upper = to_antichain(contents.upper)
-            error = AsOfNotSealed(as_of, upper, timeout_s or 0.0, advice, until, moved_ms, view)
+            error = AsOfNotSealed(as_of, upper, timeout_s or 0.0, advice, until, view)
             raise with_timeline(error, contents.timeline)
         time = get_last_sealed(contents) if as_of is None else as_of
         check_readable(contents, time)

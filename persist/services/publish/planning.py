@@ -361,9 +361,6 @@ def check_columns(schema: CollectionSchema, table: str, type_of: Callable[[pa.Da
     Args:
         type_of: returns the type of a column in that format, None if it has none.
         has: returns whether the format has a type.
-
-    Raises:
-        InvalidUsage: it has not; the message names the first such column, and a remedy.
     """
     folded: dict[str, str] = {}
     for name in schema.names:
