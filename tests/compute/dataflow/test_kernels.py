@@ -320,7 +320,8 @@ def test_a_value_of_negative_multiplicity_is_neither_least_nor_greatest(kind: pa
             running["x"].insert([(((g, v), None), time, diff) for g, v, diff in values])
             running["x"].advance_to(time + 1)
             running.step()
-            return [(*map(int, record), diff) for record, _, diff in ends.rows()[-2:] if None not in record]
+            rows: list[Any] = ends.rows()[-2:]
+            return [(*map(int, record), diff) for record, _, diff in rows if None not in record]
 
         assert insert(0, (0, 3, 1), (0, 3, 1), (0, 5, 1), (0, None, 4)) == [(0, 3, 5, 1)]
         assert sorted(insert(1, (0, 1, -1), (0, 9, 1), (0, 8, -1))) == [(0, 3, 5, -1), (0, 3, 9, 1)]
