@@ -182,7 +182,7 @@ def _escape_texts(values: pa.Array, separator: str) -> pa.Array:
 
 
 def _quote_elements(values: pa.Array, separator: str, null: str) -> pa.Array:
-    quotes = pc.equal(values, null)
+    quotes = pc.is_in(values, pa.array([null, "\\."], values.type))  # The second alone on a line ends the data.
     for character in (separator, '"', "\n", "\r"):
         quotes = pc.or_(quotes, pc.match_substring(values, character))
     quote, nothing = pa.scalar('"', pa.large_string()), pa.scalar("", pa.large_string())

@@ -68,6 +68,8 @@ def test_psycopg_copies_in_all_formats(servers: Servers) -> None:
             assert list(copy.rows()) == [(row[0], row[1], row[2], row[4], row[5]) for row in ROWS]
         with cursor.copy("COPY (SELECT k, codes FROM shop.items ORDER BY k) TO STDOUT (FORMAT csv, HEADER)") as copy:
             assert b"".join(copy) == b'k,codes\n1,"[1, 2]"\n2,\n'
+        with cursor.copy("COPY (SELECT '\\.' AS x) TO STDOUT (FORMAT csv)") as copy:
+            assert b"".join(copy) == b'"\\."\n'
         with cursor.copy("COPY shop.items (k, price) TO STDOUT") as copy:
             assert sorted(b"".join(copy).splitlines()) == [b"1\t12.30", b"2\t\\N"]
         with cursor.copy("COPY (SELECT 1 WHERE false) TO STDOUT (FORMAT BINARY)") as copy:
