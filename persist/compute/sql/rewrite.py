@@ -87,13 +87,8 @@ Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # The path to a `Ref` in a
 
 def rewrite_plan(plan: Node, statistics: Known = NOTHING) -> Node:
     """Return an equivalent, cheaper plan; `known` has statistics of collections."""
-    return rewrite_stepwise(plan, statistics)[-1]
-
-
-def rewrite_stepwise(plan: Node, statistics: Known = NOTHING) -> tuple[Node, Node]:
-    """Return the plan with conditions pushed down, and then with joins ordered."""
     pushed = _push_down(drop_domain_joins(plan), [])
-    return pushed, order_joins(limit_windows(pushed), statistics)
+    return order_joins(limit_windows(pushed), statistics)
 
 
 def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> Node:

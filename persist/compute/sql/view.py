@@ -15,8 +15,7 @@ from persist.compute.dataflow.running.running import Options, Running, list_requ
 from persist.compute.index import create_index, is_indexable, refresh_indexes
 from persist.compute.sql.definition import Definition, InputBehind, Start, explain_lag
 from persist.compute.sql.draft import Catalog, Draft, draft_view, has_groups
-from persist.compute.sql.graph import ViewProgram, estimate_sizes, load_definition, load_views
-from persist.compute.sql.reasons import explain_rewrites
+from persist.compute.sql.graph import ViewProgram, load_definition, load_views
 from persist.compute.sql.redefine import load_dependents, plan_redefinition, steps_to_describe
 from persist.core.closing import Closes
 from persist.core.errors import (
@@ -291,19 +290,13 @@ class LiveView:
             together.refresh()
 
     def explain(self, *, optimise: bool = True) -> str:
-        """Return the plan as it is run, and what was rewritten in it and why; see `View.explain`."""
+        """Return the plan as it is run, or as it was written; see `View.explain`."""
         plan_text = self.program().explain(optimise=optimise)
-        why = (
-            explain_rewrites(self.definition.plan, estimate_sizes(self.engine, self.definition.reads))
-            if optimise
-            else []
-        )
         with self._lock:
             state = [] if self.running is None else self.running.state()
         return "\n".join(
             [
                 plan_text,
-                *(f"rewritten: {reason}" for reason in why),
                 *_describe_definitions(self.definition),
                 *(f"state of {title}: {rows:,} updates, {size:,} bytes" for title, rows, size in state),
             ]
