@@ -94,8 +94,7 @@ def rewrite_plan(plan: Node, statistics: Known = NOTHING) -> Node:
 def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> Node:
     """Apply conditions to a relation, as far down as possible.
 
-    Args:
-        known: conditions that are done above, so rows for which they are not true need not be there.
+    `known`: conditions that are done above, so rows for which they are not true need not be there.
     """
     if isinstance(node, Join) and node.how in ("left", "single"):
         width = count_columns(node.left)
@@ -221,8 +220,7 @@ def _filter_by_mark(join: Join, conditions: list[Term], width: int) -> Node:
 def drop_domain_joins(node: Node, domains: Mapping[int, int] | None = None) -> Node:
     """Return an equivalent plan without joins of a domain with a relation derived from it.
 
-    Args:
-        domains: how many columns each relation has, by its number, that holds no row twice.
+    `domains`: how many columns each relation has, by its number, that holds no row twice.
     """
     known_domains = domains or {}
     if isinstance(node, Let):

@@ -168,8 +168,7 @@ class LiveView:
     def follow_recreated(self) -> bool:
         """Switch to the view that replaced this one; return whether there is one.
 
-        Raises:
-            CollectionNotFound: it was dropped, and its name now belongs to no view with its query.
+        Raises CollectionNotFound: it was dropped, and its name now belongs to no view with its query.
         """
         with self._lock:
             state, name = self.engine.follower.refresh(), self.handle.name
@@ -256,8 +255,7 @@ class LiveView:
     def _submit_anew(self, sql: str, start: Start) -> Draft:
         """Commit the view anew, in place of the old one; return what it is.
 
-        Raises:
-            Superseded: another client has made an index of the old view meanwhile, or dropped one.
+        Raises Superseded: another client has made an index of the old view meanwhile, or dropped one.
         """
         view = self.handle
         readers = [reader.name for reader in load_dependents(self.engine, view)]
@@ -429,8 +427,7 @@ class ViewsTogether(Closes):
     def refresh_once(self, policy: Policy, first: "First | None" = None) -> Refreshed:
         """Refresh, and keep the state for the next refresh if it fits the memory budget.
 
-        Args:
-            first: tries to do it in another way; it returns None to leave it to this process.
+        `first`: tries to do it in another way; it returns None to leave it to this process.
         """
         program = None if first is None else self._update_program()
         refreshed = None if first is None or program is None else first(program)
@@ -507,8 +504,7 @@ class ViewsTogether(Closes):
     def _has_changed_definition(self) -> bool:
         """Return whether a view of the program has another definition by now, as far as this client knows.
 
-        Raises:
-            CollectionNotFound: one was dropped.
+        Raises CollectionNotFound: one was dropped.
         """
         if self._follow_recreated():
             return True
@@ -542,11 +538,7 @@ def collect_options(memory_budget: int | None, spill_folder: str | PathLike[str]
 
 
 def load_live_view(view: OnView) -> LiveView:
-    """Return the live view of a user's view.
-
-    Raises:
-        InvalidUsage: it is not a view.
-    """
+    """Return the live view of a user's view."""
     live = getattr(view, "live", None)
     if not isinstance(live, LiveView):
         raise InvalidUsage(f"{view!r:.200} is not a view: give what client.view(name) returns")
