@@ -62,13 +62,7 @@ LIST_PRICES = Prices()
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one kind of requests or of objects.
-
-    Attributes:
-        requests, request_bytes: that were counted, and the bytes that went over the network with them.
-        objects, bytes: that are there.
-        dollars: of a month, if it goes on like this.
-    """
+    """The cost of one kind of requests or of objects, in dollars of a month, if it goes on like this."""
 
     kind: str
     requests: int
@@ -86,11 +80,7 @@ class Cost:
 class Costs:
     """The cost of all requests and objects.
 
-    Attributes:
-        since_s: from when on requests count, a full hour in seconds since 1970.
-        kinds: one for each kind of requests, one for each kind of objects, and the sum.
-        sent: how many requests this client has sent since it was opened.
-        made: how many objects were made since then and are there: so there were at least as many PUTs.
+    `since_s`: from when on requests count; `sent`: of this client; `made`: objects since then that are there.
     """
 
     since_s: int
