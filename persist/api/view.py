@@ -88,7 +88,6 @@ class View(Collection):
             NotConverging: a recursion of the query does not end, at the latest time.
             CollectionNotFound: the view was dropped.
             SourceLost, OutputConflict: an input cannot be read any more, or another writer wrote the view.
-            ReadOnly: this client only reads.
         """
         with self.handle.engine.follower.looks.once():
             with self._adopt_new_definition():
@@ -135,7 +134,6 @@ class View(Collection):
                 input cannot be read at that time.
             SchemaMismatch: a column would get a type that is not wider.
             ViewRedefined: another client changed the definition meanwhile.
-            ReadOnly: this client only reads.
         """
         with self._adopt_new_definition():
             self.live.redefine(sql, start)
@@ -143,8 +141,7 @@ class View(Collection):
     def explain(self, *, optimise: bool = True) -> str:
         """Return the optimised plan, or the plan as written.
 
-        It shows the rewrites of this query with their reasons. After a refresh of this handle, it also shows the
-        updates that each operator keeps, and their bytes.
+        After a refresh of this handle, it also shows the updates that each operator keeps, and their bytes.
         """
         return self.live.explain(optimise=optimise)
 

@@ -53,11 +53,7 @@ def format_path(parts: Sequence[str]) -> str:
 
 
 def match_collection(parts: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the collection of a table name, or None. Case counts only between equal names.
-
-    Raises:
-        InvalidUsage: it may be several, and is written like none of them.
-    """
+    """Return the collection of a table name, or None. Case counts only between equal names."""
     wanted = ".".join(parts)
     alike = [wanted] if wanted in names else [name for name in names if sql_name(name) == sql_name(wanted)]
     if len(alike) > 1:
@@ -92,11 +88,7 @@ def resolve_table(path: Path, names: Sequence[str]) -> TableAt | None:
 
 
 def distinguish_tables(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
-    """Return the tables of a query, each once for SQL, which does not look at case.
-
-    Raises:
-        InvalidUsage: SQL would take two of them for one.
-    """
+    """Return the tables of a query, each once for SQL, which does not look at case."""
     read: dict[Path, Path] = {}
     for path, table in tables.items():
         other = read.setdefault(whole_path(path), path)
@@ -117,11 +109,7 @@ def whole_path(path: Path) -> Path:
 
 
 def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
-    """Make a dataset a table of a connection: in a schema if it has two parts, and in a catalog if it has three.
-
-    Raises:
-        InvalidUsage: SQL would take two of its columns for one, or DuckDB does not have the type of one.
-    """
+    """Make a dataset a table of a connection: in a schema if it has two parts, and in a catalog if it has three."""
     check_sql_names(".".join(parts), dataset.schema)
     if isinstance(dataset, pa.Table):
         for _ in _adapt_batches(dataset.to_batches(), dataset.schema):
@@ -181,18 +169,15 @@ def _find_sql_type(kind: pa.DataType) -> pa.DataType:
         return pa.float32()
     if pt.is_decimal256(kind) and 0 <= kind.scale <= 38:
         return pa.decimal128(38, kind.scale)
-    if pt.is_nested(kind) and not pt.is_dictionary(kind):
-        return with_children(kind, [_find_sql_type(field.type) for field in children(kind)])
-    return kind
+    if not pt.is_nested(kind) or pt.is_dictionary(kind):
+        return kind
+    inner = [field.type for field in children(kind)]
+    found = [*map(_find_sql_type, inner)]
+    return kind if found == inner else with_children(kind, found)
 
 
 def _adapt_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield batches in the types of a schema.
-
-    Raises:
-        InvalidUsage: a number does not fit, or a duration has nanoseconds or more than 292 years, which DuckDB's
-            INTERVAL changes in silence.
-    """
+    """Yield batches in the types of a schema, if DuckDB, whose INTERVAL has microseconds, keeps their values."""
     for batch in batches:
         columns = []
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -217,11 +202,7 @@ def _check_intervals(column: pa.Array) -> None:
 
 
 def frames_read(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str, pa.Table]:
-    """Return the caller's frames whose variables have the name of a table in the query.
-
-    Raises:
-        InvalidUsage: SQL would take two of them for one.
-    """
+    """Return the caller's frames whose variables have the name of a table in the query."""
     frames: dict[str, tuple[str, Any]] = {}
     for name in {path[0]: None for path in paths if len(path) == 1}:
         frame = variables.get(name)
@@ -255,9 +236,6 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool
 
     Returns:
         whether there are functions.
-
-    Raises:
-        InvalidUsage: DuckDB does not have the types of one.
     """
     add_time_windows(connection, map(sql_name, words_of(sql)), late_by)
     called = [
@@ -314,11 +292,7 @@ class TimedTable:
 def with_times(sql: str, named: Callable[[TimedTable], str]) -> str:
     """Rename the tables of a query that have a time.
 
-    Args:
-        named: the name of such a table, in quotes; it ends with the table's own.
-
-    Raises:
-        InvalidUsage: a time is neither a whole number nor text in quotes.
+    `named`: the name of such a table, in quotes; it ends with the table's own.
     """
 
     def renamed(match: re.Match[str]) -> str:

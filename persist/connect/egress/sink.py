@@ -70,11 +70,7 @@ class Reached:
 
     @classmethod
     def of(cls, written: str | bytes, where: str) -> "Reached":
-        """Parse the result of `to_json`.
-
-        Raises:
-            InvalidUsage: it is something else.
-        """
+        """Parse the result of `to_json`."""
         read, reason = None, ""
         try:
             read = msgspec.json.decode(written, type=_Written)
@@ -91,12 +87,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A collection as a sink sees it.
-
-    Attributes:
-        id: of the collection, which is unique in the location.
-        is_keyed: whether it has a key, so that its changes are inserts, updates and deletes of rows by key.
-    """
+    """A collection as a sink sees it. With a key, its changes are inserts, updates and deletes of rows."""
 
     id: str
     name: str
@@ -107,8 +98,7 @@ class Leaving:
 class Standing:
     """The position of a target in a collection.
 
-    Attributes:
-        promised: where a step leads that the target has begun, and that is to be taken once more.
+    `promised` is where a step leads that the target has begun, and that is to be taken once more.
     """
 
     reached: Reached
@@ -158,30 +148,24 @@ class Sink(Protocol):
     @property
     def name(self) -> str:
         """Its name in messages and logs, without secrets."""
-        ...
 
     @property
     def hold(self) -> str:
         """The name of the hold on each collection, and of the target's positions."""
-        ...
 
     @property
     def collections(self) -> Sequence[str]:
         """The names of the collections that are sent."""
-        ...
 
     @property
     def batch_rows(self) -> int:
         """The most updates in a step that spans several times."""
-        ...
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
         """Open the target, or reopen it; return its positions by collection id.
 
-        Raises:
-            TargetUnavailable: it does not answer.
+        Raises TargetUnavailable: it does not answer.
         """
-        ...
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
         """Apply a whole step durably, or nothing; return the applied pieces.
@@ -193,15 +177,12 @@ class Sink(Protocol):
             TargetUnavailable: it does not answer; `begin` returns whether it took the step.
             InvalidUsage: it refuses the rows.
         """
-        ...
 
     def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
         """Delete the positions of collections. Their rows stay."""
-        ...
 
     def close(self) -> None:
         """Close connections and files."""
-        ...
 
 
 def build_sink_name(kind: str, *where: str) -> str:

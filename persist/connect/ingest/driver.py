@@ -104,8 +104,7 @@ def _warn_of_retired(source: Source, moments: Collection, names: list[str]) -> N
     """Warn of collections that the source filled before, and fills no longer."""
     earlier_names: list[str] = msgspec.json.decode(moments.about.properties.get(FILLED, "[]"))
     if earlier_names != names:
-        retired = {f"{moments.name.removesuffix('.transactions')}.offsets"}  # Positions are properties now.
-        if dropped_names := {*earlier_names} - {*names} - retired:
+        if dropped_names := {*earlier_names} - {*names}:
             logger.warning(
                 "%s: these collections are not filled any more, because their tables are gone or not wanted: %s. They "
                 "stay as they are. If their tables come back, drop them first, and they are copied again",
@@ -227,11 +226,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def load_source(source: "str | os.PathLike[str] | Mapping[str, Any] | Source", options: Mapping[str, Any]) -> "Source":
-    """Return the source that a URL, a file or options describe.
-
-    Raises:
-        InvalidUsage: the file is missing or not TOML, or an option is unknown, missing or of the wrong type.
-    """
+    """Return the source that a URL, a file or options describe."""
     if not isinstance(source, (str, os.PathLike, Mapping)):
         check_no_options("Source", options)
         return source
@@ -273,9 +268,7 @@ def parse_description(
 
     Args:
         end: "source" or "sink", the name of the option that has the URL.
-        given: a URL, a file or its contents.
-        options: that go before it.
-        example: a URL.
+        options: that go before those of a file.
     """
     config: dict[str, Any] = {**description} if isinstance(description, Mapping) else {end: os.fspath(description)}
     where = "the options"

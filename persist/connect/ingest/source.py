@@ -96,11 +96,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Rows for a collection: updates, or events if it is keyed.
-
-    Attributes:
-        time: of all of them; None if they have times.
-    """
+    """Rows for a collection: updates, or events if it is keyed; `time` is None if they have times."""
 
     collection: str
     rows: Any
@@ -190,24 +186,19 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """Its name in messages and logs, without secrets."""
-        ...
 
     @property
     def moments(self) -> str | None:
         """The collection that maps moments to times; None if times are moments."""
-        ...
 
     def targets(self, client: Client) -> Sequence[Target]:
         """Return the collections that the source fills, except that of moments."""
-        ...
 
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield batches until the run stops; with `once`, until all is read.
 
-        It raises `Unavailable` if the source does not answer. The loop then waits, and calls it anew.
+        After `Unavailable`, the loop waits and calls it anew.
         """
-        ...
 
     def close(self) -> None:
         """Close files and connections."""
-        ...

@@ -69,11 +69,7 @@ class CopyProgress(msgspec.Struct, frozen=True):
 class Point:
     """A position in a server's log, at which a run reads tables.
 
-    Attributes:
-        time: of the rows.
-        now_us: its moment, in µs since 1970.
-        reading: what reads the server as of it.
-        properties: of collections, from the very first run.
+    `reading` reads the server as of it; `properties` are of collections, from the very first run.
     """
 
     time: int
@@ -87,15 +83,12 @@ class Server(Protocol):
 
     def point(self, *, is_new: bool) -> AbstractContextManager[Point]:
         """Open a point of the log. Later changes are read from the first one on."""
-        ...
 
     def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
         """Yield rows after a key, in key order, with the last key of each piece."""
-        ...
 
     def key(self, table: str) -> Sequence[str]:
         """Return the key columns of a table; [] without a key."""
-        ...
 
 
 class Copy:

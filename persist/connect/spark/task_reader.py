@@ -34,9 +34,7 @@ What = Literal["all", "changes"]
 class Slice(InputPartition):
     """The input of one task. It travels compressed, because the descriptors of parts hold keys.
 
-    Attributes:
-        events: makes rows by key from the updates; None for rows as they are stored.
-        as_of: the time that a stream shows contents at; None if they have none.
+    `events` makes rows by key from the updates; `as_of` is the time that a stream shows contents at.
     """
 
     scan: Scan | FoundByIndex
@@ -54,11 +52,7 @@ class Slice(InputPartition):
         self.__dict__.update(pickle.loads(zlib.decompress(packed)))  # noqa: S301  # The driver has made it.
 
     def rows(self, form: Form, what: What, schema: StructType) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in a task, as Spark expects them.
-
-        Args:
-            what: "all" for contents, "changes" for updates.
-        """
+        """Yield the rows in a task, as Spark expects them. `what`: "all" for contents, "changes" for updates."""
         with surface_errors(), self.address.open_store() as storage:
             rows = 0
             for table in self._tables(form, what, PartReader(storage.blob)):

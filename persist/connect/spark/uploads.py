@@ -72,11 +72,7 @@ class Rows:
     folds: bool = True
 
     def check(self, schema: StructType) -> None:
-        """Check the columns of a DataFrame before any of its rows is made.
-
-        Raises:
-            SchemaMismatch: they do not fit the collection, or contradict `time`.
-        """
+        """Check the columns of a DataFrame before any of its rows is made."""
         self.updates(to_stored_schema(schema).empty_table())
 
     def updates(self, table: pa.Table) -> pa.Table:
@@ -106,7 +102,6 @@ class UploadTask:
         lower: updates before it are late and left out, unless it is None.
         digest_by: the columns of the digest of the rows; none if no digest is needed.
         marker: a column that is true where a row counts for the digest; it is not written. None: all of them count.
-        only_digest: upload nothing.
         one_per_key: raise DuplicateKeys if rows with the marker repeat a key; rows of one key must be adjacent.
     """
 
@@ -159,13 +154,7 @@ class OnePerKey:
 
 
 class Uploaded(msgspec.Struct, frozen=True, array_like=True):
-    """The result of one or more upload tasks.
-
-    Attributes:
-        parts: that they stored.
-        late: how many updates were left out.
-        digest: of their input rows; None if no digest was needed.
-    """
+    """The result of one or more upload tasks; `late` is how many updates were left out."""
 
     parts: tuple[Part, ...]
     late: int
@@ -190,8 +179,7 @@ def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:
 def partition_by_key(df: DataFrame, schema: CollectionSchema, partitions: int | None = None) -> DataFrame:
     """Return df ranged over tasks by key, and sorted within them by key, value and `_time`.
 
-    Args:
-        partitions: how many tasks; None lets Spark choose by the size of the data, up to spark.sql.shuffle.partitions.
+    `partitions`: how many tasks; None lets Spark choose by the size of the data, up to spark.sql.shuffle.partitions.
     """
     if not _has_distinct_names(schema):
         return df if partitions is None else df.repartition(partitions)
@@ -226,10 +214,7 @@ def ascending(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
 class EventRows:
     """The meaning of the rows of a DataFrame of events.
 
-    Attributes:
-        stamp: the times and diffs of rows without these columns.
-        machine: of the collection, if it is none of those in the box.
-        folds: as of `Rows`.
+    `stamp` has the times and diffs of rows without these columns; `machine` is None for those in the box.
     """
 
     schema: CollectionSchema
@@ -247,11 +232,7 @@ class EventRows:
         return to_events(rows, self.schema, self.form, self.stamp, read_timeline(self.schema), self.machine)
 
     def check(self, schema: StructType) -> None:
-        """Check the columns of a DataFrame before any of its rows is made.
-
-        Raises:
-            SchemaMismatch: they do not fit the collection.
-        """
+        """Check the columns of a DataFrame before any of its rows is made."""
         if self.stamp is not None and TIME in match_names(schema.names, RESERVED, folds=self.folds):
             raise InvalidUsage("the DataFrame has a column _time, and the option time says it, too. Drop one of them.")
         self(to_stored_schema(schema).empty_table())
@@ -269,13 +250,8 @@ def plan_events(
     """Plan a batch of events, and check what can be checked before any task starts.
 
     Args:
-        schema: of the DataFrame of events.
         is_plain: rows have no times yet, and get one when they are committed.
         collects: late events are left out, so a time that all of them have may be one.
-        folds: as of `Rows`.
-
-    Raises:
-        CollectionNotFound, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression.
     """
     name = options.collection
     with writable(name), read_engine(options.location, options.storage) as engine:

@@ -30,15 +30,12 @@ class Below(Protocol[V_co]):
 
     def get(self, key: str) -> V_co | None:
         """Return the value of key, or None."""
-        ...
 
     def iterate_prefix(self, prefix: str) -> Iterator[tuple[str, V_co]]:
         """Yield the keys that start with prefix, ascending, with their values."""
-        ...
 
     def marked(self, mark: str) -> Iterable[str]:
         """Return the keys of all values with a mark, and perhaps others."""
-        ...
 
 
 class FrozenMap(Mapping[str, V]):
@@ -119,7 +116,7 @@ class FrozenMap(Mapping[str, V]):
         last = self._last
         if last[0] is key:
             return last[1]
-        shard = self._shards.get(_shard(key))
+        shard = self._shards.get(crc32(key.encode(errors="surrogatepass")) % SHARDS)  # As `_shard`, without a call.
         if shard is not None and key in shard:
             value = shard[key]
         elif self._below is not None:

@@ -83,6 +83,8 @@ class CollectionTimes(ABC):
             InvalidUsage: it is none of these, or a moment and the collection has neither a timeline nor a map.
             AsOfNotSealed: it is a moment up to which the collection's source was not read yet.
         """
+        if type(value) is int and 0 <= value <= TIME_MAX:
+            return value
         if isinstance(value, Antichain):
             raise InvalidUsage(explain_frontier(what, value, self.format_time))
         if self._is_last(value):
@@ -137,11 +139,7 @@ class CollectionTimes(ABC):
         return as_time(what, value, most=most)
 
     def load_tag_time(self, name: str) -> int:
-        """Return the time that a tag names. Cost: one GET.
-
-        Raises:
-            TagNotFound: there is no such tag.
-        """
+        """Return the time that a tag names. Cost: one GET. Raises TagNotFound: there is no such tag."""
         tags = self.contents().tags
         if name not in tags:
             raise TagNotFound(name, tuple(tags))
@@ -166,9 +164,6 @@ class CollectionTimes(ABC):
         """Refuse an implausible time to write at, or an upper to seal to, if there is a timeline.
 
         A frontier is what a program computed, and passes.
-
-        Raises:
-            InvalidUsage: see `Timeline.check_plausible`.
         """
         if value is None or self.timeline is None or isinstance(value, Antichain):
             return

@@ -72,11 +72,9 @@ class IcebergTable:
     def __init__(
         self, handle: CollectionHandle, options: Mapping[str, str], catalog: Any = None, *, pinned: int | None = None
     ) -> None:
-        """Make the writer of a table.
+        """Make the writer of a table; `catalog` is told of each version, by default the one that options name.
 
-        Args:
-            catalog: is notified of each version; None for the one that options name.
-            pinned: a time that stays readable beside the newest version; None for the newest version.
+        `pinned` is a time that stays readable beside the newest version.
         """
         require_package("pyiceberg[pyarrow]>=0.12")
         self.name = "iceberg" if pinned is None else f"{PIN_PREFIX}{pinned}"
@@ -202,8 +200,7 @@ class IcebergTable:
     def ensure_metadata(self, contents: CollectionState, publication: Publication) -> dict[str, Any]:
         """Return the present version's metadata; store it if missing.
 
-        Raises:
-            Superseded: the table was given up meanwhile.
+        Raises Superseded: the table was given up meanwhile.
         """
         key = f"{table_root(contents.id)}metadata/v{publication.version + 1}.metadata.json"
         data = self._blob.get(key)
@@ -263,8 +260,7 @@ def get_moment_ms(handle: CollectionHandle, time: int) -> int | None:
 class CatalogTable:
     """A published table in a catalog of pyiceberg.
 
-    Args:
-        catalog: the catalog; None to load it by its name, from where pyiceberg is configured.
+    `catalog`: the catalog; None to load it by its name, from where pyiceberg is configured.
     """
 
     def __init__(self, catalog: Any, name: str, identifier: str) -> None:
@@ -381,8 +377,7 @@ class CatalogTransaction:
     def commit(self) -> None:
         """Send all collected updates to the catalog.
 
-        Raises:
-            Unavailable: it did not take all of it, or none where it takes all at once. That can be tried again.
+        Raises Unavailable: it did not take all of it, or none where it takes all at once. That can be tried again.
         """
         pending, self._asked = self._asked, []
         try:

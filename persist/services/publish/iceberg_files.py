@@ -152,8 +152,7 @@ def compute_first_row_id(number: int) -> int:
 def encode_puffin(vectors: Sequence[tuple[str, bytes, int]]) -> tuple[bytes, list[int]]:
     """Return a Puffin file of deletion vectors, and each one's start.
 
-    Args:
-        vectors: the URL of the data file of each, its bytes, and how many rows it has.
+    `vectors`: the URL of the data file of each, its bytes, and how many rows it has.
     """
     magic, starts, blobs = b"PFA1", [], []
     data = bytearray(magic)
@@ -353,12 +352,7 @@ def make_list_writer(version: int, output: "_Output", snapshot: int, sequence: i
 
 
 class DataFiles:
-    """Makes the manifest entries of a table's files, for one schema.
-
-    Args:
-        format_url: returns the URL of a blob.
-        version: of Iceberg's format.
-    """
+    """Makes the manifest entries of a table's files, for one schema and version of the format."""
 
     def __init__(self, columns: CollectionSchema, format_url: Callable[[str], str], version: int) -> None:
         self._columns = columns

@@ -39,16 +39,11 @@ class Plan:
     """The options for writing a file.
 
     Attributes:
-        time: a number, a moment or the name of a column. None: updates have their own times; rows get the
-            commit's.
+        time: a number, a moment or the name of a column. None: updates have their own times; rows get the commit's.
         diff: of all rows; None for 1, or what they have.
         seal: where to seal to with the last piece; None for not at all.
         token: names the load; None: the file's contents do.
-        piece_rows: rows of one commit.
-        skip_bad: write what fits, if not all does.
         late: "raise" or "collect" for events that come too late; None for updates.
-        mode: for plain rows, as in `Client.write`.
-        allow_future: take times that are more than a day ahead of the clock.
     """
 
     time: int | str | None = None
@@ -66,8 +61,7 @@ class Plan:
 class LoadResult:
     """The result of a load: rows and commits of this run and earlier ones.
 
-    Attributes:
-        time: that the commit gave to rows without one; None if they had times, or are events.
+    `time`: that the commit gave to rows without one; None if they had times, or are events.
     """
 
     rows: int
@@ -97,11 +91,7 @@ def open_input(path: str, format: str | None) -> Iterator[RowFile]:
 
 
 def check_rows(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[int, int]:
-    """Return the numbers of rows that fit and that do not.
-
-    Raises:
-        InvalidUsage: some do not, and this is not allowed; the message has the first reasons.
-    """
+    """Return the numbers of rows that fit and that do not."""
     misfits, rows = Misfits(), 0
     with task("check", file.name) as done:
         for piece in read_pieces(file, columns, misfits):
@@ -175,8 +165,7 @@ def _write_piece(
 def has_begun(collection: "persist.Collection", file: RowFile, plan: Plan, token: str | None = None) -> bool:
     """Return whether an earlier run of this load has written rows.
 
-    Args:
-        token: of a commit that may also have done it, as a whole.
+    `token`: of a commit that may also have done it, as a whole.
     """
     first = f"{plan.token or _build_token(collection, file, plan)}/0"
     contents = collection.handle.contents()

@@ -19,6 +19,7 @@ from persist.core.antichain import Antichain, Time
 from persist.core.names import check_free_name, check_hold_name
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
+from persist.engine.location.opening import load_handle
 
 
 def time_columns(times: Ints) -> dict[str, pa.Array]:
@@ -54,8 +55,7 @@ class DefinedAs(NamedTuple):
 class Captured:
     """The complete updates of a stream, in memory, while its program runs.
 
-    Args:
-        early: what waits for its time to be complete is shown, too, and marked by a column `_early`.
+    `early`: what waits for its time to be complete is shown, too, and marked by a column `_early`.
     """
 
     def __init__(self, early: bool = False) -> None:
@@ -141,8 +141,7 @@ def make_hold_name(program: str) -> str:
 class Draft:
     """The plan of a program, and its captures and probes by the number of their node.
 
-    Attributes:
-        name: names the program's holds; unique in a location.
+    `name`: names the program's holds; unique in a location.
     """
 
     def __init__(self, name: str, dimensions: int) -> None:
@@ -181,6 +180,10 @@ class Draft:
         """Return the names of the permanent holds on a source; [] without outputs."""
         has_outputs = any(isinstance(node.operator, Persist) for node in self.plan.nodes.values())
         return [make_hold_name(self.name)] if has_outputs else []
+
+    def load_source(self, engine: Engine, collection: str) -> CollectionHandle:
+        """Return the collection that a source reads."""
+        return load_handle(engine, collection)
 
     def makes_holds(self) -> bool:
         """Return whether missing holds are made; a view makes its own."""

@@ -59,7 +59,7 @@ def explain_why_not_partial(plan: Plan) -> str | None:
             return f"{node.title} lives in the program that runs it"
         if move_times(list_stages(node)):
             return f"{node.title} changes by itself as time goes on"
-    return "it looks at the times of updates" if reads_time(plan) else None
+    return "it looks at the times of updates" if reads_time(plan) else None  # So no operator depends on times.
 
 
 @dataclass
@@ -124,8 +124,7 @@ class Partial:
     def begin(self, *, refuses: bool) -> None:
         """Begin a refresh: forget the readings of the previous one.
 
-        Args:
-            refuses: whether to refuse to read all of a source that is not small.
+        `refuses`: whether to refuse to read all of a source that is not small.
         """
         for past in self.pasts:
             past.readings = []

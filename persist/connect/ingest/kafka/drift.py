@@ -20,12 +20,7 @@ _ENVELOPE = {"schema", "payload"}
 
 
 def find_drift(route: Route, texts: pa.ChunkedArray, schema: pa.Schema) -> tuple[set[str], set[str]]:
-    """Return the paths of members without a column, and the columns that some rows lack.
-
-    Args:
-        texts: values of messages as JSON, some of which may be unreadable.
-        schema: the columns of the collection.
-    """
+    """Return the paths of members without a column, and the columns that some rows lack. Texts may be unreadable."""
     row_type, shapes = pa.struct(list(schema)), set[tuple[str, ...]]()
     nested = [field for field in schema if pat.is_nested(field.type)]
     more = set[str]()

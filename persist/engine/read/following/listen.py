@@ -31,7 +31,7 @@ from persist.core.closing import Closes
 from persist.core.rendering import Completed, ShownByRepr
 from persist.core.state_rules.contents import CollectionState, check_changes_readable
 from persist.engine.follow.follower import Follower
-from persist.engine.read.parts.reader import ClaimedRead
+from persist.engine.read.parts.reader import ClaimedRead, PartReader
 
 if TYPE_CHECKING:
     import asyncio
@@ -142,7 +142,7 @@ class Piece:
     size: int
 
 
-PlanChanges = Callable[[ClaimedRead, CollectionState, int, int], Sequence[Piece]]
+PlanChanges = Callable[[PartReader, CollectionState, int, int], Sequence[Piece]]
 
 
 class Listen(ShownByRepr, Completed, Steps[Progress]):
@@ -178,8 +178,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
     ) -> None:
         """Listen from lower on, after the pieces of first.
 
-        Args:
-            plan: returns the pieces of the updates from a time up to a frontier, at least one, in order.
+        `plan`: returns the pieces of the updates from a time up to a frontier, at least one, in order.
         """
         self._follower = follower
         self.id = id_
@@ -261,8 +260,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
     def advance(self, contents: CollectionState, until: int | None = None) -> Progress:
         """Return all new sealed updates of a state that `has_advanced`; see `poll`.
 
-        Args:
-            until: only times before this one, which is beyond `reached`; None for all.
+        `until`: only times before this one, which is beyond `reached`; None for all.
         """
         pieces = self.plan_advance(contents, until)
         updates = self.read(pieces)
@@ -274,10 +272,10 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         lower = self._lower
         assert lower is not None
         assert not self._left
-        self._reading()  # Report an expired lease before its consequences.
+        reader = self._reading()  # Report an expired lease before its consequences.
         check_changes_readable(contents, lower)
         upper = contents.upper if until is None else min(contents.upper, until)
-        return self._plan(self._reading, contents, lower, upper)
+        return self._plan(reader, contents, lower, upper)
 
     def read(self, pieces: Sequence[Piece]) -> pa.Table:
         """Return the updates of some pieces, one at least. Memory: theirs."""

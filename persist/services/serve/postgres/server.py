@@ -34,8 +34,7 @@ BLOCK_S = 300.0
 class PostgresServer(Closes):
     """Serves a location to Postgres clients until it is closed.
 
-    Attributes:
-        url: where it is, as `postgresql://host:port/latest`.
+    `url`: where it is, as `postgresql://host:port/latest`.
     """
 
     def __init__(
@@ -51,19 +50,7 @@ class PostgresServer(Closes):
         insecure: bool = False,
         slow_s: float = 60.0,
     ) -> None:
-        """Begin to listen. The server closes the backend at its end.
-
-        Args:
-            port: 0 for any that is free.
-            token: what clients send as their password, by SCRAM; None lets everybody in.
-            write_token: lets its holders write; None lets all clients write.
-            may_write: whether statements may change collections.
-            certificate: the chain and the key as PEM: then a connection must use TLS.
-            insecure: allow an address that other machines reach without a token.
-
-        Raises:
-            InvalidUsage: the address or the certificate does not fit.
-        """
+        """Begin to listen. The server closes the backend at its end. Arguments are those of `Client.serve`."""
         check_strangers(join_host_port(host, port), host, is_safe=token is not None or insecure)
         self.backend = backend
         self.may_write = may_write

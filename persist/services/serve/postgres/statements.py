@@ -124,9 +124,7 @@ _INSERTED = re.compile(
 def parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str, Sequence[Column]]) -> list[int]:
     """Return the types of parameters: as declared, or inferred from the compared column, else text.
 
-    Args:
-        declared: their oids, 0 for those without a type, and perhaps not for all.
-        tables: the columns of the tables that the statement may name, by the names of these.
+    `declared` has oids, 0 for those without a type, and perhaps not for all; `tables` has columns by table.
     """
     types = [*declared, *[0] * (count_parameters(sql) - len(declared))]
     names = {name: oid for oid, (sql_name, pg_name, _, _) in values.TYPES.items() for name in (sql_name, pg_name)}
@@ -171,11 +169,7 @@ def _without_text(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Copy:
-    """A `COPY … TO STDOUT`: its query, and the form of its rows.
-
-    Attributes:
-        form: `text`, `csv` or `binary`.
-    """
+    """A `COPY … TO STDOUT`: its query, and the form of its rows. `form`: `text`, `csv` or `binary`."""
 
     query: str
     form: str = "text"
@@ -196,11 +190,7 @@ _OPTION = re.compile(
 
 
 def parse_copy(sql: str) -> Copy:
-    """Parse a COPY.
-
-    Raises:
-        Failure: it is not of the form `COPY … TO STDOUT`, or an option is unknown.
-    """
+    """Parse a COPY."""
     match = _COPY.fullmatch(_strip(sql))
     if match is None:
         raise Failure(
@@ -320,11 +310,7 @@ def parse_declare(sql: str) -> tuple[str, str, bool]:
 
 
 def parse_fetch(sql: str) -> tuple[str, str, int | None]:
-    """Return the verb of a FETCH or MOVE, its cursor, and how many rows it takes, None for all.
-
-    Raises:
-        Failure: it is malformed, or does not read forward.
-    """
+    """Return the verb of a FETCH or MOVE, its cursor, and how many rows it takes, None for all."""
     match = _FETCH.fullmatch(_strip(sql))
     if match is None:
         raise Failure("0A000", "cursors are read forward: FETCH [FORWARD] count FROM name, or FETCH ALL FROM name")
