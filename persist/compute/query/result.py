@@ -83,7 +83,7 @@ class _Notes:
     def watch(self, path: Path, snapshot: Snapshot, where: pc.Expression | None) -> Any:
         """Return a snapshot as a dataset whose reads are noted; where is a filter besides those of DuckDB."""
 
-        def narrowed(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
+        def read(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
             names = snapshot.schema.names if columns is None else columns
             if where is not None:
                 filter = where if filter is None else filter & where
@@ -91,7 +91,7 @@ class _Notes:
                 self.reads.append(f"{format_path(path)}: {snapshot.explain_narrowed(names, filter)}")
             yield from snapshot.read_narrowed(names, filter)
 
-        return make_dataset(snapshot.schema, narrowed, self.failures)
+        return make_dataset(snapshot.schema, read, self.failures)
 
 
 class QueryResult(ArrowResult):

@@ -139,19 +139,19 @@ def make_dataset(schema: pa.Schema, read: Narrowed, failures: list[PersistError]
     """
     from persist.engine.read.results.dataset import ResultDataset
 
-    shown = find_sql_schema(schema)
+    sql_schema = find_sql_schema(schema)
 
-    def narrowed(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
-        is_here = filter is not None and shown != schema
+    def read_adapted(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
+        is_here = filter is not None and sql_schema != schema
         try:
-            for batch in _adapt_batches(read(None, None) if is_here else read(columns, filter), shown):
-                yield from _select(batch, columns or shown.names, filter) if is_here else [batch]
+            for batch in _adapt_batches(read(None, None) if is_here else read(columns, filter), sql_schema):
+                yield from _select(batch, columns or sql_schema.names, filter) if is_here else [batch]
         except PersistError as error:
             if failures is not None:
                 failures.append(error)
             raise
 
-    return ResultDataset(shown, narrowed)
+    return ResultDataset(sql_schema, read_adapted)
 
 
 def _select(batch: pa.RecordBatch, columns: Sequence[str], filter: Any) -> list[pa.RecordBatch]:
@@ -172,8 +172,8 @@ def _find_sql_type(kind: pa.DataType) -> pa.DataType:
     if not pt.is_nested(kind) or pt.is_dictionary(kind):
         return kind
     inner = [field.type for field in children(kind)]
-    found = [*map(_find_sql_type, inner)]
-    return kind if found == inner else with_children(kind, found)
+    sql_types = [*map(_find_sql_type, inner)]
+    return kind if sql_types == inner else with_children(kind, sql_types)
 
 
 def _adapt_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
