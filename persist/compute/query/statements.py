@@ -33,13 +33,14 @@ from persist.compute.query.tables import (
     Path,
     TableAt,
     add_functions,
-    check_durations,
     distinguish_tables,
     explain_refusal,
+    find_sql_schema,
     format_path,
     frames_read,
     iterate_paths,
     list_paths,
+    make_dataset,
     make_schema,
     match_collection,
     quote_name,
@@ -84,11 +85,7 @@ class Changed:
 
 
 class Outcome(ArrowResult):
-    """The effect of a statement, as one row.
-
-    Args:
-        facts: names of columns, with a text, or a number or None.
-    """
+    """The effect of a statement, as one row. `facts`: names of columns, with a text, or a number or None."""
 
     def __init__(self, facts: Mapping[str, str | int | None]) -> None:
         kinds = {name: pa.string() if isinstance(fact, str) else pa.int64() for name, fact in facts.items()}
@@ -187,11 +184,7 @@ def execute(
 def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[str, StatementText, CollectionHandle]:
     """Return a statement with the times of its tables as catalogs, its parts, and the collection that it changes.
 
-    Args:
-        names: of all collections.
-
-    Raises:
-        InvalidUsage: as `execute`.
+    `names`: of all collections.
     """
     engine.writer("sql")
     sql, _ = with_catalogs(sql)
@@ -232,8 +225,7 @@ def _match_table(path: Path, names: list[str]) -> str:
 def list_other_tables(sql: str, target: Path, name: str, names: list[str]) -> dict[Path, TableAt]:
     """Return the other tables that a statement may read. Some of them may be columns of the same name.
 
-    Args:
-        name: of the collection that it changes.
+    `name`: of the collection that it changes.
     """
     tables = {target: TableAt(name)}
     for path in list_paths(sql):
@@ -255,12 +247,9 @@ def add_table(
         make_schema(connection, path)
         connection.execute(f"CREATE VIEW {format_path(path)} AS FROM {format_path(target)}")
         return
-    from persist.engine.read.results.dataset import ResultDataset
-
     with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
         other = snapshot(load_handle(handle.engine, table.name), table.as_of, timeout_s=0.0)
-        read = stack.enter_context(other).read_narrowed
-        register(connection, path, ResultDataset(other.schema, lambda *by: check_durations(read(*by))))
+        register(connection, path, make_dataset(other.schema, stack.enter_context(other).read_narrowed))
 
 
 def check_each_row_once(connection: Any, statement: StatementText, handle: CollectionHandle) -> None:
@@ -291,8 +280,7 @@ def load_rows(
 ) -> pa.Table | None:
     """Fill the table of a collection with the rows that a statement may touch; return them, or None for all rows.
 
-    Args:
-        reads_itself: the statement reads its own table again.
+    `reads_itself`: the statement reads its own table again.
     """
     rows = None if reads_itself else read_touched(connection, sql, statement, handle.schema, read)
     add_rows(connection, statement.table, handle, read(None) if rows is None else rows)
@@ -339,7 +327,7 @@ def make_table(connection: Any, path: Path, handle: CollectionHandle) -> None:
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
     check_sql_names(handle.name, schema)
     make_schema(connection, path)
-    connection.register(_CONTENTS, schema.empty_table())
+    connection.register(_CONTENTS, find_sql_schema(schema).empty_table())
     connection.execute(f"CREATE TABLE {format_path(path)} AS FROM {quote_name(_CONTENTS)}")
     connection.unregister(_CONTENTS)
     back_types = connection.sql(f"FROM {format_path(path)} LIMIT 0").to_arrow_table().schema

@@ -40,6 +40,7 @@ from persist.compute.query.tables import (
     add_functions,
     explain_refusal,
     format_path,
+    make_dataset,
     make_schema,
     quote_name,
     register,
@@ -115,8 +116,7 @@ class _Table:
 class Transaction:
     """Runs statements until it is committed or closed; for one thread at a time.
 
-    Args:
-        as_of: the time that queries read; None for the time at which the transaction began.
+    `as_of`: the time that queries read; None for the time at which the transaction began.
     """
 
     def __init__(self, engine: Engine, limits: QueryLimits, as_of: int | Moment | None = None) -> None:
@@ -285,11 +285,7 @@ class Transaction:
     def _table(
         self, connection: Any, statement: StatementText, handle: CollectionHandle, failed: list[PersistError]
     ) -> _Table:
-        """Return the table of the collection that a statement changes; make it if it is not there.
-
-        Raises:
-            InvalidUsage: the statement names the collection otherwise than those before, or by its time.
-        """
+        """Return the table of the collection that a statement changes; make it if it is not there."""
         path = statement.table
         table = self._tables.get(handle.name)
         if len(path) > 2 or (table is not None and whole_path(path) != whole_path(table.path)):
@@ -323,7 +319,7 @@ class Transaction:
         with suppress(AsOfNotSealed, CollectionNotFound):  # Likewise.
             as_of = self._pins.get(at.name) if is_present else at.as_of
             contents = stack.enter_context(snapshot(load_handle(self._engine, at.name), as_of, timeout_s=0.0))
-            register(connection, path, contents.dataset())
+            register(connection, path, make_dataset(contents.schema, contents.read_narrowed))
             name = format_path(path) if len(path) > 1 else path[0]
             stack.callback(connection.unregister, name)
             if len(path) > 1:
