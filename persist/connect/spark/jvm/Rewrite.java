@@ -208,7 +208,7 @@ final class Rewrite extends Rule<LogicalPlan> {
         .orElseThrow(() -> new IllegalStateException(name + " is not in " + source));
   }
 
-  private static Alias alias(Expression term, String name) {
+  static Alias alias(Expression term, String name) {
     return new Alias(term, name, NamedExpression.newExprId(), emptySeq(), Option.empty(), emptySeq());
   }
 

@@ -57,6 +57,7 @@ from persist.engine.read.results.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 BROADCAST_ROWS_MAX = 4_000_000  # Keys in an anti join: each executor holds all of them.
+GONE = "_persist_gone_"  # Names of columns by which `jvm/KeyFilter.java` knows the join.
 BLOCK = 1 << 20  # Spark repeats a row through an array of at most so many.
 
 Kind = Literal["count", "scan", "tail", "source"]
@@ -289,6 +290,8 @@ class _NativeFrame:
         self._tail = Tail.of(snapshot.scan, snapshot.form)
         self._schema = spark_schema(snapshot.schema)
         self._keys = [*self._scan.schema.key_names]
+        added = self._tail.added
+        self._nullable = {name for name in self._keys if any(_may_be_null(part, self._scan, name) for part in added)}
         self._names = list(dict.fromkeys([*self._scan.columns, *(self._keys if self._tail.added else ())]))
 
     def frame(self) -> DataFrame:
@@ -296,12 +299,17 @@ class _NativeFrame:
         standing = self._standing()
         frames = standing
         if self._tail.added:
-            tail = self._sum_diffs(self._rows([*self._names, DIFF], self._tail.added))
+            updates = self._rows([*self._names, DIFF], self._tail.added)
+            for name in self._keys:
+                if name not in self._nullable:  # The join asks for it, so both uses of the tail share one sum.
+                    updates = updates.where(F.col(quote_column(name)).isNotNull())
+            tail = self._sum_diffs(updates)
             is_gone = F.col(DIFF) < 0 if self._tail.is_single or self._form == "rows" else F.lit(True)
             gone_keys = tail.where(is_gone).select(*map(quote_column, self._keys))
             frames = [self._join_tail(rows, gone_keys, "left_anti") for rows in standing]
             if self._tail.is_single:
-                frames.append(tail.where(F.col(DIFF) > 0))
+                added = tail.where(F.col(DIFF) > 0)
+                frames.append(added if self._form == "diff" else added.drop(DIFF))  # Each comes once.
             else:
                 touched = [_with_diff(self._join_tail(rows, gone_keys, "left_semi"), self._names) for rows in standing]
                 frames.append(self._check_diffs(self._sum_diffs(_union_all([*touched, tail]))))
@@ -366,15 +374,14 @@ class _NativeFrame:
 
     def _join_tail(self, rows: DataFrame, gone: DataFrame, how: str) -> DataFrame:
         """Return the rows whose keys are in the tail, or are not."""
-        keys = gone.toDF(*(f"_gone_{number}" for number in range(len(self._keys))))
+        keys = gone.toDF(*(f"{GONE}{number}" for number in range(len(self._keys))))
         if sum(map(self._scan.bound_row_count, self._tail.added)) <= BROADCAST_ROWS_MAX:
             keys = F.broadcast(keys)
         conditions = []
         for name, alias in zip(self._keys, keys.columns, strict=True):
             ours, of_tail = rows[quote_column(name)], keys[alias]
             # A comparison without regard to NULL is several times as fast.
-            is_nullable = any(_may_be_null(part, self._scan, name) for part in self._tail.added)
-            conditions.append(ours.eqNullSafe(of_tail) if is_nullable else ours == of_tail)
+            conditions.append(ours.eqNullSafe(of_tail) if name in self._nullable else ours == of_tail)
         return rows.join(keys, reduce(and_, conditions), how)
 
     def _repeat_rows(self, rows: DataFrame) -> DataFrame:
