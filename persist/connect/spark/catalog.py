@@ -46,7 +46,7 @@ from persist.connect.spark.data_source.writers import DataFrameWrite, present_ti
 from persist.connect.spark.jar import find_jar
 from persist.connect.spark.options import WriteOptions, resolve_for_tasks
 from persist.connect.spark.read_functions.locations import SparkLocation
-from persist.connect.spark.read_functions.plans import read_extremes
+from persist.connect.spark.read_functions.plans import count_rows, read_extremes, tells_count
 from persist.connect.spark.read_functions.store import find_unused_name, local_frame
 from persist.connect.spark.types import quote_column, spark_schema, to_stored_schema
 from persist.connect.spark.uploads import partition_by_key, upload_by_tasks
@@ -447,7 +447,7 @@ def _get_stored_type(schema: str) -> pa.DataType:
     return to_stored_schema(StructType.fromJson(json.loads(schema)), creates=True).field(0).type
 
 
-def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, int | None]:
+def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, Any]:
     """Return the time that a query names, and the size; no time if nothing was ever sealed."""
     time = named
     if kind == "latest":
@@ -458,12 +458,11 @@ def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, int | N
         time = int(named)
     try:
         with engine_snapshot(handle, time, timeout_s=0) as contents:
-            parts = contents.scan.all_parts
-            size, rows = sum(part.bytes for part in parts), sum(part.diff_sum for part in parts)
-            return {"as_of": contents.as_of, "bytes": size, "rows": rows}
+            size, counted = sum(part.bytes for part in contents.scan.all_parts), tells_count(contents)
+            return {"as_of": contents.as_of, "bytes": size, "rows": count_rows(contents.scan), "counted": counted}
     except AsOfNotSealed:
         if kind == "latest":
-            return {"as_of": None, "bytes": 0, "rows": 0}
+            return {"as_of": None, "bytes": 0, "rows": 0, "counted": True}
         raise
 
 

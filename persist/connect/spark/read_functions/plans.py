@@ -10,6 +10,8 @@ that key, and compares keys only. In all other cases it reads the rows of these 
 the tail. Spark prunes columns, filters and parts of both. The updates of one part are consolidated, so two parts can
 only hold equal updates if both their times and their keys overlap.
 
+A session with the extension of the catalog filters by sorted keys in place of the anti join (`jvm/KeyFilter.java`).
+
 A `Route` changes the speed only, never the rows. The data source reads everything, slice by slice, if Spark's scan
 cannot, or if most keys are touched. `Route.reason` explains the choice.
 
@@ -144,7 +146,7 @@ class PlannedSnapshot:
             counts = explanation.parts, explanation.rows, explanation.bytes
             logger.info(text, self.address.collection, explanation.as_of, way, *counts, pruned or "none")
         if self.route.kind == "count":
-            return spark.range(_count(self.snapshot.scan)).select()
+            return spark.range(count_rows(self.snapshot.scan)).select()
         if self.route.kind == "source":
             scan = self.snapshot.scan
             return _by_source(spark, scan, self.address, as_of=scan.as_of, form=self.snapshot.form)
@@ -173,7 +175,7 @@ def plan(
     def by(route: Route) -> PlannedSnapshot:
         return PlannedSnapshot(snapshot, route, address, tombstoned)
 
-    if not scan.columns and native is not False and form == "rows" and _tells_count(scan, tail):
+    if not scan.columns and native is not False and tells_count(snapshot):
         return by(Route("count", "no columns are asked for"))
     source = _source_route(
         native, lambda: _why_not(spark, scan, form, tail, address, tombstoned), lambda: _why_slow(scan, tail)
@@ -187,12 +189,15 @@ def plan(
     return by(Route("tail", f"{rows:,} updates may cancel what stands, and {keys}"))
 
 
-def _tells_count(scan: Scan, tail: Tail) -> bool:
+def tells_count(snapshot: Snapshot) -> bool:
     """Return whether descriptors suffice to count the rows."""
-    return scan.filter is None and all(map(scan.is_inside, scan.parts)) and (tail.is_single or not tail.added)
+    scan, tail = snapshot.scan, Tail.of(snapshot.scan, snapshot.form)
+    is_whole = scan.filter is None and scan.sign > 0 and all(map(scan.is_inside, scan.parts))
+    return snapshot.form == "rows" and is_whole and (tail.is_single or not tail.added)
 
 
-def _count(scan: Scan) -> int:
+def count_rows(scan: Scan) -> int:
+    """Return the sum of the diffs of all parts."""
     return sum(part.diff_sum for part in scan.all_parts)
 
 
@@ -299,11 +304,12 @@ class _NativeFrame:
         standing = self._standing()
         frames = standing
         if self._tail.added:
-            updates = self._rows([*self._names, DIFF], self._tail.added)
+            tail = self._rows([*self._names, DIFF], self._tail.added)
             for name in self._keys:
                 if name not in self._nullable:  # The join asks for it, so both uses of the tail share one sum.
-                    updates = updates.where(F.col(quote_column(name)).isNotNull())
-            tail = self._sum_diffs(updates)
+                    tail = tail.where(F.col(quote_column(name)).isNotNull())
+            if self._tail.is_single and not self._is_summed():
+                tail = self._sum_diffs(tail)
             is_gone = F.col(DIFF) < 0 if self._tail.is_single or self._form == "rows" else F.lit(True)
             gone_keys = tail.where(is_gone).select(*map(quote_column, self._keys))
             frames = [self._join_tail(rows, gone_keys, "left_anti") for rows in standing]
@@ -315,6 +321,12 @@ class _NativeFrame:
                 frames.append(self._check_diffs(self._sum_diffs(_union_all([*touched, tail]))))
         results = [self._repeat_rows(rows) for rows in frames]
         return _union_all(results) if results else self._spark.createDataFrame([], self._schema)
+
+    def _is_summed(self) -> bool:
+        """Return whether no two updates of the tail are of one record."""
+        added = self._tail.added
+        times = {time for part in added for time in (part.time_min, part.time_max)}
+        return len(times) == 1 and not may_share_updates(replace(self._scan, parts=added))
 
     def _standing(self) -> list[DataFrame]:
         """Return the standing rows, with `_diff` where it is needed or not always 1."""

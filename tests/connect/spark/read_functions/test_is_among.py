@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not JAR.exists(), reason="the jar needs a javac"
 # Values of each type that has an order, as SQL; the first of them is NULL.
 VALUES = {name: [f"CAST(NULL AS {name})", value] for name, value in KEPT.items() if not name.startswith("MAP")} | {
     "BOOLEAN": ["CAST(NULL AS BOOLEAN)", "true", "false"],
-    "DOUBLE": ["CAST(NULL AS DOUBLE)", "0D", "-0D", "CAST('NaN' AS DOUBLE)", "-1.5D", "CAST('-Infinity' AS DOUBLE)", "1e300D"],
+    "DOUBLE": ["CAST(NULL AS DOUBLE)", "0D", "-0D", "CAST('NaN' AS DOUBLE)", "-1.5D", "1e300D"],
     "FLOAT": ["CAST(NULL AS FLOAT)", "0F", "-0F", "CAST('NaN' AS FLOAT)", "-1.5F", "CAST('Infinity' AS FLOAT)"],
     "STRING": ["CAST(NULL AS STRING)", "''", "'a'", "'A'", "'a '", "'é'", "repeat('a', 99)"],
     "DECIMAL(10,2)": ["CAST(NULL AS DECIMAL(10,2))", "1.50BD", "-1.50BD", "CAST(0 AS DECIMAL(10,2))"],
@@ -83,7 +83,12 @@ def test_rows_may_have_any_order(spark: SparkSession, text: str) -> None:
     key = F.expr(text.format("n")).alias("k")
     gone = spark.createDataFrame([(n,) for n in [*chance.sample(some, 900), *some[:100]]], "n long").select(key)
     for order in orders:
-        compare(spark.createDataFrame([(n,) for n in order], "n long").coalesce(1).select(key), gone, "left_anti", {"k": False})
+        compare(
+            spark.createDataFrame([(n,) for n in order], "n long").coalesce(1).select(key),
+            gone,
+            "left_anti",
+            {"k": False},
+        )
 
 
 def test_no_keys_leave_all_rows_and_conditions_reach_the_keys(spark: SparkSession) -> None:
