@@ -267,8 +267,7 @@ class FileBlob:
     def _sync_after(self, path: str, folder: int | None = None) -> None:
         """Make a change to path's folder, durable: it has happened, so a failure leaves the outcome open.
 
-        Args:
-            folder: the descriptor of path's folder, if it is open.
+        `folder`: the descriptor of path's folder, if it is open.
         """
         if not self._fsync:
             return
