@@ -58,7 +58,8 @@ from persist.engine.read.planning.snapshot_plan import Explanation
 from persist.engine.read.results.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
-BROADCAST_ROWS_MAX = 4_000_000  # Keys in an anti join: each executor holds all of them.
+BROADCAST_ROWS_MAX = 4_000_000  # Updates whose keys are joined by a broadcast: each executor holds all of them.
+SORTED_ROWS_MAX = 2_000_000  # Updates whose keys are sorted: each task holds three copies of them.
 GONE = "_persist_gone_"  # Names of columns by which `jvm/KeyFilter.java` knows the join.
 BLOCK = 1 << 20  # Spark repeats a row through an array of at most so many.
 
@@ -383,8 +384,10 @@ class _NativeFrame:
 
     def _join_tail(self, rows: DataFrame, gone: DataFrame, how: str) -> DataFrame:
         """Return the rows whose keys are in the tail, or are not."""
-        keys = gone.toDF(*(f"{GONE}{number}" for number in range(len(self._keys))))
-        if sum(map(self._scan.bound_row_count, self._tail.added)) <= BROADCAST_ROWS_MAX:
+        count = sum(map(self._scan.bound_row_count, self._tail.added))
+        prefix = GONE if count <= SORTED_ROWS_MAX else "_gone_"
+        keys = gone.toDF(*(f"{prefix}{number}" for number in range(len(self._keys))))
+        if count <= BROADCAST_ROWS_MAX:
             keys = F.broadcast(keys)
         conditions = []
         for name, alias in zip(self._keys, keys.columns, strict=True):
@@ -396,13 +399,18 @@ class _NativeFrame:
     def _repeat_rows(self, rows: DataFrame) -> DataFrame:
         """Return rows with the columns of the result, each repeated by its multiplicity."""
         if self._form == "rows" and DIFF in rows.columns:
-            block, number = (find_unused_name(name, self._names) for name in ("_block", "_number"))
-            within = F.least(F.lit(BLOCK).cast("long"), F.col(DIFF) - F.col(block) * BLOCK)
-            blocks = F.explode(F.sequence(F.lit(0).cast("long"), F.expr(f"({DIFF} - 1) div {BLOCK}"))).alias(block)
-            rows = rows.select(*map(quote_column, self._names), DIFF, blocks)
-            times = F.explode(F.sequence(F.lit(1).cast("long"), within)).alias(number)
-            rows = rows.select(*map(quote_column, self._names), times)
+            rows = repeat_rows(rows)
         return rows.select(*map(quote_column, self._schema.names))
+
+
+def repeat_rows(rows: DataFrame) -> DataFrame:
+    """Return the columns of rows and more, each row as often as the absolute value of `_diff` says."""
+    block, number = (find_unused_name(name, rows.columns) for name in ("_block", "_number"))
+    count = F.abs(F.col(DIFF))
+    within = F.least(F.lit(BLOCK).cast("long"), count - F.col(block) * BLOCK)
+    blocks = F.explode(F.sequence(F.lit(0).cast("long"), F.expr(f"(abs({DIFF}) - 1) div {BLOCK}")))
+    rows = rows.select("*", blocks.alias(block))
+    return rows.select("*", F.explode(F.sequence(F.lit(1).cast("long"), within)).alias(number))
 
 
 def _or_overflow(diff: Column) -> Column:
