@@ -5,6 +5,7 @@ import math
 import threading
 from collections import Counter
 from decimal import Decimal
+from functools import cache
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -174,6 +175,7 @@ def large(client: persist.Client, keys: pa.Table, **more: Any) -> tuple[persist.
     return collection, rows
 
 
+@cache
 def scattered(kind: str) -> pa.Table:
     """Distinct keys of a kind, in no order, with gaps."""
     numbers = np.random.default_rng(3).permutation(ROWS * 3)[:ROWS]
