@@ -54,7 +54,6 @@ from persist.engine.read.following.changes import Changes, read_changes, with_mo
 from persist.engine.read.merging import TOUCH_FRACTION, Form, Split
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import Explanation
 from persist.engine.read.results.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -119,28 +118,20 @@ class Tail:
 
 @dataclass(frozen=True)
 class PlannedSnapshot:
-    """A snapshot planned for Spark; print it to see what will be read, and how.
-
-    Attributes:
-        explanation: of `Snapshot.explain`.
-    """
+    """A snapshot planned for Spark; print it to see what will be read, and how."""
 
     snapshot: Snapshot
     route: Route
     address: CollectionAddress
     tombstoned: Tombstoned
 
-    @property
-    def explanation(self) -> Explanation:
-        return self.snapshot.explain()
-
     def __str__(self) -> str:
-        return f"{self.explanation}\n{self.route}"
+        return f"{self.snapshot.explain()}\n{self.route}"
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the rows, as a DataFrame; nothing is read before an action."""
         if logger.isEnabledFor(logging.INFO):
-            explanation = self.explanation
+            explanation = self.snapshot.explain()
             pruned = ", ".join(f"{count} by {reason}" for reason, count in explanation.pruned.items() if count)
             text = "reads %r as of %d by %s: %d parts, %d rows, %d bytes; parts pruned: %s"
             way = _WAYS[self.route.kind]
@@ -312,8 +303,7 @@ class _NativeFrame:
             gone_keys = tail.where(is_gone).select(*map(quote_column, self._keys))
             frames = [self._join_tail(rows, gone_keys, "left_anti") for rows in standing]
             if self._tail.is_single:
-                added = tail.where(F.col(DIFF) > 0)
-                frames.append(added if self._form == "diff" else added.drop(DIFF))  # Each comes once.
+                frames.append(tail.where(F.col(DIFF) > 0))
             else:
                 touched = [_with_diff(self._join_tail(rows, gone_keys, "left_semi"), self._names) for rows in standing]
                 frames.append(self._check_diffs(self._sum_diffs(_union_all([*touched, tail]))))
@@ -322,9 +312,8 @@ class _NativeFrame:
 
     def _is_summed(self) -> bool:
         """Return whether no two updates of the tail are of one record."""
-        added = self._tail.added
-        times = {time for part in added for time in (part.time_min, part.time_max)}
-        return len(times) == 1 and not may_share_updates(replace(self._scan, parts=added))
+        times = {time for part in self._tail.added for time in (part.time_min, part.time_max)}
+        return len(times) == 1 and not may_share_updates(replace(self._scan, parts=self._tail.added))
 
     def _standing(self) -> list[DataFrame]:
         """Return the standing rows, with `_diff` where it is needed or not always 1."""
@@ -398,7 +387,7 @@ class _NativeFrame:
 
     def _repeat_rows(self, rows: DataFrame) -> DataFrame:
         """Return rows with the columns of the result, each repeated by its multiplicity."""
-        if self._form == "rows" and DIFF in rows.columns:
+        if self._form == "rows" and DIFF in rows.columns and not self._tail.is_single:
             rows = repeat_rows(rows)
         return rows.select(*map(quote_column, self._schema.names))
 
