@@ -15,17 +15,10 @@ from typing import Any
 import pytest
 
 import persist
-from persist.blob.protocol import MemoryBlob
 from tests.connect.ingest.brokers import Cluster, registry
 from tests.connect.ingest.test_kafka import cluster, held, reasons, taken, topic
 
 __all__ = ["cluster", "topic"]  # Fixtures.
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(MemoryBlob()) as opened:
-        yield opened
 
 
 def debezium_message(op: str, before: Any, after: Any) -> dict[str, Any]:
