@@ -208,7 +208,8 @@ def to_ordered_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return bits
     top = bits.dtype.type(1 << (8 * width - 1))
     if values.dtype.kind == "i":
-        return bits ^ top
+        flipped: npt.NDArray[Any] = bits ^ top
+        return flipped
     # All bits of negative floats are turned over, and the sign of others.
     turned: npt.NDArray[Any] = (values.view(f"i{width}") >> (8 * width - 1)).view(bits.dtype)
     turned |= top
