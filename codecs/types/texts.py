@@ -40,10 +40,10 @@ def parse_column(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray
         return texts.cast(target)
     if not is_flat(target) or pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target):
         raise pa.ArrowNotImplementedError(f"{target} is not read from text")
-    return _parser(target)(pc.utf8_trim_whitespace(texts), target)
+    return _choose_parser(target)(pc.utf8_trim_whitespace(texts), target)
 
 
-def _parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]:
+def _choose_parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]:
     if pat.is_floating(target):
         return _parse_floats
     if pat.is_integer(target):
@@ -74,6 +74,7 @@ def is_exact_float(text: str, bits: int = 64) -> bool:
 
 
 def _parse_floats(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Return texts as floats; raises an Arrow error if a value would change."""
     bits = target.bit_width
     if bits == 16:
         wide = texts.cast(pa.float64())

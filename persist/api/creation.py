@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from persist.api.collection import Collection, write_rows
 from persist.codecs.types.schema import DIFF, CollectionSchema
-from persist.codecs.updates.inputs import DELETED, is_repeatable, select_columns_like, select_sides_like, with_first
-from persist.codecs.updates.tuples import as_dict, is_named, is_record
+from persist.codecs.updates.inputs import DELETED, is_repeatable, peek_columns, select_columns_like, select_sides_like
+from persist.codecs.updates.tuples import is_named_tuple, is_record, to_dict
 from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.python_functions import add_function
@@ -165,7 +165,7 @@ class CreatingCalls:
         if not isinstance(name, str) and isinstance(rows, str):
             raise InvalidUsage(f"the name comes first: write({rows!r}, rows, key=…)")
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
-        columns, rows = with_first(rows)
+        columns, rows = peek_columns(rows)
         if mode == "update" and self.engine.find_newest_id(name) is None:
             load_handle(self.engine, name)  # It raises CollectionNotFound.
         with self.engine.follower.looks.once():
@@ -200,14 +200,14 @@ def _name_columns(rows: Any) -> Iterable[str]:
     is_list = isinstance(rows, (list, tuple))
     first = rows[0] if is_list and rows else rows
     if is_record(first, None):
-        return as_dict(first)
+        return to_dict(first)
     return () if is_list and not hasattr(first, "columns") else select_columns_like(first)
 
 
 def _are_updates(rows: Any) -> bool:
     """Return whether rows are tuples with times and diffs."""
     first = rows[0] if isinstance(rows, (list, tuple)) and rows else None
-    return isinstance(first, tuple) and len(first) == 3 and not is_named(first)
+    return isinstance(first, tuple) and len(first) == 3 and not is_named_tuple(first)
 
 
 SHOWN_MAX = 50  # Collections in a representation.

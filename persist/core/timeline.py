@@ -216,7 +216,7 @@ class Timeline:
                 f"{self.text_of(self.now(wall_ms))}: once it is sealed, nothing can be written before it any more."
             ).with_remedy("Give {allow_future:option:True} if it is meant.")
 
-    def to_times(self, times: Sequence[Any]) -> list[Any]:
+    def convert_times(self, times: Sequence[Any]) -> list[Any]:
         """Return the times of updates, each an integer or a moment, as integers; what is neither stays as it is.
 
         Raises:
@@ -230,7 +230,7 @@ class Timeline:
                 raise InvalidUpdate(f"the time of update {index}: {error}") from error
         return integers
 
-    def column_of_times(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    def convert_column(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         """Return a column of moments (timestamps with a zone, dates, text) as times; any other column as it is.
 
         Raises:
@@ -333,9 +333,9 @@ class Timeline:
         coded = column.combine_chunks().dictionary_encode()
         texts = coded.dictionary.to_pylist()
         try:
-            times = pa.array(self.to_times(texts), pa.int64())
+            times = pa.array(self.convert_times(texts), pa.int64())
         except InvalidUpdate:
-            self.to_times(column.to_pylist())  # Raises with the row.
+            self.convert_times(column.to_pylist())  # Raises with the row.
             raise
         return pa.chunked_array([pc.take(times, coded.indices)])
 

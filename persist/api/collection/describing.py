@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from persist.codecs.types.arrow_types import type_name
+from persist.codecs.types.arrow_types import format_type
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.index import IndexInfo, create_index, drop_index, load_indexes
 from persist.core.antichain import END, Antichain, to_antichain
@@ -114,7 +114,7 @@ class CollectionBase(Completed):
             for name in schema.columns:
                 role = "key " if name in schema.key_names else ""
                 comment = f": {about.columns[name].comment}" if name in about.columns else ""
-                told.append((f"{role}{name}", f"{type_name(schema.declared.field(name).type)}{comment}"))
+                told.append((f"{role}{name}", f"{format_type(schema.declared.field(name).type)}{comment}"))
         return html_table(f"Collection {self.name}", told)
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.api.collection.describing import CollectionBase
-from persist.codecs.types.arrow_types import scalar_from_json
+from persist.codecs.types.arrow_types import decode_scalar
 from persist.codecs.types.schema import TIME
 from persist.codecs.updates.inputs import DELETED
 from persist.codecs.updates.updates import Stamp
@@ -119,7 +119,7 @@ class KeyedCalls(CollectionBase):
         if bound is None:
             return None
         try:
-            return scalar_from_json(bound, late_column(form, self.schema)).as_py()
+            return decode_scalar(bound, late_column(form, self.schema)).as_py()
         except (ValueError, OverflowError):
             return None  # It is a distance behind a value, which may be among the least.
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs.types.arrow_types import is_flat, type_name
+from persist.codecs.types.arrow_types import format_type, is_flat
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
@@ -153,7 +153,7 @@ def check_columns(handle: CollectionHandle, schema: CollectionSchema, columns: S
         SchemaMismatch: one is unknown, or there twice.
         InvalidUsage: no index can be in their order, or none is needed.
     """
-    names = schema.distinct("columns", columns)
+    names = schema.check_distinct("columns", columns)
     if not names:
         raise InvalidUsage(
             'index() was given no column: name those that are looked up by, such as index("customer_id")'
@@ -163,8 +163,8 @@ def check_columns(handle: CollectionHandle, schema: CollectionSchema, columns: S
     for name in names:
         if name in schema.json or not is_flat(schema.arrow.field(name).type):
             raise InvalidUsage(
-                f"column {name!r} is of type {type_name(schema.declared.field(name).type)}, which has no order that is "
-                "looked up by: index columns of numbers, texts, bytes, dates or times"
+                f"column {name!r} is of type {format_type(schema.declared.field(name).type)}, which has no order "
+                "that is looked up by: index columns of numbers, texts, bytes, dates or times"
             )
     if names == schema.key_names:
         raise InvalidUsage(f"collection {handle.name!r} is in the order of {list(names)} itself, so it needs no index")
@@ -203,7 +203,7 @@ def drop_index(handle: CollectionHandle, columns: Sequence[str]) -> CommitFuture
     handle.engine.writer("drop_index")
     contents = handle.contents()
     schema = contents.schema
-    names = schema.distinct("columns", columns)
+    names = schema.check_distinct("columns", columns)
     indexes = load_indexes(handle)
     for index in indexes:
         if index.name_columns(schema) == names or list_ids(schema, names) == index.indexed:

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from persist.codecs.types.calculator import calculator
+from persist.codecs.types.calculator import get_calculator
 from persist.compute.query import quote_name
 from persist.compute.sql.definite import list_indefinite_functions
 from persist.compute.sql.types import from_duckdb, list_struct_fields, to_arrow, to_duckdb
@@ -51,7 +51,7 @@ def read_function_name(node: Json) -> str:
 
 @cache
 def _definite_functions() -> frozenset[str]:
-    with calculator().cursor() as connection:
+    with get_calculator().cursor() as connection:
         rows = connection.execute(
             "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'scalar'"
         ).fetchall()

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.types.schema import NAME_CHARS_MAX, CollectionSchema
-from persist.codecs.types.sql_names import check_sql_names, sql_name
+from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.compute.query import match_collection, quote_name
 from persist.compute.sql.adapt import Adapter
 from persist.compute.sql.algebra import (
@@ -70,7 +70,7 @@ def find_mentioned(sql: str, names: Sequence[str]) -> list[str]:
         collections.append(collection)
     read: dict[str, str] = {}
     for collection in collections:
-        collision = read.setdefault(sql_name(collection), collection)
+        collision = read.setdefault(fold_case(collection), collection)
         if collision != collection:
             raise InvalidUsage(
                 f"the query reads {collision!r} and {collection!r}, which differ by case only, and SQL takes them "

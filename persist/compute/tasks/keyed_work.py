@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.arrays import int64_array, int64_values
-from persist.codecs.order.ordering import combined
+from persist.codecs.order.arrays import get_int64_values, make_int64_array
+from persist.codecs.order.ordering import combine_chunks
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
 from persist.compute.tasks.planned_write import Target, add_digests, check_times, log_write, upload
@@ -110,7 +110,7 @@ class KeyedWork:
         updates = self._updates(due) if len(due) else ()
         parts = upload(self.target, updates) if len(due) else ()
         if self.machine.has_one_value:
-            parts = tuple(part.as_single() for part in parts)
+            parts = tuple(part.mark_single() for part in parts)
         pended = upload(replace(self.target, schema=events.schema), [after]) if len(after) else ()
         times = pc.min_max(events.table["_time"]).as_py()
         sent = () if late is None else (_send(late),)
@@ -144,8 +144,8 @@ class KeyedWork:
 def _in_order(rows: pa.Table) -> pa.Table:
     if SEQ not in rows.column_names:
         return rows
-    order = np.argsort(int64_values(combined(rows[SEQ])), kind="stable")
-    return rows.drop_columns([SEQ]).take(int64_array(order))
+    order = np.argsort(get_int64_values(combine_chunks(rows[SEQ])), kind="stable")
+    return rows.drop_columns([SEQ]).take(make_int64_array(order))
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):

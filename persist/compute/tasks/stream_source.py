@@ -435,7 +435,9 @@ class StreamSource:
         """Cut what is read up to a position: contents, or the updates from lower on."""
         schema, contents = self._handle.schema, self._handle.fold(contents)
         raw = self._options.rows_by_key == "upserts"
-        columns = schema.names if self._options.columns is None else schema.distinct("columns", self._options.columns)
+        columns = (
+            schema.names if self._options.columns is None else schema.check_distinct("columns", self._options.columns)
+        )
         # With the key, how updates are consolidated does not depend on how they are cut, nor on how they are stored.
         columns = (*columns, *(name for name in schema.key_names if name not in columns))
         if lower is None:

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.protocol import Blob
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.types.objects import find_unwritable, to_dicts
 from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name
 from persist.core.errors import Indeterminate, InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
@@ -333,7 +333,7 @@ def _make_file_rows(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
     if "_time" in batch.schema.names:
         columns |= {"_time": batch.column("_time"), sign: batch.column(sign)}
     else:
-        columns["_time"] = int64_array(np.full(batch.num_rows, piece.before.as_of or 0, np.int64))
+        columns["_time"] = make_int64_array(np.full(batch.num_rows, piece.before.as_of or 0, np.int64))
         inserted = pa.repeat(pa.scalar("insert"), batch.num_rows)
         columns[sign] = inserted if sign == "_change" else batch.column(sign)
     return pa.RecordBatch.from_arrays([*columns.values()], [*columns])

@@ -23,7 +23,7 @@ from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.errors import did_you_mean
 from persist.codecs.nested import find_new_fields, quote_name
-from persist.codecs.types.python_types import arrow_type
+from persist.codecs.types.python_types import to_arrow_type
 from persist.codecs.types.schema import CollectionSchema, check_field
 from persist.codecs.updates.inputs import DELETED
 from persist.connect.ingest.row_casts import Misfits
@@ -177,7 +177,7 @@ class Files:
         A column that has no value yet is not made: the first file that has one adds it.
         """
         config = self.config
-        declared_types = {name: arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
+        declared_types = {name: to_arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
         types, files_by_column = self._infer_types(declared_types)
         if not types:
             raise InvalidUsage(
@@ -201,7 +201,7 @@ class Files:
                     "values"
                 )
             if name in files_by_column and not contains_null(kind):
-                types[name] = arrow_type(kind, f"column {name!r} of {files_by_column[name]}")
+                types[name] = to_arrow_type(kind, f"column {name!r} of {files_by_column[name]}")
                 check_field(name, types[name], f"{files_by_column[name]}: {'key' if name in config.key else 'value'}")
         empty = [name for name, kind in types.items() if contains_null(kind)]
         value = {name: kind for name, kind in types.items() if name not in (*config.key, *empty)}

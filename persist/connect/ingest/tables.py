@@ -24,9 +24,16 @@ import pyarrow.types as pt
 from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.nested import align_fields, column_node, find_changes_by_path, make_node, node_by_names, quote_name
-from persist.codecs.order.arrays import int64_array
-from persist.codecs.types.arrow_types import children
+from persist.codecs.nested import (
+    align_fields,
+    find_changes_by_path,
+    get_column_node,
+    make_node,
+    make_node_like,
+    quote_name,
+)
+from persist.codecs.order.arrays import make_int64_array
+from persist.codecs.types.arrow_types import list_inner_fields
 from persist.codecs.types.casts import cast_column
 from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUsage, PersistError
@@ -230,15 +237,15 @@ class Tables:
             if id_ not in columns_before or columns_before[id_].name not in collection.schema.names:
                 continue
             if before is None:
-                node = column_node(collection.schema, field.name)
-                yield {"add": find_changes_by_path(node, node_by_names(field.name, field.type, node))["add"]}
+                node = get_column_node(collection.schema, field.name)
+                yield {"add": find_changes_by_path(node, make_node_like(field.name, field.type, node))["add"]}
                 continue
             ids = iter(numbers[id_]) if id_ in numbers else count()
             node = make_node(columns_before[id_].name, columns_before[id_].type, ids)
             if id_ in new_numbers:
                 yield find_changes_by_path(node, make_node(field.name, field.type, iter(new_numbers[id_])))
             else:
-                yield find_changes_by_path(node, node_by_names(field.name, field.type, node))
+                yield find_changes_by_path(node, make_node_like(field.name, field.type, node))
 
     def _make_batch(self, run: Run, collection: Collection, before: Version | None, version: Version) -> Batch:
         """Return the batch of a version; its rows are read when they are committed."""
@@ -452,7 +459,7 @@ def _load_last_version(versions: Collection) -> Version | None:
 
 
 def _read_inner_ids(kind: pa.DataType) -> Iterator[int]:
-    for child in children(kind) if pt.is_nested(kind) else ():
+    for child in list_inner_fields(kind) if pt.is_nested(kind) else ():
         yield int(child.metadata[b"PARQUET:field_id"])
         yield from _read_inner_ids(child.type)
 
@@ -482,5 +489,5 @@ def _make_updates(batch: pa.RecordBatch, schema: pa.Schema, sign: int, time: int
         else pa.nulls(len(batch), field.type)
         for field in schema
     ]
-    columns += [int64_array(np.full(len(batch), value, np.int64)) for value in (time, sign)]
+    columns += [make_int64_array(np.full(len(batch), value, np.int64)) for value in (time, sign)]
     return pa.RecordBatch.from_arrays(columns, [*schema.names, "_time", "_diff"])

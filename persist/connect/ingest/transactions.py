@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.api.collection import Collection
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import make_int64_array
 from persist.connect.ingest.source import Batch, Change, Run, Target, advise_copy
 from persist.connect.ingest.table_copy import CopyProgress
 from persist.connect.ingest.table_rows import Piece, TableRows, Typed
@@ -250,7 +250,7 @@ class Moments:
                 self._name, back_us / 1e6, times[at], to_text(int(source_us[at])), to_text(int(moments_us[at])),
             )  # fmt: skip
         self._last_us = int(moments_us[-1])
-        rows = {MOMENT: int64_array(moments_us).cast(MOMENT_TYPE), TIME: int64_array(times)}
+        rows = {MOMENT: make_int64_array(moments_us).cast(MOMENT_TYPE), TIME: make_int64_array(times)}
         rows["_time"] = rows[TIME]
-        rows["_diff"] = int64_array(np.ones(len(times), np.int64))
+        rows["_diff"] = make_int64_array(np.ones(len(times), np.int64))
         return Change(self._name, pa.table(rows))

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.types.arrow_types import Json, is_flat, scalar_to_json, type_to_json
+from persist.codecs.types.arrow_types import Json, encode_scalar, encode_type, is_flat
 from persist.core.expression.term import Call, Col, Lit, Term
 
 FIELD = "field"
@@ -99,7 +99,7 @@ def _option(option: Any) -> Json:
 
 def _encode_value(value: pa.Scalar) -> tuple[Json, Json]:
     try:
-        kind = type_to_json(value.type)
+        kind = encode_type(value.type)
     except ValueError:  # No column has it, such as the type of a bare NULL.
         kind = str(value.type)
     return kind, _value(value)
@@ -109,7 +109,7 @@ def _value(value: pa.Scalar) -> Json:
     if not value.is_valid:
         return None
     if is_flat(value.type):
-        return scalar_to_json(value)
+        return encode_scalar(value)
     if pat.is_dictionary(value.type):
         return _value(value.value)
     if pat.is_struct(value.type):

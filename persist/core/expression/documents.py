@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.part.printing import print_filter
-from persist.codecs.part.shredding import EXTRACT, TEST, whole_path
+from persist.codecs.part.shredding import EXTRACT, TEST, to_full_path
 from persist.core.errors import InvalidUsage
 from persist.core.expression.sql_functions import compute_by_duckdb
 
@@ -46,7 +46,7 @@ def join_paths(steps: Sequence[tuple[str, str | int]]) -> list[tuple[str, str | 
     """Return functions and their paths with fewer steps, where several look into objects alone."""
     joined: list[tuple[str, str | int]] = []
     for function, path in steps:
-        outer, inner = whole_path(joined[-1][1]) if joined else None, whole_path(path)
+        outer, inner = to_full_path(joined[-1][1]) if joined else None, to_full_path(path)
         if outer is not None and inner is not None and joined[-1][0] == "json_extract":
             joined[-1] = function, outer + inner.removeprefix("$")
         else:
@@ -56,7 +56,7 @@ def join_paths(steps: Sequence[tuple[str, str | int]]) -> list[tuple[str, str | 
 
 def has_simple_path(path: str | int) -> bool:
     """Return whether a path goes through objects alone, so that its values may be stored beside documents."""
-    return whole_path(path) is not None
+    return to_full_path(path) is not None
 
 
 def register_functions(filter: pc.Expression | None) -> None:

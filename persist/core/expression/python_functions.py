@@ -19,8 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs.types.calculator import calculator
-from persist.codecs.types.python_types import arrow_type
+from persist.codecs.types.calculator import get_calculator
+from persist.codecs.types.python_types import to_arrow_type
 from persist.core.errors import FunctionNotFound, InvalidUsage
 from persist.core.expression.term import Call, Lit, Term, calls, sql_call
 
@@ -109,8 +109,8 @@ def add_function(
             f"arguments={arguments!r} of {name}() are not types: give a list of one at least. A function without "
             "arguments is a constant: write it into the query"
         )
-    kinds = [arrow_type(kind, f"arguments of {name}()") for kind in arguments]
-    function = PythonFunction(name.lower(), str(version), compute, tuple(kinds), arrow_type(returns, f"{name}()"))
+    kinds = [to_arrow_type(kind, f"arguments of {name}()") for kind in arguments]
+    function = PythonFunction(name.lower(), str(version), compute, tuple(kinds), to_arrow_type(returns, f"{name}()"))
     other_versions = {
         old: old_function for old, old_function in _functions.get(function.name, {}).items() if old != function.version
     }
@@ -120,7 +120,7 @@ def add_function(
 @cache
 def _of_duckdb() -> frozenset[str]:
     try:
-        connection = calculator().cursor()
+        connection = get_calculator().cursor()
     except ImportError:  # Then no query is bound here; views that exist know their functions by version.
         return frozenset()
     with connection:

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.types.calculator import calculator, is_calculator
+from persist.codecs.types.calculator import get_calculator, is_supported_version
 from persist.core.errors import InvalidUsage
 from persist.core.expression import sql_numbers as numbers
 from persist.core.expression.patterns import match_like
@@ -111,7 +111,7 @@ def check_duckdb() -> None:
         raise InvalidUsage(
             "this view has functions that DuckDB computes, and DuckDB is not installed: pip install 'duckdb>=2.0,<2.1'"
         ) from error
-    if not is_calculator(duckdb.__version__):
+    if not is_supported_version(duckdb.__version__):
         raise InvalidUsage(
             f"this view has functions that DuckDB 2.0 computes, and {duckdb.__version__} is installed: "
             "pip install 'duckdb>=2.0,<2.1'"
@@ -135,7 +135,7 @@ class _Bound:
         self._none = schema.empty_table()
         self._given = _Given(self._none)
         projection = ", ".join(f"{text} AS x{number}" for number, text in enumerate(texts))
-        self._values = calculator().cursor().from_arrow(self._given).project(projection)
+        self._values = get_calculator().cursor().from_arrow(self._given).project(projection)
         if any(are_intervals):
             names = (f"x{number}" for number in range(len(texts)))
             projection = ", ".join(

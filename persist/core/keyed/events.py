@@ -33,12 +33,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.evolution import lift
-from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
+from persist.codecs.evolution import make_lift
+from persist.codecs.order.arrays import get_boolean_values, get_int64_values, make_int64_array
 from persist.codecs.order.digits import compute_dense_ranks, sort_rows
-from persist.codecs.order.ordering import combined, order_keys, sort_table
+from persist.codecs.order.ordering import combine_chunks, make_order_keys, sort_table
 from persist.codecs.order.search import SortedKeys
-from persist.codecs.types.arrow_types import scalar_from_json, type_from_json
+from persist.codecs.types.arrow_types import decode_scalar, decode_type
 from persist.codecs.types.schema import CollectionSchema, Side
 from persist.core.keyed.machine import DELETED, GIVEN, GROUP, SEQ, Machine, Touched, watermark_ranks
 from persist.core.log.fields import KeyedForm
@@ -51,7 +51,7 @@ def event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Field, .
     """Return the fields of an event besides its key."""
     if form.fields is None:
         return tuple(field.with_nullable(True) for field in schema.value.fields)  # NULL is what a deletion holds.
-    return tuple(pa.field(name, type_from_json(kind)) for name, kind in form.fields)
+    return tuple(pa.field(name, decode_type(kind)) for name, kind in form.fields)
 
 
 def events_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> CollectionSchema:
@@ -92,21 +92,21 @@ def _version(schema: CollectionSchema) -> CollectionSchema:
 def lift_events(events: pa.Table, written: CollectionSchema, schema: CollectionSchema) -> pa.Table:
     """Convert events of one version of a collection's schema to another version, which knows the first."""
     newest = events_schema(schema, schema.value.fields)
-    lifted = lift(newest, written.version)
-    return events if lifted is None else lifted.table(events, newest.arrow.names)
+    lifted = make_lift(newest, written.version)
+    return events if lifted is None else lifted.adapt_table(events, newest.arrow.names)
 
 
 def in_order_of_arrival(events: pa.Table) -> pa.Table:
     """Return events that arrived in the order of their rows, with that order as `_seq`."""
     at = events.schema.get_field_index(SEQ)
-    return events.set_column(at, events.schema.field(at), int64_array(np.arange(len(events), dtype=np.int64)))
+    return events.set_column(at, events.schema.field(at), make_int64_array(np.arange(len(events), dtype=np.int64)))
 
 
 def _tombstone(kind: pa.DataType, form: KeyedForm) -> pa.Scalar | None:
     """Return the value of a tombstone column that marks a deletion; None if every value but NULL does."""
     if pat.is_boolean(kind):
         return pa.scalar(True)
-    return None if form.tombstone_value is None else scalar_from_json(form.tombstone_value, kind)
+    return None if form.tombstone_value is None else decode_scalar(form.tombstone_value, kind)
 
 
 def is_tombstone(column: pa.ChunkedArray, form: KeyedForm) -> pa.ChunkedArray:
@@ -175,17 +175,17 @@ def prepare_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) 
     events = events.drop_columns([SEQ, "_diff"]).combine_chunks()
     order, starts = sort_table(events, names)
     groups = np.cumsum(starts) - 1
-    keys = events.select(names).take(int64_array(order[starts]))
-    times = int64_values(combined(events["_time"]))[order]
+    keys = events.select(names).take(make_int64_array(order[starts]))
+    times = get_int64_values(combine_chunks(events["_time"]))[order]
     if form.order_by or form.ties == "greatest" or not _ascends(groups, times):
         ranks = _ranks(schema, form, events)[order]
-        within, starts = sort_rows([int64_array(groups), int64_array(times), int64_array(ranks)])
+        within, starts = sort_rows([make_int64_array(groups), make_int64_array(times), make_int64_array(ranks)])
         order, groups = order[within], groups[within]
         if form.ties == "greatest":
             order = _by_value(events, order, starts, _value_names(schema, form))
     if (order[1:] <= order[:-1]).any():
-        events = events.take(int64_array(order))
-    return Prepared(schema, keys, events.append_column(_GROUP_FIELD, int64_array(groups.astype(np.int64))))
+        events = events.take(make_int64_array(order))
+    return Prepared(schema, keys, events.append_column(_GROUP_FIELD, make_int64_array(groups.astype(np.int64))))
 
 
 def _ranks(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
@@ -194,23 +194,23 @@ def _ranks(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
     if GIVEN not in events.column_names:
         return ranks
     if not form.order_by:  # The columns that partial events lack are no values, and must not decide a tie.
-        is_partial = boolean_values(combined(pc.is_valid(events[GIVEN])))
+        is_partial = get_boolean_values(combine_chunks(pc.is_valid(events[GIVEN])))
         return is_partial.astype(np.int64) if form.ties == "greatest" else ranks
     return np.where(lacks_column(events, schema, form.order_by[0]), len(events), ranks)
 
 
 def lacks_column(events: pa.Table, schema: CollectionSchema, name: str) -> npt.NDArray[np.bool_]:
     """Return bool[events]: whether an event leaves a value column as it is; some events are partial."""
-    texts = combined(events[GIVEN]).dictionary_encode()
+    texts = combine_chunks(events[GIVEN]).dictionary_encode()
     at = schema.value_names.index(name)
     lacks = np.array([*(not has_column(text, at) for text in texts.dictionary.to_pylist()), False])
-    flags: npt.NDArray[np.bool_] = lacks[int64_values(texts.indices.cast(pa.int64()).fill_null(-1))]
+    flags: npt.NDArray[np.bool_] = lacks[get_int64_values(texts.indices.cast(pa.int64()).fill_null(-1))]
     return flags
 
 
 def list_unchanged(events: pa.Table, schema: CollectionSchema) -> pa.Array:
     """Return the value columns that each partial event leaves as they are, and NULL for whole events."""
-    texts = combined(events[GIVEN]).dictionary_encode()
+    texts = combine_chunks(events[GIVEN]).dictionary_encode()
     names = [
         [name for at, name in enumerate(schema.value_names) if not has_column(text, at)]
         for text in texts.dictionary.to_pylist()
@@ -234,8 +234,8 @@ def resolve_to_updates(prepared: Prepared, machine: Machine, present: pa.Table) 
     groups = number_groups(present, prepared.keys)
     if not _ascends(groups, None):
         order = np.argsort(groups, kind="stable")
-        present, groups = present.take(int64_array(order)), groups[order]
-    present = present.append_column(_GROUP_FIELD, int64_array(groups))
+        present, groups = present.take(make_int64_array(order)), groups[order]
+    present = present.append_column(_GROUP_FIELD, make_int64_array(groups))
     touched = Touched(prepared.schema, len(prepared.keys), present, prepared.events)
     return machine.step(touched).select(prepared.schema.arrow.names).cast(prepared.schema.arrow)
 
@@ -248,17 +248,20 @@ def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
     Args:
         terms: rows of these keys with `_diff`, which add up to the contents.
     """
-    groups, times = int64_values(combined(prepared.events[GROUP])), int64_values(combined(prepared.events["_time"]))
+    groups, times = (
+        get_int64_values(combine_chunks(prepared.events[GROUP])),
+        get_int64_values(combine_chunks(prepared.events["_time"])),
+    )
     starts = np.ones(len(groups), np.bool_)
     np.not_equal(groups[1:], groups[:-1], out=starts[1:])
-    is_row = ~boolean_values(combined(prepared.events[DELETED]))
+    is_row = ~get_boolean_values(combine_chunks(prepared.events[DELETED]))
     comes, goes = is_row.nonzero()[0], (is_row[:-1] & ~starts[1:]).nonzero()[0]
     rows, names = prepared.events, [*prepared.schema.names]
     if len(comes) != len(rows) or len(goes):
-        rows = rows.take(int64_array(np.concatenate([comes, goes])))
+        rows = rows.take(make_int64_array(np.concatenate([comes, goes])))
     at, diffs = np.concatenate([times[comes], times[goes + 1]]), np.ones(len(rows), np.int64)
     diffs[len(comes) :] = -1
-    columns = [*rows.select(names).columns, int64_array(at), int64_array(diffs)]
+    columns = [*rows.select(names).columns, make_int64_array(at), make_int64_array(diffs)]
     updates = pa.Table.from_arrays(columns, schema=prepared.schema.arrow)
     if not len(terms):
         return updates
@@ -267,7 +270,7 @@ def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
         goes_at = np.repeat(first_times[:1], len(terms))
     else:
         goes_at = first_times[number_groups(terms, prepared.keys)]
-    columns = [*terms.select(names).columns, int64_array(goes_at), pc.negate(terms["_diff"])]
+    columns = [*terms.select(names).columns, make_int64_array(goes_at), pc.negate(terms["_diff"])]
     return pa.concat_tables([updates, pa.Table.from_arrays(columns, schema=prepared.schema.arrow)])
 
 
@@ -282,9 +285,9 @@ def _by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], name
     tied = np.flatnonzero(is_tied)
     if not len(tied):
         return order
-    some = events.select([DELETED, *names]).take(int64_array(order[tied])).combine_chunks()
-    ties = int64_array(np.cumsum(starts, dtype=np.int64)[tied])
-    within, _ = sort_rows([ties, pc.invert(combined(some[DELETED])), *order_keys(some, names)])
+    some = events.select([DELETED, *names]).take(make_int64_array(order[tied])).combine_chunks()
+    ties = make_int64_array(np.cumsum(starts, dtype=np.int64)[tied])
+    within, _ = sort_rows([ties, pc.invert(combine_chunks(some[DELETED])), *make_order_keys(some, names)])
     settled = order.copy()
     settled[tied] = order[tied][within]
     return settled
@@ -310,7 +313,7 @@ def number_groups(rows: pa.Table, keys: pa.Table) -> Ints:
         assert int(groups.max()) < len(keys), "a row has a key that no event has"
         return groups.astype(np.int64, copy=False)
     keys_and_rows = pa.concat_tables([keys, rows.select(keys.column_names)]).combine_chunks()
-    ranks = compute_dense_ranks(order_keys(keys_and_rows, keys.column_names))
+    ranks = compute_dense_ranks(make_order_keys(keys_and_rows, keys.column_names))
     assert int(ranks.max()) + 1 == len(keys), "a row has a key that no event has"
     return ranks[len(keys) :]
 

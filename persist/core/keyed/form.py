@@ -14,7 +14,7 @@ import pyarrow.types as pat
 
 from persist.blob.options import check_fields
 from persist.codecs.errors import SchemaMismatch, did_you_mean
-from persist.codecs.types.arrow_types import is_flat, type_from_json, type_to_json
+from persist.codecs.types.arrow_types import decode_type, encode_type, is_flat
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.machine import NAME, VERSION, Machine, Replacing
@@ -132,7 +132,7 @@ def build_form(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
     is_value = tuple(fields) == schema.value.fields
     return KeyedForm(
         machine=machine,
-        fields=None if is_value else tuple((field.name, type_to_json(field.type)) for field in fields),
+        fields=None if is_value else tuple((field.name, encode_type(field.type)) for field in fields),
         order_by=tuple(keyed.order_by),
         tombstone=keyed.tombstone,
         tombstone_value=keyed.tombstone_value,
@@ -234,7 +234,7 @@ def late_column(form: KeyedForm, schema: CollectionSchema) -> pa.DataType:
     name = form.order_by[0]
     if form.fields is None:
         return schema.arrow.field(name).type
-    return next(type_from_json(kind) for field_name, kind in form.fields if field_name == name)
+    return next(decode_type(kind) for field_name, kind in form.fields if field_name == name)
 
 
 def is_counted(kind: pa.DataType) -> bool:

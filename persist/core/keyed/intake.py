@@ -21,14 +21,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.arrays import boolean_array, boolean_values, copy_table, int64_array, int64_values
-from persist.codecs.order.ordering import combined
+from persist.codecs.order.arrays import (
+    copy_table,
+    get_boolean_values,
+    get_int64_values,
+    make_boolean_array,
+    make_int64_array,
+)
+from persist.codecs.order.ordering import combine_chunks
 from persist.codecs.types.arrow_types import is_text
 from persist.codecs.types.schema import TIME, CollectionSchema, Side
-from persist.codecs.types.values import cut
-from persist.codecs.updates.inputs import TableStream, as_table, open_stream
-from persist.codecs.updates.tuples import is_named, out_of_place
-from persist.codecs.updates.updates import Stamp, stamp_rows, to_updates
+from persist.codecs.types.values import shorten
+from persist.codecs.updates.inputs import TableStream, open_stream, to_table
+from persist.codecs.updates.tuples import find_misordered, is_named_tuple
+from persist.codecs.updates.updates import Stamp, add_times, to_updates
 from persist.core.keyed.events import Prepared, event_fields, events_schema, is_tombstone, mark_deletions
 from persist.core.keyed.form import describe_orders, find_machine, is_counted
 from persist.core.keyed.machine import DELETED, GIVEN, NAME, SEQ, Machine
@@ -69,7 +75,7 @@ class EventTable(msgspec.Struct, frozen=True):
     def at(self, time: int) -> "EventTable":
         """Return the same events at a time."""
         column = self.table.schema.get_field_index(TIME)
-        times = int64_array(np.full(len(self.table), time, np.int64))
+        times = make_int64_array(np.full(len(self.table), time, np.int64))
         table = self.table.set_column(column, self.table.schema.field(column), times)
         return msgspec.structs.replace(self, table=table, at_commit=False, ready=None)
 
@@ -109,7 +115,7 @@ def to_events(
         needed = replace(needed, live=tuple(name for name in needed.live if name in columns))
     data = open_stream(data)
     first = data[0] if isinstance(data, (list, tuple)) and data else None
-    are_tuples = isinstance(first, (list, tuple)) and not is_named(first)
+    are_tuples = isinstance(first, (list, tuple)) and not is_named_tuple(first)
     if isinstance(data, TableStream):
         pieces: list[EventTable] = []
         for piece in data.tables(taken_schema):
@@ -117,7 +123,7 @@ def to_events(
             pieces.append(_of_table(piece, taken_schema, schema, form, stamp, timeline, needed))
         none = taken_schema.arrow.empty_table().drop_columns(["_diff"])
         events = concat_events(pieces or [_of_table(none, taken_schema, schema, form, None, timeline, needed)])
-    elif not are_tuples and (table := as_table(data, _add_deleted(taken_schema))) is not None:
+    elif not are_tuples and (table := to_table(data, _add_deleted(taken_schema))) is not None:
         stamp = stamp or _missing(TIME not in table.column_names)
         events = _of_table(table, taken_schema, schema, form, stamp, timeline, needed)
     else:
@@ -154,7 +160,7 @@ def watermark_below(column: pa.ChunkedArray, bound: int) -> np.ndarray[Any, np.d
         return np.ones(len(column), np.bool_)
     # A bound may be below all that the type can hold: it is a distance behind what was seen.
     below = pc.less(column, pa.scalar(max(bound, int(limits.min)), column.type))
-    return boolean_values(combined(pc.fill_null(below, bound > WATERMARK_OF_NULL)))
+    return get_boolean_values(combine_chunks(pc.fill_null(below, bound > WATERMARK_OF_NULL)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +216,7 @@ def _list_rows(data: Any, stamp: Stamp | None) -> Sequence[Any]:
         raise SchemaMismatch(f"time={stamp.time!r} names a column, and these events are not a table: {_SHAPE}")
     if isinstance(data, (str, bytes, bytearray)) or not isinstance(data, Iterable):
         raise InvalidUpdate(
-            f"the events are {cut(data)} ({type(data).__name__}): give tuples, dicts, a table or a frame"
+            f"the events are {shorten(data)} ({type(data).__name__}): give tuples, dicts, a table or a frame"
         )
     return [*data]
 
@@ -228,14 +234,14 @@ def _of_tuples(
     for at, row in enumerate(rows):
         if not isinstance(row, (tuple, list)) or len(row) != size:
             shape = _SHAPE if stamp is None else "with time=, an event looks like (key, value)"
-            raise InvalidUpdate(f"event {at} is {cut(row)}: {shape}")
-    if (odd := out_of_place(rows, ("key", "value", "time"))) is not None:
-        raise InvalidUpdate(f"{cut(odd)} has its fields at other places: {_SHAPE}")
+            raise InvalidUpdate(f"event {at} is {shorten(row)}: {shape}")
+    if (odd := find_misordered(rows, ("key", "value", "time"))) is not None:
+        raise InvalidUpdate(f"{shorten(odd)} has its fields at other places: {_SHAPE}")
     deleted = np.array([may_delete and row[1] is None for row in rows], np.bool_)
     times = [row[2] for row in rows] if stamp is None else [stamp.time or 0] * len(rows)
     is_unit = not taken.value.fields
     if is_unit and (wrong := next((at for at, row in enumerate(rows) if row[1] not in (None, ())), None)) is not None:
-        raise InvalidUpdate(f"event {wrong} is {cut(rows[wrong])}: without value columns, a value is () or None")
+        raise InvalidUpdate(f"event {wrong} is {shorten(rows[wrong])}: without value columns, a value is () or None")
     values = [None if is_unit else row[1] for row in rows]
     updates = [((row[0], value), time, 1) for row, value, time in zip(rows, values, times, strict=True)]
     if not deleted.any():
@@ -247,7 +253,7 @@ def _of_tuples(
     deleted_rows = to_updates(goes, keys_only, moments=timeline)
     live_and_deleted = pa.concat_tables([live, _with_nulls(deleted_rows, taken)]).combine_chunks()
     order = np.argsort(np.concatenate([np.flatnonzero(~deleted), np.flatnonzero(deleted)]), kind="stable")
-    return live_and_deleted.take(int64_array(order)), deleted
+    return live_and_deleted.take(make_int64_array(order)), deleted
 
 
 def _with_nulls(keys: pa.Table, taken: CollectionSchema) -> pa.Table:
@@ -290,7 +296,7 @@ def _of_table(
         texts, unchanged = _partial_texts(table[UNCHANGED], deleted, schema, form)
         table = table.drop_columns([UNCHANGED])
     if stamp is not None:
-        table = stamp_rows(table, taken, stamp)
+        table = add_times(table, taken, stamp)
     rows = to_updates(table, taken, default_diff=1, moments=timeline)
     events = _finish_table(rows, deleted, schema, form, taken.value.fields, needed, unchanged)
     return events if texts is None else msgspec.structs.replace(events, table=events.table.append_column(GIVEN, texts))
@@ -310,11 +316,11 @@ def _partial_texts(
             f"column {UNCHANGED!r} has type {kind}: it has lists of names of the columns that a row leaves as they are"
         )
     # Few lists are distinct, so only these become objects of Python.
-    lists = combined(column).cast(pa.list_(pa.string()))
+    lists = combine_chunks(column).cast(pa.list_(pa.string()))
     if pc.any(pc.fill_null(pc.equal(pc.binary_length(lists.flatten()), 0), True)).as_py():
         raise SchemaMismatch(f"a list in {UNCHANGED!r} has NULL, or an empty text, in the place of a name.")
     coded = pc.binary_join(lists, _BETWEEN).dictionary_encode()
-    codes = int64_values(coded.indices.cast(pa.int64()).fill_null(-1))
+    codes = get_int64_values(coded.indices.cast(pa.int64()).fill_null(-1))
     if deleted is not None:
         codes = np.where(deleted, -1, codes)
     texts: list[str | None] = [None] * (len(coded.dictionary) + 1)  # The last one is that of whole events, code -1.
@@ -325,11 +331,11 @@ def _partial_texts(
             stays[:, code] = np.isin(schema.value_names, names)
             texts[code] = f"error {''.join('01'[not is_left] for is_left in stays[:, code])}"
     masks = {
-        name: boolean_array(is_left[codes])
+        name: make_boolean_array(is_left[codes])
         for name, is_left in zip(schema.value_names, stays, strict=True)
         if is_left.any()
     }
-    return (pa.array(texts, pa.string()).take(int64_array(codes % len(texts))) if masks else None), masks
+    return (pa.array(texts, pa.string()).take(make_int64_array(codes % len(texts))) if masks else None), masks
 
 
 def _check_unchanged(names: Sequence[str], row: int, schema: CollectionSchema, form: KeyedForm) -> None:
@@ -357,7 +363,7 @@ def _flags(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
         raise SchemaMismatch(
             f"column {DELETED!r} has type {column.type}: it is true where the key is deleted, else false"
         )
-    return boolean_values(combined(pc.fill_null(column.cast(pa.bool_()), False)))
+    return get_boolean_values(combine_chunks(pc.fill_null(column.cast(pa.bool_()), False)))
 
 
 def _finish_table(
@@ -370,14 +376,14 @@ def _finish_table(
     unchanged: "Mapping[str, pa.Array] | None" = None,
 ) -> EventTable:
     check_keys(rows, schema)
-    flags = pa.chunked_array([boolean_array(np.zeros(len(rows), np.bool_) if deleted is None else deleted)])
+    flags = pa.chunked_array([make_boolean_array(np.zeros(len(rows), np.bool_) if deleted is None else deleted)])
     if deleted is not None and deleted.any():
         rows = _deleting(rows, deleted, flags, form)
     if form.tombstone is not None and form.tombstone in rows.column_names:
         flags = pc.or_(flags, is_tombstone(rows[form.tombstone], form))
     needed.check(rows, flags, unchanged or {})
     event_schema = events_schema(schema, fields)
-    numbers = int64_array(np.arange(len(rows), dtype=np.int64))
+    numbers = make_int64_array(np.arange(len(rows), dtype=np.int64))
     columns = {**dict(zip(rows.column_names, rows.columns, strict=True)), SEQ: numbers, DELETED: flags}
     # A copy, because they wait for others, and the caller may use the buffers again.
     table = copy_table(
@@ -448,7 +454,7 @@ def concat_events(tables: Sequence[EventTable]) -> EventTable:
         return first
     table = pa.concat_tables([events.table for events in tables], promote_options="default")
     at = table.schema.get_field_index(SEQ)
-    table = table.set_column(at, table.schema.field(at), int64_array(np.arange(len(table), dtype=np.int64)))
+    table = table.set_column(at, table.schema.field(at), make_int64_array(np.arange(len(table), dtype=np.int64)))
     known_watermarks = [events.watermarks for events in tables if events.watermarks is not None]
     marks = (
         (min(least for least, _ in known_watermarks), max(most for _, most in known_watermarks))

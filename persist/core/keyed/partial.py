@@ -38,8 +38,8 @@ import pyarrow.compute as pc
 
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import read_default
-from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
-from persist.codecs.order.ordering import combined
+from persist.codecs.order.arrays import get_boolean_values, get_int64_values, make_boolean_array, make_int64_array
+from persist.codecs.order.ordering import combine_chunks
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.inputs import iterate_tables_by_columns
@@ -100,7 +100,7 @@ def to_partial_events(
     if len(pieces) == 1:
         return joined
     order = np.argsort(np.concatenate([np.asarray(rows, np.int64) for rows in numbers]))
-    return msgspec.structs.replace(joined, table=in_order_of_arrival(joined.table.take(int64_array(order))))
+    return msgspec.structs.replace(joined, table=in_order_of_arrival(joined.table.take(make_int64_array(order))))
 
 
 def _check_columns(
@@ -162,25 +162,25 @@ class _Sequence:
         schema, events = ready.schema, ready.events
         texts, codes = list[str](), np.full(len(events), -1)
         if GIVEN in events.column_names:
-            encoded = combined(events[GIVEN]).dictionary_encode()
+            encoded = combine_chunks(events[GIVEN]).dictionary_encode()
             texts = encoded.dictionary.to_pylist()
-            codes = int64_values(encoded.indices.cast(pa.int64()).fill_null(-1))
+            codes = get_int64_values(encoded.indices.cast(pa.int64()).fill_null(-1))
         columns = dict(zip(schema.names, events.select(schema.names).columns, strict=True))
         for at, name in enumerate(schema.value_names):
             default = read_default(schema, name)
             if default.is_valid:
                 lacks = np.array([*(not has_column(text, at) for text in texts), False])[codes]
-                columns[name] = pc.if_else(boolean_array(lacks), default, columns[name])
+                columns[name] = pc.if_else(make_boolean_array(lacks), default, columns[name])
         for name in [name for group in form.groups for name in group.columns]:
             columns[name] = pc.if_else(events[DELETED], pa.scalar(None, columns[name].type), columns[name])
         whole = pa.Table.from_arrays([*columns.values()], names=[*columns])
         rows = pa.concat_tables([present.select(schema.names), whole]).combine_chunks()
         dead = np.zeros(len(present), np.bool_)
         if form.tombstone is not None:
-            dead = boolean_values(combined(is_tombstone(present[form.tombstone], form)))
-        order, group = with_present_first(groups, int64_values(combined(events[GROUP])))
+            dead = get_boolean_values(combine_chunks(is_tombstone(present[form.tombstone], form)))
+        order, group = with_present_first(groups, get_int64_values(combine_chunks(events[GROUP])))
         first = np.maximum.accumulate(np.where(np.append(True, group[1:] != group[:-1]), np.arange(len(group)), 0))
-        deletes = np.concatenate([dead, boolean_values(combined(events[DELETED]))])[order]
+        deletes = np.concatenate([dead, get_boolean_values(combine_chunks(events[DELETED]))])[order]
         codes = np.concatenate([np.full(len(present), -1), codes])[order]
         return cls(rows, len(present), order, group, first, codes, texts, deletes)
 
@@ -249,8 +249,8 @@ class _Units:
         has_order = is_known & rows.has(form.order_by[0], schema) if form.order_by else np.zeros_like(is_known)
         is_recent = np.ones_like(is_known)
         if floor is not None:
-            marks = pc.fill_null(pc.greater_equal(combined(rows.rows[form.order_by[0]]), floor), False)
-            is_recent = boolean_values(marks)[rows.order]
+            marks = pc.fill_null(pc.greater_equal(combine_chunks(rows.rows[form.order_by[0]]), floor), False)
+            is_recent = get_boolean_values(marks)[rows.order]
         while True:
             stands = touches & rows.stands(form.order_by, has_order)
             # Whole rows, deletions, and rows that may be inserted decide whether a key holds a row.
@@ -286,7 +286,7 @@ def _group_setters(
         has_order = rows.has(group.order_by[0], schema)
         has = is_known & has_order
         has_value = np.logical_or.reduce(
-            [boolean_values(combined(pc.is_valid(rows.rows[name])))[rows.order] for name in group.order_by]
+            [get_boolean_values(combine_chunks(pc.is_valid(rows.rows[name])))[rows.order] for name in group.order_by]
         )
         sets = has & rows.stands(group.order_by, has)
         ends = counts & rows.deletes & ~(has & has_value)
@@ -328,31 +328,31 @@ def complete_events(
     floor = find_floor() if _depends_on_floor(rows, form, ready.schema) else None
     units = _Units.of(rows, form, ready.schema, floor)
     if units.refused.any() and on_refused is not None:
-        on_refused(ready.events.take(int64_array(rows.order[units.refused] - rows.start)))
+        on_refused(ready.events.take(make_int64_array(rows.order[units.refused] - rows.start)))
     elif units.refused.any():
-        raise _missing_keys(ready.keys.take(int64_array(np.unique(rows.group[units.refused]))), name)
+        raise _missing_keys(ready.keys.take(make_int64_array(np.unique(rows.group[units.refused]))), name)
     changes = np.logical_or.reduce([units.counts, *units.grouped.values()])
     chosen = np.flatnonzero((rows.order >= rows.start) & changes)
     columns = dict(
         zip(
             ready.events.column_names,
-            ready.events.take(int64_array(rows.order[chosen] - rows.start)).columns,
+            ready.events.take(make_int64_array(rows.order[chosen] - rows.start)).columns,
             strict=True,
         )
     )
     fallback = np.where(units.counts, np.arange(len(rows.order)), units.earlier)[chosen]
     for column, sets in _setters(rows, units, form, ready.schema).items():
         source = rows.last(sets)[chosen]
-        columns[column] = rows.rows[column].take(int64_array(rows.order[np.where(source < 0, fallback, source)]))
+        columns[column] = rows.rows[column].take(make_int64_array(rows.order[np.where(source < 0, fallback, source)]))
     columns.pop(GIVEN, None)
     some, numbers = np.unique(rows.group[chosen], return_inverse=True)
-    columns[GROUP] = int64_array(numbers.astype(np.int64))
+    columns[GROUP] = make_int64_array(numbers.astype(np.int64))
     schema = pa.schema([ready.events.schema.field(column) for column in columns])
     events = pa.Table.from_arrays([*columns.values()], schema=schema)
     if len(some) == len(ready.keys):
         return replace(ready, events=events), present
-    keys = ready.keys.take(int64_array(some))
-    return replace(ready, keys=keys, events=events), present.filter(boolean_array(np.isin(groups, some)))
+    keys = ready.keys.take(make_int64_array(some))
+    return replace(ready, keys=keys, events=events), present.filter(make_boolean_array(np.isin(groups, some)))
 
 
 def _depends_on_floor(rows: _Sequence, form: KeyedForm, schema: CollectionSchema) -> bool:
@@ -375,15 +375,17 @@ def _setters(rows: _Sequence, units: _Units, form: KeyedForm, schema: Collection
 
 def _check_one_row(ready: Prepared, present: pa.Table, groups: Ints, partial: Ints, name: str) -> None:
     """Raise InvalidUsage if a key with a partial event holds several rows."""
-    diffs = int64_values(combined(present["_diff"])) if "_diff" in present.column_names else np.ones(len(present))
+    diffs = (
+        get_int64_values(combine_chunks(present["_diff"])) if "_diff" in present.column_names else np.ones(len(present))
+    )
     counts = np.bincount(groups, weights=np.abs(diffs), minlength=len(ready.keys))
     if not (counts > 1).any():
         return
     several = np.intersect1d(np.flatnonzero(counts > 1), partial)
     if len(several):
         raise InvalidUsage(
-            f"{name!r} has several rows for {_describe_keys(ready.keys.take(int64_array(several)))}, and an update "
-            "changes one row for each key: use an UPDATE statement, or upsert whole rows"
+            f"{name!r} has several rows for {_describe_keys(ready.keys.take(make_int64_array(several)))}, and an "
+            "update changes one row for each key: use an UPDATE statement, or upsert whole rows"
         )
 
 

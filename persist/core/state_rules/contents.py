@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from persist.codecs.evolution import versions
+from persist.codecs.evolution import link_versions
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import END, decode_frontier, to_antichain
@@ -241,7 +241,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @lru_cache(maxsize=64)
 def _load_versions(schema_json: bytes) -> CollectionSchema:
-    return versions([bytes(version) for version in msgspec.json.decode(schema_json, type=list[msgspec.Raw])])
+    return link_versions([bytes(version) for version in msgspec.json.decode(schema_json, type=list[msgspec.Raw])])
 
 
 def get_definition_number(contents: CollectionState) -> int:

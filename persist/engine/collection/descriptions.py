@@ -204,7 +204,7 @@ def describe_step(
     if not isinstance(columns or {}, Mapping):
         raise InvalidUsage(f"columns={columns!r:.200} must be a dict of descriptions by column name")
     schema = handle.contents().schema if columns else handle.schema
-    names = schema.distinct("columns", list(columns or {}))
+    names = schema.check_distinct("columns", list(columns or {}))
     ids = get_newest_ids(handle, schema, names)
     column_words = {str(ids[name]): _column_words(name, (columns or {})[name]) for name in names}
     return kinds.Describe(handle.id, words(comment, properties), column_words, read_version(expected))

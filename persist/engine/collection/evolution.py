@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import evolve_schema
-from persist.codecs.nested import Node, column_node, reshape_column, split_changes, split_names
-from persist.codecs.types.python_types import field_types
+from persist.codecs.nested import Node, get_column_node, parse_new_names, reshape_column, split_changes
+from persist.codecs.types.python_types import parse_fields
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.types.widening import may_overflow, widen_column
 from persist.core.errors import InvalidUsage, NotOneValue, Superseded, UpperMismatch
@@ -117,7 +117,7 @@ def _evolve(
             raise InvalidUsage(
                 "evolve() was asked for no change: give add=, drop=, rename=, widen=, reorder= or keyed="
             )
-        get_newest_ids(handle, contents.schema, contents.schema.distinct("comments", [*comments]))
+        get_newest_ids(handle, contents.schema, contents.schema.check_distinct("comments", [*comments]))
         return _set_comments(handle, contents.schema, comments, beside)
     # From the user's version: a name may belong to another column now.
     schema_before = attach_versions(handle.schema, contents)
@@ -163,7 +163,7 @@ def _evolve_schema(before: CollectionSchema, evolution: WantedEvolution, content
         return evolve_schema(
             known,
             add=add,
-            defaults=split_names(evolution.defaults),
+            defaults=parse_new_names(evolution.defaults),
             drop=drop,
             rename=rename,
             widen=widen,
@@ -212,7 +212,7 @@ def _check_changes(evolution: WantedEvolution, comments: Mapping[str, str] | Non
 def _convert_types(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:
     """Return Arrow types for whatever `create_or_load` takes for types."""
     types = {}
-    for name, kind, nullable in field_types(given, "value") if given else ():
+    for name, kind, nullable in parse_fields(given, "value") if given else ():
         if not nullable:
             raise SchemaMismatch(
                 f"{what}= gives column {name!r} as not null, and whether a column may hold NULL stays what it is; one "
@@ -225,7 +225,7 @@ def _convert_types(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType
 def _comment_steps(
     handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str]
 ) -> list[record_kinds.Describe]:
-    names = schema.distinct("comments", [*comments])
+    names = schema.check_distinct("comments", [*comments])
     ids = dict(zip(schema.names, schema.ids, strict=True))
     words_by_id = {str(ids[name]): Words(comments[name]) for name in names}
     return [record_kinds.Describe(handle.id, columns=words_by_id)] if words_by_id else []
@@ -236,7 +236,7 @@ def _find_risky(before: CollectionSchema, after: CollectionSchema) -> dict[str, 
     names, risky = dict(zip(after.ids, after.names, strict=True)), {}
     for id_, name in zip(before.ids, before.names, strict=True):
         if id_ in names:
-            was, now = column_node(before, name), column_node(after, names[id_])
+            was, now = get_column_node(before, name), get_column_node(after, names[id_])
             kinds = {node.number: node.kind for node in was.walk()}
             if any(may_overflow(kinds.get(node.number, node.kind), node.kind) for node in now.walk()):
                 risky[name] = was, now

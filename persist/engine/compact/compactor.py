@@ -25,7 +25,7 @@ import pyarrow as pa
 from persist.blob.errors import Indeterminate, MissingBlob
 from persist.blob.threads import Clock
 from persist.codecs.errors import DiffOverflow
-from persist.codecs.part.key_range import comparable_keys
+from persist.codecs.part.key_range import load_comparable_keys
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX
 from persist.core.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
@@ -313,7 +313,7 @@ class Compactor:
         keyed = []
         for number in numbers:
             part = contents.numbered[number]
-            keys = comparable_keys(part, contents.schema)
+            keys = load_comparable_keys(part, contents.schema)
             if keys is None or part.inline or part.bytes < self._tuning.part_bytes // WHOLE_FRACTION:
                 return None
             keyed.append((keys[0], keys[-1], number))
@@ -397,6 +397,6 @@ class _Attempt:
         if total != diff_sum:
             raise AssertionError(f"the diffs of the result sum to {total}, and those of its sources to {diff_sum}")
         schema = self._contents.schema
-        keyed = [keys for part in parts if (keys := comparable_keys(part, schema)) is not None]
+        keyed = [keys for part in parts if (keys := load_comparable_keys(part, schema)) is not None]
         if any(earlier[-1] >= later[0] for earlier, later in pairwise(keyed)):
             raise AssertionError("the parts of the result overlap in key: slices of the key space did, too")

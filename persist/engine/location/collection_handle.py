@@ -16,7 +16,7 @@ from persist.codecs.errors import SchemaMismatch
 from persist.codecs.nested import describe_changes
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.updates import Stamp, plain_rows
+from persist.codecs.updates.updates import Stamp, to_plain_rows
 from persist.core.antichain import END, Antichain, encode_frontier, to_antichain
 from persist.core.errors import (
     AsOfNotSealed,
@@ -353,7 +353,7 @@ class CollectionHandle(CollectionTimes):
         self.check_plain("write")
         by = () if token is None else (*self.schema.names, "_time")
         if stamp is None or stamp.time is None:
-            updates, is_plain = plain_rows(updates, self.schema)
+            updates, is_plain = to_plain_rows(updates, self.schema)
             if is_plain:
                 stamp = stamp or Stamp(None)
             elif stamp is not None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage, ReadOnlyStore, StoreFull, StoreMisconfigured
 from persist.blob.protocol import is_remote
 from persist.blob.threads import Pool
-from persist.codecs.part.lending import give_back_freed
+from persist.codecs.part.lending import release_freed
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.closing import close_after
 from persist.core.errors import ClientClosed, Conflict, LogInterrupted, ReadOnly, SchemaMismatch
@@ -77,7 +77,7 @@ class Engine:
         threads_max = REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS
         # From the default on, memory is returned less often: that costs CPU time, because pages come back as zeros.
         step_bytes = budget if budget >= MEMORY_BUDGET else budget // 4
-        self.pool = pool = Pool(threads_max, "persist-io", partial(give_back_freed, step_bytes))
+        self.pool = pool = Pool(threads_max, "persist-io", partial(release_freed, step_bytes))
         self.follower = (
             Follower(blob, clock, poll_s, pool=pool, cache=storage.cache, policy=self.settings.tuning.policy)
             if options.seqno is None

@@ -554,7 +554,7 @@ def _select_times(times: Mapping[str, int], operation: Operation) -> dict[str, i
 
 def _stamp_mutation(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | kinds.Pend:
     """Return a mutation with the time of the commit in its stamped parts."""
-    parts = tuple(part.with_time(time) if part.stamped else part for part in mutation.parts)
+    parts = tuple(part.set_time(time) if part.stamped else part for part in mutation.parts)
     return msgspec.structs.replace(mutation, parts=parts)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.digest import DIGEST_MODULUS, digest_text
+from persist.codecs.order.digest import DIGEST_MODULUS, hash_text
 from persist.core.expression.arrow_terms import term_of_filter, term_text
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
@@ -119,12 +119,12 @@ def filter_text(where: pc.Expression | None, token: str | None) -> str | None:
 
 def overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:
     """Return the digest of an overwrite, given its rows' digest by key and value; time None means upper."""
-    return rows + digest_text(f"overwrite at {'upper' if time is None else time} where {where}")
+    return rows + hash_text(f"overwrite at {'upper' if time is None else time} where {where}")
 
 
 def delete_digest(keys: int, time: int | None, where: str | None = None) -> int:
     """Return the digest of a deletion, given the digest of its distinct keys with diff 1, or 0 for a filter."""
-    return keys + digest_text(f"delete at {'upper' if time is None else time} where {where}")
+    return keys + hash_text(f"delete at {'upper' if time is None else time} where {where}")
 
 
 def with_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:

@@ -37,7 +37,7 @@ import pyarrow.types as pt
 from persist.blob.errors import MissingBlob
 from persist.blob.protocol import delete_all
 from persist.codecs.part.part import Part
-from persist.codecs.types.arrow_types import children
+from persist.codecs.types.arrow_types import list_inner_fields
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import AsOfCompacted, InvalidUsage
 from persist.core.log import kinds
@@ -82,11 +82,11 @@ def to_delta_type(kind: pa.DataType) -> Any:
         return "timestamp_ntz" if kind.tz is None else "timestamp"
     if not pt.is_nested(kind):
         return None
-    inner = [to_delta_type(child.type) for child in children(kind)]
+    inner = [to_delta_type(child.type) for child in list_inner_fields(kind)]
     if None in inner:
         return None
     if pt.is_struct(kind):
-        named = zip(children(kind), inner, strict=True)
+        named = zip(list_inner_fields(kind), inner, strict=True)
         return {"type": "struct", "fields": [_make_field(child.name, written) for child, written in named]}
     if pt.is_map(kind):
         return {"type": "map", "keyType": inner[0], "valueType": inner[1], "valueContainsNull": True}

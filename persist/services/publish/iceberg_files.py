@@ -18,9 +18,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from persist.codecs.part.file_writer import file_schema
+from persist.codecs.part.file_writer import make_file_schema
 from persist.codecs.part.part import Part
-from persist.codecs.types.arrow_types import children
+from persist.codecs.types.arrow_types import list_inner_fields
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log import kinds
 from persist.core.log.fields import Deletes
@@ -62,7 +62,9 @@ def to_iceberg_type(kind: pa.DataType, version: int = 3) -> Any:
         return {"us": name, "ns": f"{name}_ns" if version > 2 else None}.get(kind.unit)
     if not pt.is_nested(kind):
         return None
-    inside = [(_get_field_id(child), child.name, to_iceberg_type(child.type, version)) for child in children(kind)]
+    inside = [
+        (_get_field_id(child), child.name, to_iceberg_type(child.type, version)) for child in list_inner_fields(kind)
+    ]
     if any(written is None for _, _, written in inside):
         return None
     if pt.is_struct(kind):
@@ -194,7 +196,7 @@ def make_properties(contents: CollectionState, publication: Publication) -> dict
 
 def make_schema(schema: CollectionSchema) -> dict[str, Any]:
     """Return a table's schema."""
-    written = {f.name: f for f in file_schema(schema)}
+    written = {f.name: f for f in make_file_schema(schema)}
     fields = [
         _make_field(_get_field_id(written[name]), name, to_iceberg_type(written[name].type)) for name in schema.columns
     ]
@@ -212,19 +214,19 @@ def make_name_mapping(schema: CollectionSchema) -> list[dict[str, Any]]:
         if not pt.is_nested(kind):
             return []
         named = ["key", "value"] if pt.is_map(kind) else None if pt.is_struct(kind) else ["element"]
-        inner = children(kind)
+        inner = list_inner_fields(kind)
         return [mapped(f.with_name(named[at] if named else f.name)) for at, f in enumerate(inner)]
 
-    return [mapped(field) for field in file_schema(schema)]
+    return [mapped(field) for field in make_file_schema(schema)]
 
 
 def iterate_fields(schema: CollectionSchema) -> Iterator[tuple[int, pa.DataType]]:
     def below(fields: Iterable[pa.Field]) -> Iterator[tuple[int, pa.DataType]]:
         for field in fields:
             yield _get_field_id(field), field.type
-            yield from below(children(field.type) if pt.is_nested(field.type) else ())
+            yield from below(list_inner_fields(field.type) if pt.is_nested(field.type) else ())
 
-    return below(field for field in file_schema(schema) if field.name in schema.names)
+    return below(field for field in make_file_schema(schema) if field.name in schema.names)
 
 
 class Manifests:
@@ -405,7 +407,7 @@ class DataFiles:
     def _compute_bounds(self, part: Part) -> tuple[dict[int, bytes], dict[int, bytes], dict[int, int]]:
         """Return each column's least and greatest value, encoded, and number of NULLs."""
         low, high, nulls = dict[int, bytes](), dict[int, bytes](), dict[int, int]()
-        for field in file_schema(self._columns):
+        for field in make_file_schema(self._columns):
             stats = part.stats.get(field.name)
             if stats is None or field.name not in self._columns.names:
                 continue

@@ -14,7 +14,7 @@ import pytest
 import persist
 from persist.blob.errors import PersistError
 from persist.blob.protocol import MemoryBlob
-from persist.codecs.updates.small import small_updates
+from persist.codecs.updates.small import convert_small_updates
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark, Words
 from persist.core.log.records import read_record
@@ -40,7 +40,7 @@ NAMES = ["plain", "late", "keyed"]
 
 
 def small_write(handle: CollectionHandle, time: int, *, at_commit: bool = False) -> Write:
-    updates = small_updates([((time, time), 0 if at_commit else time, 1)], handle.schema)
+    updates = convert_small_updates([((time, time), 0 if at_commit else time, 1)], handle.schema)
     assert updates is not None
     return Write(handle.id, handle.schema, 0 if at_commit else time, 10, updates, at_commit=at_commit)
 

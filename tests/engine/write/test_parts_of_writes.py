@@ -18,7 +18,7 @@ from persist.codecs.order.digest import DIGEST_MODULUS
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import ROW_GROUP_BYTES_MAX
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.small import small_updates
+from persist.codecs.updates.small import convert_small_updates
 from persist.codecs.updates.updates import Stamp
 from persist.core.keyed.events import events_schema
 from persist.core.log import kinds
@@ -142,7 +142,7 @@ def test_small_writes_become_one_part_and_those_at_the_time_of_the_commit_anothe
 
 def test_diffs_that_overflow_only_together_are_encoded_each_alone(parts: PartWriter) -> None:
     def large() -> Write:
-        small = small_updates([((1, None), 5, 2**63 - 1)], SCHEMA)
+        small = convert_small_updates([((1, None), 5, 2**63 - 1)], SCHEMA)
         assert small is not None
         return Write(A, SCHEMA, 5, 10, small)
 

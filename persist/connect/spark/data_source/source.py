@@ -89,7 +89,7 @@ class PersistDataSource(DataSource):
                 requested = options.schema if isinstance(options, ReadOptions) else None
                 schema = handle.reading_schema(requested)
                 self._version = schema.version
-                names = schema.columns if options.columns is None else schema.distinct("columns", options.columns)
+                names = schema.columns if options.columns is None else schema.check_distinct("columns", options.columns)
                 fields = {
                     field.name: field
                     for field in (

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
-from persist.codecs.order.ordering import combined
+from persist.codecs.order.arrays import get_int64_values, make_boolean_array, make_int64_array
+from persist.codecs.order.ordering import combine_chunks
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.keyed.machine import GROUP, Touched
 from persist.core.keyed.machines import steps
@@ -61,19 +61,19 @@ class History:
         # Among the events of one key and time, the last one counts.
         last = np.ones(len(groups), np.bool_)
         last[:-1] = steps.firsts(groups, times)[1:]
-        events = touched.events.take(int64_array(np.flatnonzero(last)))
+        events = touched.events.take(make_int64_array(np.flatnonzero(last)))
         groups, times, live = groups[last], times[last], ~steps.deletions(touched)[last]
         fields = [f.name for f in self.event_fields(schema)]
         stood, comes, standing = self._changes(open_rows, events, groups, live, fields)
-        from_times = combined(open_rows[self._from]).cast(pa.int64()).fill_null(0)
-        begun = np.concatenate([int64_values(from_times), times])
+        from_times = combine_chunks(open_rows[self._from]).cast(pa.int64()).fill_null(0)
+        begun = np.concatenate([get_int64_values(from_times), times])
         rows = pa.concat_tables([t.select([*schema.key_names, *fields]) for t in (open_rows, events)]).combine_chunks()
         new = np.flatnonzero(comes) + len(open_rows)
         # A row that ends is there twice: open, to be taken back, and closed. Then come the rows that begin.
         picked = np.concatenate([standing[stood], standing[stood], new])
         ends = np.concatenate([np.zeros(stood.sum(), np.int64), times[stood], np.zeros(len(new), np.int64)])
         ended = np.repeat([False, True, False], [stood.sum(), stood.sum(), len(new)])
-        table = self._with_intervals(rows.take(int64_array(picked)), begun[picked], ends, ended, schema)
+        table = self._with_intervals(rows.take(make_int64_array(picked)), begun[picked], ends, ended, schema)
         at = np.concatenate([times[stood], times[stood], times[comes]])
         counts = [(0, stood.sum(), -1), (stood.sum(), len(picked), 1)]
         return steps.updates(schema, table, [(np.arange(a, b), at[a:b], diff) for a, b, diff in counts])
@@ -83,7 +83,7 @@ class History:
     ) -> tuple[Flags, Flags, Ints]:
         """Return the events that end a row, the events that begin one, and the row before each event."""
         present_identities, sent = steps.identities([open_rows, events], fields)
-        owners = int64_values(combined(open_rows[GROUP]))
+        owners = get_int64_values(combine_chunks(open_rows[GROUP]))
         count = int(max([*groups[-1:], *owners[-1:]], default=-1)) + 1
         # The open row of each key, and what it holds as a number; -1 for none.
         row_of = np.full(count, -1)
@@ -100,8 +100,8 @@ class History:
     def _with_intervals(
         self, rows: pa.Table, begun: Ints, ends: Ints, ended: Flags, schema: CollectionSchema
     ) -> pa.Table:
-        end = pc.if_else(boolean_array(ended), int64_array(ends), pa.scalar(None, pa.int64()))
-        starts = int64_array(begun).cast(schema.arrow.field(self._from).type)
+        end = pc.if_else(make_boolean_array(ended), make_int64_array(ends), pa.scalar(None, pa.int64()))
+        starts = make_int64_array(begun).cast(schema.arrow.field(self._from).type)
         rows = rows.append_column(self._from, starts)
         return rows.append_column(self._to, end.cast(schema.arrow.field(self._to).type))
 
@@ -186,29 +186,31 @@ class Sessions:
 
     def _present(self, touched: Touched, sums: list[str]) -> "_Spans":
         columns = [self._start, self._end, self._count, *sums]
-        values = [int64_values(combined(touched.present[name]).cast(pa.int64()).fill_null(0)) for name in columns]
+        values = [
+            get_int64_values(combine_chunks(touched.present[name]).cast(pa.int64()).fill_null(0)) for name in columns
+        ]
         return _Spans(steps.present_groups(touched), values[0], values[1], values[2:])
 
     def _points(self, touched: Touched, sums: list[str]) -> "_Spans":
-        moments = combined(touched.events[self._at])
-        live = boolean_array(~steps.deletions(touched))
+        moments = combine_chunks(touched.events[self._at])
+        live = make_boolean_array(~steps.deletions(touched))
         if pc.any(pc.and_(moments.is_null(), live), min_count=0).as_py():
             raise InvalidUpdate(f"an event has NULL in {self._at!r}, and so belongs to no session. Leave it out.")
-        at = int64_values(moments.cast(pa.int64()).fill_null(0))
-        values = [int64_values(combined(touched.events[name]).fill_null(0)) for name in sums]
+        at = get_int64_values(moments.cast(pa.int64()).fill_null(0))
+        values = [get_int64_values(combine_chunks(touched.events[name]).fill_null(0)) for name in sums]
         return _Spans(steps.event_groups(touched), at, at, [np.ones(len(at), np.int64), *values])
 
     def _updates(self, touched: Touched, changes: list[tuple["_Spans", Ints, int]], sums: list[str]) -> pa.Table:
         schema = touched.schema
         first = np.flatnonzero(steps.firsts(steps.event_groups(touched)))
-        keys = touched.events.select([*schema.key_names]).take(int64_array(first))
+        keys = touched.events.select([*schema.key_names]).take(make_int64_array(first))
         everything = changes[0][0]
         for spans, _, _ in changes[1:]:
             everything = everything.plus(spans)
-        rows = keys.take(int64_array(everything.groups))
+        rows = keys.take(make_int64_array(everything.groups))
         values = [everything.starts, everything.ends, *everything.sums]
         for name, column in zip((self._start, self._end, self._count, *sums), values, strict=True):
-            rows = rows.append_column(name, int64_array(column).cast(schema.arrow.field(name).type))
+            rows = rows.append_column(name, make_int64_array(column).cast(schema.arrow.field(name).type))
         bounds = np.cumsum([0, *(len(spans.groups) for spans, _, _ in changes)])
         picks = [(np.arange(bounds[i], bounds[i + 1]), times, diff) for i, (_, times, diff) in enumerate(changes)]
         return steps.updates(schema, rows, picks)

@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
+from persist.codecs.order.arrays import get_boolean_values, get_int64_values, make_int64_array
 from persist.codecs.order.digits import compute_dense_ranks
-from persist.codecs.order.ordering import canonical, combined, order_keys
+from persist.codecs.order.ordering import combine_chunks, make_canonical, make_order_keys
 from persist.codecs.types.schema import CollectionSchema, Side
-from persist.codecs.updates.tuples import to_tuples
+from persist.codecs.updates.tuples import iterate_tuples
 from persist.codecs.updates.updates import to_updates
 from persist.core.errors import BeforeDiffers, InvalidUsage
 from persist.core.keyed.machine import DELETED, GROUP, Touched
@@ -39,22 +39,22 @@ Pick = tuple[Ints, Ints, int]  # Rows, by number; the time of each; and the diff
 
 def present_groups(touched: Touched) -> Ints:
     """Return the group of each present row, ascending."""
-    return int64_values(combined(touched.present[GROUP]))
+    return get_int64_values(combine_chunks(touched.present[GROUP]))
 
 
 def event_groups(touched: Touched) -> Ints:
     """Return the group of each event, ascending."""
-    return int64_values(combined(touched.events[GROUP]))
+    return get_int64_values(combine_chunks(touched.events[GROUP]))
 
 
 def event_times(touched: Touched) -> Ints:
     """Return the time of each event, ascending within a group."""
-    return int64_values(combined(touched.events["_time"]))
+    return get_int64_values(combine_chunks(touched.events["_time"]))
 
 
 def deletions(touched: Touched) -> Flags:
     """Return which events delete their key."""
-    return boolean_values(combined(touched.events[DELETED]))
+    return get_boolean_values(combine_chunks(touched.events[DELETED]))
 
 
 def firsts(*columns: Ints) -> Flags:
@@ -94,8 +94,8 @@ def identities(tables: Sequence[pa.Table], names: Sequence[str]) -> list[Ints]:
     lengths = [len(table) for table in tables]
     if not names:
         return [np.zeros(length, np.int64) for length in lengths]
-    tables_joined = canonical(pa.concat_tables([table.select(names) for table in tables]).combine_chunks())
-    return np.split(compute_dense_ranks(order_keys(tables_joined, names)), np.cumsum(lengths)[:-1])
+    tables_joined = make_canonical(pa.concat_tables([table.select(names) for table in tables]).combine_chunks())
+    return np.split(compute_dense_ranks(make_order_keys(tables_joined, names)), np.cumsum(lengths)[:-1])
 
 
 def rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
@@ -122,9 +122,9 @@ def all_rows(touched: Touched) -> pa.Table:
 
 def updates(schema: CollectionSchema, rows: pa.Table, picks: Sequence[Pick]) -> pa.Table:
     """Return picked rows as updates."""
-    picked_rows = rows.select([*schema.names]).take(int64_array(_join([numbers for numbers, _, _ in picks])))
-    times = int64_array(_join([times for _, times, _ in picks]))
-    diffs = int64_array(_join([np.full(len(numbers), diff) for numbers, _, diff in picks]))
+    picked_rows = rows.select([*schema.names]).take(make_int64_array(_join([numbers for numbers, _, _ in picks])))
+    times = make_int64_array(_join([times for _, times, _ in picks]))
+    diffs = make_int64_array(_join([np.full(len(numbers), diff) for numbers, _, diff in picks]))
     return pa.Table.from_arrays([*picked_rows.columns, times, diffs], schema=schema.arrow)
 
 
@@ -286,13 +286,13 @@ class Checked:
         are unknown.
         """
         names = [*touched.schema.value_names]
-        structs = combined(touched.events[BEFORE])
+        structs = combine_chunks(touched.events[BEFORE])
         # Members under a NULL struct may be anything, so they are made NULL.
         images = pa.Table.from_arrays([pc.struct_field(structs, [name]) for name in names], names=names)
         present, after, image_before = identities([touched.present, touched.events, images], names)
         identity_by_group = np.full(touched.groups, ABSENT)
         identity_by_group[present_groups(touched)] = present
-        silent = boolean_values(structs.is_null())
+        silent = get_boolean_values(structs.is_null())
         is_absent = silent & ~gone if self._created_absent else np.zeros(len(silent), np.bool_)
         return (
             identity_by_group,
@@ -438,4 +438,4 @@ def _tuples(rows: pa.Table, schema: CollectionSchema) -> Sequence[Any]:
     columns = {name: rows[name] for name in schema.names}
     time = rows["_time"] if "_time" in rows.column_names else pa.array([0] * len(rows), pa.int64())
     table = pa.table({**columns, "_time": time, "_diff": pa.array([1] * len(rows), pa.int64())})
-    return [*to_tuples(canonical(table.cast(schema.arrow)), schema)]
+    return [*iterate_tuples(make_canonical(table.cast(schema.arrow)), schema)]

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.lru import Cache, Kind
-from persist.codecs.order.arrays import boolean_array, int64_array
+from persist.codecs.order.arrays import make_boolean_array, make_int64_array
 from persist.codecs.order.ordering import sort_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.part import Part
@@ -101,7 +101,7 @@ def resolve_events(
     waiting_bytes = sum(part.memory for part in parts)
     is_partial = own_events is not None and GIVEN in own_events.column_names
     if is_partial and own_events is not None:  # Parts cannot hold these, so slices take them by their keys.
-        own_events = own_events.take(int64_array(sort_table(own_events, schema.key_names)[0]))
+        own_events = own_events.take(make_int64_array(sort_table(own_events, schema.key_names)[0]))
     elif (
         own_events is not None
         and len(own_events)
@@ -123,7 +123,7 @@ def resolve_events(
     for scan_slice in slices:
         own_slice = own_events
         if own_slice is not None and len(slices) > 1:
-            start, stop = scan_slice.keys.rows(own_slice, schema)
+            start, stop = scan_slice.keys.find_rows(own_slice, schema)
             own_slice = own_slice.slice(start, stop - start)
         arrived = _read_events(scan_slice, events, waiting, own_slice)
         if len(arrived):
@@ -264,12 +264,12 @@ class Purged:
         """Keep the tombstones of keys that have events."""
         if not len(self._rows):
             return
-        self._rows = self._rows.filter(boolean_array(~match_keys(self._rows, keys, keys.column_names)))
+        self._rows = self._rows.filter(make_boolean_array(~match_keys(self._rows, keys, keys.column_names)))
 
     def updates(self, schema: CollectionSchema) -> pa.Table:
         """Return the retractions."""
-        times = int64_array(np.full(len(self._rows), self._time, np.int64))
-        diffs = int64_array(np.full(len(self._rows), -1, np.int64))
+        times = make_int64_array(np.full(len(self._rows), self._time, np.int64))
+        diffs = make_int64_array(np.full(len(self._rows), -1, np.int64))
         columns = [*self._rows.select([*schema.names]).columns, times, diffs]
         return pa.Table.from_arrays(columns, schema=schema.arrow)
 

@@ -21,17 +21,17 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.ordering import sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
-from persist.codecs.part.decoding import bad_filter
-from persist.codecs.part.filters import referenced_columns
+from persist.codecs.part.decoding import make_filter_error
+from persist.codecs.part.filters import list_referenced_columns
 from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.values import to_values
-from persist.codecs.updates.small import small_keys
+from persist.codecs.updates.small import convert_small_keys
 from persist.engine.read.lookups.part_rows import Hits, PartRows
 from persist.engine.read.lookups.requested_keys import find_distinct_keys, keys_alone
 from persist.engine.read.merging import repeat_rows
@@ -121,16 +121,16 @@ class JoinedRows:
         if joined is None:
             return None
         assert isinstance(joined, _Joined)
-        rows = joined.keys.find(requested_keys)
+        rows = joined.keys.find_rows(requested_keys)
         return [(joined.rows.columns, rows)] if len(rows) else []
 
     def with_keys(self, requested_keys: SortedKeys | None) -> Iterator[pa.Table]:
         """Yield the rows with a requested key, all columns, in the order of keys, then of parts."""
         assert requested_keys is not None, "a collection without keys has nothing to search for"
         joined = self._join()
-        rows = joined.keys.find(requested_keys)
+        rows = joined.keys.find_rows(requested_keys)
         if len(rows):
-            yield pa.Table.from_batches([joined.rows.take(int64_array(rows))])
+            yield pa.Table.from_batches([joined.rows.take(make_int64_array(rows))])
 
     def _join(self) -> "_Joined":
         joined = self._reader.decoded.get(self._name)
@@ -185,7 +185,7 @@ class Lookup:
         names: Sequence[str] = self.scan.columns
         if self.scan.filter is not None:
             rows = pa.schema([schema.arrow.field(name) for name in schema.names])
-            names = [*names, *referenced_columns(self.scan.filter, rows, names)]
+            names = [*names, *list_referenced_columns(self.scan.filter, rows, names)]
         columns = [name for name in names if name not in schema.key_names]
         if cuts_time or self._keeps_time:
             columns.append("_time")
@@ -210,7 +210,7 @@ class Lookup:
         return Wanted.of(find_distinct_keys(keys, self.scan.schema), self.scan.schema)
 
     def record(self, keys: list[Any], reader: PartReader) -> list[tuple[Any, Any]] | None:
-        """Return the records of a single key, as `to_rows` yields them; None to use `contents` instead.
+        """Return the records of a single key, as `iterate_rows` yields them; None to use `contents` instead.
 
         None if something must be read, or if there is more than one record, or one with a multiplicity. Rows become
         Python values without a table. 1,000 reads of 360,000 keys with a tail of three parts take 54 µs each, and 160
@@ -218,7 +218,7 @@ class Lookup:
         """
         if not self._has_plain_rows or len(keys) != 1 or reader.spilled is not None:
             return None
-        one_key = small_keys(keys, self._keys_alone)
+        one_key = convert_small_keys(keys, self._keys_alone)
         if one_key is None:
             return None
         requested = SortedKeys(one_key)
@@ -329,7 +329,7 @@ class Lookup:
         try:
             return table.filter(filter)
         except (pa.ArrowException, ValueError) as error:
-            raise bad_filter(filter, self.scan.schema.arrow, error) from error
+            raise make_filter_error(filter, self.scan.schema.arrow, error) from error
 
 
 def _drop_dictionary(values: pa.Array) -> pa.Array:

@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.ordering import combined
+from persist.codecs.order.ordering import combine_chunks
 from persist.codecs.order.sums import consolidate
 from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import CollectionSchema, Side
-from persist.codecs.types.values import cut
+from persist.codecs.types.values import shorten
 from persist.codecs.updates.inputs import check_input
-from persist.codecs.updates.small import small_keys
+from persist.codecs.updates.small import convert_small_keys
 from persist.codecs.updates.tuples import copy_if_mutable
 from persist.codecs.updates.updates import to_updates
 
@@ -37,7 +37,7 @@ def find_distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
     if numbers is not None:
         return numbers
     listed = None if arrow is not None else _list_keys(keys)
-    small = None if listed is None else small_keys(listed, schema)
+    small = None if listed is None else convert_small_keys(listed, schema)
     if small is not None:
         return _sort_distinct(pa.Table.from_batches([small]), schema)
     try:
@@ -46,7 +46,7 @@ def find_distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
     except InvalidUpdate as error:
         for index, key in enumerate(listed or ()):
             if _has_other_shape(key, schema.key):
-                raise InvalidUsage(f"key {index} is {cut(key)}, and {_describe_shape(schema.key)}") from error
+                raise InvalidUsage(f"key {index} is {shorten(key)}, and {_describe_shape(schema.key)}") from error
         raise InvalidUsage(str(error).replace("update", "key", 1)) from error
     return _sort_distinct(table.select(schema.key_names), schema)
 
@@ -98,7 +98,7 @@ def _sort_integers(keys: pa.Table, schema: CollectionSchema) -> pa.Table | None:
     column = keys.column(0)
     if column.type != kind or column.null_count or not len(column):
         return None
-    array, width = combined(column), kind.bit_width // 8
+    array, width = combine_chunks(column), kind.bit_width // 8
     stored = f"{'u' if pa.types.is_unsigned_integer(kind) else 'i'}{width}"
     values = np.sort(np.frombuffer(array.buffers()[1], stored, len(array), array.offset * width))
     is_new = values[1:] != values[:-1]
@@ -135,7 +135,9 @@ def _list_keys(keys: Any) -> Sequence[Any]:
         return keys
     if isinstance(keys, Iterable) and not isinstance(keys, (str, bytes, bytearray, Mapping)):
         return [*map(copy_if_mutable, keys)]
-    raise InvalidUsage(f"keys={cut(keys)} is not an iterable of keys: for one key give a list of it, [{cut(keys)}]")
+    raise InvalidUsage(
+        f"keys={shorten(keys)} is not an iterable of keys: for one key give a list of it, [{shorten(keys)}]"
+    )
 
 
 def _has_other_shape(key: Any, side: Side) -> bool:

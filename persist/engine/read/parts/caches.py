@@ -34,7 +34,7 @@ from persist.blob.threads import Clock
 from persist.codecs.order.arrays import copy_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.index import PartIndex, read_index
-from persist.codecs.part.mapped import MappedRows, Rows, mapped_file
+from persist.codecs.part.mapped import MappedRows, Rows, encode_mapped_file
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 
@@ -201,7 +201,7 @@ class SpilledRows:
         if piece is None:
             return None
         try:
-            piece.rows.check(touched)
+            piece.rows.verify_rows(touched)
         except DAMAGED:
             self._drop(path, piece)
             return None
@@ -229,7 +229,7 @@ class SpilledRows:
         size = batch.nbytes
         if size < SPILL_BYTES_MIN or size > self.room.file_bytes_max or self.room.is_paused:
             return False
-        return self.room.write(self._path(name), mapped_file(batch, self._make_full_key(name)))
+        return self.room.write(self._path(name), encode_mapped_file(batch, self._make_full_key(name)))
 
     def drop(self, name: str) -> None:
         """Remove rows."""

@@ -13,7 +13,7 @@ from itertools import chain
 
 import pyarrow.compute as pc
 
-from persist.codecs.part.filters import with_both_zeros
+from persist.codecs.part.filters import add_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.part.printing import print_filter
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
@@ -173,7 +173,7 @@ def _prepare(
 ) -> tuple[CollectionSchema, pc.Expression | None]:
     """Return the schema with all its versions, and a filter that also leaves out tombstones unless raw."""
     schema = attach_versions(schema, contents)
-    filter = None if filter is None else with_both_zeros(filter)
+    filter = None if filter is None else add_both_zeros(filter)
     live = None if raw else live_filter(schema, load_form(contents, schema, resolves=False))
     return schema, filter if live is None else live if filter is None else live & filter
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.types.arrow_types import children, with_children
+from persist.codecs.types.arrow_types import list_inner_fields, replace_inner_types
 from persist.core.expression.filters import arrow_filter
 from persist.core.expression.term import Call, Col, Lit, Term
 
@@ -147,9 +147,9 @@ def in_milliseconds(table: pa.Table) -> pa.Table:
 
 def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
     if pat.is_nested(kind):
-        inner = [field.type for field in children(kind)]
+        inner = [field.type for field in list_inner_fields(kind)]
         converted = [_in_milliseconds(inner_type) for inner_type in inner]
-        return kind if converted == inner else with_children(kind, converted)
+        return kind if converted == inner else replace_inner_types(kind, converted)
     if pat.is_timestamp(kind) and kind.unit == "s":
         return pa.timestamp("ms", kind.tz)
     return pa.duration("ms") if kind == pa.duration("s") else kind

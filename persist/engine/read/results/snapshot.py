@@ -25,7 +25,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.part.printing import print_filter
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.tuples import to_rows, to_tuples
+from persist.codecs.updates.tuples import iterate_rows, iterate_tuples
 from persist.core.errors import LeaseExpired
 from persist.core.expression.filters import parse_where
 from persist.core.rendering import html_rows, plain
@@ -64,7 +64,7 @@ def build_filter(
     if form not in get_args(Form):
         raise InvalidUsage(f'form={form!r} is not a form of a snapshot: use "rows" or "diff"')
     if columns is not None:
-        schema.distinct("columns", columns)
+        schema.check_distinct("columns", columns)
     if isinstance(where, str):
         return parse_where(where, schema)
     if where is not None:
@@ -190,10 +190,10 @@ class Snapshot(ArrowResult):
             if scan.narrow is not None:  # Only consolidated records fit the types of before a column was widened.
                 for table in self._consolidate(scan.columns):
                     digest.add(table)
-                return digest.text() + mark
+                return digest.format_text() + mark
             for table in chain(scan.read_base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts)):
                 digest.add(table)
-        return digest.text() + mark
+        return digest.format_text() + mark
 
     def iterate_unsummed(self) -> Iterator[pa.Table]:
         """Yield tables of the columns and `_diff` whose sums are the contents, for callers that sum anyway.
@@ -339,7 +339,9 @@ class Snapshot(ArrowResult):
     def _python_rows(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
         if not table.num_columns:  # A collection without columns, in rows.
             return iter([(None, None)] * table.num_rows)
-        return (to_rows if self.form == "rows" else to_tuples)(cast_whole_to_int64(table), self.scan.result_schema)
+        return (iterate_rows if self.form == "rows" else iterate_tuples)(
+            cast_whole_to_int64(table), self.scan.result_schema
+        )
 
     def _read(self) -> Iterator[pa.Table]:
         return self._read_tables(self.scan)
