@@ -46,18 +46,18 @@ class WrittenErrors:
         self._otherwise = otherwise
         self._tags = tags
 
-    def write(self, error: PersistError, hide: Callable[[str], str] = str) -> WrittenError:
-        """Encode an error as data that `read` decodes.
+    def encode_error(self, error: PersistError, hide: Callable[[str], str] = str) -> WrittenError:
+        """Encode an error as data that `decode_error` decodes.
 
         Args:
             hide: takes out of each text what the other side may not see.
         """
         kind, text = type(error), hide(str(error))
         if self._kinds.get(kind.__name__) is kind:
-            if not is_dataclass(kind) and error.args == (str(error),) and not _attributes(error):
+            if not is_dataclass(kind) and error.args == (str(error),) and not _get_attributes(error):
                 return {"kind": kind.__name__, "text": text}
             try:
-                more = {name: self._encode(value, hide) for name, value in _attributes(error).items()}
+                more = {name: self._encode(value, hide) for name, value in _get_attributes(error).items()}
                 args = [self._encode(value, hide) for value in error.args]
                 written = {"kind": kind.__name__, "text": text, "args": args, "more": more}
                 self.read(written)
@@ -66,8 +66,8 @@ class WrittenErrors:
                 pass
         return {"kind": self._find_general_class(kind).__name__, "text": text}
 
-    def read(self, written: WrittenError) -> PersistError:
-        """Decode an error; raise ValueError for an unknown one."""
+    def decode_error(self, written: WrittenError) -> PersistError:
+        """Decode an error; raise ValueError for an unknown kind."""
         match written:
             case {"kind": str(name), "text": str(text), **rest} if name in self._kinds and not rest:
                 kind = self._kinds[name]
@@ -89,7 +89,8 @@ class WrittenErrors:
         shared = (self._kinds.get(base.__name__) for base in kind.__mro__)
         return next((base for base in shared if base is not None and not is_dataclass(base)), self._otherwise)
 
-    def _encode(self, value: Any, hide: Callable[[str], str]) -> Any:
+    def _encode_value(self, value: Any, hide: Callable[[str], str]) -> Any:
+        """Encode an attribute of an error, with secrets hidden."""
         if isinstance(value, str):
             return hide(value)
         for tag in self._tags:
@@ -103,7 +104,7 @@ class WrittenErrors:
             raise TypeError(f"{type(value)} has no written form")
         return value
 
-    def _value(self, value: Any) -> Any:
+    def _decode_value(self, value: Any) -> Any:
         match value:
             case {"items": list(items), **rest} if not rest:
                 return {self._value(key): self._value(item) for key, item in items}
@@ -117,5 +118,5 @@ class WrittenErrors:
         return value
 
 
-def _attributes(error: PersistError) -> dict[str, Any]:
+def _get_attributes(error: PersistError) -> dict[str, Any]:
     return {name: value for name, value in vars(error).items() if not name.startswith("__")}

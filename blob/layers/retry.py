@@ -89,7 +89,7 @@ class RetryBlob(BlobLayer):
         self._counts = _Counts()
         self._warned_s: float | None = None
 
-    def counts(self) -> dict[str, RetryCount]:
+    def get_counts(self) -> dict[str, RetryCount]:
         """Return the counts so far, by the name of the operation."""
         return self._counts.copy()
 
@@ -135,20 +135,21 @@ class RetryBlob(BlobLayer):
                 raise
         return failed
 
-    def _call(self, operation: str, key: str, attempt: Callable[..., T], *arguments: Any) -> T:
+    def _call_with_retries(self, operation: str, key: str, attempt: Callable[..., T], *arguments: Any) -> T:
+        """Make a call until it succeeds, cannot succeed or is too late."""
         began_s = sent_s = self._clock.monotonic_s()
         failures = None
         while True:
             try:
                 return attempt(*arguments)
             except PersistError as error:
-                failures = failures or self._begin_failures(operation, key, began_s)
+                failures = failures or self._start_failures(operation, key, began_s)
                 failures.last = error
                 if not self._wait(failures, error, sent_s):
                     raise self._make_final_error(failures) from error
                 sent_s = self._clock.monotonic_s()
 
-    def _wait(self, failures: "_Failures", error: PersistError, sent_s: float) -> bool:
+    def _wait_before_retry(self, failures: "_Failures", error: PersistError, sent_s: float) -> bool:
         """Return True after a pause, or False if it is too late; raise what cannot be helped by trying again."""
         operation = failures.operation
         if not isinstance(error, (Unavailable, Indeterminate)) or isinstance(error, StoreFull):
@@ -188,7 +189,7 @@ class RetryBlob(BlobLayer):
         kind = Throttled if isinstance(last, Throttled) else Unavailable
         return kind(f"{tried}. The last failure: {last}")
 
-    def _warn(self, failures: "_Failures") -> None:
+    def _warn_of_failures(self, failures: "_Failures") -> None:
         """Log a call that has failed for long, or will have after the next wait; once in `WARN_EVERY_S`."""
         now_s = self._clock.monotonic_s()
         is_news = self._warned_s is None or now_s - self._warned_s >= WARN_EVERY_S
@@ -199,7 +200,7 @@ class RetryBlob(BlobLayer):
             # The text alone: a handler that keeps records must not keep what the error refers to.
             logger.warning("%s is tried for up to %g s: %s", what, self._retry_s, str(last))
 
-    def _begin_failures(self, operation: str, key: str, began_s: float) -> "_Failures":
+    def _start_failures(self, operation: str, key: str, began_s: float) -> "_Failures":
         left_s = began_s + self._retry_s - self._clock.monotonic_s()
         backoff = Backoff(self._clock, left_s, first_s=FIRST_S, bound_max_s=BOUND_MAX_S, chance=self._chance)
         return _Failures(operation, key, began_s, backoff)
@@ -228,7 +229,7 @@ class _Pages:
         self._after = start_after
         self._entries: Iterator[BlobEntry] | None = None
 
-    def next(self) -> Sequence[BlobEntry]:
+    def fetch_page(self) -> Sequence[BlobEntry]:
         """Return the entries after the last page; fewer than `LIST_PAGE_ENTRIES` at the end only."""
         if self._entries is None:
             self._entries = iter(self._inner.list(self._prefix, self._after))

@@ -28,7 +28,7 @@ class Fault(Enum):
 class UnreliableBlob(BlobLayer):
     """Passes calls on to another store, except when it does not.
 
-    Scripted faults (`next_faults`) are used first; after them, each call fails with the configured probabilities. Reads
+    Scripted faults (`script_faults`) are used first; after them, each call fails with the configured probabilities. Reads
     are never doubtful: for them, such a fault is `UNAVAILABLE`.
 
     Args:
@@ -65,7 +65,7 @@ class UnreliableBlob(BlobLayer):
         }
         self.faults = dict.fromkeys(Fault, 0)
 
-    def next_faults(self, operation: str, *faults: Fault) -> None:
+    def script_faults(self, operation: str, *faults: Fault) -> None:
         """Make the next calls of an operation ("get", "create", …) fail like this, one after the other."""
         with self._lock:
             self._scripted.setdefault(operation, deque()).extend(faults)
@@ -102,8 +102,9 @@ class UnreliableBlob(BlobLayer):
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
         return self._call("delete", lambda: delete(keys))
 
-    def _call(self, operation: str, call: Callable[[], T]) -> T:
-        fault = self._next_fault(operation)
+    def _call_with_fault(self, operation: str, call: Callable[[], T]) -> T:
+        """Make a call with the next fault: before it, after it or none."""
+        fault = self._pop_fault(operation)
         if fault is Fault.UNAVAILABLE or (operation in READS and fault not in (Fault.NONE, Fault.SLOW)):
             raise Unavailable(f"injected: {operation} at {self.url} did not happen")
         if fault is Fault.NOT_HAPPENED_DOUBTFUL:
@@ -115,7 +116,7 @@ class UnreliableBlob(BlobLayer):
             raise Indeterminate(f"injected: no answer to {operation} at {self.url}")
         return result
 
-    def _next_fault(self, operation: str) -> Fault:
+    def _pop_fault(self, operation: str) -> Fault:
         with self._lock:
             scripted = self._scripted.get(operation)
             if self._is_down:

@@ -14,7 +14,7 @@ from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.retry import RetryBlob, RetryCount
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
-from persist.blob.protocol import DELETE_PAGE_MAX, Blob, MemoryBlob, delete_all, page_deletion
+from persist.blob.protocol import DELETE_PAGE_MAX, Blob, MemoryBlob, delete_all, get_delete_page
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.s3 import S3Blob
 from persist.core.log.keys import is_immutable
@@ -134,7 +134,7 @@ def test_keys_that_may_be_deleted_later_are_tried_again_alone() -> None:
         blob = RetryBlob(client_of(server), clock=Clearing())
         server.undeletable = {"/bucket/prefix/b": "SlowDown", "/bucket/prefix/c": "AccessDenied"}
         server.objects.update({f"/bucket/prefix/{key}": b"" for key in "abc"})
-        page = page_deletion(blob)
+        page = get_delete_page(blob)
         assert page is not None
 
         failed = page(["a", "b", "c"])
@@ -254,7 +254,7 @@ def test_a_store_without_pages_is_asked_key_by_key() -> None:
         CachedBlob(metered, is_immutable=is_immutable),
         UnreliableBlob(metered),
     ):
-        assert page_deletion(wrapped) is None
+        assert get_delete_page(wrapped) is None
     assert delete_all(CachedBlob(RetryBlob(metered), is_immutable=is_immutable), "abcd") == 4
     assert metered.counts()["delete"].requests == 4
 
@@ -298,7 +298,7 @@ def test_a_page_that_failed_is_deleted_again(fault: Fault) -> None:
     unreliable = UnreliableBlob(Pages())
     blob = RetryBlob(unreliable, clock=ImpatientClock(), chance=random.Random(1))
     fill(blob, list("abc"))
-    unreliable.next_faults("delete", fault, fault)
+    unreliable.script_faults("delete", fault, fault)
     assert delete_all(blob, "abc") == 3
     assert keys_of(blob) == []
     assert blob.counts()["delete"].retries == 2

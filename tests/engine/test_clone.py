@@ -415,7 +415,7 @@ def test_a_clone_whose_answer_is_lost_is_there_once() -> None:
     store = UnreliableBlob(blob)
     with persist.open(store) as client:
         client.load("orders")
-        store.next_faults("create", Fault.HAPPENED_BUT_FAILED)
+        store.script_faults("create", Fault.HAPPENED_BUT_FAILED)
         clone = client.clone("orders", "orders-test")
         assert clone.snapshot().count() == 59_995
         assert client.collections() == ["orders", "orders-test"]

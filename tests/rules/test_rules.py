@@ -274,10 +274,10 @@ def test_rule_7_a_write_whose_answer_was_lost_happens_once_when_it_is_tried_agai
     with persist.open(unreliable, clock=ImpatientClock()) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         for fault in (Fault.HAPPENED_BUT_FAILED, Fault.NOT_HAPPENED_DOUBTFUL):
-            unreliable.next_faults("create", fault)
+            unreliable.script_faults("create", fault)
             # Nobody can find out what became of the first attempt.
-            unreliable.next_faults("get", *[Fault.UNAVAILABLE] * 2000)
-            unreliable.next_faults("create", *[Fault.UNAVAILABLE] * 2000)
+            unreliable.script_faults("get", *[Fault.UNAVAILABLE] * 2000)
+            unreliable.script_faults("create", *[Fault.UNAVAILABLE] * 2000)
             with pytest.raises((persist.Indeterminate, persist.Unavailable)):
                 c.write([((1, "a"), 5, 1)], token=str(fault)).result()
             unreliable.clear_faults()
@@ -308,8 +308,8 @@ def test_rule_9_an_unacknowledged_write_is_wholly_there_or_wholly_absent(fault: 
     unreliable = UnreliableBlob(MemoryBlob())
     with persist.open(unreliable, clock=ImpatientClock()) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
-        unreliable.next_faults("create", fault, *[Fault.UNAVAILABLE] * 200)
-        unreliable.next_faults("get", *[Fault.UNAVAILABLE] * 1000)  # Or else reading the slot tells.
+        unreliable.script_faults("create", fault, *[Fault.UNAVAILABLE] * 200)
+        unreliable.script_faults("get", *[Fault.UNAVAILABLE] * 1000)  # Or else reading the slot tells.
         doubtful = orders.write([((1, "a"), 0, 1), ((2, "b"), 0, 1)])
         error = doubtful.exception()
         assert isinstance(error, persist.Indeterminate)
@@ -324,7 +324,7 @@ def test_rule_9_a_part_whose_upload_got_no_answer_is_a_write_that_did_not_happen
     once = persist.Settings(tuning=Tuning(attempts_max=1))
     with persist.open(unreliable, clock=ImpatientClock(), settings=once) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
-        unreliable.next_faults("set", Fault.HAPPENED_BUT_FAILED)
+        unreliable.script_faults("set", Fault.HAPPENED_BUT_FAILED)
         rows = {"k": range(9000), "v": ["x"] * 9000, "_time": [0] * 9000, "_diff": [1] * 9000}
         assert isinstance(orders.write(pa.table(rows)).exception(), persist.Unavailable)
         orders.seal(1).result()

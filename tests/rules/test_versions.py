@@ -127,7 +127,7 @@ def test_two_upgrades_at_once_are_as_one(old: Path) -> None:
 def test_an_upgrade_that_is_cut_off_is_done_or_not_and_may_be_asked_for_again(old: Path, fault: Fault) -> None:
     store = UnreliableBlob(FileBlob(old))
     with persist.open(store, settings=persist.Settings(background=False, retry_s=0.01)) as client:
-        store.next_faults("create", *[fault] * 9)
+        store.script_faults("create", *[fault] * 9)
         with suppress(persist.PersistError):
             client.upgrade()
     with persist.open(old, settings=QUIET) as client:

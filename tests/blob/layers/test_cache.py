@@ -119,7 +119,7 @@ def test_a_write_through_the_cache_is_seen_by_the_next_read(tmp_path: Path, writ
             store.delete(KEY)
             assert cached.create(KEY, b"after")
         else:
-            store.next_faults("set", Fault.HAPPENED_BUT_FAILED)
+            store.script_faults("set", Fault.HAPPENED_BUT_FAILED)
             with pytest.raises(Exception, match="no answer"):
                 cached.set(KEY, b"after")
         assert cached.get(KEY) == (None if write == "delete" else b"after")

@@ -64,7 +64,7 @@ def test_what_certainly_did_not_happen_is_tried_again(operation: str) -> None:
     store = Store()
     blob = store.retried()
     blob.set("old", b"before")
-    store.next_faults(operation, NO, NO, NO)
+    store.script_faults(operation, NO, NO, NO)
 
     result = calls_of(blob)[operation]()
 
@@ -80,7 +80,7 @@ def test_a_doubtful_set_or_delete_is_tried_again_because_it_may_happen_twice(ope
     store = Store()
     blob = store.retried()
     blob.set("old", b"before")
-    store.next_faults(operation, fault, fault)
+    store.script_faults(operation, fault, fault)
 
     calls_of(blob)[operation]()
 
@@ -92,7 +92,7 @@ def test_a_doubtful_set_or_delete_is_tried_again_because_it_may_happen_twice(ope
 def test_a_doubtful_create_is_not_tried_again(fault: Fault) -> None:
     store = Store()
     blob = store.retried()
-    store.next_faults("create", NO, fault)
+    store.script_faults("create", NO, fault)
 
     with pytest.raises(Indeterminate, match="no answer to create"):
         blob.create("new", b"value")
@@ -105,7 +105,7 @@ def test_a_create_that_lost_returns_false_after_retries() -> None:
     store = Store()
     blob = store.retried()
     store.memory.set("new", b"another's")
-    store.next_faults("create", NO, NO)
+    store.script_faults("create", NO, NO)
 
     assert blob.create("new", b"value") is False
     assert store.memory.get("new") == b"another's"
@@ -157,7 +157,7 @@ def test_waits_are_random_below_a_bound_that_doubles_up_to_a_maximum() -> None:
 def test_a_write_given_up_is_doubtful_if_any_attempt_was(operation: str, doubtful_at: int) -> None:
     store = Store()
     blob = store.retried(attempts_max=4)
-    store.next_faults(operation, *[DOUBT if n == doubtful_at else NO for n in range(4)])
+    store.script_faults(operation, *[DOUBT if n == doubtful_at else NO for n in range(4)])
 
     with pytest.raises(Indeterminate, match=r"may have done it\. The last failure: injected"):
         calls_of(blob)[operation]()

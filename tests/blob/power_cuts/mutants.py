@@ -76,7 +76,7 @@ class InPlace(FileBlob):
             self._fill(path, value)
         except FileExistsError:
             return False
-        self._sync_after(path)
+        self._sync_change(path)
         return True
 
 
@@ -94,7 +94,7 @@ class LinkedTooEarly(FileBlob):
             os.link(temporary, path)
             os.fsync(opened.fileno())
         os.unlink(temporary)
-        self._sync_after(path)
+        self._sync_change(path)
         return True
 
 
@@ -107,4 +107,4 @@ class Overwriting(FileBlob):
         with open(path, "wb", buffering=0) as opened:
             opened.write(value)
             os.fsync(opened.fileno())
-        self._sync_after(path)
+        self._sync_change(path)

@@ -219,4 +219,4 @@ def test_bounds_of_a_range_that_was_sent_to_another_process_compare_as_before() 
         lower, upper = keys.make_comparable_bounds((pa.float64(),))
         assert lower is not None
         assert lower < upper
-        assert pickle.loads(pickle.dumps(keys)).ordered((pa.float64(),)) == (lower, upper)
+        assert pickle.loads(pickle.dumps(keys)).make_comparable_bounds((pa.float64(),)) == (lower, upper)

@@ -89,7 +89,7 @@ def test_of_many_racers_exactly_one_wins_each_seqno() -> None:
 @pytest.mark.parametrize("faults", list(itertools.product(Fault, repeat=2)))
 def test_a_lost_answer_is_resolved_by_the_commit_id(faults: tuple[Fault, ...]) -> None:
     blob = UnreliableBlob(MemoryBlob())
-    blob.next_faults("create", *faults)
+    blob.script_faults("create", *faults)
     mine = create()
     assert create_record(blob, mine, ImpatientClock()) is None
     assert read_record(blob, 0) == mine
@@ -99,14 +99,14 @@ def test_a_lost_answer_is_not_mistaken_for_another_writers_success() -> None:
     blob = UnreliableBlob(MemoryBlob())
     theirs, mine = create(), rival(create())
     assert create_record(blob, theirs, ImpatientClock()) is None
-    blob.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
+    blob.script_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
     assert create_record(blob, mine, ImpatientClock()) == theirs
 
 
 def test_a_doubtful_answer_that_cannot_be_looked_into_is_asked_for_again() -> None:
     blob = UnreliableBlob(MemoryBlob())
-    blob.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
-    blob.next_faults("get", Fault.UNAVAILABLE)
+    blob.script_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
+    blob.script_faults("get", Fault.UNAVAILABLE)
     mine = create()
     assert create_record(blob, mine, ImpatientClock()) is None
     assert read_record(blob, 0) == mine
@@ -118,7 +118,7 @@ def test_giving_up_says_whether_the_record_may_be_there() -> None:
     with pytest.raises(Unavailable, match="nothing was written"):
         create_record(blob, create(), ImpatientClock())
     blob.clear_faults()
-    blob.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL, *[Fault.UNAVAILABLE] * 1000)
+    blob.script_faults("create", Fault.NOT_HAPPENED_DOUBTFUL, *[Fault.UNAVAILABLE] * 1000)
     with pytest.raises(Indeterminate, match="may or may not be there"):
         create_record(blob, create(), ImpatientClock())
 

@@ -99,7 +99,7 @@ def test_what_the_store_does_not_tell_any_more_is_left_out() -> None:
     follower.load(ID)
     for what in ("unavailable", "gone"):
         error = UpdatesBeyondUpper(Antichain(0), 0)
-        store.next_faults("get", *([Fault.NONE, Fault.UNAVAILABLE] if what == "unavailable" else []))
+        store.script_faults("get", *([Fault.NONE, Fault.UNAVAILABLE] if what == "unavailable" else []))
         if what == "gone":
             log.blob.delete(record_key(1))
         say_whose(error, store, follower.state, ID)

@@ -57,7 +57,7 @@ def test_one_that_fails_is_made_the_next_time(
 ) -> None:
     store = UnreliableBlob(blob)
     making = Checkpointing(store, Follower(store, ImpatientClock()), pool)
-    store.next_faults("create", Fault.UNAVAILABLE)
+    store.script_faults("create", Fault.UNAVAILABLE)
     making.begin(2)
     making.wait()
     assert (making.made, making.least_seqno) == (0, None)

@@ -271,7 +271,7 @@ def test_a_lost_answer_to_the_proof_is_asked_for_again(fault: Fault) -> None:
     for _ in range(2):  # At first in an empty location.
         blob = UnreliableBlob(inner)
         with persist.open(blob, clock=ImpatientClock()) as client:
-            blob.next_faults("create", fault, fault, fault)
+            blob.script_faults("create", fault, fault, fault)
             client.create_or_load("orders", key=KEY).write([((1, None), 0, 1)]).result()
     with persist.open(inner) as client:
         orders = client.load("orders")
@@ -283,7 +283,7 @@ def test_a_store_that_never_answers_the_proof_is_not_trusted() -> None:
     inner = MemoryBlob()
     blob = UnreliableBlob(inner)
     with persist.open(blob, clock=ImpatientClock()) as client:
-        blob.next_faults("create", Fault.NONE, *[Fault.UNAVAILABLE] * 1000)
+        blob.script_faults("create", Fault.NONE, *[Fault.UNAVAILABLE] * 1000)
         with pytest.raises(persist.Indeterminate, match=r"may be there.*was given up after") as caught:
             client.create_or_load("orders", key=KEY)
         assert "nothing was written" not in str(caught.value), "something was"

@@ -79,7 +79,7 @@ def test_a_part_that_cannot_be_deleted_keeps_no_other_one(blob: MemoryBlob) -> N
     store = UnreliableBlob(blob)
     writer = PartWriter(store, lambda: 7)
     made = writer.upload(A, SCHEMA, table(100_000))
-    store.next_faults("delete", Fault.UNAVAILABLE, Fault.NONE)
+    store.script_faults("delete", Fault.UNAVAILABLE, Fault.NONE)
     writer.discard(made[:2])
     assert sorted(stored(blob)) == sorted(each.blob for each in (made[0], *made[2:]))
 
@@ -88,14 +88,14 @@ def test_of_an_upload_that_fails_nothing_stays_and_nothing_is_in_doubt(blob: Mem
     for fault in (Fault.UNAVAILABLE, Fault.HAPPENED_BUT_FAILED):
         store = UnreliableBlob(blob)
         writer = PartWriter(store, lambda: 7, memory_budget=8 << 20)
-        store.next_faults("set", Fault.NONE, fault)
+        store.script_faults("set", Fault.NONE, fault)
         with pytest.raises(Unavailable):
             writer.upload(A, SCHEMA, table(100_000))
         assert len(stored(blob)) == (fault is Fault.HAPPENED_BUT_FAILED)  # No record will name it.
         for key in stored(blob):
             blob.delete(key)
-        store.next_faults("delete", Fault.UNAVAILABLE)
-        store.next_faults("set", Fault.NONE, Fault.UNAVAILABLE)
+        store.script_faults("delete", Fault.UNAVAILABLE)
+        store.script_faults("set", Fault.NONE, Fault.UNAVAILABLE)
         with pytest.raises(PersistError):
             writer.upload(A, SCHEMA, table(100_000))
         assert len(stored(blob)) == 1, "what cannot be deleted is left"
@@ -326,7 +326,7 @@ def test_of_a_stream_that_breaks_off_what_was_uploaded_is_deleted(steps: WriteSt
             yield from table(50_000).to_batches()
 
     store = UnreliableBlob(blob)
-    store.next_faults("set", *[Fault.NONE, Fault.UNAVAILABLE] * 20)
+    store.script_faults("set", *[Fault.NONE, Fault.UNAVAILABLE] * 20)
     with ThreadPoolExecutor(1) as pool:
         made = WriteSteps(PartWriter(store, lambda: 7, memory_budget=8 << 20), pool, SystemClock()).of(
             A, SCHEMA, endless(), None

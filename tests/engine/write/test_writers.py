@@ -222,7 +222,7 @@ def test_what_was_asked_for_before_the_fence_and_not_committed_loses(tmp_path: P
     old = persist.open(blob, mode="exclusive", reentrance_id="job", clock=clock)
     c = old.create_or_load("c", key=KEY)
     clock.is_armed = True
-    blob.next_faults("create", *[Fault.UNAVAILABLE] * 3)
+    blob.script_faults("create", *[Fault.UNAVAILABLE] * 3)
     with pytest.raises(persist.errors.WriterFenced):
         c.write(ROW).result()
     assert overtaken.is_set()
