@@ -66,7 +66,7 @@ class PersistError(Exception):
         self.args = tuple(getattr(self, field.name) for field in fields(self) if field.init)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        return self.word(PYTHON)
+        return self.format_message(PYTHON)
 
     def describe(self) -> str:
         """Return the message without the remedy."""

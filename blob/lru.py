@@ -91,8 +91,8 @@ class Cache:
         """Drop all values, and keep none of later calls."""
         with self._lock:
             self.bytes_max = -1
-            for key in self._keys():
-                self._drop(key)
+            for key in self._list_keys():
+                self._drop_value(key)
 
     def _get(self, key: _Key) -> Any:
         with self._lock:
@@ -108,10 +108,10 @@ class Cache:
 
     def _put(self, key: _Key, value: Any, size: int, *, is_needed: bool) -> None:
         with self._lock:
-            self._drop(key)
+            self._drop_value(key)
             if self._clock.monotonic_s() - self._began_s >= self._idle_s:
                 self._start_period()
-            self._insert(key, (value, size), is_needed=is_needed)
+            self._insert_value(key, (value, size), is_needed=is_needed)
 
     def _list_keys(self) -> list[_Key]:
         return [*self._values, *self._window]
@@ -120,7 +120,7 @@ class Cache:
         return self._window if key in self._window else self._values
 
     def _evict(self, key: _Key) -> None:
-        self._drop(key)
+        self._drop_value(key)
         self.evictions += 1
 
     def _drop_value(self, key: _Key) -> None:
@@ -137,7 +137,7 @@ class Cache:
         """Evict values that nobody requested for a period; age the counts."""
         for key in [*self._not_requested]:
             self._evict(key)
-        self._began_s, self._not_requested = self._clock.monotonic_s(), {*self._keys()}
+        self._began_s, self._not_requested = self._clock.monotonic_s(), {*self._list_keys()}
         self._age()
 
     def _count_request(self, key: _Key) -> None:
@@ -161,7 +161,7 @@ class Cache:
         window_bytes_max = self.bytes_max if self._is_lru else self.bytes_max // WINDOW_SHARE
         main_bytes_max = self.bytes_max - window_bytes_max
         if entry[1] * SMALL_SHARE > self.bytes_max and not self._is_lru:
-            self._admit(key, entry, main_bytes_max, is_needed=is_needed)
+            self._admit_value(key, entry, main_bytes_max, is_needed=is_needed)
             return
         self._window[key] = entry
         self._window_bytes += entry[1]
@@ -170,7 +170,7 @@ class Cache:
             oldest, leaving = self._window.popitem(last=False)
             self._window_bytes -= leaving[1]
             self.bytes -= leaving[1]
-            if not self._admit(oldest, leaving, main_bytes_max):
+            if not self._admit_value(oldest, leaving, main_bytes_max):
                 self._not_requested.discard(oldest)
                 self.evictions += 1
 
@@ -207,7 +207,7 @@ class Kind(Generic[K, V]):
         """The size of all cached values of this kind. Cost: O(cached values)."""
         cache = self._cache
         with cache._lock:
-            return sum(cache._get_segment(key)[key][1] for key in cache._keys() if key[0] == self.number)
+            return sum(cache._get_segment(key)[key][1] for key in cache._list_keys() if key[0] == self.number)
 
     @property
     def evictions(self) -> int:
@@ -241,12 +241,12 @@ class Kind(Generic[K, V]):
             entry = cache._get_segment((self.number, key)).get((self.number, key))
             if entry is None or (only is not None and entry[0] is not only):
                 return None
-            cache._drop((self.number, key))
+            cache._drop_value((self.number, key))
             return cast(V, entry[0])
 
     def clear(self) -> None:
         """Drop all values of this kind."""
         with self._cache._lock:
-            for key in self._cache._keys():
+            for key in self._cache._list_keys():
                 if key[0] == self.number:
-                    self._cache._drop(key)
+                    self._cache._drop_value(key)

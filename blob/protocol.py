@@ -275,18 +275,18 @@ class MemoryBlob:
 
     def set(self, key: str, value: bytes) -> None:
         with self._lock:
-            self._store(check_key(key), value)
+            self._store_value(check_key(key), value)
 
     def create(self, key: str, value: bytes) -> bool:
         with self._lock:
             if check_key(key) in self._values:
                 return False
-            self._store(key, value)
+            self._store_value(key, value)
             return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         after = start_after
-        while page := self._page(prefix, after):
+        while page := self._list_page(prefix, after):
             yield from page
             after = page[-1].key
 

@@ -106,7 +106,7 @@ STORE_ERRORS = WrittenErrors(
 def decode_error(failure: WrittenError) -> PersistError:
     """Return the error in a server's answer; unknown kinds become Unavailable."""
     try:
-        return STORE_ERRORS.read(failure)
+        return STORE_ERRORS.decode_error(failure)
     except ValueError:
         return Unavailable(str(failure.get("text", failure)))
 
@@ -143,10 +143,10 @@ class ServedBlob:
         return self._request_value(BlobGet(check_key(key), None, bytes_max))
 
     def set(self, key: str, value: bytes) -> None:
-        self._send(key, value, is_new=False)
+        self._upload(key, value, is_new=False)
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._send(key, value, is_new=True)
+        return self._upload(key, value, is_new=True)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         while True:

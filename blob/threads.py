@@ -182,7 +182,7 @@ class Pool(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Have fn called by a thread, after what was submitted before; raise RuntimeError after `shutdown`."""
         future = _Computation(partial(fn, *args, **kwargs))
-        if not self._threads.run(future.compute):
+        if not self._threads.submit(future.compute):
             raise RuntimeError("this pool was shut down")
         return future
 

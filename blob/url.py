@@ -55,7 +55,7 @@ def open_blob(
         return FileBlob(path, **read_options(options, _FOLDER_OPTIONS, "a folder"))
     if scheme == "memory":
         read_options(options, {}, "memory://")
-        return MemoryBlob.named(_parse_memory_url(text))
+        return MemoryBlob.get_named(_parse_memory_url(text))
     if scheme in ("s3", "s3a"):
         bucket, prefix = _parse_object_url(text)
         connect_s, read_s = min(CONNECT_TIMEOUT_S, attempt_s), min(READ_TIMEOUT_S, attempt_s)

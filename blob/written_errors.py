@@ -57,10 +57,10 @@ class WrittenErrors:
             if not is_dataclass(kind) and error.args == (str(error),) and not _get_attributes(error):
                 return {"kind": kind.__name__, "text": text}
             try:
-                more = {name: self._encode(value, hide) for name, value in _get_attributes(error).items()}
-                args = [self._encode(value, hide) for value in error.args]
+                more = {name: self._encode_value(value, hide) for name, value in _get_attributes(error).items()}
+                args = [self._encode_value(value, hide) for value in error.args]
                 written = {"kind": kind.__name__, "text": text, "args": args, "more": more}
-                self.read(written)
+                self.decode_error(written)
                 return written
             except (TypeError, ValueError):
                 pass
@@ -77,8 +77,8 @@ class WrittenErrors:
                 name in self._kinds and not rest
             ):
                 try:
-                    error = self._kinds[name](*map(self._value, args))
-                    vars(error).update({name: self._value(value) for name, value in more.items()})
+                    error = self._kinds[name](*map(self._decode_value, args))
+                    vars(error).update({name: self._decode_value(value) for name, value in more.items()})
                 except (TypeError, AttributeError) as cause:
                     raise ValueError(f"an error of kind {name} cannot be decoded: {cause}") from cause
                 return error
@@ -95,11 +95,15 @@ class WrittenErrors:
             return hide(value)
         for tag in self._tags:
             if isinstance(value, tag.kind):
-                return {tag.name: [self._encode(item, hide) for item in tag.write(value)]}
+                return {tag.name: [self._encode_value(item, hide) for item in tag.write(value)]}
         if isinstance(value, tuple | list):
-            return [self._encode(item, hide) for item in value]
+            return [self._encode_value(item, hide) for item in value]
         if isinstance(value, Mapping):
-            return {"items": [[self._encode(key, hide), self._encode(entry, hide)] for key, entry in value.items()]}
+            return {
+                "items": [
+                    [self._encode_value(key, hide), self._encode_value(entry, hide)] for key, entry in value.items()
+                ]
+            }
         if type(value) not in _SCALARS:
             raise TypeError(f"{type(value)} has no written form")
         return value
@@ -107,13 +111,13 @@ class WrittenErrors:
     def _decode_value(self, value: Any) -> Any:
         match value:
             case {"items": list(items), **rest} if not rest:
-                return {self._value(key): self._value(item) for key, item in items}
+                return {self._decode_value(key): self._decode_value(item) for key, item in items}
             case list():
-                return tuple(map(self._value, value))
+                return tuple(map(self._decode_value, value))
             case dict():
                 for tag in self._tags:
                     if value.keys() == {tag.name} and isinstance(value[tag.name], list):
-                        return tag.read(*map(self._value, value[tag.name]))
+                        return tag.read(*map(self._decode_value, value[tag.name]))
                 raise ValueError(f"{value!r:.200} is not a value of an error")
         return value
 

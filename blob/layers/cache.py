@@ -96,7 +96,7 @@ class CachedBlob(BlobLayer):
         self._is_cached = is_immutable
         self._lock = threading.Lock()
         memory = memory or Cache(MEMORY_BYTES)
-        self._memory: Kind[str, _CachedValue] = memory.kind(_CachedValue.memory, share=FILE_SHARE_MAX)
+        self._memory: Kind[str, _CachedValue] = memory.add_kind(_CachedValue.measure_memory, share=FILE_SHARE_MAX)
         self._folder: CacheFolder | None = None
         if folder is not None:
             self._folder = CacheFolder(folder, folder_bytes, inner.url, clock or SystemClock())
@@ -120,10 +120,10 @@ class CachedBlob(BlobLayer):
             )
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._value(key, range, None)
+        return self._get_value(key, range, None)
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        value = self._value(key, None, bytes_max)
+        value = self._get_value(key, None, bytes_max)
         check_bytes(key, len(value or b""), bytes_max)  # Another thread's fetch may have had another limit.
         return value
 
@@ -142,25 +142,25 @@ class CachedBlob(BlobLayer):
         return self._fetch(key, bytes_max) if range is None else self._read_range(key, check_range(range))
 
     def set(self, key: str, value: bytes) -> None:
-        self._change([key], self._inner.set, key, value)
+        self._write_through([key], self._inner.set, key, value)
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._change([key], self._inner.create, key, value)
+        return self._write_through([key], self._inner.create, key, value)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         return self._inner.list(prefix, start_after)
 
     def delete(self, key: str) -> None:
-        self._change([key], self._inner.delete, key)
+        self._write_through([key], self._inner.delete, key)
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        return self._change(keys, delete, keys)
+        return self._write_through(keys, delete, keys)
 
     def invalidate(self, key: str) -> None:
         """Drop the cached value of key; for callers that find an intact copy to be wrong."""
         with self._lock:
             self._fetches.pop(key, None)  # Its result is not cached, and no other thread waits for it.
-            self._memory.take(key)
+            self._memory.remove(key)
             if self._folder is not None:
                 self._folder.drop(key)
 
@@ -174,12 +174,12 @@ class CachedBlob(BlobLayer):
         """Change values in the store; drop their cached copies before and after."""
         cached_keys = [check_key(key) for key in keys if self._is_cached(key)]
         for key in cached_keys:
-            self.forget(key)  # A process that is killed after the write must not leave the value in the folder.
+            self.invalidate(key)  # A process that is killed after the write must not leave the value in the folder.
         try:
             return call(*arguments)
         finally:
             for key in cached_keys:
-                self.forget(key)
+                self.invalidate(key)
 
     def _read_range(self, key: str, range: tuple[int, int]) -> bytes | None:
         """Cut a range from the cached value, or read it from the store."""
@@ -204,7 +204,7 @@ class CachedBlob(BlobLayer):
                 self._shared += 1
             return value
         try:
-            value = self._read(key, fetch, bytes_max)
+            value = self._read_value(key, fetch, bytes_max)
         except BaseException as error:
             self._end_fetch(key, fetch)
             if isinstance(error, Exception):
@@ -229,7 +229,7 @@ class CachedBlob(BlobLayer):
             self._folder_hits += is_in_folder
             self._misses += not is_in_folder
         if value is not None:
-            self._keep(key, value, mine, to_folder=not is_in_folder)
+            self._cache_value(key, value, mine, to_folder=not is_in_folder)
         return value
 
     def _cache_value(self, key: str, value: bytes, mine: "Future[bytes | None]", *, to_folder: bool) -> None:
@@ -254,7 +254,7 @@ class CachedBlob(BlobLayer):
     def _drop_corrupt(self, key: str, entry: "_CachedValue") -> None:
         with self._lock:
             self._corrupt += 1
-            self._memory.take(key, only=entry)
+            self._memory.remove(key, only=entry)
 
 
 class _CachedValue(NamedTuple):
@@ -304,6 +304,6 @@ def _check_or_refetch(blob: Blob, key: str, get: Callable[[], bytes | None], che
     except CorruptBlob:
         if not isinstance(blob, CachedBlob):
             raise
-        blob.forget(key)
+        blob.invalidate(key)
         data = get()
         return None if data is None else check(data)

@@ -100,7 +100,7 @@ class BoundedFolder:
         suffix = path.rpartition(".")[2]
         temporary = os.path.join(self.root, f".tmp-{uuid.uuid4().hex}.{suffix}")
         try:
-            size = self._fill(temporary, pieces)
+            size = self._write_temporary(temporary, pieces)
             with lock or nullcontext():
                 if not may_keep():
                     return False
@@ -157,7 +157,7 @@ class BoundedFolder:
         with self._lock:
             bytes_before = self.bytes
             self._until_scan = self.bytes_max // 16
-        entries = self._entries()
+        entries = self._list_entries()
         total, evictions = sum(size for _, size, _ in entries), 0
         if total > self.bytes_max:
             for _, size, path in sorted(entries):
@@ -210,7 +210,7 @@ class CacheFolder:
         """Return the cached value of a key; None if it is missing or damaged."""
         if self._is_off:
             return None
-        name, path = self._place(key)
+        name, path = self._locate(key)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb", buffering=0) as file:
@@ -235,15 +235,15 @@ class CacheFolder:
         """Store value, unless it is too large or may_keep returns False; it is called last, under the lock."""
         if len(value) > self.room.file_bytes_max or self._is_off:
             return
-        name, path = self._place(key)
+        name, path = self._locate(key)
         head = _LENGTH.pack(len(name)) + name
         pieces = _PREFACE.pack(_MAGIC, _compute_digest(head, value)), head, value
-        self.room.write(path, pieces, lock=lock, may_keep=may_keep)
+        self.room.write_file(path, pieces, lock=lock, may_keep=may_keep)
 
     def drop(self, key: str) -> None:
         """Forget the value at key. If the disk refuses, this object no longer uses the folder at all."""
         try:
-            os.unlink(self._place(key)[1])
+            os.unlink(self._locate(key)[1])
         except FileNotFoundError:
             pass
         except OSError:
@@ -252,7 +252,7 @@ class CacheFolder:
 
     def _locate(self, key: str) -> tuple[bytes, str]:
         name = f"{self._location}\n{key}".encode()
-        return name, self.room.path(xxhash.xxh3_128_hexdigest(name), "cached")
+        return name, self.room.make_path(xxhash.xxh3_128_hexdigest(name), "cached")
 
     def _file_bytes_max(self) -> int:
         return self.room.file_bytes_max + _PREFACE.size + _LENGTH.size + _NAME_BYTES_MAX

@@ -129,7 +129,7 @@ class MeteredBlob(BlobLayer):
         return self._measure("create", self._inner.create, key, value, sent=len(value))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
-        entries = self._entries(prefix, start_after)
+        entries = self._iterate_entries(prefix, start_after)
         while page := self._measure("list", lambda: [*islice(entries, LIST_PAGE_ENTRIES)]):
             yield from page
             if len(page) < LIST_PAGE_ENTRIES:

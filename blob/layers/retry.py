@@ -94,26 +94,26 @@ class RetryBlob(BlobLayer):
         return self._counts.copy()
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._call("get", key, self._inner.get, key, range)
+        return self._call_with_retries("get", key, self._inner.get, key, range)
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        return self._call("get", key, get_at_most, self._inner, key, bytes_max)
+        return self._call_with_retries("get", key, get_at_most, self._inner, key, bytes_max)
 
     def set(self, key: str, value: bytes) -> None:
-        self._call("set", key, self._inner.set, key, value)
+        self._call_with_retries("set", key, self._inner.set, key, value)
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._call("create", key, self._inner.create, key, value)
+        return self._call_with_retries("create", key, self._inner.create, key, value)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         pages = _Pages(self._inner, prefix, start_after)
-        while page := self._call("list", prefix, pages.next):
+        while page := self._call_with_retries("list", prefix, pages.fetch_page):
             yield from page
             if len(page) < LIST_PAGE_ENTRIES:
                 return
 
     def delete(self, key: str) -> None:
-        self._call("delete", key, self._inner.delete, key)
+        self._call_with_retries("delete", key, self._inner.delete, key)
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
         """Delete keys, and retry those that failed; return the keys that failed in the end."""
@@ -129,7 +129,7 @@ class RetryBlob(BlobLayer):
                 raise next((error for error in again if isinstance(error, Throttled)), again[0])
 
         try:
-            self._call("delete", keys[0], attempt)
+            self._call_with_retries("delete", keys[0], attempt)
         except (Unavailable, Indeterminate):
             if not failed:
                 raise
@@ -145,7 +145,7 @@ class RetryBlob(BlobLayer):
             except PersistError as error:
                 failures = failures or self._start_failures(operation, key, began_s)
                 failures.last = error
-                if not self._wait(failures, error, sent_s):
+                if not self._wait_before_retry(failures, error, sent_s):
                     raise self._make_final_error(failures) from error
                 sent_s = self._clock.monotonic_s()
 
@@ -168,7 +168,7 @@ class RetryBlob(BlobLayer):
         else:
             failures.attempts += 1
             extra_s = min(extra_s, failures.throttled_s)
-            self._warn(failures)
+            self._warn_of_failures(failures)
         if failures.attempts >= self._attempts_max or not failures.backoff.wait(extra_s=extra_s):
             return False
         if isinstance(error, Throttled):

@@ -28,7 +28,7 @@ class Fault(Enum):
 class UnreliableBlob(BlobLayer):
     """Passes calls on to another store, except when it does not.
 
-    Scripted faults (`script_faults`) are used first; after them, each call fails with the configured probabilities. Reads
+    Scripted faults (`script_faults`) are used first; after them, each call fails with configured probabilities. Reads
     are never doubtful: for them, such a fault is `UNAVAILABLE`.
 
     Args:
@@ -82,25 +82,25 @@ class UnreliableBlob(BlobLayer):
             self._is_down = True
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._call("get", lambda: self._inner.get(key, range))
+        return self._call_with_fault("get", lambda: self._inner.get(key, range))
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        return self._call("get", lambda: get_at_most(self._inner, key, bytes_max))
+        return self._call_with_fault("get", lambda: get_at_most(self._inner, key, bytes_max))
 
     def set(self, key: str, value: bytes) -> None:
-        self._call("set", lambda: self._inner.set(key, value))
+        self._call_with_fault("set", lambda: self._inner.set(key, value))
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._call("create", lambda: self._inner.create(key, value))
+        return self._call_with_fault("create", lambda: self._inner.create(key, value))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
-        return self._call("list", lambda: self._inner.list(prefix, start_after))
+        return self._call_with_fault("list", lambda: self._inner.list(prefix, start_after))
 
     def delete(self, key: str) -> None:
-        self._call("delete", lambda: self._inner.delete(key))
+        self._call_with_fault("delete", lambda: self._inner.delete(key))
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        return self._call("delete", lambda: delete(keys))
+        return self._call_with_fault("delete", lambda: delete(keys))
 
     def _call_with_fault(self, operation: str, call: Callable[[], T]) -> T:
         """Make a call with the next fault: before it, after it or none."""

@@ -110,7 +110,7 @@ class FileBlob:
 
         A larger value than bytes_max raises CorruptBlob, unless only a range is read.
         """
-        path = self._path(key)
+        path = self._make_path(key)
         if range is not None:
             check_range(range)
         try:
@@ -145,12 +145,12 @@ class FileBlob:
 
     def set(self, key: str, value: bytes) -> None:
         """Store value at key, replacing what was there."""
-        self._write(key, value, _replace_file)
+        self._write_file(key, value, _replace_file)
 
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
-        path = self._path(key)
-        if not os.path.isfile(path) and self._write(key, value, _link_file):
+        path = self._make_path(key)
+        if not os.path.isfile(path) and self._write_file(key, value, _link_file):
             return True
         self._sync_existing(path)
         return False
@@ -178,7 +178,7 @@ class FileBlob:
         failed: dict[str, PersistError] = {}
         removed: dict[str, list[str]] = {}
         for key in keys:
-            path = self._path(key)
+            path = self._make_path(key)
             try:
                 os.unlink(path)
                 removed.setdefault(os.path.dirname(path), []).append(key)
@@ -190,7 +190,7 @@ class FileBlob:
                 failed[key] = self._map_os_error("delete", path, error)
         for same_folder in removed.values():
             try:
-                self._sync_change(self._path(same_folder[0]))
+                self._sync_change(self._make_path(same_folder[0]))
             except Indeterminate as error:
                 failed.update(dict.fromkeys(same_folder, error))
         return failed
@@ -202,12 +202,12 @@ class FileBlob:
 
     def _write_file(self, key: str, value: bytes, publish: Callable[[str, str], None]) -> bool:
         """Write a temporary file and publish it at key's path; return False if publish kept a file."""
-        path = self._path(key)
+        path = self._make_path(key)
         temporary = os.path.join(self._root, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
         may_be_unsynced = False
         try:
-            self._prepare(os.path.dirname(path))
-            self._fill(temporary, value)
+            self._make_folder(os.path.dirname(path))
+            self._write_temporary(temporary, value)
             # Before anything can be seen: in a process that may open no more files, this is what fails.
             with _open_folder(os.path.dirname(path)) as folder:
                 may_be_unsynced = True
@@ -273,7 +273,7 @@ class FileBlob:
         if not self._fsync:
             return
         try:
-            self._sync(os.path.dirname(path), folder)
+            self._sync_and_note(os.path.dirname(path), folder)
         except OSError as error:
             raise Indeterminate(
                 f"{path} was changed, and may not survive a power cut: fsync of its folder failed "
@@ -310,7 +310,7 @@ class FileBlob:
         if stat.st_ctime_ns + CLOCK_TICK_NS < self._synced_ns.get(folder, 0):
             return
         try:
-            self._sync(folder)
+            self._sync_and_note(folder)
         except OSError as error:
             # These mean that this process may not sync, or that the file system cannot; then it cannot write here
             # either, or nothing is durable anyway.
@@ -325,7 +325,7 @@ class FileBlob:
         Text sorts by code point, which is the order of its UTF-8 bytes. A folder sorts as its name and a
         slash, as its keys do: 'a-b' comes before 'a/b', though 'a' comes before 'a-b'.
         """
-        keys = self._children(folder)
+        keys = self._list_folder(folder)
         first = bisect.bisect_left(keys, max(prefix, after))
         if first and keys[first - 1].endswith("/") and after.startswith(keys[first - 1]):
             first -= 1  # The folder that after is in.
@@ -338,7 +338,7 @@ class FileBlob:
                 continue
             if is_folder:
                 yield from self._walk_folder(key, prefix, after)
-            elif (entry := self._entry(key)) is not None:
+            elif (entry := self._make_entry(key)) is not None:
                 yield entry
 
     def _list_folder(self, folder: str) -> Sequence[str]:

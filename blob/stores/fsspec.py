@@ -105,7 +105,7 @@ class FsspecBlob:
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
         """Return the value at key or its bytes `[start, end)`; None when there is none."""
-        path = self._path(key)
+        path = self._make_path(key)
         try:
             if range is not None:
                 return self._get_range(path, *check_range(range))
@@ -120,7 +120,7 @@ class FsspecBlob:
 
     def set(self, key: str, value: bytes) -> None:
         """Store value at key, replacing what was there."""
-        path = self._path(key)
+        path = self._make_path(key)
         self._check_writable()
         try:
             self._fs.pipe_file(path, value)
@@ -129,7 +129,7 @@ class FsspecBlob:
 
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
-        path = self._path(key)
+        path = self._make_path(key)
         self._check_writable()
         try:
             self._fs.pipe_file(path, value, **(self._if_absent or {}), **self._prevent_multipart(key, value))
@@ -139,7 +139,7 @@ class FsspecBlob:
             raise
         except Exception as error:
             status = _get_http_status(error)
-            if status in (304, 412) or (status == 409 and self._is_there(key)):
+            if status in (304, 412) or (status == 409 and self._exists(key)):
                 return False
             raise self._map_write_error("create", key, error) from _choose_cause(error, self._secrets)
         return True
@@ -150,19 +150,19 @@ class FsspecBlob:
         if base and not is_key(base):
             return
         try:
-            files = self._fs.find(self._path(base) if base else self._root, detail=True, withdirs=False)
+            files = self._fs.find(self._make_path(base) if base else self._root, detail=True, withdirs=False)
         except Exception as error:
             if _is_absent(error):
                 return
             raise self._map_read_error("list", prefix, error) from _choose_cause(error, self._secrets)
-        entries = {self._key(path): info for path, info in files.items() if info.get("type") != "directory"}
+        entries = {self._parse_key(path): info for path, info in files.items() if info.get("type") != "directory"}
         for key in sorted(entries):
             if key.startswith(prefix) and (start_after is None or key > start_after) and is_key(key):
                 yield BlobEntry(key, entries[key].get("size") or 0, _read_modified_s(entries[key]))
 
     def delete(self, key: str) -> None:
         """Remove key; a missing key is not an error."""
-        path = self._path(key)
+        path = self._make_path(key)
         self._check_writable()
         try:
             self._fs.rm_file(path)
@@ -246,13 +246,14 @@ class FsspecBlob:
         what = f"cannot {action} {key!r} at {self.url}"
         if _get_http_status(error) == 501:
             return StoreMisconfigured(
-                f"{what}: {_redact_error(error, self._secrets)}. The store must support conditional writes: use one that does."
+                f"{what}: {_redact_error(error, self._secrets)}. The store must support conditional writes: use "
+                "one that does."
             )
         # An earlier attempt may have landed before one met the limit, so the outcome stays open.
         limit = f"{limit}. " if (limit := find_exceeded_limit(error)) else ""
         return _find_misconfiguration(what, error, self._secrets) or Indeterminate(
-            f"{action} of {key!r} at {self.url} got no clear answer: {_redact_error(error, self._secrets)}. {limit}It may or "
-            "may not have happened: read the key before trying again."
+            f"{action} of {key!r} at {self.url} got no clear answer: {_redact_error(error, self._secrets)}. "
+            f"{limit}It may or may not have happened: read the key before trying again."
         )
 
 
@@ -280,7 +281,8 @@ def _open_file_system(url: str, scheme: str, options: dict[str, Any], secrets: t
         ) from error
     except Exception as error:  # Some log in at once: FTP, SFTP, SMB, each with errors of its own.
         raise Unavailable(
-            f"{url} cannot be reached: {_redact_error(error, secrets)}. Check the address and the network, then try again"
+            f"{url} cannot be reached: {_redact_error(error, secrets)}. Check the address and the network, then "
+            "try again"
         ) from _choose_cause(error, secrets)
 
 

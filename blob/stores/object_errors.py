@@ -140,7 +140,7 @@ class ObjectErrorMap:
 
     def is_absent(self, error: Exception) -> bool:
         """Return whether the server reported that the object is missing but the bucket exists."""
-        answer = self.answer(error)
+        answer = self.parse_answer(error)
         return answer.status == 404 and answer.code != "NoSuchBucket"
 
     def is_success(self, error: Exception) -> bool:
@@ -149,12 +149,12 @@ class ObjectErrorMap:
 
     def map_setup_error(self, error: Exception) -> PersistError:
         """Return the error to raise when no client can be made."""
-        return StoreMisconfigured(f"cannot use {self.url}: {self._text(error)}. Correct the storage options.")
+        return StoreMisconfigured(f"cannot use {self.url}: {self._format_error(error)}. Correct the storage options.")
 
     def map_read_error(self, action: str, key: str, error: Exception) -> PersistError:
         """Return the error to raise for a get or list that failed."""
         what = f"cannot {action} {key!r} at {self.url}"
-        return self._find_misconfiguration(what, error) or self._unavailable(
+        return self._find_misconfiguration(what, error) or self._make_unavailable(
             what, error, "Check that the store is up and reachable, then try again."
         )
 
@@ -162,11 +162,11 @@ class ObjectErrorMap:
         """Return the error to raise for a set, create or delete that failed, and was sent once."""
         what = f"cannot {action} {key!r} at {self.url}"
         if self._had_no_effect(error):
-            return self._find_misconfiguration(what, error) or self._unavailable(
+            return self._find_misconfiguration(what, error) or self._make_unavailable(
                 what, error, "That object is unchanged; try again after a pause."
             )
         doubt = Indeterminate(
-            f"{action} of {key!r} at {self.url} got no clear answer: {self._text(error)}. It may or may not "
+            f"{action} of {key!r} at {self.url} got no clear answer: {self._format_error(error)}. It may or may not "
             "have happened: read the key before trying again."
         )
         doubt.timed_out = _has_timed_out(error)
@@ -184,9 +184,11 @@ class ObjectErrorMap:
 
     def _make_unavailable(self, what: str, error: Exception, advice: str) -> Unavailable:
         if limit := _find_local_limit(error):
-            return StoreFull(f"{what}: {limit}, then try again. That object is unchanged. ({self._text(error)})")
-        text = f"{what}: {self._text(error)}. {advice}"
-        failure = Throttled(text) if self.answer(error).code in _THROTTLED else Unavailable(text)
+            return StoreFull(
+                f"{what}: {limit}, then try again. That object is unchanged. ({self._format_error(error)})"
+            )
+        text = f"{what}: {self._format_error(error)}. {advice}"
+        failure = Throttled(text) if self.parse_answer(error).code in _THROTTLED else Unavailable(text)
         failure.timed_out = _has_timed_out(error)
         return failure
 
@@ -197,7 +199,7 @@ class ObjectErrorMap:
             return True
         if _NO_TOKEN.search(str(error)):
             return True
-        answer = self.answer(error)
+        answer = self.parse_answer(error)
         if answer.status == 501:
             return True  # The store or a proxy cannot do this.
         return bool(answer.code) and (answer.code in _REFUSED_FOR_NOW or 300 <= answer.status < 500)
@@ -209,19 +211,19 @@ class ObjectErrorMap:
                 f"{what}: this process was forked from one that had used a store in the cloud, whose threads did not "
                 "come along. Start it by spawn or forkserver: multiprocessing.get_context('spawn')."
             )
-        answer = self.answer(error)
+        answer = self.parse_answer(error)
         code, status = answer.code, answer.status
         if code == "NoSuchBucket":
             return StoreMisconfigured(f"{what}: {self.place} does not exist. {_ADVICE[code]}")
         no_token = _NO_TOKEN.search(str(error))
         if _has_class_name(error, _NO_CREDENTIALS) or (no_token and no_token[2] in _NO_CREDENTIALS):
             return StoreMisconfigured(
-                f"{what}: no AWS credentials ({self._text(error)}). Give storage options access_key_id and "
+                f"{what}: no AWS credentials ({self._format_error(error)}). Give storage options access_key_id and "
                 "secret_access_key, or profile, or set up credentials as for the aws command."
             )
         text = str(error)
         if _has_class_name(error, _BAD_SETUP) or "InvalidCertificate" in text or "UnknownIssuer" in text:
-            return StoreMisconfigured(f"{what}: {self._text(error)}. Correct the URL or the storage options.")
+            return StoreMisconfigured(f"{what}: {self._format_error(error)}. Correct the URL or the storage options.")
         if "redirect without LOCATION" in text:
             return StoreMisconfigured(f"{what}: {self.place} is in another region. Give the storage option region.")
         if _has_class_name(error, ("InvalidPathError",)):
@@ -234,11 +236,11 @@ class ObjectErrorMap:
         advice = _ADVICE.get("NotImplemented" if status == 501 else code, self.not_ours)
         if status == 403 and code not in _ADVICE:
             advice = self.rights
-        return StoreMisconfigured(f"{what}: {self._text(error)}. {advice}")
+        return StoreMisconfigured(f"{what}: {self._format_error(error)}. {advice}")
 
     def _format_error(self, error: Exception) -> str:
         """Return an error's text without secrets, shortened."""
-        if answer := self.answer(error).text:
+        if answer := self.parse_answer(error).text:
             return self._redact(answer).rstrip(".")
         if no_token := _NO_TOKEN.search(str(error)):
             return self._redact(no_token[1]).rstrip(".")

@@ -97,10 +97,10 @@ class ObjectBlob:
         """Return the value at key or its bytes `[start, end)`; None when there is none."""
         check_key(key)
         if range is None:
-            return self._get(key, None)
+            return self._get_object(key, None)
         start, end = check_range(range)
         # HTTP has no empty range, and whether the key exists must be found out all the same.
-        value = self._get(key, {"range": (start, max(end, start + 1))})
+        value = self._get_object(key, {"range": (start, max(end, start + 1))})
         return None if value is None else value[: end - start]
 
     def set(self, key: str, value: bytes) -> None:
@@ -120,10 +120,10 @@ class ObjectBlob:
             has_tag = self._upload(key, value, "create")
         except Exception as error:
             # Some servers answer 304 or with a code of their own, and 409 even for an old object.
-            answer = self._errors.answer(error)
+            answer = self._errors.parse_answer(error)
             if answer.status in (304, 412):
                 return False
-            if answer.status == 409 and self._is_there(key):
+            if answer.status == 409 and self._exists(key):
                 return False
             raise self._errors.map_write_error("create", key, error) from self._errors.choose_cause(error)
         if not has_tag:
@@ -140,7 +140,7 @@ class ObjectBlob:
         if start_after is not None:
             offset = max(offset, self._base + start_after)
         try:
-            client, size = self._client(), LIST_PAGE_ENTRIES
+            client, size = self._choose_client(), LIST_PAGE_ENTRIES
             pages = self._obstore.list(client, folder or None, offset=offset or None, chunk_size=size)
             page = next(pages, None)
         except Exception as error:
@@ -166,13 +166,13 @@ class ObjectBlob:
             except Exception as error:
                 raise self._errors.map_read_error("list", prefix, error) from self._errors.choose_cause(error)
         if count % LIST_PAGE_ENTRIES == 0:
-            self._get(NO_KEY, None)  # obstore takes a page of HTML for the end of a listing, and a get sees it.
+            self._get_object(NO_KEY, None)  # obstore takes a page of HTML for the end of a listing, and a get sees it.
 
     def delete(self, key: str) -> None:
         """Remove key; a missing key is not an error."""
         check_key(key)
         try:
-            self._obstore.delete(self._client(), self._base + key)
+            self._obstore.delete(self._choose_client(), self._base + key)
         except Exception as error:
             if not self._errors.is_absent(error):
                 raise self._errors.map_write_error("delete", key, error) from self._errors.choose_cause(error)
@@ -189,16 +189,16 @@ class ObjectBlob:
 
     def _get_object(self, key: str, options: dict[str, Any] | None) -> bytes | None:
         try:
-            result = self._obstore.get(self._client(), self._base + key, options=options)
+            result = self._obstore.get(self._choose_client(), self._base + key, options=options)
             value = bytes(result.bytes())
             kind = str(result.attributes.get("Content-Type", ""))
         except Exception as error:
             if self._errors.is_absent(error):
                 return None
-            if self._errors.answer(error).status == 416:
+            if self._errors.parse_answer(error).status == 416:
                 return b""  # The range begins at or beyond the end.
             if options is not None and "NotPartial" in str(error):
-                self._get(key, None)  # An error page is not a range either, and raises here.
+                self._get_object(key, None)  # An error page is not a range either, and raises here.
             raise self._errors.map_read_error("get", key, error) from self._errors.choose_cause(error)
         if kind.startswith("text/html"):
             raise StoreMisconfigured(
@@ -216,7 +216,7 @@ class ObjectBlob:
         """
         why = "something else is there"
         try:
-            if self._get(key, None) == value:
+            if self._get_object(key, None) == value:
                 return
         except PersistError as error:
             why = str(error)
@@ -229,7 +229,7 @@ class ObjectBlob:
             Indeterminate: it was a page of something else.
         """
         try:
-            self._get(key, {"range": (0, 1)})
+            self._get_object(key, {"range": (0, 1)})
         except StoreMisconfigured as error:
             raise Indeterminate(f"delete of {key!r} at {self.url} got an answer, and {error}") from None
         except PersistError:
@@ -237,7 +237,7 @@ class ObjectBlob:
 
     def _upload(self, key: str, value: bytes, mode: str) -> bool:
         """Send a value; return whether the answer has an ETag, as a store's answer does."""
-        client = self._client(len(value))
+        client = self._choose_client(len(value))
         try:
             self._obstore.put(client, self._base + key, value, mode=mode, use_multipart=False)
         except Exception as error:
@@ -249,7 +249,7 @@ class ObjectBlob:
     def _exists(self, key: str) -> bool:
         """Return whether the store reports a value."""
         try:
-            return self._get(key, {"range": (0, 1)}) is not None
+            return self._get_object(key, {"range": (0, 1)}) is not None
         except PersistError:
             return False
 

@@ -19,7 +19,13 @@ from persist.blob.errors import InvalidUsage, PersistError, StoreMisconfigured
 from persist.blob.options import check_fields, read_options
 from persist.blob.protocol import check_key, delete_one_by_one
 from persist.blob.stores.object_errors import ObjectErrorMap
-from persist.blob.stores.objects import ATTEMPT_S, CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectBlob, make_missing_packages_error
+from persist.blob.stores.objects import (
+    ATTEMPT_S,
+    CONNECT_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    ObjectBlob,
+    make_missing_packages_error,
+)
 
 CREDENTIALS_TTL = timedelta(minutes=10)  # obstore fetches them again when five minutes of it remain.
 RIGHTS = (
@@ -133,7 +139,7 @@ class S3Blob(ObjectBlob):
         failed = delete_one_by_one(self, alone)
         try:
             if together:
-                self._obstore.delete(self._client(is_for_pages=True), [self._base + key for key in together])
+                self._obstore.delete(self._choose_client(is_for_pages=True), [self._base + key for key in together])
         except Exception as error:
             if self._errors.is_partial(error):
                 return {**failed, **delete_one_by_one(self, together)}

@@ -23,9 +23,9 @@ from persist.codecs.types.schema import CollectionSchema
 KEY_BYTES = 64  # Roughly, for a key of one field in comparable form.
 # Recently parsed keys: planning needs those of the same parts repeatedly. Entries unused for a minute are dropped:
 # parts are replaced all the time, and parsing keys again is cheap.
-_KNOWN: Kind[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = Cache(16 << 20, is_lru=True, idle_s=60.0).kind(
-    lambda keys: KEY_BYTES * (1 + len(keys)), share=1
-)
+_KNOWN: Kind[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = Cache(
+    16 << 20, is_lru=True, idle_s=60.0
+).add_kind(lambda keys: KEY_BYTES * (1 + len(keys)), share=1)
 
 
 # The interval `[start, end)` of rows of a part that holds all rows of a range, and how many keys are sampled. No class:

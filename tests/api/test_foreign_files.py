@@ -15,7 +15,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log import kinds
 from persist.core.log.framing import encode_framed
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from persist.core.log.records import Record
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
@@ -65,7 +65,7 @@ def _put(path: Path, what: str) -> None:
     elif what == "loop":
         path.symlink_to(path.name)
     elif what == "link":
-        path.symlink_to(path.parent / record_key(0).rpartition("/")[2])
+        path.symlink_to(path.parent / make_record_key(0).rpartition("/")[2])
     else:
         with open(path, "wb") as file:
             file.truncate(50 << 30)
@@ -77,8 +77,8 @@ def _put(path: Path, what: str) -> None:
 def test_what_is_no_blob_is_named_and_neither_waited_for_nor_read(where: str, what: str, tmp_path: Path) -> None:
     next_seqno = _location(tmp_path)
     path = {
-        "next record": tmp_path / record_key(next_seqno),
-        "last record": tmp_path / record_key(next_seqno - 1),
+        "next record": tmp_path / make_record_key(next_seqno),
+        "last record": tmp_path / make_record_key(next_seqno - 1),
         "checkpoint": sorted((tmp_path / "checkpoint").iterdir())[0],
         "part": next(tmp_path.glob("part/*/*")),
     }[where]
@@ -98,7 +98,7 @@ def test_an_open_client_does_not_hang_at_a_fifo_in_the_place_of_the_next_record(
     with persist.open(tmp_path, settings=QUIET) as client:
         orders = client.create_or_load("orders", key={"k": pa.int64()})
         orders.write([((1, None), 1, 1)]).result()
-        fifo = tmp_path / record_key(client.seqno + 1)
+        fifo = tmp_path / make_record_key(client.seqno + 1)
         os.mkfifo(fifo)
         with pytest.raises(CorruptBlob, match=f"{fifo.name} is a FIFO and no plain file: remove it"):
             orders.write([((2, None), 1, 1)]).result()
@@ -125,7 +125,7 @@ def test_a_record_with_very_many_fields_is_read_in_time_proportional_to_them() -
             mutations=(create,),
         )
         blob = MemoryBlob()
-        blob.create(record_key(0), encode_framed(record))
+        blob.create(make_record_key(0), encode_framed(record))
         began_s = time.thread_time()
         with persist.open(blob, mode="read") as client:
             client.load("wide")

@@ -92,7 +92,7 @@ def test_s3_is_asked_once_for_a_thousand_keys() -> None:
 
         assert sorted(server.objects) == ["/bucket/part/0001", "/bucket/prefix/kept"]
         assert [method for method, _ in server.requests] == ["POST"] * 3
-        assert metered.counts()["delete"].requests == 3
+        assert metered.get_counts()["delete"].requests == 3
         metered.close()
 
 
@@ -143,7 +143,7 @@ def test_keys_that_may_be_deleted_later_are_tried_again_alone() -> None:
         assert sorted(server.objects) == ["/bucket/prefix/c"]
         deletions = [method for method, _ in server.requests if method != "GET"]
         assert deletions == ["POST", *["DELETE"] * 3, "POST", *["DELETE"] * 2], "what is deleted is not asked for again"
-        assert blob.counts()["delete"] == RetryCount(retries=1, throttled=1)
+        assert blob.get_counts()["delete"] == RetryCount(retries=1, throttled=1)
         blob.close()
 
 
@@ -153,7 +153,7 @@ def test_keys_that_can_never_be_deleted_are_given_up_and_returned() -> None:
         server.undeletable = {"/bucket/prefix/b": "InternalError"}
         with pytest.raises(NotDeleted, match=r"1 of many keys .* 'b'"):
             delete_all(blob, "abc")
-        assert blob.counts()["delete"] == RetryCount(retries=2, gave_up=1)
+        assert blob.get_counts()["delete"] == RetryCount(retries=2, gave_up=1)
         blob.close()
 
 
@@ -256,7 +256,7 @@ def test_a_store_without_pages_is_asked_key_by_key() -> None:
     ):
         assert get_delete_page(wrapped) is None
     assert delete_all(CachedBlob(RetryBlob(metered), is_immutable=is_immutable), "abcd") == 4
-    assert metered.counts()["delete"].requests == 4
+    assert metered.get_counts()["delete"].requests == 4
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
@@ -301,4 +301,4 @@ def test_a_page_that_failed_is_deleted_again(fault: Fault) -> None:
     unreliable.script_faults("delete", fault, fault)
     assert delete_all(blob, "abc") == 3
     assert keys_of(blob) == []
-    assert blob.counts()["delete"].retries == 2
+    assert blob.get_counts()["delete"].retries == 2

@@ -89,12 +89,12 @@ def test_a_metered_store_tells_quantiles_of_each_operation() -> None:
     for _ in range(100):
         blob.get("key")
 
-    count = blob.counts()["get"]
+    count = blob.get_counts()["get"]
     assert (count.requests, count.errors, count.bytes) == (100, 0, 500)
     assert count.seconds == pytest.approx(5.05)
     assert [count.p50_s, count.p90_s, count.p99_s] == pytest.approx([0.05, 0.09, 0.099], rel=ERROR_MAX)
     assert count.max_s == pytest.approx(0.1)
-    assert blob.counts()["set"].max_s == 0.0
+    assert blob.get_counts()["set"].max_s == 0.0
 
 
 def test_a_failed_call_is_timed_and_counted_as_an_error() -> None:
@@ -105,6 +105,6 @@ def test_a_failed_call_is_timed_and_counted_as_an_error() -> None:
         blob.get("key")
     with pytest.raises(Unavailable):
         list(blob.list(""))
-    counts = blob.counts()
+    counts = blob.get_counts()
     assert [(counts[name].requests, counts[name].errors) for name in ("get", "list")] == [(1, 1), (1, 1)]
     assert counts["get"].max_s > 0

@@ -30,7 +30,7 @@ from persist.codecs.types.arrow_types import format_type, is_flat
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
-from persist.core.names import INDEX_PREFIX, OWN_PREFIX, index_name
+from persist.core.names import INDEX_PREFIX, OWN_PREFIX, make_index_name
 from persist.core.state_rules.contents import CollectionState, get_last_sealed
 from persist.engine.location.arrangements import list_arrangements, steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
@@ -185,7 +185,7 @@ def draft(handle: CollectionHandle, schema: CollectionSchema, wanted: Sequence[i
     numbers = dict(schema.inner)  # By them it knows the fields inside of columns when these change.
     inner = tuple((at, numbers[id_]) for at, id_ in enumerate(ids) if id_ in numbers)
     index_schema = replace(index_schema, inner=inner)
-    id_, name = uuid.uuid4().hex, index_name(handle.id, wanted)
+    id_, name = uuid.uuid4().hex, make_index_name(handle.id, wanted)
     view: dict[str, Any] = {"version": VERSION, "number": 1, "inputs": [handle.id], "index": [*ids]}
     contents = CollectionState(id_, name, index_schema.to_json(), view=view)
     return Index(CollectionHandle(handle.engine, id_, name, index_schema), contents, ids), kinds.Create(

@@ -21,7 +21,7 @@ from persist.codecs.part.key_range import KeyRange
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.index.indexes import load_indexes
-from persist.core.names import index_hold
+from persist.core.names import make_index_hold_name
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import count_erasures
 from persist.engine.location.collection_handle import CollectionHandle
@@ -212,7 +212,7 @@ def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max
     if scan.filter is None or not scan.columns or scan.narrow is not None or scan.memory < least:
         return None
     peeked = handle.get_known_state()
-    if not any(name.startswith(index_hold("")) for name in peeked.holds):
+    if not any(name.startswith(make_index_hold_name("")) for name in peeked.holds):
         return None
     rows = pa.schema([scan.schema.arrow.field(name) for name in scan.schema.names])
     requested = [*scan.columns, *list_referenced_columns(scan.filter, rows, scan.columns)]

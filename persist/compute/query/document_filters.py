@@ -21,7 +21,12 @@ import pyarrow.compute as pc
 from persist.codecs.types.sql_names import fold_case
 from persist.compute.query.parsing import walk_parts
 from persist.compute.query.tables import Path, whole_path
-from persist.core.expression.documents import document_value, has_simple_path, join_paths, make_number_test
+from persist.core.expression.documents import (
+    has_simple_path,
+    join_paths,
+    make_document_expression,
+    make_number_condition,
+)
 
 _COMPARED = {
     "COMPARE_EQUAL": pc.equal,
@@ -115,7 +120,7 @@ def _compare(
         kind, literal = value_node["type_expr"]["type_name"], literal_node.get("literal") or {"kind": "STRING"}
         if kind not in _NUMBERS or literal["kind"] == "STRING" or not _NUMBER.fullmatch(literal["text"]):
             return None
-        return make_number_test(value, kind, _SIGNS[function], literal["text"], is_text=is_text)
+        return make_number_condition(value, kind, _SIGNS[function], literal["text"], is_text=is_text)
     text = _text(literal_node, is_text=is_text)
     return function(value, pa.scalar(text)) if text is not None and (is_text or function is pc.equal) else None
 
@@ -143,7 +148,11 @@ def _value(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) ->
     if column not in columns or not names.issuperset(qualifiers) or len(qualifiers) > 1 or len(joined) != 1:
         return None
     [(function, path)] = joined
-    return (document_value(function, pc.field(columns[column]), path), is_text) if has_simple_path(path) else None
+    return (
+        (make_document_expression(function, pc.field(columns[column]), path), is_text)
+        if has_simple_path(path)
+        else None
+    )
 
 
 def _text(node: dict[str, Any], *, is_text: bool = True) -> str | None:

@@ -22,7 +22,7 @@ from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.codecs.updates.inputs import TableStream, open_stream, to_table
 from persist.compute.query.time_windows import add_time_windows
 from persist.core.errors import InvalidUsage
-from persist.core.expression.python_functions import functions_of_python
+from persist.core.expression.python_functions import list_python_functions
 from persist.engine.location.collection_times import LATEST
 
 # What is run may be somebody else's text: it may read the collections, and nothing else that its user may read.
@@ -211,7 +211,7 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool
     add_time_windows(connection, map(fold_case, words_of(sql)), late_by)
     called = [
         function
-        for function in functions_of_python()
+        for function in list_python_functions()
         if re.search(rf"(?<!\w){function.name}(?!\w)", sql, re.IGNORECASE)
     ]
     for function in called:
@@ -220,7 +220,7 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool
             none = pa.schema([(f"x{at}", kind) for at, kind in enumerate(kinds)]).empty_table()
             *arguments, returns = connection.from_arrow(none).types
             how = {"type": "arrow", "null_handling": "special"}
-            connection.create_function(function.name, function.of_as_many(), arguments, returns, **how)
+            connection.create_function(function.name, function.make_fixed_arity(), arguments, returns, **how)
         except Exception as error:  # DuckDB has errors of several kinds for types that it does not have.
             raise InvalidUsage(f"DuckDB cannot call {function}: {explain_refusal(error)}") from error
     return bool(called)

@@ -30,7 +30,7 @@ from persist.compute.sql.rows import fold
 from persist.compute.sql.temporal import MARK
 from persist.compute.sql.types import Unreadable, from_arrow, to_arrow
 from persist.core.errors import InvalidUsage
-from persist.core.expression.term import Call, Lit, Place, Term, sql_call
+from persist.core.expression.term import Call, Lit, Place, Term, make_sql_call
 from persist.core.log.fields import KeyedForm
 
 _ROW_ID = "rowid"
@@ -159,7 +159,7 @@ def _replace_intervals(plan: Node, columns: list[tuple[str, str]]) -> tuple[Node
     if not any(kind == "interval" for _, kind in columns):
         return plan, columns
     outputs = (
-        sql_call("parts_of_interval", to_arrow(_STORED_INTERVAL), Place(at)) if kind == "interval" else Place(at)
+        make_sql_call("parts_of_interval", to_arrow(_STORED_INTERVAL), Place(at)) if kind == "interval" else Place(at)
         for at, (_, kind) in enumerate(columns)
     )
     stored = [(name, _STORED_INTERVAL if kind == "interval" else kind) for name, kind in columns]

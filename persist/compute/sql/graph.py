@@ -23,9 +23,9 @@ from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.stored import StoredPlan, read_plan
 from persist.compute.sql.types import name_arrow_type, to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
-from persist.core.expression.python_functions import calls_of_python, check_functions
+from persist.core.expression.python_functions import check_functions, list_python_calls
 from persist.core.expression.term import Call, Col, Term
-from persist.core.names import find_owner, view_hold
+from persist.core.names import find_owner, make_view_hold_name
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_handle_by_id
@@ -78,7 +78,7 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
 
 def list_functions(relation: Relation) -> tuple[tuple[str, str], ...]:
     """Return name and version of the functions of Python that a relation calls."""
-    return tuple(dict.fromkeys(calls_of_python(iterate_terms(relation))))
+    return tuple(dict.fromkeys(list_python_calls(iterate_terms(relation))))
 
 
 def list_columns_read(definition: Definition) -> dict[str, dict[str, str]]:
@@ -206,7 +206,7 @@ class ViewProgram(Program):
     def holders(self, collection: str) -> list[str]:
         """Return the names of the permanent holds on a source: one for each view that depends on it."""
         id_ = self._ids[collection]
-        return [view_hold(view.handle.id) for view in self._views if id_ in view.definition.inputs]
+        return [make_view_hold_name(view.handle.id) for view in self._views if id_ in view.definition.inputs]
 
 
 def _find_fitting_plan(engine: Engine, definition: Definition) -> StoredPlan | None:

@@ -25,7 +25,7 @@ from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
 from persist.compute.tasks.planned_write import Target, add_digests, check_times, log_write, upload
 from persist.core.antichain import encode_frontier, to_antichain
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable
 from persist.core.keyed.machine import GIVEN, SEQ, Machine
@@ -276,7 +276,7 @@ def _pending(work: KeyedWork, stored: Stored, watermarks: Watermarks | None) -> 
     first, last = min(part.time_min for part in parts), max(part.time_max for part in parts)
     uploaded: Future[tuple[Part, ...]] = Future()
     uploaded.set_result(parts)
-    schema = events_schema(work.target.schema, event_fields(work.target.schema, work.form))
+    schema = make_event_schema(work.target.schema, list_event_fields(work.target.schema, work.form))
     planned = PlannedPend(work.target.id, first, last, watermarks, schema.version)
     return [Write(work.target.id, schema, first, 0, uploaded, is_kept=True, events=planned)]
 

@@ -85,7 +85,7 @@ class BatchEnds:
 
     def __init__(self) -> None:
         cache = Cache(COUNTS_BYTES_MAX, is_lru=True)
-        self._kept: Kind[str, TimeCounts] = cache.kind(lambda counts: counts.nbytes, share=1)
+        self._kept: Kind[str, TimeCounts] = cache.add_kind(lambda counts: counts.nbytes, share=1)
 
     def end(self, scan: Scan, reader: PartReader, limits: BatchLimits) -> int:
         """Return the greatest end for a scan within the limits; a scan of one time may exceed them.

@@ -33,7 +33,7 @@ from persist.connect.ingest.row_formats import MEND, RowFile, get_format_by_name
 from persist.connect.ingest.row_types import contains_null, infer_types
 from persist.connect.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target
 from persist.core.errors import InvalidUsage, PersistError
-from persist.core.rendering import without_secrets
+from persist.core.rendering import hide_passwords
 from persist.core.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Files:
 
     def __init__(self, config: FilesConfig) -> None:
         self.config = config
-        self.name = without_secrets(config.source)
+        self.name = hide_passwords(config.source)
         if config.source.startswith(("http://", "https://")):
             raise InvalidUsage(f"{self.name}: a web server lists no files. Copy them to a folder or a bucket")
         try:
@@ -104,9 +104,9 @@ class Files:
 
             self._files, self._path = fsspec.core.url_to_fs(config.source, **config.storage_options)
         except (ImportError, ValueError, TypeError) as error:
-            raise InvalidUsage(f"{self.name} cannot be opened: {without_secrets(str(error))}") from None
+            raise InvalidUsage(f"{self.name} cannot be opened: {hide_passwords(str(error))}") from None
         except OSError as error:
-            raise SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
+            raise SourceUnavailable(f"{self.name} does not answer: {hide_passwords(str(error))}") from None
         self._is_pattern = any(mark in self._path for mark in "*?[")
         if not config.poll_s > 0 or not config.settle_s >= 0:
             raise InvalidUsage(f"poll_s={config.poll_s} must be above 0, and settle_s={config.settle_s} not below it")
@@ -165,11 +165,11 @@ class Files:
         except (PersistError, FileNotFoundError, pa.ArrowException):
             raise
         except PermissionError as error:
-            raise InvalidUsage(f"{self.name} may not be read: {without_secrets(str(error))}") from None
+            raise InvalidUsage(f"{self.name} may not be read: {hide_passwords(str(error))}") from None
         except Exception as error:
             if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in _LIBRARIES:
                 raise
-            raise SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
+            raise SourceUnavailable(f"{self.name} does not answer: {hide_passwords(str(error))}") from None
 
     def _new_target(self) -> Target:
         """Define a new collection by the options and the first files with values.
@@ -277,7 +277,7 @@ class Files:
         timeline, time = collection.schema.timeline, run.uppers[collection.name]
         if timeline is not None:
             run.client.engine.check_clock()
-            time = max(time, Timeline(timeline).now(run.client.engine.clock.wall_ms()))
+            time = max(time, Timeline(timeline).get_current_time(run.client.engine.clock.wall_ms()))
         batch = Batch((), time + 1)
         batch.changes = self._iterate_changes(self._read_changes(collection, file, time, batch))
         return batch

@@ -15,7 +15,7 @@ from persist.codecs.order.arrays import get_boolean_values, make_boolean_array, 
 from persist.codecs.types.schema import TIME_MAX
 from persist.connect.ingest.source import UNSENT, advise_copy
 from persist.core.errors import InvalidUsage
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.keyed.machine import DELETED, SEQ
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
@@ -325,7 +325,7 @@ def read_unsealed(collection: Collection, columns: list[str], upper: int) -> Ite
             scan = Scan(handle.schema, contents.history_parts, upper, TIME_MAX + 1, tuple(columns)).prune()
             yield from scan.updates(reading(), [*columns, "_diff"])
             return
-        schema = events_schema(handle.schema, event_fields(handle.schema, contents.keyed))
+        schema = make_event_schema(handle.schema, list_event_fields(handle.schema, contents.keyed))
         for part in contents.pending.values():
             yield from Scan(schema, (part,), 0, TIME_MAX + 1, tuple(columns)).updates(reading(), columns)
 

@@ -37,7 +37,7 @@ from persist.codecs.types.arrow_types import list_inner_fields
 from persist.codecs.types.casts import cast_column
 from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUsage, PersistError
-from persist.core.rendering import without_secrets
+from persist.core.rendering import hide_passwords
 from persist.core.timeline import Timeline
 from persist.engine.read.results.result import require_package
 
@@ -109,7 +109,7 @@ class Tables:
 
     def __init__(self, config: TablesConfig) -> None:
         self.config = config
-        self.name = without_secrets(config.source)
+        self.name = hide_passwords(config.source)
         kind, _, place = config.source.partition(":")
         if not config.poll_s > 0:
             raise InvalidUsage(f"poll_s={config.poll_s} must be above 0")
@@ -413,7 +413,7 @@ class _Iceberg:
                     yield from ((sign, batch) for batch in scan.to_record_batches(tasks))
                 except (OSError, ValueError, pa.ArrowException) as error:
                     raise InvalidUsage(
-                        f"snapshot {version.number} of {self._place} cannot be read: {without_secrets(str(error))}"
+                        f"snapshot {version.number} of {self._place} cannot be read: {hide_passwords(str(error))}"
                     ) from error
 
     def _load_table(self) -> Any:
@@ -429,7 +429,7 @@ class _Iceberg:
             return StaticTable.from_metadata(self._place, self._config.storage_options)
         except Exception as error:  # A library may raise anything.
             raise InvalidUsage(
-                f"the Iceberg table {without_secrets(self._place)} cannot be opened: {without_secrets(str(error))}"
+                f"the Iceberg table {hide_passwords(self._place)} cannot be opened: {hide_passwords(str(error))}"
             ) from None
 
     def _get_schema(self, table: Any, version: Version) -> Any:

@@ -244,7 +244,7 @@ class Moments:
         back_us = int((moments_us - source_us).max())
         if back_us >= BACK_US_MIN:
             at = int((moments_us - source_us).argmax())
-            to_text = Timeline("us").text_of
+            to_text = Timeline("us").to_text
             logger.warning(
                 "%s: the clock of the source ran back by %.1f s: time %d is of %s, and counts as of %s",
                 self._name, back_us / 1e6, times[at], to_text(int(source_us[at])), to_text(int(moments_us[at])),

@@ -43,7 +43,7 @@ from persist.core.errors import (
     NotKeyed,
     UpdateNotBeyondUpper,
 )
-from persist.core.keyed.events import event_fields
+from persist.core.keyed.events import list_event_fields
 from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable, to_events
 from persist.core.keyed.machine import DELETED, SEQ, Machine
@@ -240,7 +240,7 @@ class EventRows:
 
     def __call__(self, rows: pa.Table) -> EventTable:
         """Return rows as events; raises what `to_events` does."""
-        fields = event_fields(self.schema, self.form)
+        fields = list_event_fields(self.schema, self.form)
         expected = CollectionSchema(self.schema.key, Side(fields), self.schema.timeline)
         column = self.stamp.time if self.stamp is not None and isinstance(self.stamp.time, str) else None
         rows = as_collection_expects(_rename_columns(rows, expected, column, folds=self.folds), expected.arrow)

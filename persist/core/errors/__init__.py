@@ -21,7 +21,7 @@ from persist.core.errors.conflicts import *
 from persist.core.errors.conflicts import Superseded as Superseded  # Never leaves the library, nor do the next two.
 from persist.core.errors.times import *
 from persist.core.errors.times import UnsealedWrites as UnsealedWrites
-from persist.core.errors.times import with_timeline as with_timeline
+from persist.core.errors.times import attach_timeline as with_timeline
 from persist.core.errors.usage import *
 
 __all__ = [

@@ -27,13 +27,13 @@ class AboutTimes:
         number = time.time if isinstance(time, Antichain) else time
         if number is None:
             return "the end of time" if isinstance(time, Antichain) else str(time)
-        return str(number) if self.timeline is None else f"{number} ({Timeline(self.timeline).text_of(number)})"
+        return str(number) if self.timeline is None else f"{number} ({Timeline(self.timeline).to_text(number)})"
 
 
 T = TypeVar("T", bound=BaseException)
 
 
-def with_timeline(error: T, unit: str | None) -> T:
+def attach_timeline(error: T, unit: str | None) -> T:
     """Let an error show times as moments, if the collection has a timeline."""
     if isinstance(error, AboutTimes):
         error.timeline = unit
@@ -217,13 +217,13 @@ class _Moved(AboutTimes, Conflict):
 
     @property
     def expected_place(self) -> str:
-        return self._place(self.expected)
+        return self._format_place(self.expected)
 
     @property
     def actual_place(self) -> str:
-        return self._place(self.actual)
+        return self._format_place(self.actual)
 
-    def _place(self, time: int | None) -> str:
+    def _format_place(self, time: int | None) -> str:
         return "not there" if time is None else f"at {self.format_time(time)}"
 
 
@@ -287,7 +287,7 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
     updates: int | None = None
     writes: tuple[UnsealedWrites, ...] = ()
 
-    def with_writes(self, writes: Sequence[UnsealedWrites]) -> "UpdatesBeyondUpper":
+    def add_writers(self, writes: Sequence[UnsealedWrites]) -> "UpdatesBeyondUpper":
         """Return this error with the writers of the updates."""
         self.writes = tuple(writes)
         return self
@@ -310,12 +310,14 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
         )
 
     def _describe_writer(self) -> str:
+        """Return the writers of the unsealed updates as a sentence."""
         if not self.writes:
             return ""
-        writers, more = [*map(self._writer, self.writes[:WRITERS_SHOWN])], len(self.writes) - WRITERS_SHOWN
+        writers, more = [*map(self._describe_one_writer, self.writes[:WRITERS_SHOWN])], len(self.writes) - WRITERS_SHOWN
         return f" Written by {'; '.join(writers)}{f'; and by {more} more' if more > 0 else ''}."
 
-    def _writer(self, writes: UnsealedWrites) -> str:
+    def _describe_one_writer(self, writes: UnsealedWrites) -> str:
+        """Return a writer and its unsealed updates as text."""
         who = f"this client ({writes.writer})" if writes.is_own else writes.writer
         if len(self.writes) > 1:
             who += f": {self._describe_updates(writes.updates, writes.first, writes.last)}"

@@ -40,42 +40,43 @@ from persist.codecs.order.ordering import combine_chunks, make_order_keys, sort_
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.types.arrow_types import decode_scalar, decode_type
 from persist.codecs.types.schema import CollectionSchema, Side
-from persist.core.keyed.machine import DELETED, GIVEN, GROUP, SEQ, Machine, Touched, watermark_ranks
+from persist.core.keyed.machine import DELETED, GIVEN, GROUP, SEQ, Machine, Touched, rank_watermarks
 from persist.core.log.fields import KeyedForm
 
 _LEADING = (pa.field(SEQ, pa.int64()), pa.field(DELETED, pa.bool_()))
 _LEADING_IDS = (2**31, 2**31 + 1)
 
 
-def event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Field, ...]:
+def list_event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Field, ...]:
     """Return the fields of an event besides its key."""
     if form.fields is None:
         return tuple(field.with_nullable(True) for field in schema.value.fields)  # NULL is what a deletion holds.
     return tuple(pa.field(name, decode_type(kind)) for name, kind in form.fields)
 
 
-def events_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> CollectionSchema:
+def make_event_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> CollectionSchema:
     """Return the schema of parts that hold events of a collection.
 
     Args:
         fields: of an event besides its key. In a collection that has evolved, these are its value fields.
     """
     if schema.version == 1 and not schema.known:
-        return _events_schema(schema.key, fields, schema.timeline)
-    return _evolve_events(schema, schema.known)
+        return _make_event_schema(schema.key, fields, schema.timeline)
+    return _evolve_event_schema(schema, schema.known)
 
 
 @lru_cache(maxsize=256)
-def _events_schema(key: Side, fields: tuple[pa.Field, ...], timeline: Any) -> CollectionSchema:
+def _make_event_schema(key: Side, fields: tuple[pa.Field, ...], timeline: Any) -> CollectionSchema:
     return CollectionSchema(key, Side((*_LEADING, *fields)), timeline)
 
 
 @lru_cache(maxsize=256)
-def _evolve_events(schema: CollectionSchema, known: tuple[CollectionSchema, ...]) -> CollectionSchema:
-    return replace(_version(schema), known=tuple(_version(version) for version in known))
+def _evolve_event_schema(schema: CollectionSchema, known: tuple[CollectionSchema, ...]) -> CollectionSchema:
+    return replace(_make_event_version(schema), known=tuple(_make_event_version(version) for version in known))
 
 
-def _version(schema: CollectionSchema) -> CollectionSchema:
+def _make_event_version(schema: CollectionSchema) -> CollectionSchema:
+    """Return the schema of events for one version of a collection's schema."""
     keys, fields = len(schema.key_names), (field.with_nullable(True) for field in schema.value.fields)
     ids = (*schema.ids[:keys], *_LEADING_IDS, *schema.ids[keys:])
     return CollectionSchema(
@@ -91,45 +92,45 @@ def _version(schema: CollectionSchema) -> CollectionSchema:
 
 def lift_events(events: pa.Table, written: CollectionSchema, schema: CollectionSchema) -> pa.Table:
     """Convert events of one version of a collection's schema to another version, which knows the first."""
-    newest = events_schema(schema, schema.value.fields)
+    newest = make_event_schema(schema, schema.value.fields)
     lifted = make_lift(newest, written.version)
     return events if lifted is None else lifted.adapt_table(events, newest.arrow.names)
 
 
-def in_order_of_arrival(events: pa.Table) -> pa.Table:
+def number_by_arrival(events: pa.Table) -> pa.Table:
     """Return events that arrived in the order of their rows, with that order as `_seq`."""
     at = events.schema.get_field_index(SEQ)
     return events.set_column(at, events.schema.field(at), make_int64_array(np.arange(len(events), dtype=np.int64)))
 
 
-def _tombstone(kind: pa.DataType, form: KeyedForm) -> pa.Scalar | None:
+def _get_tombstone_value(kind: pa.DataType, form: KeyedForm) -> pa.Scalar | None:
     """Return the value of a tombstone column that marks a deletion; None if every value but NULL does."""
     if pat.is_boolean(kind):
         return pa.scalar(True)
     return None if form.tombstone_value is None else decode_scalar(form.tombstone_value, kind)
 
 
-def is_tombstone(column: pa.ChunkedArray, form: KeyedForm) -> pa.ChunkedArray:
+def mark_tombstones(column: pa.ChunkedArray, form: KeyedForm) -> pa.ChunkedArray:
     """Return bool, without NULL: whether a row with that in its tombstone column deletes its key."""
-    value = _tombstone(column.type, form)
+    value = _get_tombstone_value(column.type, form)
     return pc.is_valid(column) if value is None else pc.fill_null(pc.equal(column, value), False)
 
 
-def live_filter(schema: CollectionSchema, form: KeyedForm | None) -> pc.Expression | None:
+def make_live_filter(schema: CollectionSchema, form: KeyedForm | None) -> pc.Expression | None:
     """Return the filter that passes all rows but tombstones; None where there are none."""
     if form is None or form.tombstone is None:
         return None
     kind, column = schema.arrow.field(form.tombstone).type, pc.field(form.tombstone)
-    value = _tombstone(kind, form)
+    value = _get_tombstone_value(kind, form)
     if value is None:
         return column.is_null()
     return column.is_null() | (column == pa.scalar(False) if pat.is_boolean(kind) else column != value)
 
 
-def dead_filter(schema: CollectionSchema, form: KeyedForm) -> pc.Expression:
+def make_tombstone_filter(schema: CollectionSchema, form: KeyedForm) -> pc.Expression:
     """Return the filter that passes tombstones alone."""
     assert form.tombstone is not None
-    value, column = _tombstone(schema.arrow.field(form.tombstone).type, form), pc.field(form.tombstone)
+    value, column = _get_tombstone_value(schema.arrow.field(form.tombstone).type, form), pc.field(form.tombstone)
     return column.is_valid() if value is None else column == value
 
 
@@ -140,7 +141,7 @@ def mark_deletions(events: pa.Table, form: KeyedForm, deleted: pa.ChunkedArray) 
     """
     assert form.tombstone is not None
     column = events[form.tombstone]
-    value = _tombstone(column.type, form)
+    value = _get_tombstone_value(column.type, form)
     if value is not None:
         return pc.if_else(deleted, value, column)
     return None if pc.any(pc.and_(deleted, pc.is_null(column))).as_py() else column
@@ -177,29 +178,29 @@ def prepare_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) 
     groups = np.cumsum(starts) - 1
     keys = events.select(names).take(make_int64_array(order[starts]))
     times = get_int64_values(combine_chunks(events["_time"]))[order]
-    if form.order_by or form.ties == "greatest" or not _ascends(groups, times):
-        ranks = _ranks(schema, form, events)[order]
+    if form.order_by or form.ties == "greatest" or not _is_ascending(groups, times):
+        ranks = _rank_events(schema, form, events)[order]
         within, starts = sort_rows([make_int64_array(groups), make_int64_array(times), make_int64_array(ranks)])
         order, groups = order[within], groups[within]
         if form.ties == "greatest":
-            order = _by_value(events, order, starts, _value_names(schema, form))
+            order = _sort_ties_by_value(events, order, starts, _list_value_names(schema, form))
     if (order[1:] <= order[:-1]).any():
         events = events.take(make_int64_array(order))
     return Prepared(schema, keys, events.append_column(_GROUP_FIELD, make_int64_array(groups.astype(np.int64))))
 
 
-def _ranks(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
+def _rank_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
     """Return the order of events of one key and time, as a number for each."""
-    ranks = watermark_ranks(events, form.order_by) if form.order_by else np.zeros(len(events), np.int64)
+    ranks = rank_watermarks(events, form.order_by) if form.order_by else np.zeros(len(events), np.int64)
     if GIVEN not in events.column_names:
         return ranks
     if not form.order_by:  # The columns that partial events lack are no values, and must not decide a tie.
         is_partial = get_boolean_values(combine_chunks(pc.is_valid(events[GIVEN])))
         return is_partial.astype(np.int64) if form.ties == "greatest" else ranks
-    return np.where(lacks_column(events, schema, form.order_by[0]), len(events), ranks)
+    return np.where(mark_lacking(events, schema, form.order_by[0]), len(events), ranks)
 
 
-def lacks_column(events: pa.Table, schema: CollectionSchema, name: str) -> npt.NDArray[np.bool_]:
+def mark_lacking(events: pa.Table, schema: CollectionSchema, name: str) -> npt.NDArray[np.bool_]:
     """Return bool[events]: whether an event leaves a value column as it is; some events are partial."""
     texts = combine_chunks(events[GIVEN]).dictionary_encode()
     at = schema.value_names.index(name)
@@ -232,7 +233,7 @@ def resolve_to_updates(prepared: Prepared, machine: Machine, present: pa.Table) 
     names = [*prepared.schema.names]
     present = present.select(names)
     groups = number_groups(present, prepared.keys)
-    if not _ascends(groups, None):
+    if not _is_ascending(groups, None):
         order = np.argsort(groups, kind="stable")
         present, groups = present.take(make_int64_array(order)), groups[order]
     present = present.append_column(_GROUP_FIELD, make_int64_array(groups))
@@ -274,7 +275,7 @@ def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
     return pa.concat_tables([updates, pa.Table.from_arrays(columns, schema=prepared.schema.arrow)])
 
 
-def _by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], names: Sequence[str]) -> Ints:
+def _sort_ties_by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], names: Sequence[str]) -> Ints:
     """Return the order of events with ties sorted by their values, and deletions before them.
 
     Args:
@@ -293,7 +294,7 @@ def _by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], name
     return settled
 
 
-def _value_names(schema: CollectionSchema, form: KeyedForm) -> list[str]:
+def _list_value_names(schema: CollectionSchema, form: KeyedForm) -> list[str]:
     """Return the fields of an event in the order in which the collection got them, which an evolution leaves alone."""
     if form.fields is not None:
         return [name for name, _ in form.fields]
@@ -318,7 +319,7 @@ def number_groups(rows: pa.Table, keys: pa.Table) -> Ints:
     return ranks[len(keys) :]
 
 
-def _ascends(groups: Ints, times: Ints | None) -> bool:
+def _is_ascending(groups: Ints, times: Ints | None) -> bool:
     """Whether rows are in the order of groups, and of times within these."""
     same = groups[1:] == groups[:-1]
     if times is None:

@@ -121,7 +121,7 @@ def add_schema_version(
 ) -> CollectionState:
     """Return contents with the next version of their schema. Raises as `apply_evolve`."""
     after, schema_before = CollectionSchema.from_json(schema), contents.schema
-    check_made_from_newest(contents, after, becomes_keyed=becomes_keyed)
+    check_based_on_newest(contents, after, becomes_keyed=becomes_keyed)
     check_successor(replace(schema_before, known=schema_before.known or (schema_before,)), after)
     form = evolve_form(contents, after)
     earlier = (*contents.earlier, contents.schema_json)
@@ -129,7 +129,7 @@ def add_schema_version(
     return msgspec.structs.replace(contents, schema_json=schema, earlier=earlier, keyed=form, about=about)
 
 
-def check_made_from_newest(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
+def check_based_on_newest(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
     """Raise SchemaMoved unless a schema was made from the newest version."""
     if after.version != len(contents.earlier) + 2:
         base = next(
@@ -206,6 +206,7 @@ def find_columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> di
 
 
 def _loses_fields(before: Node, after: Node) -> bool:
+    """Return whether a column's later version lacks fields of an earlier one."""
     return any(field_after is None for _, _, field_after in find_differences(before, after))
 
 

@@ -23,15 +23,15 @@ from persist.codecs.types.python_types import parse_fields
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.types.widening import may_overflow, widen_column
 from persist.core.errors import InvalidUsage, NotOneValue, Superseded, UpperMismatch
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.keyed.form import Keyed, build_form, find_machine
 from persist.core.log import kinds as record_kinds
 from persist.core.log.fields import KeyedForm, Words
-from persist.core.names import is_text
+from persist.core.names import is_storable_text
 from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, ExpectParts, apply_step
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import check_new_names
-from persist.core.state_rules.schemas import attach_versions, build_schema_moved, check_made_from_newest
+from persist.core.state_rules.schemas import attach_versions, build_schema_moved, check_based_on_newest
 from persist.engine.collection.descriptions import get_newest_ids
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_history import keys_with_less_than_none, keys_with_null, keys_with_several
@@ -123,7 +123,7 @@ def _evolve(
     schema_before = attach_versions(handle.schema, contents)
     after = _evolve_schema(schema_before, evolution, contents)
     check_new_names({*after.names} - {*schema_before.names})
-    check_made_from_newest(contents, after, becomes_keyed=evolution.keyed is not None)
+    check_based_on_newest(contents, after, becomes_keyed=evolution.keyed is not None)
     if evolution.keyed is None and replace(after, version=schema_before.version) == schema_before:
         return _set_comments(handle, schema_before, comments, beside)
     _check_machine(handle, contents, after)
@@ -203,7 +203,7 @@ def _check_changes(evolution: WantedEvolution, comments: Mapping[str, str] | Non
             raise InvalidUsage(
                 f"{what}={value!r:.100} is not a dict by name of column: give one, such as {what}={_EXAMPLES[what]}"
             )
-    if not isinstance(comments or {}, Mapping) or not all(map(is_text, (comments or {}).values())):
+    if not isinstance(comments or {}, Mapping) or not all(map(is_storable_text, (comments or {}).values())):
         raise InvalidUsage(f"comments={comments!r:.100} must be a dict of texts by column name")
     if not all(isinstance(name, str) for name in evolution.rename.values()):
         raise InvalidUsage(f"rename={dict(evolution.rename)!r:.200} must be a dict of old names to new ones")
@@ -271,5 +271,5 @@ def _waiting_rows(
     """Yield value columns of the events that wait to be resolved: under another schema, each must still be readable."""
     if contents.keyed is None or not contents.pending:
         return
-    events = events_schema(schema, event_fields(schema, contents.keyed))
+    events = make_event_schema(schema, list_event_fields(schema, contents.keyed))
     yield from Scan(events, (*contents.pending.values(),), 0, TIME_MAX + 1, tuple(columns)).updates(reader, columns)

@@ -216,7 +216,7 @@ class AskedEvents(msgspec.Struct, frozen=True):
 
     def at(self, time: int) -> "AskedEvents":
         """Return the same with events, or the change, at a time, which is sealed."""
-        events = None if self.events is None else self.events.at(time)
+        events = None if self.events is None else self.events.set_time(time)
         change = None if self.change is None else replace(self.change, time=time)
         return msgspec.structs.replace(self, events=events, change=change, end=time + 1)
 

@@ -40,7 +40,7 @@ from persist.core.errors import (
     SchemaMismatch,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
-    with_timeline,
+    attach_timeline,
 )
 from persist.core.keyed.events import prepare_events, replace_by_event
 from persist.core.keyed.form import Keyed, build_form
@@ -402,9 +402,9 @@ def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: in
     """Refuse a sealed time, unsealed updates, and another schema than the newest."""
     handle.current_schema(contents)
     if contents.upper == END:  # Complete: no time is left, and nothing may be taken for done.
-        raise with_timeline(UpdateNotBeyondUpper(TIME_MAX if at is None else at, Antichain()), contents.timeline)
+        raise attach_timeline(UpdateNotBeyondUpper(TIME_MAX if at is None else at, Antichain()), contents.timeline)
     if at is not None and at < contents.upper:
-        raise with_timeline(UpdateNotBeyondUpper(at, to_antichain(contents.upper)), contents.timeline)
+        raise attach_timeline(UpdateNotBeyondUpper(at, to_antichain(contents.upper)), contents.timeline)
     refused = find_refusal(handle, contents, handle.engine.writer("overwrite").committer.writer_name)
     if refused is not None:
         raise refused
@@ -422,7 +422,7 @@ def find_refusal(handle: CollectionHandle, contents: CollectionState, own: str =
     first = hidden.first if hidden.is_exact else None
     error = UpdatesBeyondUpper(to_antichain(contents.upper), hidden.last, first=first, updates=hidden.updates)
     say_whose(error, handle.engine.blob, handle.engine.follower.state, handle.id, own)
-    return with_timeline(error, contents.timeline)
+    return attach_timeline(error, contents.timeline)
 
 
 def expect_unchanged(contents: CollectionState) -> tuple[Condition, ...]:

@@ -487,7 +487,7 @@ def _times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedAr
     if (plain := get_stored_type(column.type)) != column.type:
         column = cast_column(column, plain, name)
     if handle.timeline is not None and (pat.is_string(column.type) or pat.is_large_string(column.type)):
-        times = handle.timeline.column_of_last_times(column)
+        times = handle.timeline.convert_text_column(column)
     elif pat.is_integer(column.type) or pat.is_floating(column.type):  # pandas makes floats of integers with gaps.
         try:
             times = cast_column(column, pa.int64(), name)

@@ -31,7 +31,7 @@ from persist.codecs.types.schema import TIME_MAX
 from persist.core.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe, Numbers
-from persist.core.progress import task
+from persist.core.progress import report_work
 from persist.core.rendering import Shown, format_count
 from persist.core.settings import Tuning
 from persist.core.state_rules.collection_rules import ExpectErasures, ExpectRuns, apply_step
@@ -181,7 +181,7 @@ class Compactor:
         """
         report = CompactionReport()
         failed: dict[Work, DiffOverflow] = {}
-        with self._one_at_a_time, task("compact", name, unit="pieces of work") as done:
+        with self._one_at_a_time, report_work("compact", name, unit="pieces of work") as done:
             while True:
                 contents = self._contents(id_, name)
                 work = choose_next_work(

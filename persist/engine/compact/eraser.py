@@ -34,7 +34,7 @@ from persist.codecs.part.filters import add_both_zeros, list_referenced_columns,
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 from persist.core.errors import InvalidUsage, Superseded
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.keyed.machine import DELETED
 from persist.core.log import kinds
 from persist.core.log.fields import Numbers
@@ -346,7 +346,7 @@ def _list_ids(columns: list[str], schema: CollectionSchema) -> tuple[int, ...]:
 def load_events_schema(contents: CollectionState) -> CollectionSchema:
     """Return the schema of the pending events of a keyed collection, under the newest version of its own."""
     assert contents.keyed is not None, "it has events"
-    return events_schema(contents.schema, event_fields(contents.schema, contents.keyed))
+    return make_event_schema(contents.schema, list_event_fields(contents.schema, contents.keyed))
 
 
 def _identify_part(part: Part) -> _Known:

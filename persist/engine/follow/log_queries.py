@@ -125,7 +125,7 @@ def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: s
             remaining_updates -= writes.updates
         if remaining_updates <= 0:
             break
-    error.with_writes([*by_writer.values()])
+    error.add_writers([*by_writer.values()])
 
 
 def find_last_move_ms(records: Mapping[int, Record], collection: str) -> int | None:

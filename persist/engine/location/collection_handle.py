@@ -23,7 +23,7 @@ from persist.core.errors import (
     CollectionNotFound,
     InvalidUsage,
     KeyedCollection,
-    with_timeline,
+    attach_timeline,
 )
 from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable
@@ -206,7 +206,7 @@ class CollectionHandle(CollectionTimes):
             view = "" if contents.view is None else self.name
             upper = to_antichain(contents.upper)
             error = AsOfNotSealed(as_of, upper, timeout_s or 0.0, advice, until, moved_ms, view)
-            raise with_timeline(error, contents.timeline)
+            raise attach_timeline(error, contents.timeline)
         time = get_last_sealed(contents) if as_of is None else as_of
         check_readable(contents, time)
         return contents, time
@@ -503,6 +503,6 @@ class CollectionHandle(CollectionTimes):
     def find_moment(self, time: int) -> datetime | None:
         """Return the moment of a time; None if that is not known. Cost: a few GETs if times are positions."""
         if self.timeline is not None:
-            return self.timeline.datetime_of(time)
+            return self.timeline.to_datetime(time)
         moments = self._moment_map()
         return None if moments is None else moments.at(time)

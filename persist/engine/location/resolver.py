@@ -27,9 +27,9 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import encode_frontier
 from persist.core.errors import ClientClosed, Locked, Superseded, UploadExpired
-from persist.core.keyed.events import lacks_column, list_unchanged
+from persist.core.keyed.events import list_unchanged, mark_lacking
 from persist.core.keyed.form import find_machine
-from persist.core.keyed.intake import EventTable, bound_watermarks, watermark_below
+from persist.core.keyed.intake import EventTable, bound_watermarks, mark_below
 from persist.core.keyed.machine import GIVEN, SEQ, Machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Watermarks
@@ -61,9 +61,9 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
     is_sealed = times < contents.upper
     is_late = np.zeros(len(times), np.bool_)
     if form.order_by and contents.late_bound is not None:
-        is_late = watermark_below(table[form.order_by[0]], contents.late_bound)
+        is_late = mark_below(table[form.order_by[0]], contents.late_bound)
         if events.is_partial:
-            is_late &= ~lacks_column(table, contents.schema, form.order_by[0])
+            is_late &= ~mark_lacking(table, contents.schema, form.order_by[0])
     wrong = make_boolean_array(is_sealed | is_late)
     if not (is_sealed | is_late).any():
         return events, None
@@ -77,7 +77,7 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
     if form.order_by and len(timely_rows):
         ordered_rows = timely_rows
         if events.is_partial:
-            lacks = lacks_column(timely_rows, contents.schema, form.order_by[0])
+            lacks = mark_lacking(timely_rows, contents.schema, form.order_by[0])
             ordered_rows = timely_rows.filter(make_boolean_array(~lacks))
         marks = bound_watermarks(ordered_rows[form.order_by[0]])
     return msgspec.structs.replace(events, table=timely_rows, watermarks=marks), late

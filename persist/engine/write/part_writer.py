@@ -23,10 +23,10 @@ from persist.codecs.part.stream import PART_BYTES_TARGET, ROW_GROUP_BYTES_MAX, P
 from persist.codecs.types.arrow_types import list_leaf_types
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.small import SmallUpdates, gather_updates
-from persist.core.keyed.events import in_order_of_arrival
+from persist.core.keyed.events import number_by_arrival
 from persist.core.log import kinds
 from persist.core.log.fields import Watermarks
-from persist.core.log.keys import part_key
+from persist.core.log.keys import make_part_key
 from persist.engine.write.operations import Write
 
 INLINE_PART_MAX = 64 << 10
@@ -111,7 +111,7 @@ class PartWriter:
                 parts += [part for write in group for part in _list_uploaded_parts(write)]
                 continue
             small = [*group]
-            table = in_order_of_arrival(_join_writes(small, small[0].schema))
+            table = number_by_arrival(_join_writes(small, small[0].schema))
             stored_parts = self.store_parts(collection, table, small[0].schema, inline_bytes)
             inline_bytes += sum(len(part.inline) for part in stored_parts)
             parts += [part.set_time(0) for part in stored_parts] if at_commit else stored_parts
@@ -154,7 +154,7 @@ class PartWriter:
         return self._store(collection, self._next_seqno(), data, part)
 
     def _store(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
-        key = part_key(collection, seqno)
+        key = make_part_key(collection, seqno)
         try:
             self._blob.set(key, data)
         except Indeterminate as error:

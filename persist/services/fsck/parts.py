@@ -26,7 +26,7 @@ from persist.codecs.order.sums import consolidate
 from persist.codecs.part.describing import check_part, decode_bounds, find_overlaps
 from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.keyed.form import find_machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Keyframe
@@ -220,12 +220,12 @@ class PartExamination:
 
 def _make_event_owner(owner: _Owner, form: KeyedForm) -> _Owner:
     """Return an owner with the schema of a collection's events."""
-    return replace(owner, schema=events_schema(owner.schema, event_fields(owner.schema, form)))
+    return replace(owner, schema=make_event_schema(owner.schema, list_event_fields(owner.schema, form)))
 
 
 def _find_owner(state: State | None, checksum: str) -> str | None:
     """Return the name of the part with a checksum, or None."""
-    parts = state.stored_parts() if state is not None else ()
+    parts = state.iterate_stored_parts() if state is not None else ()
     return next((_format_name(part) for part in parts if part.checksum == checksum), None)
 
 

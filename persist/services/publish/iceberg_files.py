@@ -24,7 +24,7 @@ from persist.codecs.types.arrow_types import list_inner_fields
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log import kinds
 from persist.core.log.fields import Deletes
-from persist.core.log.keys import get_vectors_size, manifest_key
+from persist.core.log.keys import make_manifest_key, parse_vectors_size
 from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
 from persist.core.state_rules.publications import resolve_numbers
 from persist.core.state_rules.schemas import load_schema_version
@@ -114,7 +114,7 @@ def make_table_metadata(
 
 def make_snapshot(contents: CollectionState, publication: Publication, format_url: Any, now_ms: int) -> dict[str, Any]:
     """Return the snapshot of a table's present version."""
-    parts = [contents.part(number) for number in publication.files]
+    parts = [contents.get_part(number) for number in publication.files]
     left_out = [file.deletes for file in publication.files.values() if file.deletes is not None]
     summary = {
         "operation": "overwrite",
@@ -251,7 +251,7 @@ class Manifests:
         came = zip(numbers, step.files, strict=True)
         files |= {number: PublishedFile(step.version, file.deletes) for number, file in came}
         new_parts = dict(enumerate(step.parts, contents.next_number))
-        self._files = [(n, new_parts[n] if n in new_parts else contents.part(n), file) for n, file in files.items()]
+        self._files = [(n, new_parts[n] if n in new_parts else contents.get_part(n), file) for n, file in files.items()]
         self._version = read_format_version(step.options)
 
     def stored(self) -> tuple[str, ...]:
@@ -282,7 +282,7 @@ class Manifests:
         return (key, *keys)
 
     def _key(self) -> str:
-        return manifest_key(self._handle.id, self._handle.engine.follower.next_seqno())
+        return make_manifest_key(self._handle.id, self._handle.engine.follower.next_seqno())
 
     def _make_manifest_entry(self, file: PublishedFile, described: Any) -> Any:
         """Return the manifest entry of a file, added now or existing."""
@@ -377,7 +377,7 @@ class DataFiles:
     def delete_file(self, number: int, part: Part, deletes: Deletes | None) -> Any:
         """Return the entry of a part's omitted rows."""
         assert deletes is not None
-        data_file, size = self._url_of(part.blob), get_vectors_size(deletes.blob)
+        data_file, size = self._url_of(part.blob), parse_vectors_size(deletes.blob)
         if size is None:
             bound = {FILE_PATH: data_file.encode()}
             return self._make_data_file(

@@ -35,8 +35,8 @@ from persist.codecs.part.filters import list_referenced_columns, select_matching
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage, Superseded
-from persist.core.keyed.events import dead_filter
-from persist.core.log.keys import table_root
+from persist.core.keyed.events import make_tombstone_filter
+from persist.core.log.keys import get_table_root
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.keyed_rules import load_form
@@ -189,7 +189,7 @@ class Planner:
         if contents.since > publication.as_of:
             return None
         changes = plan_changes_scan(contents, schema, publication.as_of + 1, scan.as_of + 1, None, raw=True)
-        parts = {number: newest.part(number) for number in publication.files}
+        parts = {number: newest.get_part(number) for number in publication.files}
         rows = sum(part.rows for part in parts.values())
         small = sum(number in newest.kept for number in parts)
         listed = self._list_usable_parts([part for part in changes.parts if not part.negatives], changes, numbers)
@@ -215,7 +215,7 @@ class Planner:
 
     def _list_usable_parts(self, parts: Sequence[Part], scan: Scan, numbers: Mapping[str, int]) -> list[Part]:
         """Return parts that need no rewriting, each blob once."""
-        root = table_root(self._handle.id)
+        root = get_table_root(self._handle.id)
         lying: dict[str, Part] = {}
         based = {id(part) for part in scan.base}
         for part in parts:
@@ -280,7 +280,7 @@ class Planner:
     def _make_tombstone_filter(self, contents: CollectionState, schema: CollectionSchema) -> pc.Expression | None:
         """Return a filter for tombstones, or None without any."""
         form = load_form(contents, schema, resolves=False)
-        return None if form is None or form.tombstone is None else dead_filter(schema, form)
+        return None if form is None or form.tombstone is None else make_tombstone_filter(schema, form)
 
     def _store_missing_rows(
         self, scan: Scan, is_listed: Callable[[Part], bool], reader: PartReader

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import persist
-from persist.core.rendering import moment_text
+from persist.core.rendering import format_moment
 from persist.tools.cli.command import OK, Name, command
 from persist.tools.cli.listing import Listing, Watch, make_column, make_time_column, show_listing
 from persist.tools.cli.place import Place
@@ -134,7 +134,7 @@ def _list_holds(client: "persist.Client", collections: list[str] | None) -> list
                     "time": hold.kept,
                     "time_moment": moment(hold.kept),
                     "holder": hold.holder,
-                    "until": None if hold.expires_ms is None else moment_text(hold.expires_ms / 1000),
+                    "until": None if hold.expires_ms is None else format_moment(hold.expires_ms / 1000),
                 }
             )
     return rows
@@ -163,7 +163,7 @@ def log(
         rows: list[dict[str, Any]] = [
             {
                 "seqno": record.seqno,
-                "at": moment_text(record.written_ms / 1000),
+                "at": format_moment(record.written_ms / 1000),
                 "writer": record.writer,
                 "did": sentences,
             }
@@ -173,7 +173,7 @@ def log(
         return OK
     for record, sentences in zip(records, did, strict=True):
         exclusive = "" if record.epoch is None else f", epoch {record.epoch}"
-        print_text(f"{record.seqno:>8}  {moment_text(record.written_ms / 1000)}  {record.writer}{exclusive}")
+        print_text(f"{record.seqno:>8}  {format_moment(record.written_ms / 1000)}  {record.writer}{exclusive}")
         for sentence in sentences:
             print_text(f"          {sentence}")
     if is_cut:
@@ -199,7 +199,8 @@ def cost(
         costs = estimate_costs(client, price_list, hours=hours)
         COSTS.write(at, [kind.as_json() for kind in costs.kinds], format, output)
     print_remark(
-        f"Of the objects that were made since {moment_text(costs.since_s)}, {costs.made:,} are still there: there were "
+        f"Of the objects that were made since {format_moment(costs.since_s)}, {costs.made:,} are still there: "
+        "there were "
         f"at least as many PUTs. This command itself has sent {costs.sent:,} requests. Each process counts its own "
         "requests in the metric persist_store_requests_total. The store's own metrics and its bill have all of them."
     )

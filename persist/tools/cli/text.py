@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from persist.core.rendering import align_columns, text_width
+from persist.core.rendering import align_columns, measure_text_width
 
 if TYPE_CHECKING:
     from persist.blob.errors import PersistError  # Its package takes long to load.
@@ -67,7 +67,7 @@ def wrap_line(line: str, width: int, hanging: int) -> list[str]:
     indent = " " * min(len(line) - len(line.lstrip()) + hanging, width // 2)
     parts = [""]
     for word in re.findall(r"\s*\S+", line):
-        if parts[-1].strip() and text_width(parts[-1] + word) > width:
+        if parts[-1].strip() and measure_text_width(parts[-1] + word) > width:
             parts.append(indent + word.lstrip())
         else:
             parts[-1] += word
@@ -112,7 +112,7 @@ class _CommandLine:
 
 def format_error(error: "PersistError") -> str:
     """Return an error's message with the command line's option names."""
-    text = error.word(_CommandLine())
+    text = error.format_message(_CommandLine())
     name, equals, value = text.partition("=")
     return f"--{name.replace('_', '-')} {value}" if equals and name in _OPTIONS else text
 
@@ -151,7 +151,11 @@ def print_table(
     for narrowed in (cut, cut | ({0} - to_right)):
         for columns in shorter:
             if (widths := _fit_widths(names, cells, columns, narrowed, width)) is not None:
-                above = {} if 0 in cut else {i: row[0] for i, row in enumerate(cells) if text_width(row[0]) > widths[0]}
+                above = (
+                    {}
+                    if 0 in cut
+                    else {i: row[0] for i, row in enumerate(cells) if measure_text_width(row[0]) > widths[0]}
+                )
                 _print_fitting(names, cells, dict(zip(columns, widths, strict=True)), to_right, above)
                 if (left_out := [name for name in spare if names.index(name) not in columns]) and says_so:
                     print_remark(
@@ -181,9 +185,9 @@ def _fit_widths(
     names: list[str], cells: list[list[str]], columns: Sequence[int], narrowed: set[int], width: int
 ) -> list[int] | None:
     """Return the widths of columns that fit into a width, or None."""
-    widths = [max(text_width(row[at]) for row in (names, *cells)) for at in columns]
+    widths = [max(measure_text_width(row[at]) for row in (names, *cells)) for at in columns]
     least = [
-        min(w, max(text_width(names[at]), TEXT_CHARS_MIN)) if at in narrowed else w
+        min(w, max(measure_text_width(names[at]), TEXT_CHARS_MIN)) if at in narrowed else w
         for at, w in zip(columns, widths, strict=True)
     ]
     room = width - GAP * (len(widths) - 1)
@@ -195,9 +199,9 @@ def _fit_widths(
 
 
 def _truncate(text: str, width: int) -> str:
-    if text_width(text) <= width:
+    if measure_text_width(text) <= width:
         return text
-    while text_width(text) > width - 1:
+    while measure_text_width(text) > width - 1:
         text = text[:-1]
     return text + "…"
 

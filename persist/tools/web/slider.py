@@ -339,7 +339,7 @@ def _read(collection: "Collection", at: str) -> tuple[dict[str, Any], dict[str, 
         time = snapshot.as_of
         rows = take_rows(snapshot.to_batches(), snapshot.schema, 0, ROWS)
     timeline = collection.timeline
-    moment = None if timeline is None else timeline.text_of(time)
+    moment = None if timeline is None else timeline.to_text(time)
     facts = Facts(collection.handle.contents())
     rows_shown = {"as_of": str(time), "moment": moment, **format_cells(rows)}
     if facts.since is not None and time <= facts.since and time:

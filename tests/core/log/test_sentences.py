@@ -69,7 +69,7 @@ def test_a_record_is_told_in_a_sentence(mutation: Any, sentence: str) -> None:
 
 
 def test_a_note_on_no_collection_names_none() -> None:
-    assert kinds.Note("", "moved").sentence("", str) == "noted: moved"
+    assert kinds.Note("", "moved").describe("", str) == "noted: moved"
 
 
 def test_every_kind_that_makes_its_sentence_has_one_here() -> None:

@@ -12,7 +12,7 @@ from persist.core.antichain import Antichain
 from persist.core.errors import UnsealedWrites
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import encode_record, read_record
 from persist.engine.follow import log_queries
@@ -41,7 +41,7 @@ class Log(Writer):
         record = read_record(self.blob, seqno)
         assert record is not None
         fields = {"writer": writer, "written_ms": 1000 * seqno} | more
-        self.blob.set(record_key(seqno), encode_record(msgspec.structs.replace(record, **fields)))
+        self.blob.set(make_record_key(seqno), encode_record(msgspec.structs.replace(record, **fields)))
         return seqno
 
     def append(
@@ -61,7 +61,7 @@ class Log(Writer):
         error = UpdatesBeyondUpper(Antichain(5), 9)
         metered = MeteredBlob(self.blob)
         say_whose(error, metered, follower.state, ID, own)
-        self.reads = metered.counts()["get"].requests
+        self.reads = metered.get_counts()["get"].requests
         return error.writes
 
 
@@ -101,7 +101,7 @@ def test_what_the_store_does_not_tell_any_more_is_left_out() -> None:
         error = UpdatesBeyondUpper(Antichain(0), 0)
         store.script_faults("get", *([Fault.NONE, Fault.UNAVAILABLE] if what == "unavailable" else []))
         if what == "gone":
-            log.blob.delete(record_key(1))
+            log.blob.delete(make_record_key(1))
         say_whose(error, store, follower.state, ID)
         assert [each.writer for each in error.writes] == ["two"]
 
@@ -180,7 +180,7 @@ def test_the_table_of_records_has_those_that_are_asked_for_and_says_who_did_what
     log.by("one", kinds.TruncateLog(2))
     assert [row["seqno"] for row in table(None)] == [2, 3, 4]
     assert [row["seqno"] for row in table(4)] == [2, 3, 4]
-    log.blob.delete(record_key(3))  # As if the log was truncated meanwhile.
+    log.blob.delete(make_record_key(3))  # As if the log was truncated meanwhile.
     assert [row["seqno"] for row in table(None)] == [2, 4]
     for bad in (0, -1, True, "3", 1.5):
         with pytest.raises(InvalidUsage, match="is not a number of records"):

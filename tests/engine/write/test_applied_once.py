@@ -26,7 +26,7 @@ from persist.core.state_rules.collection_rules import (
     ExpectUpper,
 )
 from persist.core.state_rules.draft import Draft
-from persist.core.state_rules.state import State, apply
+from persist.core.state_rules.state import State, apply_record
 from persist.engine.collection.keyed_events import take_events
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.write.commit_future import CommitFuture, UnobservedErrors
@@ -137,7 +137,7 @@ class Replay:
 
     def read_on(self) -> State:
         while (record := read_record(self._blob, self.state.seqno + 1)) is not None:
-            self.state = apply(self.state, record)
+            self.state = apply_record(self.state, record)
         return self.state
 
 

@@ -20,7 +20,7 @@ from persist.codecs.part.stream import ROW_GROUP_BYTES_MAX
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.small import convert_small_updates
 from persist.codecs.updates.updates import Stamp
-from persist.core.keyed.events import events_schema
+from persist.core.keyed.events import make_event_schema
 from persist.core.log import kinds
 from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.engine.write import part_writer
@@ -176,7 +176,7 @@ def test_pieces_of_a_table_are_of_about_equal_length() -> None:
 def test_events_keep_the_order_of_their_writes_and_small_ones_that_follow_each_other_are_one_part(
     parts: PartWriter,
 ) -> None:
-    schema = events_schema(SCHEMA, ())
+    schema = make_event_schema(SCHEMA, ())
 
     def events(
         *times: int, marks: tuple[int, int] | None = None, at_commit: bool = False, uploaded: Part | None = None

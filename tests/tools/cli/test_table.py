@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import persist
-from persist.core.rendering import text_width
+from persist.core.rendering import measure_text_width
 from persist.tools.cli.main import main
 from persist.tools.cli.text import print_table, print_text, wrap_line
 from tests.support.forks import forked_python
@@ -59,14 +59,14 @@ def test_a_table_fits_and_cuts_nothing_but_texts(rows: list[tuple[object, ...]],
     lines, beside = printed(rows, width)
     if lines[0] == "row 1":
         assert len(lines) == len(rows) * (1 + len(NAMES))
-        least = [max(text_width(str(row[i])) for row in rows) for i in (0, 1)]
-        text = max(text_width(str(row[2])) for row in rows)
+        least = [max(measure_text_width(str(row[i])) for row in rows) for i in (0, 1)]
+        text = max(measure_text_width(str(row[2])) for row in rows)
         first = max(4, min(16, least[0]))
         assert first + max(4, least[1]) + max(4, min(16, text)) + 4 > width, "it would have fitted"
         return
     shown = lines[0].split()
     assert shown == [name for name in NAMES if name not in beside.replace(",", " ").replace(":", " ").split()]
-    assert all(text_width(line) <= width for line in lines if line not in {row[0] for row in rows})
+    assert all(measure_text_width(line) <= width for line in lines if line not in {row[0] for row in rows})
     left = iter(lines[1:])
     for row in rows:
         line = next(left)
@@ -215,10 +215,10 @@ def test_a_line_is_broken_between_words_alone(words: list[str], indent: int, wid
     parts = wrap_line(line, width, hanging)
     assert " ".join(parts).split() == line.split()
     for part in parts:
-        assert text_width(part) <= width or len(part.split()) == 1
+        assert measure_text_width(part) <= width or len(part.split()) == 1
     for part, after in pairwise(parts):
-        assert text_width(f"{part} {after.split()[0]}") > width, "it would have fitted"
-    if text_width(line.rstrip()) <= width:
+        assert measure_text_width(f"{part} {after.split()[0]}") > width, "it would have fitted"
+    if measure_text_width(line.rstrip()) <= width:
         assert parts == [line.rstrip()]
 
 

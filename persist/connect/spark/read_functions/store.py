@@ -24,7 +24,7 @@ from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.connect.spark.frames import set_for_now
 from persist.connect.spark.types import as_spark_expects, quote_column, spark_schema
 from persist.connect.spark.workers import parallelism
-from persist.core.keyed.events import live_filter
+from persist.core.keyed.events import make_live_filter
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import load_form
@@ -243,7 +243,7 @@ class Tombstoned:
     @property
     def filter(self) -> pc.Expression | None:
         """The Arrow expression for live rows; None without a column of tombstones."""
-        return live_filter(self.schema, self.form)
+        return make_live_filter(self.schema, self.form)
 
     def is_all_of(self, scan: Scan) -> bool:
         """Return whether a scan leaves tombstones out and nothing else."""

@@ -34,7 +34,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.tuples import iterate_rows, iterate_tuples
 from persist.core.closing import Closes
 from persist.core.errors import InvalidUsage
-from persist.core.keyed.events import is_tombstone
+from persist.core.keyed.events import mark_tombstones
 from persist.core.keyed.machine import DELETED
 from persist.core.log.fields import KeyedForm
 from persist.core.timeline import Timeline, format_time, read_timeline
@@ -147,8 +147,8 @@ def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
     if moments is None:
         return updates
     at = updates.schema.get_field_index("_time")
-    field = pa.field("_time", moments.type, nullable=False)
-    return updates.set_column(at, field, moments.column_of_moments(updates["_time"]))
+    field = pa.field("_time", moments.moment_type, nullable=False)
+    return updates.set_column(at, field, moments.to_moments(updates["_time"]))
 
 
 class Changes(ArrowResult):
@@ -406,7 +406,7 @@ class UpsertEvents:
         events, is_gone = changes.take(make_int64_array(at)).drop_columns(["_diff"]), count == 0
         if self.form is None or self.form.tombstone is None:
             return self._with_nulls(events, is_gone, is_gone)
-        is_dead = get_boolean_values(combine_chunks(is_tombstone(events[self.form.tombstone], self.form)))
+        is_dead = get_boolean_values(combine_chunks(mark_tombstones(events[self.form.tombstone], self.form)))
         events = events.filter(make_boolean_array(~(is_dead & is_gone)))
         is_gone, is_dead = is_gone[~(is_dead & is_gone)], is_dead[~(is_dead & is_gone)]
         return self._with_nulls(events, is_gone, is_gone | is_dead)

@@ -23,7 +23,7 @@ from persist.codecs.part.printing import print_filter
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import DuplicateKeys, InvalidUsage
-from persist.core.keyed.events import is_tombstone, mark_deletions
+from persist.core.keyed.events import mark_deletions, mark_tombstones
 from persist.core.keyed.form import describe_orders
 from persist.core.keyed.machine import SEQ
 from persist.core.log.fields import KeyedForm
@@ -99,7 +99,7 @@ class KeyReplacement:
         if self.form.tombstone is None:
             return np.ones(len(rows), np.bool_)
         dead: np.ndarray[Any, np.dtype[np.bool_]]
-        dead = get_boolean_values(combine_chunks(is_tombstone(rows[self.form.tombstone], self.form)))
+        dead = get_boolean_values(combine_chunks(mark_tombstones(rows[self.form.tombstone], self.form)))
         return ~dead
 
     def _tombstones(self, gone: pa.Table) -> pa.Table:

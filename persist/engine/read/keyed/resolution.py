@@ -33,9 +33,9 @@ from persist.core.antichain import END
 from persist.core.errors import SchemaMismatch
 from persist.core.keyed.events import (
     Prepared,
-    dead_filter,
-    event_fields,
-    events_schema,
+    list_event_fields,
+    make_event_schema,
+    make_tombstone_filter,
     prepare_events,
     resolve_to_updates,
 )
@@ -95,7 +95,7 @@ def resolve_events(
     lower = contents.resolved
     if lower >= end:
         return
-    events = events_schema(schema, event_fields(schema, form))
+    events = make_event_schema(schema, list_event_fields(schema, form))
     parts = [contents.pending[number] for number in list_due_parts(contents, end)]
     bytes_max = reader.memory_budget // SLICE_SHARE
     waiting_bytes = sum(part.memory for part in parts)
@@ -138,7 +138,7 @@ class Folds:
     """The last resolutions for reads, so that many reads of one state resolve once; safe for many threads."""
 
     def __init__(self, cache: Cache) -> None:
-        self._kept: Kind[_Unresolved, tuple[Part, ...]] = cache.kind(
+        self._kept: Kind[_Unresolved, tuple[Part, ...]] = cache.add_kind(
             lambda parts: sum(len(part.inline) for part in parts)
         )
 
@@ -242,7 +242,7 @@ def _find_floor(
     if contents.late_bound is None or form.groups:
         return None  # Tombstones keep the orders of groups, which the late bound does not limit.
     name = form.order_by[0]
-    kind, events = schema.arrow.field(name).type, events_schema(schema, event_fields(schema, form))
+    kind, events = schema.arrow.field(name).type, make_event_schema(schema, list_event_fields(schema, form))
     stored = kind if pa.types.is_integer(kind) else pa.int32() if kind.bit_width == 32 else pa.int64()
     limits = np.iinfo(stored.to_pandas_dtype())
     bound = min(max(contents.late_bound, int(limits.min)), int(limits.max))
@@ -302,7 +302,9 @@ class Purging:
         if not self._is_due(contents):
             return None
         mark = pc.field(form.order_by[0])
-        dead = dead_filter(schema, form) & ((mark < _find_floor(contents, schema, form, end, reader)) | mark.is_null())
+        dead = make_tombstone_filter(schema, form) & (
+            (mark < _find_floor(contents, schema, form, end, reader)) | mark.is_null()
+        )
         scan = snapshot_scan(contents, schema, lower - 1, None, dead, raw=True)
         tables = [scan.empty(schema.names)]
         bytes_left = reader.memory_budget // 16

@@ -454,7 +454,7 @@ class PartRows:
             batches[run[0]] = self._read(columns, run, fetched).to_batches()
         table = pa.Table.from_batches([batch for number in sorted(batches) for batch in batches[number]])
         for number in groups:  # Beforehand, so that their room is the block's.
-            self._reader.decoded.take(self._name(columns, (number, number + 1)))
+            self._reader.decoded.remove(self._name(columns, (number, number + 1)))
         block = self._cache_piece(columns, span, table)
         spilled = self._reader.spilled
         if spilled is not None and self._is_in_memory(columns, span):

@@ -23,7 +23,7 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.types.arrow_types import list_inner_fields, replace_inner_types
-from persist.core.expression.filters import arrow_filter
+from persist.core.expression.filters import to_arrow_filter
 from persist.core.expression.term import Call, Col, Lit, Term
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def push_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression |
     conjunction: pc.Expression | None = None
     for conjunct in _conjuncts(written):
         try:
-            expression = arrow_filter(_condition(polars, conjunct, schema), schema)
+            expression = to_arrow_filter(_condition(polars, conjunct, schema), schema)
         except (_NotUnderstood, InvalidUsage):
             continue
         conjunction = expression if conjunction is None else conjunction & expression

@@ -13,7 +13,7 @@ from persist.codecs.part.filters import add_both_zeros
 from persist.codecs.types.sql_names import check_sql_names
 from persist.codecs.types.values import to_python_type
 from persist.core.closing import Closes
-from persist.core.progress import task
+from persist.core.progress import report_work
 from persist.core.rendering import Completed, ShownByRepr
 from persist.engine.read.parts.reader import ClaimedRead
 from persist.engine.read.planning.scan import make_rows_without_columns
@@ -51,7 +51,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         raise NotImplementedError
 
     def _tables(self) -> Generator[pa.Table, None, None]:
-        with self._reading.explain_missing(), task("read", self._reading.name, streams=True) as done:
+        with self._reading.explain_missing(), report_work("read", self._reading.name, streams=True) as done:
             for table in self._read():
                 done(table.num_rows)
                 yield table

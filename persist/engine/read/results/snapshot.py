@@ -28,7 +28,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.tuples import iterate_rows, iterate_tuples
 from persist.core.errors import LeaseExpired
 from persist.core.expression.filters import parse_where
-from persist.core.rendering import html_rows, plain
+from persist.core.rendering import render_html_rows, strip_control_characters
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import count_erasures
 from persist.core.timeline import format_time, read_timeline
@@ -404,7 +404,8 @@ class Snapshot(ArrowResult):
             return super()._repr_html_()
         cells = [[_format_cell(value) for value in row.values()] for row in rows[:ROWS_SHOWN]]
         more = ", more rows" if len(rows) > ROWS_SHOWN else ""
-        return f"{html_rows(self.schema.names, cells)}<pre>{escape(plain(repr(self)))}{more}</pre>"
+        text = escape(strip_control_characters(repr(self)))
+        return f"{render_html_rows(self.schema.names, cells)}<pre>{text}{more}</pre>"
 
     def __reduce__(self) -> Any:
         if self.again is None:
