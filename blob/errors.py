@@ -133,8 +133,7 @@ class Conflict(PersistError):
 class Unavailable(PersistError):
     """The store refused or did not answer, and certainly did nothing: retry with back-off.
 
-    Attributes:
-        timed_out: whether the wait for an answer ran out of time.
+    `timed_out`: whether the wait for an answer ran out of time.
     """
 
     timed_out: bool = False
@@ -144,8 +143,7 @@ class Unavailable(PersistError):
 class NotDeleted(Unavailable):
     """Some of many keys could not be deleted, the others were; deleting all of them again is safe.
 
-    Attributes:
-        failed: what is not known to be deleted, and why, at most one page of keys.
+    `failed`: what is not known to be deleted, and why, at most one page of keys.
     """
 
     failed: Mapping[str, PersistError]
@@ -189,8 +187,7 @@ class Throttled(Unavailable):
 class Indeterminate(PersistError):
     """A write may or may not have landed: read back before trying again.
 
-    Attributes:
-        timed_out: whether the wait for an answer ran out of time.
+    `timed_out`: whether the wait for an answer ran out of time.
     """
 
     timed_out: bool = False

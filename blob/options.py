@@ -14,10 +14,6 @@ def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
     """Check the fields of a dataclass by their types, which msgspec must know: `Annotated[float, msgspec.Meta(ge=0)]`.
 
     A boolean is not accepted as a number, nor a fraction as a count; values must be finite.
-
-    Raises:
-        InvalidUsage: a value is not allowed; the message names the field, the value (unless the field has
-            `repr=False`, because it is a secret) and what is allowed.
     """
     kinds = get_type_hints(type(options), include_extras=True)
     for field in fields(options):
@@ -28,11 +24,7 @@ def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
 
 
 def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """Check values by their names as `check_fields` checks fields by their types.
-
-    Raises:
-        InvalidUsage: a name is not known, or a value is not allowed.
-    """
+    """Check values by their names as `check_fields` checks fields by their types."""
     for name, value in values.items():
         if name not in kinds:
             raise InvalidUsage(f"{name}={value!r} is not known: give one of {', '.join(kinds)}")
@@ -43,9 +35,6 @@ def read_options(options: Mapping[str, Any] | None, kinds: Mapping[str, Any], st
     """Return options with their values in the types that kinds has by name; text may stand for any, as Spark passes it.
 
     Options that are None are ignored.
-
-    Raises:
-        InvalidUsage: a name is not known, or a value does not fit; values are not shown, because some are secrets.
     """
     values = options or {}
     if unknown := [name for name in values if name not in kinds]:

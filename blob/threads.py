@@ -122,8 +122,7 @@ class DaemonThreads:
     def close(self, timeout_s: float | None) -> None:
         """Take no more jobs and end the threads after those they have; idempotent.
 
-        Args:
-            timeout_s: how long to wait for that in all; None without limit. Threads that take longer end by themselves.
+        `timeout_s`: how long to wait for that in all; None without limit. Threads that take longer end by themselves.
         """
         self._crew.stop()
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s

@@ -34,9 +34,6 @@ def open_blob(
             to use fsspec for any of these.
         options: for the store; names it does not know are refused.
         attempt_s: how long one request to S3 may take; for a connection it waits 3 s at most, for more bytes 20 s.
-
-    Raises:
-        InvalidUsage: the scheme, an option or a value is not known, or a package is missing.
     """
     text = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:

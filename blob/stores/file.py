@@ -267,8 +267,7 @@ class FileBlob:
     def _sync_change(self, path: str, folder: int | None = None) -> None:
         """Sync a changed path's folder; a failure leaves the outcome open.
 
-        Args:
-            folder: the descriptor of path's folder, if it is open.
+        `folder`: the descriptor of path's folder, if it is open.
         """
         if not self._fsync:
             return

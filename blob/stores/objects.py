@@ -211,8 +211,7 @@ class ObjectBlob:
     def _confirm_write(self, action: str, key: str, value: bytes) -> None:
         """Read back a value whose PUT had no ETag: a proxy may have answered in place of the store.
 
-        Raises:
-            Indeterminate: another value is there, or the read fails.
+        Raises Indeterminate: another value is there, or the read fails.
         """
         why = "something else is there"
         try:
@@ -225,8 +224,7 @@ class ObjectBlob:
     def _confirm_deletion(self, key: str) -> None:
         """Ask for what was deleted: obstore does not see whether it was the store that answered.
 
-        Raises:
-            Indeterminate: it was a page of something else.
+        Raises Indeterminate: it was a page of something else.
         """
         try:
             self._get_object(key, {"range": (0, 1)})

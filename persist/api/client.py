@@ -122,8 +122,9 @@ def _check_server(option: str, notify: str | Notify | None) -> Notify | None:
 class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties, Completed):
     """Reads and writes the collections of one location; make it with `persist.open`. Safe to use from many threads.
 
-    Attributes:
-        engine: the operations on the location, for the rest of the package.
+    A client that only reads raises `ReadOnly` at each call that writes; after `close`, calls raise `ClientClosed`.
+
+    `engine`: the operations on the location, for the rest of the package.
     """
 
     _INTERNAL = frozenset({"engine"})
@@ -175,22 +176,12 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         return Collections(self.engine.names(prefix), self.engine)
 
     def drop(self, name: str) -> CommitFuture:
-        """Remove the collection of that name; see `Collection.drop`.
-
-        Raises:
-            CollectionNotFound: there is none.
-            ReadOnly: this client only reads.
-        """
+        """Remove the collection of that name; see `Collection.drop`. Raises CollectionNotFound: there is none."""
         self.engine.writer("drop")
         return self.load(name).drop()
 
     def rename(self, name: str, new: str) -> CommitFuture:
-        """Rename a collection; see `Collection.rename`.
-
-        Raises:
-            CollectionNotFound: there is none.
-            ReadOnly: this client only reads.
-        """
+        """Rename a collection; see `Collection.rename`. Raises CollectionNotFound: there is none."""
         self.engine.writer("rename")
         return self.load(name).rename(new)
 
@@ -213,7 +204,6 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
             CollectionNotFound, CollectionExists: the source is missing, or the target exists.
             AsOfCompacted, AsOfNotSealed: the time cannot be read.
             Conflict: the source was compacted again and again meanwhile; nothing was made.
-            ReadOnly: this client only reads.
         """
         self.engine.writer("clone")
         return Collection(clone(self.load(source).handle, target, as_of))
@@ -273,7 +263,6 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         Raises:
             InvalidUsage: the text is not a supported query; a table is missing; an input cannot be read at its start;
                 or the name belongs to another view or collection.
-            ReadOnly: this client only reads.
         """
         self.engine.writer("create_view")
         from persist.compute.sql import collect_options, load_or_create_view  # Here: the dataflow takes long to load.
@@ -318,7 +307,6 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
                 query.
             AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
             DuplicateKeys: a statement would give a key of a keyed collection several rows.
-            ReadOnly: a statement would change a collection, and this client only reads.
         """
         self.engine.check_open("sql")
         _check_text("query", query)
@@ -468,7 +456,6 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         Raises:
             InvalidUsage: an address, token or certificate does not fit, or a port is taken; or commits is asked for in
                 mode "exclusive", whose commits nobody else could make.
-            ReadOnly: this client only reads, and one of the servers writes.
         """
         options = ServeOptions(
             flight,

@@ -36,11 +36,7 @@ class CreatingCalls:
     engine: Engine
 
     def load(self, name: str) -> Collection:
-        """Return the collection of that name, with the schema it has.
-
-        Raises:
-            CollectionNotFound: there is none.
-        """
+        """Return the collection of that name, with the schema it has. Raises CollectionNotFound: there is none."""
         return Collection(load_handle(self.engine, name))
 
     def create_function(
@@ -94,7 +90,6 @@ class CreatingCalls:
         Raises:
             SchemaMismatch, CodecMismatch: it exists with another schema, or keyed otherwise; the message shows the
                 difference. Or the declaration does not fit the schema.
-            ReadOnly: it does not exist, and this client only reads.
         """
         self.engine.check_open("create_or_load")
         check_free_name(name)
@@ -159,7 +154,6 @@ class CreatingCalls:
             SchemaMismatch: the collection has another key, or columns that the rows do not fit; see `evolve`.
             DuplicateKeys: the mode is "upsert" or "overwrite", and rows repeat a key.
             CollectionExists: the mode is "error"; or another client created it at once, and rows can be read only once.
-            ReadOnly, ClientClosed: this client cannot write.
         """
         self.engine.check_open("write")
         if not isinstance(name, str) and isinstance(rows, str):

@@ -74,8 +74,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
     def ack(self) -> None:
         """Move the hold past all returned updates, durably.
 
-        Raises:
-            HoldMoved: another consumer of this name did so meanwhile; begin anew with `Collection.follow`.
+        Raises HoldMoved: another consumer of this name did so meanwhile; begin anew with `Collection.follow`.
         """
         step, mark_acknowledged = make_ack_step(self)
         self.handle.submit("ack", [step]).result()

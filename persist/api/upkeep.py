@@ -21,7 +21,6 @@ class UpkeepCalls:
             dry_run: change nothing, and return what would be deleted, as far as that is known without a write.
 
         Raises:
-            ReadOnly: this client only reads.
             Unavailable: the store did not answer; what was not deleted stays for the next time.
         """
         return self.engine.writer("gc").collect_garbage(dry_run=dry_run)
@@ -32,7 +31,6 @@ class UpkeepCalls:
         """Examine the whole location. `persist.fsck` also works if opening fails.
 
         Raises:
-            ReadOnly: repair without dry_run, and this client only reads.
             Unavailable: the store did not answer, so the examination is incomplete.
         """
         self.engine.check_open("fsck")
@@ -55,9 +53,6 @@ class UpkeepCalls:
 
         Args:
             dry_run: change nothing, and return what would be.
-
-        Raises:
-            ReadOnly, Locked: this client only reads, without dry_run; another one has the location exclusively.
         """
         return upgrade(self.engine, dry_run=dry_run)
 
@@ -87,6 +82,5 @@ class UpkeepCalls:
 
         Raises:
             InvalidUsage: a name is not known, or a value is not allowed.
-            ReadOnly, Locked: this client only reads; another one has the location exclusively.
         """
         return set_policy(self.engine, changes, at_once=at_once)

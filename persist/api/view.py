@@ -88,7 +88,6 @@ class View(Collection):
             NotConverging: a recursion of the query does not end, at the latest time.
             CollectionNotFound: the view was dropped.
             SourceLost, OutputConflict: an input cannot be read any more, or another writer wrote the view.
-            ReadOnly: this client only reads.
         """
         with self.handle.engine.follower.looks.once():
             with self._adopt_new_definition():
@@ -135,7 +134,6 @@ class View(Collection):
                 input cannot be read at that time.
             SchemaMismatch: a column would get a type that is not wider.
             ViewRedefined: another client changed the definition meanwhile.
-            ReadOnly: this client only reads.
         """
         with self._adopt_new_definition():
             self.live.redefine(sql, start)

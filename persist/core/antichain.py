@@ -111,7 +111,11 @@ class Antichain:
 
     def meet(self, other: "Antichain | Time") -> "Antichain":
         """Return the greatest frontier not after either: what is beyond it is beyond one of them."""
-        return Antichain(*self.elements, *(other.elements if isinstance(other, Antichain) else (other,)))
+        frontier = other if isinstance(other, Antichain) else Antichain(other)
+        elements = *self.elements, *frontier.elements
+        if len(elements) == 2 and type(elements[0]) is type(elements[1]) is int:
+            return self if elements[0] <= elements[1] else frontier  # Without an antichain to make.
+        return Antichain(*elements)
 
     def join(self, other: "Antichain | Time") -> "Antichain":
         """Return the least frontier not before either: what is beyond it is beyond both."""

@@ -1,12 +1,10 @@
 """The written form of all errors, for servers and their clients; see `persist.blob.written_errors`."""
 
-from dataclasses import astuple
-
 from persist.blob.errors import PersistError
 from persist.blob.written_errors import Tag, WrittenErrors
 from persist.core import errors
 from persist.core.antichain import Antichain
-from persist.core.errors import Superseded, UnsealedWrites
+from persist.core.errors import Superseded
 
 
 def _public() -> list[type[PersistError]]:
@@ -17,8 +15,5 @@ def _public() -> list[type[PersistError]]:
 ERRORS = WrittenErrors(
     [*_public(), Superseded],
     otherwise=PersistError,
-    tags=(
-        Tag("frontier", Antichain, lambda frontier: frontier.elements, Antichain),
-        Tag("unsealed", UnsealedWrites, astuple, UnsealedWrites),
-    ),
+    tags=(Tag("frontier", Antichain, lambda frontier: frontier.elements, Antichain),),
 )

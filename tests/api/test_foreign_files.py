@@ -2,8 +2,6 @@
 
 import os
 import subprocess
-import time
-import uuid
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,12 +9,7 @@ import pytest
 
 import persist
 from persist.blob.errors import CorruptBlob
-from persist.blob.protocol import MemoryBlob
-from persist.codecs.types.schema import CollectionSchema
-from persist.core.log import kinds
-from persist.core.log.framing import encode_framed
 from persist.core.log.keys import make_record_key
-from persist.core.log.records import Record
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 
@@ -106,34 +99,3 @@ def test_an_open_client_does_not_hang_at_a_fifo_in_the_place_of_the_next_record(
         orders.write([((3, None), 1, 1)]).result()
         orders.seal(2).result()
         assert orders.snapshot().count() == 2
-
-
-@pytest.mark.thorough
-def test_a_record_with_very_many_fields_is_read_in_time_proportional_to_them() -> None:
-    def seconds(fields: int) -> float:
-        schema = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()}).to_json()
-        schema["value"] = {"fields": [[f"v{i}", "string"] for i in range(fields)]}
-        create = kinds.Create(uuid.uuid4().hex, "wide", schema)
-        record = Record(
-            location=uuid.uuid4().hex,
-            seqno=0,
-            commit=uuid.uuid4().hex,
-            previous=None,
-            writer="",
-            epoch=None,
-            written_ms=0,
-            mutations=(create,),
-        )
-        blob = MemoryBlob()
-        blob.create(make_record_key(0), encode_framed(record))
-        began_s = time.thread_time()
-        with persist.open(blob, mode="read") as client:
-            client.load("wide")
-        return time.thread_time() - began_s
-
-    def least(fields: int) -> float:
-        return min(seconds(fields) for _ in range(3))  # Of a busy machine, the quiet moments.
-
-    seconds(10)
-    # Some 150 times as long when every name is counted among all names, and 25 times when it is not.
-    assert least(150_000) < 110 * max(0.02, least(6_000))

@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist import errors
-from persist.core.errors import Superseded, UnsealedWrites, attach_timeline
+from persist.core.errors import Superseded, attach_timeline
 from persist.core.written_errors import ERRORS
 from persist.errors import PersistError
 
@@ -22,7 +22,7 @@ VALUES: dict[str, Any] = {
     "is_empty": False, "failed": {"a key": "it is gone"},
 }  # fmt: skip
 KINDS = sorted(
-    {each for name in errors.__all__ if isinstance(each := getattr(errors, name), type)} - {UnsealedWrites},
+    {each for name in errors.__all__ if isinstance(each := getattr(errors, name), type)},
     key=lambda kind: kind.__name__,
 )
 
@@ -51,12 +51,6 @@ def test_an_error_of_each_kind_comes_back_as_it_was(kind: type[PersistError]) ->
 def test_attributes_that_were_set_later_come_along() -> None:
     error = attach_timeline(errors.UpdateNotBeyondUpper(3, SEVEN), "s")
     assert str(ERRORS.decode_error(ERRORS.encode_error(error))) == str(error)
-    writes = UnsealedWrites("w", False, None, 2, 1, 3, 9, 1_700_000_000_000, ("t",))
-    beyond = errors.UpdatesBeyondUpper(SEVEN, 9, first=8, updates=2).add_writers([writes])
-    again = ERRORS.decode_error(ERRORS.encode_error(beyond))
-    assert isinstance(again, errors.UpdatesBeyondUpper)
-    assert again.writes == (writes,)
-    assert str(again) == str(beyond)
 
 
 def test_what_has_no_written_form_is_told_by_its_text() -> None:

@@ -59,6 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.thorough
+@pytest.mark.costly("four collections of 1.5 million rows are written for it")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets the peak of a process")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PATHS)

@@ -65,7 +65,7 @@ def test_a_writing_client_has_one_pool_and_at_most_eight_other_threads() -> None
             assert orders.snapshot(0).to_arrow().num_rows == 60
             client.collections()
 
-        assert [*callers.map(work, range(48))] == [None] * 48
+        assert [*callers.map(work, range(24))] == [None] * 24
         client.gc()
     pool = store.most.pop("persist-io")
     assert 4 < pool <= POOL_MAX, "many requests are under way together, and the pool bounds them"

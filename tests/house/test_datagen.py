@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
@@ -15,7 +14,7 @@ import persist
 from benchmarks import datagen, ours, targets
 from benchmarks.__main__ import MEASURES
 from benchmarks.__main__ import main as benchmark
-from benchmarks.datasets import HISTORIES, NAMES, DataSet, data_set
+from benchmarks.datasets import HISTORIES, DataSet, data_set
 from benchmarks.harness import Job, peak_memory
 from benchmarks.histories import BLOCK_ROWS, History
 
@@ -67,14 +66,6 @@ def test_equal_seeds_make_equal_histories_and_others_others() -> None:
     assert not first.equals(other)
 
 
-def test_there_are_as_many_updates_and_batches_as_were_asked_for(history: History) -> None:
-    batches = list(history.batches())
-    assert len(batches) == history.batch_count
-    assert 0 <= sum(len(batch.updates) for batch in batches) - history.rows <= 1
-    assert [batch.upper for batch in batches if batch.upper is not None] == history.uppers
-    assert history.uppers[-1] == history.end
-
-
 def test_every_retraction_is_of_what_its_key_holds_at_that_time(history: History) -> None:
     updates = sorted(enumerate(updates_of(replace(history, late=0.0)).to_pylist()), key=lambda u: (u[1]["_time"], u[0]))
     held: dict[int, tuple[Any, ...]] = {}
@@ -119,23 +110,6 @@ def test_steps_add_up_to_the_contents_at_each_seal(history: History) -> None:
         assert [held[key] for key in sorted(held)] == contents.to_pylist()
 
 
-def test_shares_and_skew_are_about_what_was_asked_for() -> None:
-    history = History(keys=50_000, rows=100_000, batch_count=5, inserts=0.3)
-    retractions = (updates_of(history)["_diff"].to_numpy() < 0).sum()
-    assert retractions == pytest.approx(0.7 * 100_000 / 1.7, rel=0.02)  # What is not an insert is two updates.
-    cdc = list(data_set("cdc-5m", 0.01, seed=2).steps())
-    assert sum(len(step.deletes) for step in cdc) == pytest.approx(0.1 * 37_000, rel=0.2)
-
-    def most_changed(skew: Any) -> int:
-        ids = updates_of(replace(history, skew=skew))["id"]
-        return max(int(count["counts"]) for count in ids.value_counts().to_pylist())
-
-    assert most_changed("zipf") > 20 * most_changed("uniform")
-    loaded = History(keys=5000, rows=15_000, batch_count=3, loaded=5000, skew="newest")
-    changed = updates_of(loaded).filter(pc.field("_diff") < 0)["id"]
-    assert pc.min_max(changed).as_py() == {"min": 4950, "max": 4999}
-
-
 def test_blocks_leave_no_trace_where_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SMALL.rows < BLOCK_ROWS
     monkeypatch.setattr("benchmarks.histories.BLOCK_ROWS", 500)
@@ -144,23 +118,6 @@ def test_blocks_leave_no_trace_where_they_meet(monkeypatch: pytest.MonkeyPatch) 
         test_every_retraction_is_of_what_its_key_holds_at_that_time(history)
         test_steps_add_up_to_the_contents_at_each_seal(history)
         test_no_update_comes_at_a_sealed_time_however_late(history)
-
-
-def test_standard_sets_have_the_sizes_their_names_say() -> None:
-    rows = {name: getattr(data_set(name), "rows", None) for name in NAMES}
-    assert rows == {
-        "cdc-5m": 5_000_000,
-        "cdc-5m-texts": 5_000_000,
-        "history-50m": 50_000_000,
-        "newest-8m": 8_000_000,
-        "log-20m": 20_000_000,
-        "micro": 1_000_000,
-        "flights": None,
-    }
-    assert {len(batch.updates) for batch in data_set("micro", 0.001).batches()} == {10}
-    assert set(updates_of(data_set("log-20m", 0.0001))["_diff"].to_pylist()) == {1}
-    with pytest.raises(ValueError, match="not a standard set"):
-        data_set("cdc")
 
 
 @pytest.mark.thorough(except_every=2)

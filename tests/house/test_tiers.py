@@ -21,6 +21,10 @@ def test_of_some_cases(case): pass
 @pytest.mark.thorough
 def test_of_all(): pass
 
+@pytest.mark.thorough
+@pytest.mark.costly("it is only run with everything")
+def test_that_is_costly(): pass
+
 def test_of_every_run(): pass
 
 @given(st.integers())
@@ -34,18 +38,8 @@ SECOND = ["test_of_some_cases[b]", "test_of_some_cases[d]", "test_of_some_cases[
 def run(folder: Path, *options: str) -> str:
     """Return what pytest says of the suite."""
     (folder / "test_suite.py").write_text(SUITE)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tests.support.tiers",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(folder),
-    ]
-    done = subprocess.run([*command, *options, str(folder)], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.support.tiers", "-p", "no:cacheprovider", "--rootdir"]
+    done = subprocess.run([*command, str(folder), *options, str(folder)], cwd=ROOT, capture_output=True, text=True)
     return done.stdout + done.stderr
 
 
@@ -58,7 +52,7 @@ def collected(folder: Path, share: float) -> list[str]:
 @pytest.mark.thorough
 def test_the_first_tier_leaves_out_what_is_marked_and_everything_has_it(tmp_path: Path) -> None:
     assert collected(tmp_path, 0) == FIRST
-    assert sorted(collected(tmp_path, 1)) == sorted([*FIRST, *SECOND])
+    assert sorted(collected(tmp_path, 1)) == sorted([*FIRST, *SECOND, "test_that_is_costly"])
 
 
 def test_a_share_of_the_second_tier_holds_each_smaller_one() -> None:
@@ -70,9 +64,9 @@ def test_a_share_of_the_second_tier_holds_each_smaller_one() -> None:
 
 @pytest.mark.thorough
 def test_a_share_is_added_to_the_first_tier(tmp_path: Path) -> None:
-    half = [name for name in SECOND if is_in(0.5, f"test_suite.py::{name}")]
-    assert sorted(collected(tmp_path, 0.5)) == sorted([*FIRST, *half])
-    assert half
+    some = [name for name in SECOND if is_in(0.99, f"test_suite.py::{name}")]
+    assert sorted(collected(tmp_path, 0.99)) == sorted([*FIRST, *some])
+    assert some
 
 
 @pytest.mark.thorough

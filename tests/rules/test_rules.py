@@ -386,24 +386,6 @@ def test_rule_11_a_reader_whose_lease_ran_out_gets_lease_expired_and_never_a_wro
             snapshot.to_arrow()
 
 
-def test_rule_12_exclusive_mode_has_one_writer_and_fences_off_the_ones_before(blob: MemoryBlob) -> None:
-    first = persist.open(blob, mode="exclusive", reentrance_id="a")
-    c = first.create_or_load("c", key=KEY, value=VALUE)
-    with pytest.raises(persist.errors.Locked):
-        persist.open(blob, mode="exclusive", reentrance_id="b")
-    second = persist.open(blob, mode="exclusive", reentrance_id="a")
-    with pytest.raises(persist.errors.WriterFenced):
-        c.seal(1).result()
-    third = persist.open(blob, mode="exclusive", reentrance_id="b", force=True)
-    with pytest.raises(persist.errors.WriterFenced):
-        second.load("c").seal(1).result()
-    third.load("c").seal(1).result()
-    for client in (first, second, third):
-        client.close()
-    with persist.open(blob) as shared:
-        shared.load("c").seal(2).result()
-
-
 def test_rule_12_a_read_client_writes_nothing_at_all(blob: MemoryBlob, orders: persist.Collection) -> None:
     orders.write([((i, "a"), 0, 1) for i in range(40)])
     orders.seal(1).result()

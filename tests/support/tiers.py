@@ -7,9 +7,10 @@ takes seconds for it, is of the second tier. It says so itself, or its module do
     @pytest.mark.thorough(except_every=7)     # all of its cases but the 1st, 8th, 15th …
 
 `pytest --thorough SHARE` runs the first tier and this share of the second. The test's name alone decides whether it is
-in the share, so a share is the same on each machine and every day, and a larger share holds a smaller one. Pytest
-without this option runs everything that it is given. Unless everything is run, Hypothesis makes a tenth of the examples
-that a property asks for by `examples(n)`, and makes the same ones each time.
+in the share, so a share is the same on each machine and every day, and a larger share holds a smaller one. Only the
+whole, which is share 1, holds tests of the second tier that are marked as `costly`. Pytest without this option runs
+everything that it is given. Unless everything is run, Hypothesis makes a tenth of the examples that a property asks for
+by `examples(n)`, and makes the same ones each time.
 """
 
 import hashlib
@@ -68,7 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             function = item.nodeid.partition("[")[0]
             item.stash[IS_THOROUGH] = _is_marked(marks, seen[function])
             seen[function] += 1
-            if item.stash[IS_THOROUGH] and not is_in(share, item.nodeid):
+            is_too_costly = share < 1 and item.get_closest_marker("costly") is not None
+            if item.stash[IS_THOROUGH] and (is_too_costly or not is_in(share, item.nodeid)):
                 left_out.append(item)
     if left_out:
         unwanted = set(left_out)

@@ -180,7 +180,6 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
             NotOneValue: it is to become keyed, and some keys have several values; the first ten are named.
             UpdatesBeyondUpper: it is to become keyed, and holds updates that are not sealed.
             SchemaMoved: the collection was evolved since this handle was loaded; load it again, and decide anew.
-            ReadOnly: this client only reads.
         """
         wanted = WantedEvolution(add or {}, defaults or {}, drop, rename or {}, widen or {}, reorder, keyed)
         beside: list[kinds.Describe | kinds.Note] = [*WriteOptions(message=message, metadata=metadata).notes([self.id])]
@@ -218,7 +217,6 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
         Raises:
             SchemaMismatch: a column is unknown.
             InvalidUsage: a value is not a text.
-            ReadOnly: this client only reads.
         """
         self.handle.engine.writer("describe")
         return self.handle.submit("describe", [describe_step(self.handle, comment, properties, columns, expected)])
@@ -226,8 +224,7 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
     def history(self, last: int | None = LAST) -> pa.Table:
         """Return the records of the log that concern the collection, as a table; see `Client.history`.
 
-        Args:
-            last: how many records of the log are looked at, newest of all; None for all that are kept.
+        `last`: how many records of the log are looked at, newest of all; None for all that are kept.
         """
         return self.handle.engine.history(last, self.id)
 
@@ -239,7 +236,6 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
 
         Raises:
             InvalidUsage: it is not a good name.
-            ReadOnly: this client only reads.
         """
         self.handle.engine.writer("rename")
         check_free_name(name)
@@ -306,7 +302,6 @@ class PublishingCalls(CollectionBase):
             AsOfCompacted, AsOfNotSealed: the time cannot be read.
             NegativeMultiplicity: of a record, which no table can show.
             Unavailable: the catalog did not take the version, which is published: publish again.
-            ReadOnly: this client only reads.
         """
         if (catalog is None) != (identifier is None) or (catalog is not None and table != "iceberg"):
             raise InvalidUsage("catalog and identifier go together, with the table 'iceberg'")
@@ -329,9 +324,6 @@ class PublishingCalls(CollectionBase):
         """Remove a published table; return whether there was one.
 
         Garbage collection deletes the files of the table after the grace period.
-
-        Raises:
-            ReadOnly: this client only reads.
         """
         return unpublish(self.handle, table)
 
@@ -362,7 +354,6 @@ class IndexingCalls(CollectionBase):
             SchemaMismatch: a column is unknown, or there twice.
             InvalidUsage: a column has no order that is looked up by, or these are the key of the collection.
             AsOfCompacted: no sealed time can be read, because since has passed all of them.
-            ReadOnly: this client only reads.
         """
         return IndexInfo.of(create_index(self.handle, columns), self.handle)
 
@@ -379,6 +370,5 @@ class IndexingCalls(CollectionBase):
         Raises:
             InvalidUsage: there is none.
             SchemaMismatch: a column is unknown.
-            ReadOnly: this client only reads.
         """
         return drop_index(self.handle, columns)

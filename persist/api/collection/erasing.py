@@ -44,7 +44,6 @@ class ErasingCalls(CollectionBase):
             SchemaMismatch: a column is unknown.
             Superseded: others wrote faster than this could follow.
             CorruptBlob: a part cannot be believed; nothing was erased.
-            ReadOnly, Unavailable, ClientClosed.
         """
         from persist.services.erase import erase
 
@@ -75,7 +74,6 @@ class ErasingCalls(CollectionBase):
 
         Raises:
             InvalidUsage, SchemaMismatch: as `erase`.
-            Unavailable, ClientClosed.
         """
         from persist.services.erase import find_traces
 

@@ -322,9 +322,6 @@ class ReadingCalls(CollectionBase):
         Args:
             name: the consumer's; a hold of that name that was taken by hand counts as acknowledged up to its time.
             times: as in `changes`.
-
-        Raises:
-            ReadOnly: this client only reads, so it cannot acknowledge.
         """
 
         moments = self.handle.moments(times)
@@ -385,7 +382,6 @@ class KeepingCalls(CollectionBase):
         Raises:
             AsOfCompacted: since has passed time.
             HoldNotFound: there is no hold of that name, and no time was given to make one.
-            ReadOnly: this client only reads.
         """
         return take_hold(self.handle, time, name)
 
@@ -407,7 +403,6 @@ class KeepingCalls(CollectionBase):
             TagMoved: the tag is at another time, and is not to move; or somebody else has moved it meanwhile.
             AsOfCompacted, AsOfNotSealed: the time cannot be read, or not yet.
             InvalidUsage: the name looks like a time, or is none.
-            ReadOnly: this client only reads.
         """
         return set_tag(self.handle, name, time, move=move)
 
@@ -416,12 +411,7 @@ class KeepingCalls(CollectionBase):
         return dict(self.handle.contents().tags)
 
     def untag(self, name: str) -> CommitFuture:
-        """Drop a tag. Its time may be compacted then.
-
-        Raises:
-            TagNotFound: there is none of that name.
-            ReadOnly: this client only reads.
-        """
+        """Drop a tag. Its time may be compacted then. Raises TagNotFound: there is none of that name."""
         return untag(self.handle, name)
 
     @property
@@ -440,7 +430,6 @@ class KeepingCalls(CollectionBase):
 
         Raises:
             InvalidUsage: it is none of these.
-            ReadOnly: this client only reads.
         """
         self.handle.engine.writer("retain")
         return self.handle.submit("retain", [retention_step(self.handle, retention)])
@@ -470,6 +459,5 @@ class KeepingCalls(CollectionBase):
             CorruptBlob: a part cannot be believed; nothing that it is part of was replaced.
             DiffOverflow: a multiplicity does not fit int64.
             InvalidUsage: `memory_budget` cannot hold a row group.
-            CollectionNotFound, ReadOnly, Unavailable, ClientClosed.
         """
         return self.handle.engine.writer("compact").compact(self.id, self.name, full=not only_due)

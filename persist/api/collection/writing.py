@@ -76,7 +76,6 @@ class KeyedCalls(CollectionBase):
         Raises:
             NotKeyed: the machine of the collection has other events: use `transition`.
             SchemaMismatch, InvalidUpdate, CodecMismatch: the events do not fit, or a key is NULL; nothing was written.
-            ReadOnly, ClientClosed: this client cannot write.
         """
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
         return upsert_rows(self.handle, events, options, seal, late, self._late_counts)
@@ -95,8 +94,7 @@ class KeyedCalls(CollectionBase):
     ) -> CommitFuture:
         """Pass events to the machine of a keyed collection, otherwise as `upsert`.
 
-        Args:
-            events: as for `upsert`, with what the machine calls an event (`Machine.event_fields`) in place of values.
+        `events`: as for `upsert`, with what the machine calls an event (`Machine.event_fields`) in place of values.
         """
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
         return _write_events(self.handle, "transition", events, options, seal, late, self._late_counts)
@@ -188,7 +186,6 @@ class WritingCalls(KeyedCalls):
 
         Raises:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection; nothing was written.
-            ReadOnly, ClientClosed: this client cannot write.
         """
         handle = self.handle.dating(allow_future=allow_future)
         for what, named in (("time", time), ("seal", seal)):
@@ -286,7 +283,6 @@ class WritingCalls(KeyedCalls):
             UpdateNotBeyondUpper: the time is sealed already.
             Conflict: other clients came first a hundred times; nothing was written.
             SchemaMismatch, InvalidUpdate, InvalidUsage: rows or filter do not fit.
-            ReadOnly, ClientClosed: this client cannot write.
         """
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
         filter = build_filter(self.schema, where)

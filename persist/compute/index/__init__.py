@@ -4,6 +4,6 @@ Promises: an index is a hint. A read through one has the same result as without;
 reads dearer. It is never half there: one record makes it.
 """
 
-from persist.compute.index.indexes import IndexInfo, drop_index, list_indexed_columns, load_indexes
+from persist.compute.index.indexes import IndexInfo, drop_index, is_indexable, list_indexed_columns, load_indexes
 from persist.compute.index.lookups import PAYS, FoundByIndex, Path, enable_index_reads, plan_paths
 from persist.compute.index.maintenance import create_index, keep_indexes_current, refresh_indexes

@@ -161,7 +161,7 @@ def check_columns(handle: CollectionHandle, schema: CollectionSchema, columns: S
     if handle.name.startswith(OWN_PREFIX):
         raise InvalidUsage(f"collection {handle.name!r} is the library's own, and gets no index")
     for name in names:
-        if name in schema.json or not is_flat(schema.arrow.field(name).type):
+        if not is_indexable(schema, name):
             raise InvalidUsage(
                 f"column {name!r} is of type {format_type(schema.declared.field(name).type)}, which has no order "
                 "that is looked up by: index columns of numbers, texts, bytes, dates or times"
@@ -169,6 +169,11 @@ def check_columns(handle: CollectionHandle, schema: CollectionSchema, columns: S
     if names == schema.key_names:
         raise InvalidUsage(f"collection {handle.name!r} is in the order of {list(names)} itself, so it needs no index")
     return names
+
+
+def is_indexable(schema: CollectionSchema, column: str) -> bool:
+    """Return whether an index can be in the order of a column."""
+    return column not in schema.json and is_flat(schema.arrow.field(column).type)
 
 
 def draft(handle: CollectionHandle, schema: CollectionSchema, wanted: Sequence[int]) -> tuple[Index, kinds.Create]:

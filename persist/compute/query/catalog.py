@@ -14,6 +14,7 @@ from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.compute.query.parsing import walk_parts
 from persist.compute.query.tables import MAIN, format_path, quote_name
 from persist.core.errors import InvalidUsage
+from persist.core.keyed.form import has_one_value
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.engine import Engine
 
@@ -62,7 +63,7 @@ def table_about(contents: CollectionState) -> TableAbout:
     schema, _, table = contents.name.rpartition(".")
     known = contents.schema
     columns = pa.schema([known.declared.field(name) for name in known.columns])
-    key = () if contents.keyed is None else known.key_names
+    key = known.key_names if has_one_value(contents) else ()
     return TableAbout(schema or MAIN, table, contents.view is not None, key, columns)
 
 

@@ -249,7 +249,7 @@ def explain_lag(name: str, start: int, inputs: Sequence[CollectionState]) -> str
         inputs: all its plain collections, as they are now.
     """
     sealed = {contents.name: contents.upper for contents in inputs}
-    if not sealed:
+    if len({*sealed.values()}) < 2 and all(upper > start for upper in sealed.values()):
         return None
     last = min(inputs, key=lambda contents: sealed[contents.name])
     upper = sealed[last.name]

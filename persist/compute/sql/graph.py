@@ -7,6 +7,7 @@ from the store: its output is the other one's input.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -28,7 +29,7 @@ from persist.core.expression.term import Call, Col, Term
 from persist.core.names import find_owner, make_view_hold_name
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import load_handle_by_id
+from persist.engine.location.opening import load_handle_by_id, open_handle
 
 
 def list_scans(plan: Relation) -> dict[str, dict[str, str]]:
@@ -93,10 +94,11 @@ def list_columns_read(definition: Definition) -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Defined:
-    """A view with its handle and definition."""
+    """A view with its handle and definition, and handles of what it reads, by id."""
 
     handle: CollectionHandle
     definition: Definition
+    sources: Mapping[str, CollectionHandle]
 
 
 class ViewProgram(Program):
@@ -109,23 +111,23 @@ class ViewProgram(Program):
 
     def __init__(self, engine: Engine, views: Sequence[Defined], *, is_rehearsal: bool = False) -> None:
         self._as_defined: Plan | None = None
-        super().__init__(f"view {views[-1].handle.name}"[:100])
+        super().__init__(f"view {views[-1].handle.loaded_as}"[:100])
         self.using(engine)
-        self._views = views
+        self._views = {view.handle.loaded_as: view for view in views}
         self._is_rehearsal = is_rehearsal
-        self._ids: dict[str, str] = {}  # The ids of the inputs, by their present names.
+        self._sources: dict[str, CollectionHandle] = {}  # By their present names.
         self._stored = [_find_fitting_plan(engine, view.definition) for view in views]
         self._optimised: Plan | None = None
         for view, stored in zip(views, self._stored, strict=True):
             functions = list_functions(view.definition.plan) if stored is None else stored.functions
-            check_functions(view.handle.name, functions)
+            check_functions(view.handle.loaded_as, functions)
             self.local_functions |= {name for name, _ in functions}
 
     @property
     def plan(self) -> Plan:
         """The plan from the definitions, without merged operators; computed at its first use."""
         if self._as_defined is None:
-            self._as_defined = self._merge_plans([self._lower(view, optimise=False) for view in self._views])
+            self._as_defined = self._merge_plans([self._lower(view, optimise=False) for view in self._views.values()])
         return self._as_defined
 
     @plan.setter
@@ -134,7 +136,7 @@ class ViewProgram(Program):
 
     def optimise(self) -> Plan:
         if self._optimised is None:
-            stored = zip(self._views, self._stored, strict=True)
+            stored = zip(self._views.values(), self._stored, strict=True)
             plans = (self._lower(view) if plan is None else plan.plan() for view, plan in stored)
             self._optimised = self._merge_plans([*plans])
         return self._optimised
@@ -154,59 +156,54 @@ class ViewProgram(Program):
     def _merge_plans(self, plans: Sequence[Plan]) -> Plan:
         """Merge the plans of all views; each collection is read once."""
         columns: dict[str, dict[str, pa.DataType]] = {}  # By id of collection.
-        for view, plan in zip(self._views, plans, strict=True):
+        for view, plan in zip(self._views.values(), plans, strict=True):
             for name, schema in _list_sources(plan):
                 columns.setdefault(view.definition.reads[name], {}).update(zip(schema.names, schema.types, strict=True))
         whole, numbers = Plan(self.name, 1), dict[str, int]()  # By id of collection.
-        for view, plan in zip(self._views, plans, strict=True):
+        for (view_name, view), plan in zip(self._views.items(), plans, strict=True):
             places, last = {}, [*plan.nodes][-1]
             for node in [*plan.nodes.values()]:
                 if not isinstance(node.operator, Source):
                     continue
                 id_ = view.definition.reads[node.operator.collection]
                 if id_ not in numbers:
-                    name, schema = (
-                        self._get_current_name(id_, node.operator.collection),
-                        pa.schema(sorted(columns[id_].items())),
-                    )
+                    name, schema = view.sources[id_].loaded_as, pa.schema(sorted(columns[id_].items()))
+                    self._sources[name] = view.sources[id_]
                     numbers[id_] = whole.add(Source(name), (), schema, name=f"read {name}").number
                 places[node.number] = numbers[id_]
                 _adapt_readers(plan, node, whole.nodes[numbers[id_]].schema)
             answer = whole.add_plan(plan, places)[last]
             numbers[view.handle.id] = answer
-            answered = whole.change(answer, name=self._make_title(view))
-            end = Probe("probe") if self._is_rehearsal else Persist(view.handle.name, view.definition.key)
+            answered = whole.change(answer, name=self._make_title(view_name))
+            end = Probe("probe") if self._is_rehearsal else Persist(view_name, view.definition.key)
             node = whole.add(end, (answer,), answered.schema)
             if self._is_rehearsal:
                 self.add_probe(node.number)
         return whole
 
-    def _get_current_name(self, id_: str, name: str) -> str:
-        """Return the name that a collection has now."""
-        assert self.engine is not None
-        now = load_handle_by_id(self.engine, id_, name).name
-        self._ids[now] = id_
-        return now
-
-    def _make_title(self, view: Defined) -> str:
-        names = {every.handle.id: every.handle.name for every in self._views}
-        owner = names.get(find_owner(view.handle.name) or "")
-        return f"view {view.handle.name}" if owner is None else f"groups of view {owner}"
+    def _make_title(self, name: str) -> str:
+        id_ = find_owner(name)
+        owner = next((name for name, view in self._views.items() if view.handle.id == id_), None) if id_ else None
+        return f"view {name}" if owner is None else f"groups of view {owner}"
 
     def makes_holds(self) -> bool:
         return False
 
     def output(self, collection: str) -> CollectionHandle | None:
-        return next(view.handle for view in self._views if view.handle.name == collection)
+        return self._views[collection].handle
 
     def definition(self, collection: str) -> DefinedAs | None:
-        definition = next(view.definition for view in self._views if view.handle.name == collection)
+        definition = self._views[collection].definition
         return DefinedAs(definition.number, definition.since, definition.start, has_past=find_owner(collection) is None)
 
     def holders(self, collection: str) -> list[str]:
         """Return the names of the permanent holds on a source: one for each view that depends on it."""
-        id_ = self._ids[collection]
-        return [make_view_hold_name(view.handle.id) for view in self._views if id_ in view.definition.inputs]
+        id_ = self._sources[collection].id
+        return [make_view_hold_name(view.handle.id) for view in self._views.values() if id_ in view.definition.inputs]
+
+    def load_source(self, engine: Engine, collection: str) -> CollectionHandle:
+        """Return a source, which was loaded with the views."""
+        return self._sources[collection]
 
 
 def _find_fitting_plan(engine: Engine, definition: Definition) -> StoredPlan | None:
@@ -262,25 +259,37 @@ def load_views(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
         CollectionNotFound: it was dropped.
     """
     views: dict[str, Defined] = {}
+    handles: dict[str, CollectionHandle] = {}
+    engine.follower.refresh()
+
+    def load(id_: str, name: str) -> CollectionHandle:
+        contents = engine.follower.require(id_, name)
+        handles[id_] = handle = open_handle(engine, contents, contents.schema)
+        return handle
 
     def visit(handle: CollectionHandle) -> bool:
         """Add a view after its inputs; return whether it is one."""
-        definition = load_definition(handle)
+        definition = _decode_definition(handle.get_known_state().view)  # It was loaded just now.
         if definition is None:
             return False
+        sources = {}
         for read_name, below in definition.reads.items():
-            if below not in views:
-                visit(load_handle_by_id(engine, below, read_name))
-        views[handle.id] = Defined(handle, definition)
+            if below not in handles:
+                visit(load(below, read_name))
+            sources[below] = handles[below]
+        views[handle.id] = Defined(handle, definition, sources)
         return True
 
     for id_, name in wanted.items():
-        if not visit(load_handle_by_id(engine, id_, name)):
+        if not visit(load(id_, name)):
             raise InvalidUsage(f"collection {name!r} is not a view: it is written by its users")
     return list(views.values())
 
 
 def load_definition(handle: CollectionHandle) -> Definition | None:
     """Return the definition of a view; None of another collection, such as an index."""
-    stored = handle.contents().view
+    return _decode_definition(handle.contents().view)
+
+
+def _decode_definition(stored: dict[str, Any] | None) -> Definition | None:
     return None if stored is None or "index" in stored else Definition.from_json(stored)

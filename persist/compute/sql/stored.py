@@ -187,11 +187,13 @@ def _spell_constant(value: pa.Scalar) -> str | None:
 def _decode(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
-    if isinstance(value, list):
-        return tuple(map(_decode, value))
-    [(kind, payload)] = value.items()
-    if kind in _CLASSES:
-        return _CLASSES[kind](*map(_decode, payload))
+    payload: Any
+    kind, payload = (None, value) if isinstance(value, list) else next(iter(value.items()))
+    if kind is None or kind in _CLASSES:
+        decoded = []
+        for item in payload:  # A call for each would cost more than the rest.
+            decoded.append(item if isinstance(item, _PLAIN) else _decode(item))
+        return tuple(decoded) if kind is None else _CLASSES[kind](*decoded)
     if kind == "type":
         return to_arrow(payload)
     if kind == "constant":

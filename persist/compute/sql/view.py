@@ -3,7 +3,7 @@
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from os import PathLike
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, get_args
 from persist.compute.dataflow.running.refreshed import Policy, Refreshed, explain, refresh
 from persist.compute.dataflow.running.reports import OperatorReport
 from persist.compute.dataflow.running.running import Options, Running, list_requested_indexes
-from persist.compute.index import create_index, refresh_indexes
+from persist.compute.index import create_index, is_indexable, refresh_indexes
 from persist.compute.sql.definition import Definition, InputBehind, Start, explain_lag
 from persist.compute.sql.draft import Catalog, Draft, draft_view, has_groups
 from persist.compute.sql.graph import ViewProgram, estimate_sizes, load_definition, load_views
@@ -100,7 +100,9 @@ class LiveView:
         """
         check_policy(policy)
         self.engine.writer("refresh")
-        with self._lock, limit_work(timeout_s, memory_limit), record_failures([self.handle]):
+        is_limited = timeout_s is not None or memory_limit is not None
+        limits = limit_work(timeout_s, memory_limit) if is_limited else nullcontext()
+        with self._lock, limits, record_failures([self.handle]):
             refreshed = self._refresh_from_cache(policy, first)
             if refreshed is None:
                 refreshed = self.together.refresh_with_retry(policy, first)
@@ -205,7 +207,9 @@ class LiveView:
             return load_handle(self.engine, name).schema.key_names
 
         for name, columns in list_requested_indexes(self.program(), choose_index_key):
-            create_index(load_handle(self.engine, name), columns)
+            handle = load_handle(self.engine, name)
+            if all(is_indexable(handle.schema, column) for column in columns):
+                create_index(handle, columns)
 
     def program(self) -> ViewProgram:
         """Return the program that a refresh runs: of the view and of the views that it reads."""

@@ -81,11 +81,7 @@ class BatchTimes:
     ) -> "BatchTimes":
         """Check the options.
 
-        Args:
-            is_keyed: whether the rows are events of a keyed collection, some of which may be late even without times.
-
-        Raises:
-            InvalidUsage: it contradicts itself.
+        `is_keyed`: whether the rows are events of a keyed collection, some of which may be late even without times.
         """
         of_times = (("seal", seal), ("watermark", watermark), ("late", None if is_keyed else late))
         if is_plain and (given_options := [name for name, value in of_times if value]):

@@ -70,8 +70,7 @@ class Mark:
     def is_done(self, contents: Sequence[CollectionState]) -> bool:
         """Return whether the batch was committed before.
 
-        Raises:
-            QueryMismatch: it cannot be the next one of the query here.
+        Raises QueryMismatch: it cannot be the next one of the query here.
         """
         done = [is_batch_repeated(state.queries, self.of(state.id)) for state in contents]
         is_known = any(self.query in state.queries for state in contents)

@@ -97,9 +97,6 @@ class KeyedWork:
         Args:
             rows: in the order of their arrival; or in any, with a column `_seq` that ascends in it.
             resolves: work out the updates of what is sealed; otherwise all is stored as events.
-
-        Raises:
-            InvalidUsage: an event that would be stored leaves columns as they are.
         """
         events, late = self.to_events(_in_order(rows)), None
         digest = None if self.token is None else digest_events(events)

@@ -48,8 +48,7 @@ BUFFER_BYTES_MAX = 64 << 20
 class Target:
     """The very collection that a job writes to: by id, not another that has got its name meanwhile.
 
-    Attributes:
-        seqno: the next one of the log when the job was planned; uploads are named by it.
+    `seqno`: the next one of the log when the job was planned; uploads are named by it.
     """
 
     location: str
@@ -271,7 +270,7 @@ class PlannedWrite:
             seal = None if options.seal is None else handle.frontier("seal", options.seal)
             contents = handle.contents()
             is_done = handle.remembers(contents, options.token)
-            refused = find_refusal(handle, contents) if replaces and not is_done else None
+            refused = find_refusal(contents) if replaces and not is_done else None
             target = Target.of(handle, options.location, options.storage)
         if at_commit and contents.upper == END and not is_done:
             raise UpdateNotBeyondUpper(0, Antichain())
@@ -343,7 +342,7 @@ class PlannedWrite:
             handle = self.target.at(engine)
             contents = handle.contents()
             is_done = handle.remembers(contents, self.token)
-            refused = None if is_done else find_refusal(handle, contents)
+            refused = None if is_done else find_refusal(contents)
         if contents.upper == END and not is_done:
             raise UpdateNotBeyondUpper(0, Antichain())
         unchanged = expect_unchanged(contents)
@@ -354,8 +353,7 @@ class PlannedWrite:
     def commit(self, parts: Sequence[Part], digest: int | None = None) -> None:
         """Commit parts, and the seal, as one record; of a commit that is rejected, the parts are deleted.
 
-        Args:
-            digest: the sum of the digests of all tasks' rows, by `digest_by`; None if unknown.
+        `digest`: the sum of the digests of all tasks' rows, by `digest_by`; None if unknown.
         """
         if not self.is_compared:
             digest = None
@@ -366,8 +364,7 @@ class PlannedWrite:
     def commit_deletion(self, parts: Sequence[Part], digest: int) -> None:
         """Commit the retractions of what has certain keys, or fulfils the condition where; otherwise as `commit`.
 
-        Args:
-            digest: the digest of the distinct keys; 0 for a condition.
+        `digest`: the digest of the distinct keys; 0 for a condition.
         """
         self._commit(parts, delete_digest(digest, self.overwrites_at, self.where))
 

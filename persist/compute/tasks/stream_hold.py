@@ -77,11 +77,7 @@ class Offset:
 
     @classmethod
     def of(cls, written: Json) -> "Offset":
-        """Read what `to_json` returned.
-
-        Raises:
-            InvalidUsage: it is something else.
-        """
+        """Read what `to_json` returned."""
         match written:
             case {"version": 1, "location": str(location), "collection": str(collection), **rest}:
                 if not rest:
@@ -173,8 +169,7 @@ class StreamHold:
     def move(self, at: Position) -> None:
         """Let go of what is before a position; of everything, if that is the end of all.
 
-        Raises:
-            HoldMoved: the hold is not where this process left it.
+        Raises HoldMoved: the hold is not where this process left it.
         """
         if at.hold == NO_HOLD:
             return

@@ -222,8 +222,7 @@ SLICE_BYTES = 16 << 20
 class PlannedSlice:
     """One task's input: part of the contents as of a time, or, if that is None, of the updates of an interval.
 
-    Attributes:
-        events: makes rows by key of it, if these are wanted.
+    `events`: makes rows by key of it, if these are wanted.
     """
 
     scan: Scan

@@ -39,8 +39,7 @@ WAIT_S = 1.0
 class Egressed:
     """The result of a run: rows, transactions with rows, and the target's upper of each collection.
 
-    Attributes:
-        dropped: collections whose holds were released, with `drop`.
+    `dropped`: collections whose holds were released, with `drop`.
     """
 
     sink: str
@@ -269,11 +268,7 @@ class _Egress:
 
 
 def load_sink(sink: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options: Mapping[str, Any]) -> "Sink":
-    """Return the sink that a URL, a file or options describe.
-
-    Raises:
-        InvalidUsage: the file is missing or not TOML, or an option is unknown, missing or of the wrong type.
-    """
+    """Return the sink that a URL, a file or options describe."""
     if not isinstance(sink, (str, os.PathLike, Mapping)):
         check_no_options("Sink", options)
         return sink

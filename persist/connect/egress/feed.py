@@ -59,12 +59,7 @@ def compute_bounds(lower: int, memory: int, share_bytes: int) -> list[int]:
 
 
 class Shares:
-    """Contents divided by hash into shares, in a temporary file. For one thread.
-
-    Args:
-        scan: the plan of all contents.
-        bounds: where shares begin, and where the last one ends.
-    """
+    """Contents divided by hash into shares between ascending bounds, in a temporary file. For one thread."""
 
     def __init__(self, scan: Scan, reading: ClaimedRead, bounds: Sequence[int]) -> None:
         self._scan = scan
@@ -214,9 +209,6 @@ class Feed:
         """Return the first piece, which has no rows; None if nothing is readable.
 
         The target stores this piece before the hold is made. If a hold exists, the target lost its position.
-
-        Raises:
-            InvalidUsage: there is a hold.
         """
         if self._name in contents.holds:
             raise InvalidUsage(
@@ -320,12 +312,7 @@ class Feed:
         return to_time(end)
 
     def changes(self, end: int | None, at: Reached | None = None, *, schema: int | None = None) -> Piece:
-        """Return the changes from the target's position up to a time; None for all.
-
-        Args:
-            at: where it will be by then, if that is somewhere else than now.
-            schema: the version of the columns; the newest if it is left out.
-        """
+        """Return the changes from the target's position, or `at`, up to a time; None for all."""
         at = at or self.reached
         assert at is not None
         assert at.upper is not None

@@ -46,18 +46,7 @@ CHUNK_BYTES = 8 << 20  # Decoded: so much is encoded at a time, which is a row g
 
 
 class FilesConfig(msgspec.Struct, kw_only=True):
-    """The options of a folder or a prefix as a target.
-
-    Attributes:
-        sink: a folder or the URL of a prefix, as a location may have it: s3://bucket/changes.
-        collections: that are sent, each to a folder of its own.
-        format: of the files: parquet, csv or json (lines).
-        name: of the hold and of the positions; derived from the URL by default. Two sinks of a location need two names.
-        batch_rows: how many updates become one step, at most, if they are of several times.
-        file_bytes: how large a file of changes is, about: a step that has more becomes several files.
-        nan: what becomes of NaN and infinities in JSON.
-        storage_options: for the store of the files.
-    """
+    """The options of a folder or a prefix as a target; `docs/use/egress.md` explains them."""
 
     sink: str
     collections: list[str]
@@ -277,11 +266,9 @@ class FilesSink:
 
 
 class _Rows:
-    """The remaining rows of a step, as files contain them.
+    """The remaining rows of a step, as files contain them; `at` is the number of rows returned or skipped.
 
-    Attributes:
-        at: the number of rows returned or skipped.
-        is_definite: whether each read returns the same order.
+    `is_definite` is whether each read returns the same order.
     """
 
     def __init__(self, piece: Piece, chunk_bytes: int) -> None:
@@ -352,11 +339,7 @@ class RowWriter(Protocol):
 
 
 def make_row_writer(schema: pa.Schema, format: str, file: BinaryIO, *, nan: Nan = "null") -> RowWriter:
-    """Return a writer of parquet, arrow, csv, or else JSON lines.
-
-    Raises:
-        InvalidUsage: the format cannot hold a column.
-    """
+    """Return a writer of parquet, arrow, csv, or else JSON lines."""
     if format == "parquet":
         import pyarrow.parquet as pq
 
@@ -428,9 +411,6 @@ def encode_json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") ->
     """Return each row as a JSON object. Types without a JSON form become text.
 
     `nan` decides on NaN and infinities.
-
-    Raises:
-        InvalidUsage: there is one, and that is refused.
     """
     import msgspec
 

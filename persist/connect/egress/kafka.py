@@ -38,22 +38,7 @@ _OPS = {"insert": b"c", "update": b"u", "delete": b"d"}
 
 
 class KafkaSinkConfig(msgspec.Struct, kw_only=True):
-    """The options of topics as a target.
-
-    Attributes:
-        sink: the brokers: kafka://[user[:password]@]host[:port][,host[:port]…]
-        collections: that are sent, in the same transactions.
-        topics: the topic of a collection, by its name; else it is named like the collection, after the prefix.
-        prefix: what the names of topics begin with, but of those in `topics`.
-        format: json for rows, and nothing for a key that is deleted; debezium for an envelope with old and new row.
-        positions: the topic with the position of each collection.
-        name: of the hold, the positions and the transactions; derived from the URL by default. Two sinks of a location
-            need two names.
-        batch_rows: how many updates become one transaction, at most, if they are of several times.
-        nan: what becomes of NaN and infinities in JSON.
-        password_file: a file with the password of the user in the URL.
-        client: options of the client library, for example for TLS and SASL.
-    """
+    """The options of topics as a target; `docs/use/egress.md` explains them."""
 
     sink: str
     collections: list[str]

@@ -300,11 +300,7 @@ _JSON = msgspec.json.Encoder(enc_hook=str)
 
 
 def to_postgres_type(kind: pa.DataType, where: str) -> str:
-    """Return the Postgres type of a column, as the server writes it.
-
-    Raises:
-        InvalidUsage: it has none.
-    """
+    """Return the Postgres type of a column, as the server writes it."""
     if kind in _PLAIN:
         return _PLAIN[kind]
     if pt.is_decimal(kind):
@@ -339,11 +335,7 @@ def can_hold(ours: str, theirs: str) -> bool:
 
 
 def encode_copy_rows(rows: pa.RecordBatch | pa.Table, table: str) -> io.BytesIO:
-    """Return rows as CSV for COPY. NULL is empty, and empty text is in quotes.
-
-    Raises:
-        InvalidUsage: a value has more digits than its column.
-    """
+    """Return rows as CSV for COPY. NULL is empty, and empty text is in quotes."""
     import pyarrow.csv as pa_csv
 
     columns = [_encode_column(rows.column(name), f"{table}.{name}") for name in rows.schema.names]

@@ -21,17 +21,7 @@ NAME_BYTES_MAX = 63
 
 
 class PostgresConfig(msgspec.Struct, kw_only=True):
-    """The options of a database as a target.
-
-    Attributes:
-        sink: its URL, as libpq takes it. A password is better in a password file, or in PGPASSWORD.
-        collections: that are sent, all of them in the same transactions.
-        tables: the table of a collection, by its name; else it is named like the collection. One with a dot is
-            schema.table.
-        schema: where tables are whose names have no schema, and the table of positions.
-        name: of the hold and of the positions; derived from the URL by default. Two sinks of a location need two names.
-        batch_rows: how many updates become one transaction, at most, if they are of several times.
-    """
+    """The options of a database as a target; `docs/use/egress.md` explains them."""
 
     sink: str
     collections: list[str]
@@ -59,11 +49,7 @@ class PostgresSink:
         self._location = ""
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Connect and load the positions.
-
-        Raises:
-            InvalidUsage: a collection has no key.
-        """
+        """Connect and load the positions."""
         for collection in leaving:
             if not collection.is_keyed:
                 raise InvalidUsage(

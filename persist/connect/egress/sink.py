@@ -70,11 +70,7 @@ class Reached:
 
     @classmethod
     def of(cls, written: str | bytes, where: str) -> "Reached":
-        """Parse the result of `to_json`.
-
-        Raises:
-            InvalidUsage: it is something else.
-        """
+        """Parse the result of `to_json`."""
         read, reason = None, ""
         try:
             read = msgspec.json.decode(written, type=_Written)
@@ -91,12 +87,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A collection as a sink sees it.
-
-    Attributes:
-        id: of the collection, which is unique in the location.
-        is_keyed: whether it has a key, so that its changes are inserts, updates and deletes of rows by key.
-    """
+    """A collection as a sink sees it. With a key, its changes are inserts, updates and deletes of rows."""
 
     id: str
     name: str
@@ -107,8 +98,7 @@ class Leaving:
 class Standing:
     """The position of a target in a collection.
 
-    Attributes:
-        promised: where a step leads that the target has begun, and that is to be taken once more.
+    `promised` is where a step leads that the target has begun, and that is to be taken once more.
     """
 
     reached: Reached
@@ -178,8 +168,7 @@ class Sink(Protocol):
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
         """Open the target, or reopen it; return its positions by collection id.
 
-        Raises:
-            TargetUnavailable: it does not answer.
+        Raises TargetUnavailable: it does not answer.
         """
         ...
 

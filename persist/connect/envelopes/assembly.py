@@ -80,11 +80,7 @@ class ReadOptions:
         logical: Mapping[str, str] | None = None,
         on_error: OnError = "raise",
     ) -> "ReadOptions":
-        """Return checked options.
-
-        Raises:
-            InvalidUsage: an option has no allowed value, or names a column that the schema has not; or that is none.
-        """
+        """Return checked options."""
         names = () if key is None else (key,) if isinstance(key, str) else tuple(key)
         types = None if schema is None else _parse_schema(schema)
         check_choice("on_error", on_error, ("raise", "collect"))
@@ -99,12 +95,7 @@ class ReadOptions:
         return cls(names, types, time, dict(metadata or {}), described, on_error)
 
     def paths(self, messages: Messages) -> dict[str, str]:
-        """Return the path of each column that is read from messages, except rows.
-
-        The other columns are beside the messages, in `messages.others`.
-
-        The remaining columns stand beside the messages, in `messages.others`.
-        """
+        """Return the path of each column that is read from messages, except rows. Others are in `messages.others`."""
         every = {**self.metadata, **({TIME: self.time} if self.time is not None else {})}
         return {name: path for name, path in every.items() if path not in messages.others.column_names}
 

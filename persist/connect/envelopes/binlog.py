@@ -82,7 +82,7 @@ _OTHERS = {
 def arrow_type(mysql_type: str) -> pa.DataType:
     """Return the Arrow type of a column, such as "decimal(10,2) unsigned"; by default string.
 
-    A TIME is text, because it may be negative or longer than a day, and so are sets, bits and JSON.
+    A TIME is text, because it may be negative or longer than a day.
     """
     form = _FORM.match(mysql_type)
     name, arguments, modifiers = (form[1].lower(), form[2], form[3].lower()) if form else ("", None, "")
@@ -107,13 +107,9 @@ class Dialect:
     """The differences between the two formats.
 
     Attributes:
-        name: for messages.
-        writes: the types of messages that hold rows that are there.
-        deletes: the type of messages with deleted rows.
-        skipped: types of messages without changes of rows.
+        writes, deletes, skipped: the types of messages with rows, with deleted rows, and without changes of rows.
         listed: whether `data` and `old` are arrays of rows.
-        key_at: where a message names the columns of the key.
-        types_at: where a message names the MySQL types of its columns; None for nowhere.
+        key_at, types_at: where a message names the columns of the key, and MySQL's types; None for nowhere.
         binary: decodes text to bytes.
     """
 
@@ -129,14 +125,9 @@ class Dialect:
 
 @dataclass(frozen=True)
 class _Stream:
-    """The messages of one table that hold rows.
+    """The messages of one table that hold rows: their numbers, texts, and some as Python values.
 
-    Attributes:
-        rows: their numbers.
-        texts: themselves.
-        deletes: whether the rows of each are gone.
-        samples: some of them, as Python values.
-        bad: what was left out, and why.
+    `deletes` is whether the rows of each are gone; `bad` is what was left out, and why.
     """
 
     rows: np.ndarray
@@ -205,11 +196,7 @@ def _select_table(messages: Messages, table: str | None, dialect: Dialect) -> _S
 
 
 def _match_table(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
-    """Return a mask of the messages of a table; all if they have only one.
-
-    Raises:
-        InvalidUsage: none is named, and rows are of several.
-    """
+    """Return a mask of the messages of a table; all if they have only one."""
     names = pc.binary_join_element_wise(heads["database"], heads["table"], ".", null_handling="replace")
     if table is not None:
         is_match = pc.or_(pc.equal(names, table), pc.equal(heads["table"], table).fill_null(False))

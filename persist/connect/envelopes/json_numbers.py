@@ -27,11 +27,7 @@ DIGITS_MAX = 38
 
 
 def check_numbers(texts: pa.Array, fields: pa.Schema) -> None:
-    """Raise Unreadable if a float would round a number of a document.
-
-    Args:
-        texts: large_binary without NULL: documents that were parsed with these fields.
-    """
+    """Raise Unreadable if a float would round a number of a document, of large_binary without NULL."""
     bits = _find_least_bits(pa.struct(list(fields)))
     if bits is None or not len(texts):
         return
@@ -49,14 +45,7 @@ _FLOATS = {16: pa.float16(), 32: pa.float32(), 64: pa.float64()}
 
 
 def infer_exact_fields(fields: pa.Schema, read: Callable[[], Iterable[pa.Array]]) -> pa.Schema:
-    """Return inferred fields, with decimals where doubles would round whole numbers.
-
-    Args:
-        read: reads all documents, as of `check_numbers`; it is called if there is a double.
-
-    Raises:
-        InvalidUsage: no decimal holds all numbers of a field.
-    """
+    """Return inferred fields, with decimals where doubles would round whole numbers. `read` reads all documents."""
     doubtful = re.compile(_LONG[64] + _FAR)
     if _find_least_bits(pa.struct(list(fields))) is None or not any(
         doubtful.search(_view_bytes(texts)) for texts in read()

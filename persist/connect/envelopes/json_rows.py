@@ -75,9 +75,6 @@ def parse(
         texts: large_binary without NULL.
         fields: a listed field that is missing is NULL.
         others: what becomes of fields that are not listed.
-
-    Raises:
-        Unreadable, pa.ArrowException: some document is not one JSON object, or a value does not fit its field.
     """
     import pyarrow.json as pj
 
@@ -110,9 +107,7 @@ class DocumentReader(Protocol[T_co]):
 def read_separately(texts: pa.Array, reading: DocumentReader[T], rows: np.ndarray | None = None) -> SeparatedRows[T]:
     """Read documents piece by piece, and separate the bad ones.
 
-    Args:
-        texts: large_binary without NULL.
-        rows: the numbers that the documents have; their places if None.
+    `rows` are the numbers of the documents; their places if None.
     """
     numbers = np.arange(len(texts)) if rows is None else rows
     result: SeparatedRows[T] = SeparatedRows([], [])
@@ -196,12 +191,7 @@ def _check_ends(texts: pa.Array) -> None:
 
 
 def _join_documents(texts: pa.Array) -> pa.Buffer:
-    """Return the documents with newlines between, as one buffer of valid UTF-8.
-
-    Raises:
-        Unreadable: a document holds a zero byte, which would end the stream early.
-        pa.ArrowInvalid: a document is not UTF-8, which `pyarrow.json` does not look at.
-    """
+    """Return the documents with newlines between, as one buffer of valid UTF-8."""
     whole = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts.cast(pa.large_string()))
     stream = pc.binary_join(whole, pa.scalar("\n", pa.large_string()))[0].as_buffer()
     if not np.frombuffer(stream, np.uint8).all():
@@ -258,12 +248,7 @@ def _make_documents_decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]
 
 
 def find_suspects(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
-    """Return bool[texts]: documents that are not objects, or have other types than the fields.
-
-    Args:
-        texts: large_binary without NULL.
-        fields: as for `parse`.
-    """
+    """Return bool[texts]: documents that are not objects, or have other types than the fields."""
     decode = _make_decoder(fields).decode
     is_suspect = np.zeros(len(texts), np.bool_)
     for at, text in enumerate(texts.to_pylist()):

@@ -72,15 +72,7 @@ NAMES = (*COUNTED, DECIMAL, VARIABLE_DECIMAL, ZONED_TIMESTAMP, "string")
 
 @dataclass(frozen=True)
 class Described:
-    """One field as Connect describes it.
-
-    Attributes:
-        type: primitive, or "struct", "array" or "map".
-        name: of the logical type; "" for none.
-        parameters: of the logical type, such as a scale.
-        fields: of a struct.
-        items: of an array.
-    """
+    """One field as Connect describes it; `name` and `parameters` are of the logical type."""
 
     type: str
     name: str = ""
@@ -90,11 +82,7 @@ class Described:
 
     @classmethod
     def of(cls, schema: Any) -> "Described":
-        """Parse a "schema" part.
-
-        Raises:
-            Unreadable: it is none.
-        """
+        """Parse a "schema" part."""
         match schema:
             case {"type": str(kind)}:
                 fields = schema.get("fields") or []
@@ -214,13 +202,7 @@ class _SchemaAndPayload(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Messages of one description.
-
-    Attributes:
-        rows: their numbers, int64[n].
-        texts: their payloads, large_binary[n].
-        described: their schema; None without one.
-    """
+    """Messages of one description: their numbers, payloads and schema, which may be None."""
 
     rows: np.ndarray
     texts: pa.Array
@@ -237,12 +219,7 @@ class UnwrappedMessages:
 
 
 def unwrap_messages(texts: pa.Array, rows: np.ndarray) -> UnwrappedMessages:
-    """Separate the schema part and the payload of each message; group by schema.
-
-    Args:
-        texts: large_binary without NULL.
-        rows: the numbers of the messages.
-    """
+    """Separate the schema part and the payload of each message; group by schema. `rows` are their numbers."""
     schema_first = get_boolean_values(pc.match_substring_regex(texts, SCHEMA_FIRST))
     payload_first = get_boolean_values(pc.match_substring_regex(texts, PAYLOAD_FIRST))
     plain = ~(schema_first | payload_first)

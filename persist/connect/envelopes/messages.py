@@ -125,11 +125,7 @@ def _make_base64_codes() -> np.ndarray:
 
 
 def decode_base64(texts: pa.Array) -> pa.Array:
-    """Decode base64 text to large_binary; NULL stays.
-
-    Raises:
-        Unreadable: some text is not base64 of the usual alphabet, padded to a multiple of four.
-    """
+    """Decode base64 text to large_binary; NULL stays."""
     offsets, data = _get_offsets_and_bytes(texts)
     lengths = np.diff(offsets)
     codes = _make_base64_codes()[data]
@@ -163,11 +159,7 @@ def decode_latin_1(texts: pa.Array) -> pa.Array:
 
 
 def to_decimals(unscaled: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert unscaled values as large_binary to decimals of `target`'s scale; NULL stays.
-
-    Raises:
-        Unreadable: a value has no byte, or does not fit `target`.
-    """
+    """Convert unscaled values as large_binary to decimals of `target`'s scale; NULL stays."""
     offsets, data = _get_offsets_and_bytes(unscaled)
     lengths = np.diff(offsets)
     if (lengths > DECIMAL_BYTES).any() or ((lengths == 0) & get_boolean_values(unscaled.is_valid())).any():

@@ -55,11 +55,7 @@ class RowPlan:
     listed: bool = False
 
     def read(self, texts: pa.Array) -> pa.RecordBatch:
-        """Return a column of structs for each place (or "row"), and one for each path.
-
-        Raises:
-            Unreadable, InvalidUpdate, pa.ArrowException: some message is bad.
-        """
+        """Return a column of structs for each place (or "row"), and one for each path."""
         how = self._choose_readers(texts)
         whole = parse(texts, how.fields).to_struct_array().combine_chunks()
         columns = {place: how.rows.convert(_get_at_path(whole, (place,))) for place in self.places}
@@ -223,11 +219,7 @@ def explain_ambiguity(target: pa.DataType, samples: list[object], name: str) -> 
 
 
 def merge_types(types: list[pa.DataType], name: str = "") -> pa.DataType:
-    """Return the common type that holds values of all types.
-
-    Raises:
-        InvalidUsage: there is none, such as for numbers and texts.
-    """
+    """Return the common type that holds values of all types."""
     kinds = [t for t in types if not pat.is_null(t)]
     if not kinds:
         return pa.null()

@@ -47,8 +47,7 @@ def take_out_unavailable(
 ) -> tuple[list[Group], dict[int, list[str]]]:
     """Replace placeholders by null; return the messages, and their columns with placeholders.
 
-    Args:
-        place: where a message has its row; None if it is the row.
+    `place` is where a message has its row; None if it is the row.
     """
     cleaned_groups, unchanged = list[Group](), dict[int, list[str]]()
     for group in groups:

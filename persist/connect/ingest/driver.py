@@ -227,11 +227,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def load_source(source: "str | os.PathLike[str] | Mapping[str, Any] | Source", options: Mapping[str, Any]) -> "Source":
-    """Return the source that a URL, a file or options describe.
-
-    Raises:
-        InvalidUsage: the file is missing or not TOML, or an option is unknown, missing or of the wrong type.
-    """
+    """Return the source that a URL, a file or options describe."""
     if not isinstance(source, (str, os.PathLike, Mapping)):
         check_no_options("Source", options)
         return source
@@ -273,9 +269,7 @@ def parse_description(
 
     Args:
         end: "source" or "sink", the name of the option that has the URL.
-        given: a URL, a file or its contents.
-        options: that go before it.
-        example: a URL.
+        options: that go before those of a file.
     """
     config: dict[str, Any] = {**description} if isinstance(description, Mapping) else {end: os.fspath(description)}
     where = "the options"

@@ -44,25 +44,7 @@ _VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", 
 
 
 class FilesConfig(msgspec.Struct, kw_only=True):
-    """The options of a folder of files.
-
-    Attributes:
-        source: a folder, a prefix, or a pattern of names, such as s3://bucket/orders/*.csv.
-        collection: that gets the rows.
-        key: columns that are the key, if the collection is made.
-        columns: types of columns of a new collection; by default the types in the first file.
-        keyed: in a new collection, a row replaces the previous one of its key.
-        format: csv, json (lines), parquet or arrow; by default from each file's name.
-        timeline: the unit of times, if the collection is made.
-        drift: what becomes of a file with columns that the collection has not: "refuse", "add" them to the collection,
-            or "ignore" them.
-        changed: what becomes of a file that was read and has changed since: "refuse", read it "again" whole, or
-            "ignore" it. Reading it again writes all of its rows with a new time: they are added, or with a key they
-            replace also rows that later files brought.
-        poll_s: how often to look for new files.
-        settle_s: how long ago a file must have changed last, where the store has no etags: it may not be whole.
-        storage_options: for the store of the files.
-    """
+    """The options of a folder of files; `docs/use/ingest.md` explains them."""
 
     source: str
     collection: str
@@ -172,10 +154,7 @@ class Files:
             raise SourceUnavailable(f"{self.name} does not answer: {hide_passwords(str(error))}") from None
 
     def _new_target(self) -> Target:
-        """Define a new collection by the options and the first files with values.
-
-        A column that has no value yet is not made: the first file that has one adds it.
-        """
+        """Define a new collection by the options and the first files with values."""
         config = self.config
         declared_types = {name: to_arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
         types, files_by_column = self._infer_types(declared_types)
@@ -248,11 +227,7 @@ class Files:
         return sorted(files, key=lambda file: file.name)
 
     def _must_read(self, file: SourceFile, marks: Mapping[str, tuple[int, str]]) -> bool:
-        """Return whether a file is new, or changed and to be read again.
-
-        Raises:
-            InvalidUsage: it has changed, and `changed` refuses that.
-        """
+        """Return whether a file is new, or changed and to be read again."""
         earlier = marks.get(file.name)
         if earlier is None or earlier == (file.size, file.version):
             return earlier is None

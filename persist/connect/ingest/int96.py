@@ -23,11 +23,7 @@ def read_schema(stream: Any) -> pa.Schema:
 
 
 def read_batches(stream: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file, with INT96 in an exact unit.
-
-    Raises:
-        InvalidUsage: a column has both a moment finer than a microsecond and one out of range for nanoseconds.
-    """
+    """Yield the rows of a Parquet file, with INT96 in an exact unit."""
     file = _open_file(stream, "us")
     if all(file.schema.column(at).physical_type != "INT96" for at in range(len(file.schema))):
         yield from file.iter_batches()

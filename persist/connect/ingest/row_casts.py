@@ -110,11 +110,7 @@ def cast_each(
 
 
 def cast_texts(column: pa.ChunkedArray, target_type: pa.DataType, name: str) -> pa.ChunkedArray:
-    """Cast a column; parse its texts if the target type is not text.
-
-    Raises:
-        pa.ArrowException, InvalidUpdate: a value does not fit.
-    """
+    """Cast a column; parse its texts if the target type is not text."""
     if is_flat(target_type):
         return parse_column(column, target_type) if is_text(column.type) else cast_column(column, target_type, name)
     natural = _get_parsed_type(column.type, target_type)

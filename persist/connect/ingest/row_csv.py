@@ -60,9 +60,6 @@ def read_text_batches(
     Args:
         names: of all columns.
         skipped: called with records of the wrong width; returns "skip" or "error".
-
-    Raises:
-        InvalidUsage: the file is damaged, or its quotes do not end.
     """
     import pyarrow.csv as pa_csv
 
@@ -138,10 +135,7 @@ def _check_quotes(file: RowFile) -> None:
 
 
 class _LocatedReasons:
-    """Reasons by record number, which are reported with line numbers.
-
-    Numbers count only the records of the right width.
-    """
+    """Reasons by the number of the record, among those of the right width, reported with line numbers."""
 
     def __init__(self, file: RowFile, width: int) -> None:
         self._file = file
@@ -172,11 +166,7 @@ class _LocatedReasons:
 
 
 def read_header(file: RowFile) -> list[str]:
-    """Return the names of the columns of a CSV file.
-
-    Raises:
-        InvalidUsage: it is empty, is not UTF-8, or names a column twice.
-    """
+    """Return the names of the columns of a CSV file."""
     with _open_text(file, errors="surrogateescape") as text:
         names = next(csv.reader(text), None)
     if not names:

@@ -40,11 +40,7 @@ from persist.connect.ingest.row_formats import BLOCK_BYTES, MEND, RowFile, read_
 
 
 def read_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
-    """Yield the rows that fit, typed, in pieces whose sizes depend on nothing but the file.
-
-    Raises:
-        InvalidUsage: the file has another format, or other columns.
-    """
+    """Yield the rows that fit, typed, in pieces whose sizes depend on nothing but the file."""
     if file.format == "csv":
         yield from read_csv_pieces(file, columns, misfits)
     elif file.format == "json":
@@ -54,11 +50,7 @@ def read_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterato
 
 
 def read_names(file: RowFile) -> list[str]:
-    """Return the columns of a file; for JSON lines, the fields of the first one.
-
-    Raises:
-        InvalidUsage: it cannot be read, or a column is there twice.
-    """
+    """Return the columns of a file; for JSON lines, the fields of the first one."""
     if file.format == "csv":
         return read_header(file)
     if file.format == "json":

@@ -34,14 +34,10 @@ def get_format_by_name(name: str) -> tuple[str | None, str | None]:
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file of rows.
+    """A file of rows; `source` opens its bytes.
 
     Attributes:
-        path: of the file itself.
-        name: for people: standard input is spooled to another file.
-        format: one of `READ`.
-        compression: of its bytes, if any.
-        source: opens its bytes.
+        path, name: of the file, and for people: standard input is spooled to another file.
     """
 
     path: str
@@ -52,11 +48,7 @@ class RowFile:
 
     @classmethod
     def at(cls, path: str, format: str | None, *, name: str | None = None) -> "RowFile":
-        """Return the file at a local path. Its name determines the format by default.
-
-        Raises:
-            InvalidUsage: the format is unknown.
-        """
+        """Return the file at a local path. Its name determines the format by default."""
         if format is not None and format not in READ:
             raise InvalidUsage(f"--format {format!r} is not a format of rows: use one of {', '.join(READ)}")
         by_name, compression = get_format_by_name(name or path)
@@ -67,11 +59,7 @@ class RowFile:
 
     @contextmanager
     def open_bytes(self) -> Iterator[Any]:
-        """Yield the uncompressed bytes as a file of Arrow.
-
-        Raises:
-            InvalidUsage: during reading, the bytes are damaged or of another format.
-        """
+        """Yield the uncompressed bytes as a file of Arrow."""
         try:
             with self.source() as raw:
                 stream = raw if isinstance(raw, pa.NativeFile) else pa.PythonFile(raw, mode="r")

@@ -40,14 +40,7 @@ _OFFSET = r"(Z|z|[+-]\d\d:?(\d\d)?)$"
 
 
 def infer_types(file: RowFile, known_types: Mapping[str, pa.DataType] | None = None) -> dict[str, pa.DataType]:
-    """Return the types of a file's columns. A column without values has the null type.
-
-    Args:
-        known_types: the types that columns have anyway.
-
-    Raises:
-        InvalidUsage: it cannot be read, or a column has values that no type holds.
-    """
+    """Return the types of a file's columns, some of which may be known. A column without values has the null type."""
     known_types = known_types or {}
     if file.format == "csv":
         types = _infer_csv_types(file, known_types)

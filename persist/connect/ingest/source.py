@@ -96,11 +96,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Rows for a collection: updates, or events if it is keyed.
-
-    Attributes:
-        time: of all of them; None if they have times.
-    """
+    """Rows for a collection: updates, or events if it is keyed; `time` is None if they have times."""
 
     collection: str
     rows: Any
@@ -204,7 +200,7 @@ class Source(Protocol):
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield batches until the run stops; with `once`, until all is read.
 
-        It raises `Unavailable` if the source does not answer. The loop then waits, and calls it anew.
+        After `Unavailable`, the loop waits and calls it anew.
         """
         ...
 

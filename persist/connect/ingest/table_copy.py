@@ -69,11 +69,7 @@ class CopyProgress(msgspec.Struct, frozen=True):
 class Point:
     """A position in a server's log, at which a run reads tables.
 
-    Attributes:
-        time: of the rows.
-        now_us: its moment, in µs since 1970.
-        reading: what reads the server as of it.
-        properties: of collections, from the very first run.
+    `reading` reads the server as of it; `properties` are of collections, from the very first run.
     """
 
     time: int

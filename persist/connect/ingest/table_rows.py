@@ -172,8 +172,7 @@ class TableRows:
     def take_before(self, collection: Collection, upper: int, until: int) -> pa.Table | None:
         """Remove and return the changes before a time, as events or updates; or None.
 
-        Args:
-            upper: up to it, the collection has what came before.
+        The collection has what came before `upper`.
         """
         count = bisect_left(self._times, until)
         if not count:
@@ -208,11 +207,7 @@ class TableRows:
         return table.take(make_int64_array(np.setdiff1d(np.arange(len(table)), unknown))) if unknown else table
 
     def _make_column(self, name: str, values: list[Any]) -> pa.Array:
-        """Return values of a column as an array.
-
-        Raises:
-            InvalidUsage: a value does not fit the type; the message names the transaction.
-        """
+        """Return values of a column as an array."""
         where = f"{self.table}.{name}"
         try:
             return self._typed(values, self.types[name], where)
@@ -235,9 +230,7 @@ class TableRows:
     def _fill_unsent(self) -> dict[int, Key]:
         """Copy unsent values from earlier changes; return keys of rows that still lack some.
 
-        Each of them comes with the stored key whose row has the values.
-
-        The stored key is the one before all changes here: a row may change its key several times.
+        Each has the stored key before all changes here, because a row may change its key several times.
         """
         last, absent = dict[Key, int](), dict[int, Key]()
         for at, row in enumerate(self._rows):
@@ -291,11 +284,7 @@ class TableRows:
         return unknown
 
     def _check_unknown(self, collection: Collection, row: int, origin: Key) -> None:
-        """Raise InvalidUsage unless a copy has a later state of an unknown row.
-
-        Raises:
-            InvalidUsage: it may count.
-        """
+        """Raise InvalidUsage unless a copy has a later state of an unknown row."""
         if self._times[row] <= self.reached and self._get_key(self._rows[row]) == origin:
             return
         long = ", ".join(name for name, value in zip(self.names, self._rows[row], strict=True) if value is UNSENT)
@@ -331,10 +320,7 @@ def read_unsealed(collection: Collection, columns: list[str], upper: int) -> Ite
 
 
 def open_snapshot(collection: Collection, upper: int, reached: int, *, columns: list[str] | None = None) -> Snapshot:
-    """Open a snapshot of the present contents, also if others cannot read them yet.
-
-    They are readable from `reached` on.
-    """
+    """Open a snapshot of the present contents; others can read them from `reached` on."""
     if upper > reached:
         return collection.snapshot(upper - 1, columns=columns)
     handle = collection.handle.newest()

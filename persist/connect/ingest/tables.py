@@ -50,18 +50,11 @@ Columns = Mapping[Any, pa.Field]
 
 
 class TablesConfig(msgspec.Struct, kw_only=True):
-    """The options of a table of Delta or Iceberg.
+    """The options of a table of Delta or Iceberg; `docs/use/from-tables.md` explains them.
 
     Attributes:
-        source: delta: or iceberg:, and then the path or URL of the table's folder or of its metadata, or the name of a
-            table in a catalog.
-        collection: that gets the rows.
-        key: columns that are the key, if the collection is made.
-        timeline: the unit of times, if the collection is made.
         first: the first version that is taken in, of Iceberg the id of a snapshot; else the oldest there is.
         catalog: of pyiceberg: its name, or properties such as type and uri, or both.
-        poll_s: how often to look for new versions.
-        storage_options: for the store of the table, as deltalake or pyiceberg take them.
     """
 
     source: str

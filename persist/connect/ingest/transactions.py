@@ -86,11 +86,7 @@ class Transactions:
         return not self._count
 
     def open_rows(self, name: str, table: str, types: dict[str, pa.DataType], typed: Typed) -> TableRows:
-        """Return the rows that collect the changes of a table with these columns.
-
-        Raises:
-            InvalidUsage: the transaction that comes has changed rows of the table when it had others.
-        """
+        """Return the rows that collect the changes of a table with these columns."""
         rows = self._rows.get(name)
         if rows is not None and [*rows.types.items()] == [*types.items()]:
             return rows

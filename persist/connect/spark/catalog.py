@@ -91,9 +91,6 @@ def catalog(
         location: as in `persist.open`; the driver and all executors can reach it.
         name: of the catalog.
         storage_options: as in `persist.open`.
-
-    Raises:
-        InvalidUsage: the jar is missing, or the session lacks what has to be set before it is created.
     """
     place = {"": CATALOG, ".location": resolve_for_tasks(location)}
     needed = {"spark.jars": str(find_jar()), "spark.sql.extensions": EXTENSIONS}
@@ -279,8 +276,7 @@ class Planner:
     def apply(self, updates: DataFrame, options: Mapping[str, Any]) -> None:
         """Commit a row-level operation, unless the collection has changed since its table was loaded.
 
-        Raises:
-            UpperMismatch: it has. Nothing was written.
+        Raises UpperMismatch: it has. Nothing was written.
         """
         sink = WriteOptions(location=self._location, collection=options["name"], storage=self._storage)
         write = DataFrameWrite.overwrite(sink, updates.drop("_diff").schema)

@@ -45,8 +45,7 @@ def set_for_now(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 def match_names(names: Sequence[str], known: Iterable[str], *, folds: bool = True) -> list[str]:
     """Return names, with the spelling of those among known which they stand for.
 
-    Args:
-        folds: case does not matter. A name in the right case comes first. An ambiguous name stays as it is.
+    `folds`: case does not matter. A name in the right case comes first. An ambiguous name stays as it is.
     """
     if not folds:
         return [*names]
@@ -95,10 +94,6 @@ def cast_exactly(df: DataFrame, fields: pa.Schema) -> DataFrame:
     """Return df with the columns of fields, in the types in which Spark reads them.
 
     Tasks make the casts, not Spark, whose own casts round, and whose types for two columns may have room for neither.
-
-    Raises:
-        SchemaMismatch: Spark's type of a column does not fit its field.
-        InvalidUpdate: a value would not be the same; a task raises it.
     """
     cast = _Cast(fields)
     cast.table(to_stored_schema(df.schema).empty_table())

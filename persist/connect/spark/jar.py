@@ -30,11 +30,7 @@ def spark_version() -> str:
 
 
 def find_jar() -> Path:
-    """Return the path of the jar.
-
-    Raises:
-        InvalidUsage: it was not built, or for another version of Spark; the message has the command that builds it.
-    """
+    """Return the path of the jar."""
     build = f"build it with {sys.executable} -m persist.connect.spark.jar, which needs javac (openjdk-17-jdk-headless)"
     if not JAR.exists():
         raise InvalidUsage(f"the jar of the Spark catalog is not at {JAR}: {build}")
@@ -47,11 +43,7 @@ def find_jar() -> Path:
 
 
 def build_jar() -> Path:
-    """Compile the sources against PySpark's jars, and put the jar in its place; return its path.
-
-    Raises:
-        InvalidUsage: javac is missing or fails; the message has its output.
-    """
+    """Compile the sources against PySpark's jars, and put the jar in its place; return its path."""
     javac = shutil.which("javac") or shutil.which("javac", path=os.path.join(os.environ.get("JAVA_HOME", ""), "bin"))
     if javac is None:
         raise InvalidUsage("there is no javac: install a JDK, such as openjdk-17-jdk-headless, or set JAVA_HOME")

@@ -51,11 +51,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
-
-    Attributes:
-        default: as text; None if there is none.
-    """
+    """One option. `default`: as text; None if there is none."""
 
     name: str
     uses: tuple[Use, ...]
@@ -186,9 +182,6 @@ def split_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, 
     """Split options into the location, options of the store, and options of some uses.
 
     Names become lower case.
-
-    Raises:
-        InvalidUsage: an option is unknown, or the location or the collection is missing.
     """
     lower = {name.lower(): text for name, text in given.items()}
     if "provider" in lower:
@@ -287,11 +280,7 @@ class ReadOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "ReadOptions":
-        """Check the options that a user passed to Spark.
-
-        Raises:
-            InvalidUsage: an option is missing, unknown, of the wrong form, or does not go with the form of reading.
-        """
+        """Check the options that a user passed to Spark."""
         options = _parse_options(given, "read")
         form = options.values["form"]
         of_contents = {"start", "until", "times"}
@@ -429,8 +418,7 @@ def check_whole(name: str, value: Any, least: int, most: int) -> None:
 class StreamWriteOptions:
     """The options of a streaming write; `times` adds the properties that depend on the columns.
 
-    Attributes:
-        column: which has the times of events, if the DataFrame has no column `_time`.
+    `column`: which has the times of events, if the DataFrame has no column `_time`.
     """
 
     location: str

@@ -163,8 +163,7 @@ def _cluster(
 class _Cluster:
     """The tasks of a session, for programs of one location.
 
-    Attributes:
-        is_requested: whether tasks are to be used whatever there is to read.
+    `is_requested`: whether tasks are to be used whatever there is to read.
     """
 
     spark: SparkSession

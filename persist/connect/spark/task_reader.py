@@ -54,11 +54,7 @@ class Slice(InputPartition):
         self.__dict__.update(pickle.loads(zlib.decompress(packed)))  # noqa: S301  # The driver has made it.
 
     def rows(self, form: Form, what: What, schema: StructType) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in a task, as Spark expects them.
-
-        Args:
-            what: "all" for contents, "changes" for updates.
-        """
+        """Yield the rows in a task, as Spark expects them. `what`: "all" for contents, "changes" for updates."""
         with surface_errors(), self.address.open_store() as storage:
             rows = 0
             for table in self._tables(form, what, PartReader(storage.blob)):

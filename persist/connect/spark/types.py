@@ -39,23 +39,14 @@ _WIDENED = {
 
 
 def spark_schema(arrow: pa.Schema) -> StructType:
-    """Return the schema in which Spark reads an Arrow schema, with the same nullability.
-
-    Raises:
-        SchemaMismatch: Spark has no type for a column.
-    """
+    """Return the schema in which Spark reads an Arrow schema, with the same nullability."""
     widened = pa.schema([field.with_type(_spark_type(field.type, field.name)) for field in arrow])
     # PySpark's own default has changed.
     return from_arrow_schema(widened, prefer_timestamp_ntz=True)
 
 
 def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
-    """Return table in exactly the Arrow form that Spark expects of schema.
-
-    Raises:
-        InvalidUsage: a value does not fit, such as a timestamp with nanoseconds; or only one side's timestamps have a
-            time zone.
-    """
+    """Return table in exactly the Arrow form that Spark expects of schema."""
     target = utc_arrow_schema(schema)
     if not target.names:
         return make_rows_without_columns(len(table))
@@ -172,11 +163,7 @@ def utc_arrow_schema(schema: StructType) -> pa.Schema:
 def to_stored_schema(schema: StructType, *, creates: bool = False) -> pa.Schema:
     """Return the schema of rows to be stored, in Arrow.
 
-    Args:
-        creates: the columns are to have these types, so that each type must be the same when it is read.
-
-    Raises:
-        SchemaMismatch: a collection cannot hold a type of Spark as it is.
+    `creates`: the columns are to have these types, so that each type must be the same when it is read.
     """
     for field in schema.fields:
         _check_type(field.dataType, field.name, creates=creates)

@@ -72,11 +72,7 @@ class Rows:
     folds: bool = True
 
     def check(self, schema: StructType) -> None:
-        """Check the columns of a DataFrame before any of its rows is made.
-
-        Raises:
-            SchemaMismatch: they do not fit the collection, or contradict `time`.
-        """
+        """Check the columns of a DataFrame before any of its rows is made."""
         self.updates(to_stored_schema(schema).empty_table())
 
     def updates(self, table: pa.Table) -> pa.Table:
@@ -190,8 +186,7 @@ def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:
 def partition_by_key(df: DataFrame, schema: CollectionSchema, partitions: int | None = None) -> DataFrame:
     """Return df ranged over tasks by key, and sorted within them by key, value and `_time`.
 
-    Args:
-        partitions: how many tasks; None lets Spark choose by the size of the data, up to spark.sql.shuffle.partitions.
+    `partitions`: how many tasks; None lets Spark choose by the size of the data, up to spark.sql.shuffle.partitions.
     """
     if not _has_distinct_names(schema):
         return df if partitions is None else df.repartition(partitions)
@@ -247,11 +242,7 @@ class EventRows:
         return to_events(rows, self.schema, self.form, self.stamp, read_timeline(self.schema), self.machine)
 
     def check(self, schema: StructType) -> None:
-        """Check the columns of a DataFrame before any of its rows is made.
-
-        Raises:
-            SchemaMismatch: they do not fit the collection.
-        """
+        """Check the columns of a DataFrame before any of its rows is made."""
         if self.stamp is not None and TIME in match_names(schema.names, RESERVED, folds=self.folds):
             raise InvalidUsage("the DataFrame has a column _time, and the option time says it, too. Drop one of them.")
         self(to_stored_schema(schema).empty_table())

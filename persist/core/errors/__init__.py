@@ -18,9 +18,8 @@ Promises: a message names the fault, the allowed values and the remedy.
 from persist.blob.errors import *
 from persist.codecs.errors import *
 from persist.core.errors.conflicts import *
-from persist.core.errors.conflicts import Superseded as Superseded  # Never leaves the library, nor do the next two.
+from persist.core.errors.conflicts import Superseded as Superseded  # Never leaves the library.
 from persist.core.errors.times import *
-from persist.core.errors.times import UnsealedWrites as UnsealedWrites
 from persist.core.errors.times import attach_timeline as with_timeline
 from persist.core.errors.usage import *
 

@@ -1,11 +1,6 @@
-"""Errors that name times of one collection, which they show as moments where it has a timeline.
+"""Errors that name times of one collection, which they show as moments where it has a timeline."""
 
-`UpdatesBeyondUpper` also names the writers of the conflicting updates (`UnsealedWrites`).
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from persist.blob.errors import Conflict, InvalidUsage
@@ -16,9 +11,8 @@ from persist.core.timeline import Timeline
 class AboutTimes:
     """A mixin for errors that name times of one collection.
 
-    Attributes:
-        timeline: the unit of the collection's timeline, so that the times are shown as moments, too; None if they only
-            count.
+    `timeline`: the unit of the collection's timeline, so that the times are shown as moments, too; None if they only
+    count.
     """
 
     timeline: str | None = None
@@ -148,7 +142,6 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
         as_of: the time; None is the latest sealed one, of which there is none.
         unsealed: what is there at times that are not sealed, in words; "" if that is nothing, or not known.
         until: the upper bound of a read of changes.
-        moved_ms: when upper was last moved, in ms since 1970; None if that is long ago, or not known.
         view: the name of the view that is read; "" of another collection, which its writers seal.
     """
 
@@ -157,7 +150,6 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
     timeout_s: float
     unsealed: str = ""
     until: int | None = None
-    moved_ms: int | None = None
     view: str = ""
 
     def describe(self) -> str:
@@ -169,9 +161,6 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
             return f"nothing is sealed yet, so there is no latest time to read.{unsealed_names}"
         sealed = "nothing is sealed yet" if self.upper.time == 0 else f"times before {self.upper.time} are sealed"
         waited = f", and waiting {self.timeout_s:g} s did not change that" if self.timeout_s else ""
-        if self.moved_ms is not None:
-            moved = datetime.fromtimestamp(self.moved_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            waited += f"; upper was last moved at {moved}"
         waited = f"{sealed}{waited}.{unsealed_names}"
         if self.until is not None:
             return (
@@ -243,34 +232,6 @@ class TagMoved(_Moved):
     remedy = "To move a tag that exists, give {move:option:True}."
 
 
-WRITERS_SHOWN = 3
-TOKENS_SHOWN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class UnsealedWrites:
-    """The updates of one writer at times that are not sealed.
-
-    Attributes:
-        writer: the name of its client, as in the log: host, process, and six digits.
-        is_own: whether that writer is the client that gets the error.
-        epoch: the record with which it opened the location exclusively; None if it did not.
-        updates: how many, as it wrote them; first and last are the least and greatest of their times.
-        seqno: the latest of its records that added some, and when it was written, by its clock.
-        tokens: the tokens of these writes, the latest first.
-    """
-
-    writer: str
-    is_own: bool
-    epoch: int | None
-    updates: int
-    first: int
-    last: int
-    seqno: int
-    written_ms: int
-    tokens: tuple[str, ...] = ()
-
-
 @dataclass(eq=False, repr=False)
 class UpdatesBeyondUpper(AboutTimes, Conflict):
     """A commit had to be the only one to add to the sealed contents, and another writer has added updates.
@@ -278,19 +239,12 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
     Attributes:
         time: the latest of theirs; None if they come with the same record of the log.
         first: the least time of the unsealed updates; updates is their number, as far as known.
-        writes: their writers, the latest first; empty if the log does not have the records any more.
     """
 
     upper: Antichain
     time: int | None
     first: int | None = None
     updates: int | None = None
-    writes: tuple[UnsealedWrites, ...] = ()
-
-    def add_writers(self, writes: Sequence[UnsealedWrites]) -> "UpdatesBeyondUpper":
-        """Return this error with the writers of the updates."""
-        self.writes = tuple(writes)
-        return self
 
     def describe(self) -> str:
         if self.time is None:
@@ -304,31 +258,10 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
         are, their = ("is", "its") if self.updates == 1 else ("are", "their")
         return (
             f"{updates} beyond upper={self.format_time(self.upper)} {are} not sealed, so the contents "
-            f"are not final yet; nothing of this was applied.{self._describe_writer()} Let {their} writer finish and "
+            f"are not final yet; nothing of this was applied. Let {their} writer finish and "
             f"seal to {self.time + 1}, or seal that far yourself if nothing else will be written; then try again "
             f"at time {self.format_time(self.time + 1)} or later."
         )
-
-    def _describe_writer(self) -> str:
-        """Return the writers of the unsealed updates as a sentence."""
-        if not self.writes:
-            return ""
-        writers, more = [*map(self._describe_one_writer, self.writes[:WRITERS_SHOWN])], len(self.writes) - WRITERS_SHOWN
-        return f" Written by {'; '.join(writers)}{f'; and by {more} more' if more > 0 else ''}."
-
-    def _describe_one_writer(self, writes: UnsealedWrites) -> str:
-        """Return a writer and its unsealed updates as text."""
-        who = f"this client ({writes.writer})" if writes.is_own else writes.writer
-        if len(self.writes) > 1:
-            who += f": {self._describe_updates(writes.updates, writes.first, writes.last)}"
-        moment = datetime.fromtimestamp(writes.written_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        details = [f"last in record {writes.seqno} at {moment}"]
-        if writes.epoch is not None:
-            details.append(f"writing exclusively since record {writes.epoch}")
-        if tokens := writes.tokens:
-            named, more = ", ".join(map(repr, tokens[:TOKENS_SHOWN])), len(tokens) - TOKENS_SHOWN
-            details.append(f"token{'s' if len(tokens) > 1 else ''} {named}{f' and {more} more' if more > 0 else ''}")
-        return f"{who} ({', '.join(details)})"
 
     def _describe_updates(self, count: int, first: int, last: int) -> str:
         at = (

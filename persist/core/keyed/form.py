@@ -20,6 +20,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.keyed.machine import NAME, VERSION, Machine, Replacing
 from persist.core.keyed.machines import BOXED
 from persist.core.log.fields import GroupForm, KeyedForm, MachineForm
+from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import RESERVED
 
 Policy = Literal["seal", "background"]
@@ -363,6 +364,12 @@ def find_machine(form: KeyedForm, given: Machine | None, collection: str) -> Mac
         return given
     boxed = BOXED.get((stored.name, stored.version))
     return None if boxed is None else boxed(stored.options)
+
+
+def has_one_value(contents: CollectionState) -> bool:
+    """Return whether a collection is keyed by a known machine that allows one value for each key."""
+    machine = None if contents.keyed is None else find_machine(contents.keyed, None, contents.name)
+    return machine is not None and machine.has_one_value
 
 
 def describe_machine(form: MachineForm) -> str:

@@ -119,7 +119,7 @@ class FrozenMap(Mapping[str, V]):
         last = self._last
         if last[0] is key:
             return last[1]
-        shard = self._shards.get(_compute_shard(key))
+        shard = self._shards.get(crc32(key.encode(errors="surrogatepass")) % SHARDS)  # As `_shard`, without a call.
         if shard is not None and key in shard:
             value = shard[key]
         elif self._below is not None:

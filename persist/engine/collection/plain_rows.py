@@ -62,7 +62,6 @@ from persist.engine.collection.keyed_events import (
     reading_rows,
 )
 from persist.engine.collection.reads import changes
-from persist.engine.follow.log_queries import say_whose
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key, find_repeated_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted
@@ -405,23 +404,18 @@ def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: in
         raise attach_timeline(UpdateNotBeyondUpper(TIME_MAX if at is None else at, Antichain()), contents.timeline)
     if at is not None and at < contents.upper:
         raise attach_timeline(UpdateNotBeyondUpper(at, to_antichain(contents.upper)), contents.timeline)
-    refused = find_refusal(handle, contents, handle.engine.writer("overwrite").committer.writer_name)
+    refused = find_refusal(contents)
     if refused is not None:
         raise refused
 
 
-def find_refusal(handle: CollectionHandle, contents: CollectionState, own: str = "") -> UpdatesBeyondUpper | None:
-    """Return why nothing can be written as the difference to contents, saying whose they are; None if all is sealed.
-
-    Args:
-        own: the name of the client that gets the error.
-    """
+def find_refusal(contents: CollectionState) -> UpdatesBeyondUpper | None:
+    """Return why nothing can be written as the difference to contents; None if all is sealed."""
     hidden = summarize_unsealed(contents)
     if hidden is None:
         return None
     first = hidden.first if hidden.is_exact else None
     error = UpdatesBeyondUpper(to_antichain(contents.upper), hidden.last, first=first, updates=hidden.updates)
-    say_whose(error, handle.engine.blob, handle.engine.follower.state, handle.id, own)
     return attach_timeline(error, contents.timeline)
 
 

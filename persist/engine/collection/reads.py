@@ -37,6 +37,7 @@ from persist.engine.read.following.changes import (
     Upserts,
     check_changes_form,
     read_all_changes,
+    read_no_changes,
     slice_by_time,
     with_moments,
 )
@@ -44,7 +45,7 @@ from persist.engine.read.following.listen import Listen, Piece
 from persist.engine.read.keyed.key_history import join_records
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.merging import Form, snapshot_tables
-from persist.engine.read.parts.reader import ClaimedRead
+from persist.engine.read.parts.reader import ClaimedRead, PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import UnreadParts, plan_changes_scan, snapshot_scan
 from persist.engine.read.results.snapshot import Snapshot, build_filter
@@ -251,12 +252,14 @@ def open_listen(
         schema = attach_versions(handle.schema, contents)
         return Scan(schema, parts, lower, upper, tuple(columns or schema.columns), filter).with_newest_types().prune()
 
-    def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> Sequence[Piece]:
+    def plan(reader: PartReader, contents: CollectionState, lower: int, upper: int) -> Sequence[Piece]:
         """Cut an interval into pieces that fit into memory."""
         scan = planned(contents, lower, upper)
+        if not scan.parts:
+            return [Piece(lambda _: with_moments(read_no_changes(scan), moments), upper, 0)]
         is_whole = whole_times or not {*scan.schema.key_names} <= {*scan.columns}
         pieces: list[Piece] = []
-        for slices in slice_by_time(scan, reading().changes_slice_bytes):
+        for slices in slice_by_time(scan, reader.changes_slice_bytes):
             start, end = slices[0].time_lower, slices[0].time_upper
             if is_whole or len(slices) == 1:
                 is_one = len(slices) == 1

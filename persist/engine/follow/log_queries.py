@@ -2,7 +2,6 @@
 
 - `log_table` returns the records as a table, for people. It begins where the log does, which is kept for a while and
   not for ever (`Settings.log_retention_s`).
-- `say_whose` finds out who wrote the updates of a collection that are not sealed, for an error.
 - `Submissions` keeps which operations that clients had committed by others are in the log, as far as one reader of it
   knows. A client whose operations a server commits sends each with its own id and a number
   (`persist.engine.write.relay`). A record with operations of others names them (`persist.core.log.records.Submitted`).
@@ -17,20 +16,17 @@
       whether all of these were read here.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 from msgspec import UNSET
 
-from persist.blob.errors import InvalidUsage, PersistError
+from persist.blob.errors import InvalidUsage
 from persist.blob.protocol import Blob
-from persist.core.errors import UnsealedWrites, UpdatesBeyondUpper
 from persist.core.log import kinds
 from persist.core.log.records import Record, read_record
-from persist.core.state_rules.contents import CollectionState, summarize_unsealed
 from persist.core.state_rules.state import State
 
 LAST = 1000
@@ -96,92 +92,6 @@ def _row(record: Record, state: State, collection: str | None) -> dict[str, Any]
         "message": "\n".join(note.message for note in notes if note.message) or None,
         "metadata": [item for note in notes for item in note.metadata.items()],
     }
-
-
-RECORDS_MAX = 100  # That are looked at: who is refused should not wait long to hear why.
-
-
-def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: str, own_writer: str = "") -> None:
-    """Add the writers of the unsealed updates to an error that a commit raised in this state.
-
-    Cost: a GET for each record since the first of theirs, `RECORDS_MAX` at most. Writers whose records cannot be read
-    are left out.
-
-    Args:
-        own_writer: the name of the client that gets the error.
-    """
-    entry = state.entries.get(collection)
-    contents = None if entry is None else entry.contents
-    hidden = None if contents is None else summarize_unsealed(contents)
-    if contents is None or hidden is None or error.time is None:
-        return
-    by_writer: dict[tuple[str, int | None], UnsealedWrites] = {}
-    remaining_updates = hidden.updates
-    for record in _iterate_backwards(blob, state):
-        writes = _of_record(record, contents, own_writer)
-        if writes is not None:
-            later = by_writer.get((writes.writer, writes.epoch))
-            by_writer[writes.writer, writes.epoch] = writes if later is None else _combine_writes(later, writes)
-            remaining_updates -= writes.updates
-        if remaining_updates <= 0:
-            break
-    error.add_writers([*by_writer.values()])
-
-
-def find_last_move_ms(records: Mapping[int, Record], collection: str) -> int | None:
-    """Return when the last of some records that moved upper was written, in ms since 1970 by its writer's clock; None
-    without one.
-
-    Args:
-        records: those that a client has read lately (`Follower.recent`), by their seqnos.
-    """
-    for seqno in sorted(records, reverse=True):
-        mutations = records[seqno].mutations
-        if any(isinstance(m, kinds.Seal | kinds.Resolve) and m.collection == collection for m in mutations):
-            return records[seqno].written_ms
-    return None
-
-
-def _iterate_backwards(blob: Blob, state: State) -> Iterator[Record]:
-    first = max(state.control.log_floor, state.seqno + 1 - RECORDS_MAX)
-    for seqno in range(state.seqno, first - 1, -1):
-        try:
-            record = read_record(blob, seqno)
-        except PersistError:
-            return
-        if record is None:  # It was truncated meanwhile.
-            return
-        yield record
-
-
-def _of_record(record: Record, contents: CollectionState, own_writer: str) -> UnsealedWrites | None:
-    upper = contents.upper
-    appends = [step for step in record.mutations if isinstance(step, kinds.Append) and step.collection == contents.id]
-    parts = [part for step in appends for part in step.parts if part.time_max >= upper]
-    if not parts:
-        return None
-    marks = [m for step in record.mutations if isinstance(step, kinds.Tokens) for m in step.tokens]
-    return UnsealedWrites(
-        writer=record.writer,
-        is_own=record.writer == own_writer,
-        epoch=record.epoch,
-        updates=sum(part.rows for part in parts),
-        first=max(min(part.time_min for part in parts), upper),
-        last=max(part.time_max for part in parts),
-        seqno=record.seqno,
-        written_ms=record.written_ms,
-        tokens=tuple(mark.token for mark in marks),
-    )
-
-
-def _combine_writes(later: UnsealedWrites, earlier: UnsealedWrites) -> UnsealedWrites:
-    return replace(
-        later,
-        updates=later.updates + earlier.updates,
-        first=min(later.first, earlier.first),
-        last=max(later.last, earlier.last),
-        tokens=(*later.tokens, *earlier.tokens),
-    )
 
 
 SUBMITTERS_MAX = 4096

@@ -43,7 +43,6 @@ from persist.core.timeline import (
     is_moment,
     read_timeline,
 )
-from persist.engine.follow.log_queries import find_last_move_ms
 from persist.engine.hold import Claim, WantedClaim, make_empty_claim
 from persist.engine.location.collection_times import LATEST, CollectionTimes
 from persist.engine.location.engine import Engine
@@ -112,7 +111,8 @@ class CollectionHandle(CollectionTimes):
         """
         if self.create is not None and self.engine.follower.entry(self.id) is None:
             return CollectionState(self.id, self.loaded_as, self.create.schema)
-        return self.engine.follower.require(self.id, self.loaded_as)
+        contents = self.engine.follower.load(self.id)
+        return self.engine.follower.require(self.id, self.loaded_as) if contents is None else contents
 
     def remembers(self, contents: CollectionState, token: str | None) -> bool:
         """Return whether contents remember a write with a token; cost and errors as of `TokenMemory.find`."""
@@ -202,10 +202,9 @@ class CollectionHandle(CollectionTimes):
         if (as_of or 0) >= contents.upper:
             hidden = summarize_unsealed(contents)
             advice = hidden.advice if hidden else ""
-            moved_ms = find_last_move_ms(self.engine.follower.recent()[1], self.id)
             view = "" if contents.view is None else self.name
             upper = to_antichain(contents.upper)
-            error = AsOfNotSealed(as_of, upper, timeout_s or 0.0, advice, until, moved_ms, view)
+            error = AsOfNotSealed(as_of, upper, timeout_s or 0.0, advice, until, view)
             raise attach_timeline(error, contents.timeline)
         time = get_last_sealed(contents) if as_of is None else as_of
         check_readable(contents, time)
@@ -296,7 +295,12 @@ class CollectionHandle(CollectionTimes):
         """
         self.engine.check_open("reading")
         exact_as_of = as_of if type(as_of) is int and as_of >= 0 else None
-        if exact_as_of is None and (self.is_kept or not (as_of is None or as_of == LATEST)):
+        if self.is_kept:
+            if exact_as_of is None or self.get_known_state().upper <= exact_as_of:
+                return None
+            contents, reading = self.claim(exact_as_of, end=exact_as_of + 1)
+            return contents, exact_as_of, reading
+        if exact_as_of is None and not (as_of is None or as_of == LATEST):
             return None
         self.engine.settle()
 
@@ -309,9 +313,6 @@ class CollectionHandle(CollectionTimes):
             return get_last_sealed(contents) if exact_as_of is None else exact_as_of
 
         time = sealed_time()
-        if time is not None and self.is_kept:
-            contents, reading = self.claim(time, end=time + 1)
-            return contents, time, reading
         claim = None if time is None else self.engine.claim_unseen(WantedClaim(self.id, self.name, time))
         if claim is None:
             return None

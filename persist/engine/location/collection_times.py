@@ -83,6 +83,8 @@ class CollectionTimes(ABC):
             InvalidUsage: it is none of these, or a moment and the collection has neither a timeline nor a map.
             AsOfNotSealed: it is a moment up to which the collection's source was not read yet.
         """
+        if type(value) is int and 0 <= value <= TIME_MAX:
+            return value
         if isinstance(value, Antichain):
             raise InvalidUsage(explain_frontier(what, value, self.format_time))
         if self._is_last(value):

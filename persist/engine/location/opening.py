@@ -358,7 +358,7 @@ def load_handle_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
         CollectionNotFound: it was dropped.
     """
     contents = engine.follower.refresh_and_require(id_, name)
-    return CollectionHandle(engine, id_, contents.name, contents.schema)
+    return open_handle(engine, contents, contents.schema)
 
 
 def open_handle(

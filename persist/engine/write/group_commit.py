@@ -46,20 +46,17 @@ from persist.core.errors import (
     MissingBlob,
     PersistError,
     Unavailable,
-    UpdatesBeyondUpper,
 )
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
 from persist.core.log.keys import PARTS, is_upload, make_record_key
 from persist.core.log.kinds import BringsParts, Mutation
 from persist.core.log.records import Record, Submitted, create_record, read_record, store_part_list
-from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.location import check_uploaded
 from persist.core.state_rules.state import State, apply_record, compute_format
 from persist.engine.follow.checkpoint import is_checkpoint_due
 from persist.engine.follow.follower import Follower
-from persist.engine.follow.log_queries import say_whose
 from persist.engine.write.archiving import with_archiving
 from persist.engine.write.checkpointing import Checkpointing
 from persist.engine.write.commit_future import Committed
@@ -454,15 +451,8 @@ class GroupCommit:
         self.abandon([step for step in operation.steps if not (isinstance(step, Write) and step.is_kept)])
         if isinstance(error, CollectionNotFound):
             error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
-        if isinstance(error, UpdatesBeyondUpper):
-            self._say_whose(operation, error)
         self._counts["rejected"] += 1
         operation.future.fail(error)
-
-    def _say_whose(self, operation: Operation, error: UpdatesBeyondUpper) -> None:
-        for step in operation.steps:
-            if isinstance(step, ExpectNothingBeyondUpper) and not error.writes:
-                say_whose(error, self._blob, self._follower.state, step.collection, self._writer_name)
 
     def _validate(
         self,

@@ -257,14 +257,7 @@ class _Copier:
                 raise
 
     def _delete_reader_records(self, state: State) -> State:
-        """Delete records that the target's readers appended; return its state.
-
-        Args:
-            state: of the source.
-
-        Raises:
-            InvalidUsage: it is nothing that may be gone on with.
-        """
+        """Delete records that the target's readers appended; return its state. `state`: of the source."""
         target_state = self._load_target_state()
         last = target_state.seqno
         while last >= 0 and target_state.location == state.location and self._is_reader_record(last, state):
@@ -296,11 +289,7 @@ class _Copier:
         )
 
     def _load_target_state(self) -> State:
-        """Return the present state of the target.
-
-        Raises:
-            InvalidUsage: it is nothing that may be gone on with.
-        """
+        """Return the present state of the target."""
         url, source_url = self._target.url.rstrip("/"), self._source.url.rstrip("/")
         if url.startswith(f"{source_url}/") or source_url.startswith(f"{url}/"):
             raise InvalidUsage(
@@ -523,11 +512,7 @@ def _load_contents(blob: Blob, state: State, entry: CollectionEntry) -> Collecti
 
 
 def _find_part_lists(blob: Blob, first: int, last: int) -> set[str]:
-    """Return the part lists that records first to last name.
-
-    Raises:
-        MissingBlob: a record is not there any more.
-    """
+    """Return the part lists that records first to last name. Raises MissingBlob: a record is not there any more."""
     named = set()
     for seqno in range(first, last + 1):
         key = make_record_key(seqno)

@@ -123,12 +123,7 @@ class ErasureReport(Shown):
 
 
 def select_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRecords:
-    """Return the records that keys or a condition select.
-
-    Raises:
-        InvalidUsage: not exactly one of both is set, or it does not fit the columns.
-        SchemaMismatch: a column is unknown.
-    """
+    """Return the records that keys or a condition select."""
     if (keys is None) == (where is None):
         raise InvalidUsage("erase: give keys, or a condition as where=, and not both")
     schema = handle.contents().schema

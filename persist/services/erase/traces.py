@@ -118,11 +118,7 @@ class Traces(Shown):
         return not self.found
 
     def receipt(self) -> dict[str, Any]:
-        """Return a receipt as JSON that nothing was found. `compute_receipt_digest` verifies it.
-
-        Raises:
-            InvalidUsage: something is left.
-        """
+        """Return a receipt as JSON that nothing was found. `compute_receipt_digest` verifies it."""
         if self.found:
             until = max((trace.until for trace in self.found if trace.until is not None), default=None)
             raise InvalidUsage(

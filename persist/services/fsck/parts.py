@@ -27,7 +27,7 @@ from persist.codecs.part.describing import check_part, decode_bounds, find_overl
 from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.keyed.events import list_event_fields, make_event_schema
-from persist.core.keyed.form import find_machine
+from persist.core.keyed.form import has_one_value
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Keyframe
 from persist.core.log.keys import PARTS
@@ -275,11 +275,8 @@ def _compare_keyframe(
 
 def examine_values(blob: Blob, contents: CollectionState, findings: Findings) -> None:
     """Add a problem if a key has several values, or a negative one."""
-    if contents.keyed is None:
+    if not has_one_value(contents):
         return
-    machine = find_machine(contents.keyed, None, contents.name)
-    if machine is None or not machine.has_one_value:
-        return  # A record of an unknown kind may have any number of them.
     count, first = 0, None
     try:
         for key, _ in keys_with_several(contents, PartReader(blob)):

@@ -35,11 +35,7 @@ def encode_rows(rows: Rows) -> bytes:
 
 
 def decode_rows(vector: bytes, name: str) -> Rows:
-    """Return the row numbers of a deletion vector.
-
-    Raises:
-        CorruptBlob: it is none.
-    """
+    """Return the row numbers of a deletion vector. Raises CorruptBlob: it is none."""
     try:
         if not vector.startswith(MAGIC):
             raise ValueError("it does not begin as a vector does")
@@ -54,11 +50,7 @@ def frame_vector(vector: bytes) -> bytes:
 
 
 def unframe_vector(data: bytes, name: str) -> bytes:
-    """Return the first vector of a blob.
-
-    Raises:
-        CorruptBlob: the checksum differs.
-    """
+    """Return the first vector of a blob. Raises CorruptBlob: the checksum differs."""
     size = int.from_bytes(data[:4], "big")
     vector = data[4 : 4 + size]
     if len(data) < size + 8 or zlib.crc32(vector) != int.from_bytes(data[4 + size : 8 + size], "big"):

@@ -102,8 +102,7 @@ class IcebergCatalog:
     def __init__(self, client: CatalogReader, publish_interval_s: float, format_version: int = 2) -> None:
         """Make a catalog over a client that may write: a load commits what it publishes.
 
-        Args:
-            format_version: the least one of the tables; a table that was published with a newer one keeps it.
+        `format_version`: the least one of the tables; a table that was published with a newer one keeps it.
         """
         require_package("pyiceberg[pyarrow]>=0.12")
         self._client = client
@@ -119,11 +118,7 @@ class IcebergCatalog:
         return self._client.engine.blob.url
 
     def namespaces(self, parent: Namespace = ()) -> list[Namespace]:
-        """Return the child namespaces of one, sorted.
-
-        Raises:
-            NotListed: there is no such parent.
-        """
+        """Return the child namespaces of one, sorted. Raises NotListed: there is no such parent."""
         spaces = {space[:depth] for space, _ in self._list_identifiers() for depth in range(1, len(space) + 1)}
         spaces.add((MAIN,))
         if parent and parent not in spaces:
@@ -185,11 +180,7 @@ class IcebergCatalog:
     def plan(self, space: Namespace, table: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the files that a scan must read.
 
-        Args:
-            request: a `PlanTableScanRequest` of the protocol, decoded from JSON.
-
-        Raises:
-            InvalidUsage: the request is malformed, or is for the changes between two snapshots.
+        `request`: a `PlanTableScanRequest` of the protocol, decoded from JSON.
         """
         from pydantic import ValidationError
         from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest

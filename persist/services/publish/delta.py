@@ -165,11 +165,7 @@ class DeltaTable:
         return (key, *earlier)
 
     def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
-        """Write the present version to the Delta log, unless it is there.
-
-        Raises:
-            InvalidUsage: a version of that number is there that is not of this table.
-        """
+        """Write the present version to the Delta log, unless it is there."""
         key, now_ms = log_key(contents.id, publication.version), self._handle.engine.clock.wall_ms()
         head = None if is_new else self._blob.get(key, (0, HEAD_BYTES))
         changes = [] if head is not None else [*map(self._make_change_file, publication.metadata[:1])]

@@ -202,8 +202,7 @@ class IcebergTable:
     def ensure_metadata(self, contents: CollectionState, publication: Publication) -> dict[str, Any]:
         """Return the present version's metadata; store it if missing.
 
-        Raises:
-            Superseded: the table was given up meanwhile.
+        Raises Superseded: the table was given up meanwhile.
         """
         key = f"{get_table_root(contents.id)}metadata/v{publication.version + 1}.metadata.json"
         data = self._blob.get(key)
@@ -263,8 +262,7 @@ def get_moment_ms(handle: CollectionHandle, time: int) -> int | None:
 class CatalogTable:
     """A published table in a catalog of pyiceberg.
 
-    Args:
-        catalog: the catalog; None to load it by its name, from where pyiceberg is configured.
+    `catalog`: the catalog; None to load it by its name, from where pyiceberg is configured.
     """
 
     def __init__(self, catalog: Any, name: str, identifier: str) -> None:
@@ -381,8 +379,7 @@ class CatalogTransaction:
     def commit(self) -> None:
         """Send all collected updates to the catalog.
 
-        Raises:
-            Unavailable: it did not take all of it, or none where it takes all at once. That can be tried again.
+        Raises Unavailable: it did not take all of it, or none where it takes all at once. That can be tried again.
         """
         pending, self._asked = self._asked, []
         try:

@@ -154,8 +154,7 @@ def compute_first_row_id(number: int) -> int:
 def encode_puffin(vectors: Sequence[tuple[str, bytes, int]]) -> tuple[bytes, list[int]]:
     """Return a Puffin file of deletion vectors, and each one's start.
 
-    Args:
-        vectors: the URL of the data file of each, its bytes, and how many rows it has.
+    `vectors`: the URL of the data file of each, its bytes, and how many rows it has.
     """
     magic, starts, blobs = b"PFA1", [], []
     data = bytearray(magic)

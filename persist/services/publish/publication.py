@@ -114,11 +114,7 @@ class TableFormat(Protocol):
     def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
         """Make the present version visible to readers. Idempotent.
 
-        Args:
-            is_new: this client has just recorded the version, so it is hardly shown.
-
-        Raises:
-            InvalidUsage: what readers find there is of another table.
+        `is_new`: this client has just recorded the version, so it is hardly shown.
         """
 
     def mark(self, table: str) -> bytes:
@@ -248,8 +244,7 @@ def publish_together(
 ) -> list[Published]:
     """Publish collections at one time and register them; see `Client.publish`.
 
-    Args:
-        handles: of the collections, by what they are called in the catalog.
+    `handles`: of the collections, by what they are called in the catalog.
     """
     require_package("pyiceberg[pyarrow]>=0.12")
     from persist.services.publish.iceberg import CatalogTransaction, IcebergTable
@@ -359,9 +354,6 @@ def make_format(
     Args:
         options: what the table is published with; None where it is not to be published.
         catalog: a pyiceberg catalog that registers versions; None for that in options, if any.
-
-    Raises:
-        InvalidUsage: the format does not exist, or its package is not installed.
     """
     if table == "delta":
         from persist.services.publish.delta import DeltaTable
@@ -470,11 +462,7 @@ def _list_visible_keys(blob: Blob, collection: str, table: str) -> list[str]:
 
 
 def _check_free(handle: CollectionHandle, table: str) -> None:
-    """Delete an abandoned table's files; refuse another program's.
-
-    Raises:
-        InvalidUsage: another table lies where this one is to be.
-    """
+    """Delete an abandoned table's files; refuse another program's."""
     blob = handle.engine.blob
     keys = [key for key in _list_visible_keys(blob, handle.id, table) if is_table_key(key, handle.id)]
     read = ((key, blob.get(key)) for key in keys if key.endswith(".json"))
@@ -515,11 +503,7 @@ _SPAN = re.compile(rf"([1-9][0-9]{{0,8}}) ({'|'.join(UNITS_S)})s?")
 
 
 def parse_schedule(every: str | None) -> dict[str, str]:
-    """Check how often a table is published; return it as an option.
-
-    Raises:
-        InvalidUsage: every is nothing that a table can follow.
-    """
+    """Check how often a table is published; return it as an option."""
     if every is None:
         return {}
     if every not in ("seal", "keyframe") and (not isinstance(every, str) or _SPAN.fullmatch(every) is None):

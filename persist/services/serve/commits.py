@@ -37,8 +37,7 @@ ROOM_BYTES = 2 * REQUEST_BYTES_MAX  # The limit for all requests that are being 
 class Room:
     """Memory for what is being received and answered: so many bytes of all calls together.
 
-    Attributes:
-        left: how many bytes are free.
+    `left`: how many bytes are free.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -47,11 +46,7 @@ class Room:
 
     @contextmanager
     def of(self, count: int) -> Iterator[None]:
-        """Keep room for so many bytes.
-
-        Raises:
-            Unavailable: there is none now.
-        """
+        """Keep room for so many bytes. Raises Unavailable: there is none now."""
         with self._lock:
             if count > self.left:
                 raise Unavailable(f"requests of {self._bytes_max - self.left:,} bytes are under way: try again later")
@@ -84,11 +79,7 @@ class CommitsForOthers:
         return self._follower.state.location or self._follower.refresh().location
 
     def answer(self, data: bytes) -> bytes:
-        """Return the answers to a request, once all are known.
-
-        Raises:
-            ValueError: it is none, or meant for another location.
-        """
+        """Return the answers to a request, once all are known."""
         request = decode_request(data)
         location = self.location()
         if request.location != location:

@@ -46,11 +46,7 @@ _CODES: list[tuple[type[Exception] | tuple[type[Exception], ...], ErrorCode]] = 
 
 
 def encode_error(error: Exception, hidden: str) -> ErrorCode:
-    """Return the codes and the text of an error for a client.
-
-    Args:
-        hidden: the URL of the location.
-    """
+    """Return the codes and the text of an error for a client. `hidden`: the URL of the location."""
     for kinds, code in _CODES:
         if isinstance(error, kinds):
             return replace(code, text=without_location(str(error), hidden))

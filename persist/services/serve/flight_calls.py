@@ -70,11 +70,7 @@ Method = Callable[[Iterator[bytes], "grpc.ServicerContext"], Iterable[bytes]]
 
 
 class FlightCalls:
-    """Answers calls by functions, each in a thread of its own, until it is shut down.
-
-    Attributes:
-        port: where it listens.
-    """
+    """Answers calls by functions, each in a thread of its own, until it is shut down. `port`: where it listens."""
 
     def __init__(
         self,

@@ -296,11 +296,7 @@ class FlightSql:
 
 
 def unpack_command(message: bytes) -> tuple[str, bytes]:
-    """Return the kind and the contents of a message that may be of any kind of Flight SQL.
-
-    Raises:
-        ValueError: it is of none.
-    """
+    """Return the kind and the contents of a message that may be of any kind of Flight SQL."""
     fields = group_fields(message)
     kind = fields.get(1, b"").decode(errors="replace")
     if not kind.startswith(_PREFIX):

@@ -51,14 +51,7 @@ class Served:
 
 @contextmanager
 def serve_app(app: Starlette, host: str, port: int) -> Iterator[Served]:
-    """Listen at an address; yield the server of an application there.
-
-    Args:
-        port: 0 for any that is free.
-
-    Raises:
-        InvalidUsage: the address cannot be listened at.
-    """
+    """Listen at an address; yield the server of an application there. `port`: 0 for any that is free."""
     with listening(host, port) as listener:
         listener.setblocking(False)
         server = uvicorn.Server(
@@ -121,11 +114,7 @@ def serve_beside(
 ) -> Iterator[str]:
     """Serve an application at HOST:PORT on a thread of its own; yield its URL. Port 0 takes a free one.
 
-    Args:
-        option: the option of the command line that the address comes from; errors name it.
-
-    Raises:
-        InvalidUsage: the address is malformed, taken, or open to other machines without a token.
+    `option`: the option of the command line that the address comes from; errors name it.
     """
     host, port = parse_host_port(option, address)
     check_strangers(f"{option} {address}", host, is_safe=tokens.are_needed or insecure)

@@ -87,9 +87,6 @@ def serve_catalog(
         properties: sent to readers with each table, such as credentials of S3 (`s3.access-key-id`).
         format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
         publish_interval_s: a table is published at most once in so long.
-
-    Raises:
-        InvalidUsage: the address is malformed, taken, or open to other machines without a token.
     """
     catalog = IcebergCatalog(client, publish_interval_s, format_version)
 

@@ -81,11 +81,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def decode_message(data: bytes, kind: type[T]) -> T:
-    """Return a message of that kind.
-
-    Raises:
-        ValueError: it is none, or larger than any is.
-    """
+    """Return a message of that kind."""
     if len(data) > MESSAGE_BYTES_MAX:
         raise ValueError(f"a message has {len(data)} bytes, and at most {MESSAGE_BYTES_MAX} are read")
     try:
@@ -282,14 +278,7 @@ def parse_host(header: str) -> str:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that is listened at.
-
-    Args:
-        port: 0 for any that is free.
-
-    Raises:
-        InvalidUsage: the address cannot be listened at.
-    """
+    """Return a socket that is listened at. `port`: 0 for any that is free."""
     if not 0 <= port <= PORT_MAX:
         raise InvalidUsage(f"port {port} is none: give 1 to {PORT_MAX}, or 0 for any that is free")
     try:

@@ -172,11 +172,7 @@ class FlightRelay:
         return dict(self._counts)
 
     def check(self, location: str | None) -> None:
-        """Check that the server commits for this location; skipped if it does not answer.
-
-        Raises:
-            InvalidUsage: it does not, not for this client, or for another location.
-        """
+        """Check that the server commits for this location; skipped if it does not answer."""
         try:
             answer = ask(self._connect(), self._server, "commits", b"{}", COMMIT_S)
             commits = decode_message(answer, Commits)
@@ -242,11 +238,7 @@ class FlightRelay:
 
 
 def commit_through(engine: Engine, server: Notify) -> None:
-    """Let a client commit through a server.
-
-    Raises:
-        InvalidUsage: the server answers, and is of another location, or does not commit for this client.
-    """
+    """Let a client commit through a server."""
     committer = engine.writer("commit_through").committer
     relay = FlightRelay(server, engine.clock)
     relay.check(engine.follower.state.location)

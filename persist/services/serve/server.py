@@ -98,8 +98,7 @@ class _Hub:
 class Server(Closes):
     """A server that runs until it is closed, or its client is; use it in a `with`. Make it with `Client.serve`.
 
-    Attributes:
-        url: where it is, with the port that it has.
+    `url`: where it is, with the port that it has.
     """
 
     def __init__(

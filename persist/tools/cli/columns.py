@@ -23,9 +23,6 @@ def parse_columns(key: Sequence[str], value: Sequence[str], like: str | None, fo
     Args:
         key, value: NAME:TYPE each; NAME is enough for a column of the file.
         like: the file; its columns that are not named become values, if no value is named.
-
-    Raises:
-        InvalidUsage: a type is missing.
     """
     types = {} if like is None else read_columns(RowFile.at(like, format))
     keys = dict(_parse_column(column, types) for column in key)
@@ -56,11 +53,7 @@ def _parse_column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:
 
 
 def read_columns(file: RowFile) -> dict[str, pa.DataType]:
-    """Return the types of a file's columns by name; text for empty columns.
-
-    Raises:
-        InvalidUsage: the file is missing or unreadable.
-    """
+    """Return the types of a file's columns by name; text for empty columns."""
     if not os.path.exists(file.path):
         raise InvalidUsage(
             f"there is no file {file.path!r}: give the path of one whose columns the collection shall have"

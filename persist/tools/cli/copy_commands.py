@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from persist.tools.cli.command import OK, PROBLEMS, command
-from persist.tools.cli.listing import Listing
 from persist.tools.cli.place import Place, is_folder, merge_storage_options, report_done
-from persist.tools.cli.read_commands import Format, Output
-from persist.tools.cli.text import print_text
 
 if TYPE_CHECKING:  # Loading it takes long.
-    from persist.services.backup import Copied, Verified
+    from persist.services.backup import Copied
 
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="A folder or URL of another place.")]
 TargetOptions = Annotated[
@@ -23,27 +20,18 @@ TargetOptions = Annotated[
         help="For the store of TARGET; may be repeated. Without any, those of LOCATION if both are of one kind.",
     ),
 ]
-TargetFile = Annotated[
-    str | None,
-    typer.Option("--target-options-file", metavar="FILE", help="A JSON object of such options, as for LOCATION."),
-]
 
 LeaveOut = Annotated[
     bool, typer.Option("--leave-out-damaged", help="Copy all the rest although parts are damaged or lost; status 1.")
 ]
 
 
-PROOFS = Listing(kinds={"of": "string", "as_of": "int64", "digest": "string", "wrong": "string"}, shown={})
-
-
 @command
-def backup(
-    at: Place, target: Target, target_option: TargetOptions = None, target_options_file: TargetFile = None
-) -> int:
+def backup(at: Place, target: Target, target_option: TargetOptions = None) -> int:
     """Make TARGET a copy of the location as it is now, again and again: only what is new is copied."""
     from persist.services.backup import backup
 
-    options = _read_target_options(at, target, target_option, target_options_file)
+    options = _read_target_options(at, target, target_option)
     return _report_copy(
         at,
         target,
@@ -57,7 +45,6 @@ def copy(
     target: Target,
     leave_out_damaged: LeaveOut = False,
     target_option: TargetOptions = None,
-    target_options_file: TargetFile = None,
 ) -> int:
     """Copy a location, or a backup, to where nothing is yet; call it again if it is interrupted.
 
@@ -65,7 +52,7 @@ def copy(
     """
     from persist.services.backup import copy
 
-    options = _read_target_options(at, target, target_option, target_options_file)
+    options = _read_target_options(at, target, target_option)
     done = copy(
         at.location,
         target,
@@ -84,38 +71,21 @@ def verify(
         str | None, typer.Option(metavar="OTHER", help="Compare what collections hold with this location.")
     ] = None,
     target_option: TargetOptions = None,
-    target_options_file: TargetFile = None,
-    format: Format = None,
-    output: Output = None,
 ) -> int:
-    """Read everything that a location holds, such as a backup, and prove it; status 1 if something is wrong.
-
-    JSON has all of it; other formats have the digest of each collection, and what is wrong.
-    """
+    """Read everything that a location holds, such as a backup, and prove it; status 1 if something is wrong."""
     from persist.services.backup import verify
 
-    options = _read_target_options(at, against or "", target_option, target_options_file)
+    options = _read_target_options(at, against or "", target_option)
     proof = verify(at.location, against, storage_options=at.options, against_options=options, settings=at.settings())
     if proof.seqno < 0:
         raise at.make_empty_error(at.location)
-    document = {**asdict(proof), "is_whole": proof.is_whole}
-    PROOFS.write_document(at, document, lambda: print_text(str(proof)), lambda: _list_proofs(proof), format, output)
+    report_done(at, {**asdict(proof), "is_whole": proof.is_whole}, str(proof))
     return OK if proof.is_whole else PROBLEMS
 
 
-def _list_proofs(proof: "Verified") -> list[dict[str, Any]]:
-    """Return a row for each collection, and for each wrong blob."""
-    names = [*proof.digests, *(name for name in proof.differences if name not in proof.digests)]
-    rows: list[dict[str, Any]] = []
-    for name in names:
-        time, digest = proof.digests.get(name, (None, None))
-        rows.append({"of": name, "as_of": time, "digest": digest, "wrong": proof.differences.get(name)})
-    return rows + [{"of": wrong.blob, "as_of": None, "digest": None, "wrong": wrong.what} for wrong in proof.problems]
-
-
-def _read_target_options(at: Place, target: str, given: list[str] | None, file: str | None) -> dict[str, Any]:
-    if given or file:
-        return merge_storage_options(target, given or (), file)
+def _read_target_options(at: Place, target: str, given: list[str] | None) -> dict[str, Any]:
+    if given:
+        return merge_storage_options(target, given)
     if not is_folder(target) and target.partition("://")[0] == at.location.partition("://")[0]:
         return at.options
     return merge_storage_options(target) if is_folder(target) or is_folder(at.location) else {}

@@ -15,7 +15,7 @@ from persist.core.rendering import format_count
 from persist.tools.cli.command import OK, Name, Terminated, catch_sigterm, command
 from persist.tools.cli.listing import Listing, make_column, make_time_column
 from persist.tools.cli.place import Place, report_done
-from persist.tools.cli.read_commands import AsOf, Columns, Format, Output, Where, build_read_arguments
+from persist.tools.cli.read_commands import AsOf, Columns, Where, build_read_arguments
 from persist.tools.cli.text import print_json, print_remark, print_text
 from persist.tools.reports.times import make_time_format
 
@@ -76,7 +76,6 @@ def evolve(
 
 
 INDEXES = Listing(
-    kinds={"columns": "texts", "as_of": "int64", "as_of_moment": "string", "rows": "int64", "bytes": "int64"},
     shown={
         "columns": lambda row: ", ".join(row["columns"]), "as_of": make_time_column("as_of"),
         "rows": make_column("rows"), "bytes": make_column("bytes"),
@@ -93,16 +92,12 @@ def index(
         list[str] | None, typer.Argument(metavar="[COLUMN]...", help="To look up by; none to list the indexes.")
     ] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Remove the index by these columns; answers stay.")] = False,
-    format: Format = None,
-    output: Output = None,
 ) -> int:
     """Keep a collection in the order of other columns, too, or bring such an index up to date; or list them."""
     from persist.tools.reports.surveys import Facts
 
     if drop and not columns:
         raise persist.InvalidUsage("--drop removes one index: name its columns")
-    if columns and (format or output):
-        raise persist.InvalidUsage("--format and --output are of the list of indexes: name no column")
     with at.open_writer() if columns else at.open_reader() as client:
         loaded = client.load(collection)
         if drop:
@@ -117,7 +112,7 @@ def index(
             return OK
         moment = Facts(loaded.handle.contents()).moment
         indexes = [{**asdict(entry), "as_of_moment": moment(entry.as_of)} for entry in loaded.indexes()]
-        INDEXES.write(at, indexes, format, output)
+        INDEXES.write(at, indexes)
     return OK
 
 

@@ -20,18 +20,12 @@ import typer
 import persist
 from persist.core.rendering import format_count, format_duration
 from persist.tools.cli.command import OK, PROBLEMS, command
-from persist.tools.cli.listing import Listing
 from persist.tools.cli.place import FAR, Place
-from persist.tools.cli.read_commands import Format, Output
-from persist.tools.cli.text import format_error, print_text
+from persist.tools.cli.text import format_error, print_json, print_text
 
 JAVA_MIN = 17
 PROGRAM_TIMEOUT_S = 30.0  # How long another program may take to print its version.
 FINE, WARNING, WRONG, LEFT_OUT = "ok", "warning", "wrong", "left out"
-DISTRIBUTION = "persist-collections"
-_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?\s*([^;]*)(?:;.*extra == [\'\"]([\w-]+)[\'\"])?")
-_BOUND = re.compile(r"(>=|<)\s*([\d.]+)")
-EXAMINED = Listing(kinds=dict.fromkeys(("check", "result", "found", "advice"), "string"), shown={})
 
 
 @dataclass(frozen=True)
@@ -50,83 +44,32 @@ def doctor(
     no_write: Annotated[
         bool, typer.Option("--no-write", help="Write nothing, and so leave out what only a write shows.")
     ] = False,
-    format: Format = None,
-    output: Output = None,
 ) -> int:
-    """Check Python, packages, Java, Spark's workers, the store and its clock; suggest remedies.
+    """Check Python, Java, Spark's workers, the store and its clock; suggest remedies.
 
     Status 1 means that something is wrong. Warnings leave it 0.
     """
     findings = [
-        *(finding for check in (_check_python, _check_packages, _check_java, _check_workers) for finding in check(at)),
+        *(finding for check in (_check_python, _check_java, _check_workers) for finding in check(at)),
         *_check_location(at, may_write=not no_write),
     ]
-    if at.as_json or format not in (None, "table") or output is not None:
-        EXAMINED.write(at, [asdict(finding) for finding in findings], format, output)
-    else:
-        _print_findings(findings)
+    for finding in findings:
+        if at.as_json:
+            print_json(asdict(finding))
+        else:
+            _print_finding(finding)
     return PROBLEMS if any(finding.result == WRONG for finding in findings) else OK
 
 
-def _print_findings(findings: list[Finding]) -> None:
-    indent = " " * (len(LEFT_OUT) + 2)
-    for finding in findings:
-        print_text(f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}", hanging=len(indent))
-        if finding.advice:
-            print_text(f"{indent}{finding.advice}", hanging=0)
+def _print_finding(finding: Finding) -> None:
+    print_text(f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}")
+    if finding.advice:
+        print_text(f"{' ' * len(LEFT_OUT)}  {finding.advice}")
 
 
 def _check_python(at: Place) -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield Finding("Python", FINE, f"{version} at {sys.executable}, persist {persist.__version__}")
-
-
-def _check_packages(at: Place) -> Iterator[Finding]:
-    """Yield which optional packages are missing or have a wrong version."""
-    present: dict[str, str] = {}
-    found: list[tuple[str, str, str | None]] = []
-    missing: list[tuple[str, str, str | None]] = []
-    try:
-        requirements = metadata.requires(DISTRIBUTION) or ()
-    except metadata.PackageNotFoundError:
-        yield Finding("packages", LEFT_OUT, "persist runs from a folder, and is not installed", "pip install it.")
-        return
-    for requirement in requirements:
-        match = _REQUIREMENT.fullmatch(requirement)
-        assert match is not None, requirement
-        name, bounds, extra = match[1], match[2].strip(), match[3]
-        if name == DISTRIBUTION or extra in ("dev", "bench", "demo", "docs"):
-            continue
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            missing.append((name, bounds, extra))
-            continue
-        present[name] = version
-        found.append((name, bounds, extra))
-    extras = sorted({extra for *_, extra in missing if extra})
-    # An extra of which a package is missing is not used, so its bounds do not count.
-    for name, bounds in dict.fromkeys((name, bounds) for name, bounds, extra in found if extra not in extras):
-        if not _satisfies(present[name], bounds):
-            yield Finding("packages", WRONG, f"{name} {present[name]} is not {bounds}", f"pip install '{name}{bounds}'")
-    yield Finding("packages", FINE, ", ".join(f"{name} {version}" for name, version in present.items()))
-    if extras:
-        yield Finding(
-            "packages", LEFT_OUT, f"not all is installed of {', '.join(extras)}", "Only who uses one needs it."
-        )
-    for name, bounds, extra in missing:
-        if extra is None or (extra == "s3" and at.location.startswith(("s3:", "s3a:"))):
-            yield Finding("packages", WRONG, f"{name} is not installed", f"pip install '{name}{bounds}'")
-
-
-def _satisfies(version: str, bounds: str) -> bool:
-    numbers, limits = _parse_version(version), [(sign, _parse_version(bound)) for sign, bound in _BOUND.findall(bounds)]
-    return all(numbers >= limit if sign == ">=" else numbers < limit for sign, limit in limits)
-
-
-def _parse_version(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def _has_spark() -> bool:

@@ -66,8 +66,7 @@ class Plan:
 class LoadResult:
     """The result of a load: rows and commits of this run and earlier ones.
 
-    Attributes:
-        time: that the commit gave to rows without one; None if they had times, or are events.
+    `time`: that the commit gave to rows without one; None if they had times, or are events.
     """
 
     rows: int
@@ -97,11 +96,7 @@ def open_input(path: str, format: str | None) -> Iterator[RowFile]:
 
 
 def check_rows(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[int, int]:
-    """Return the numbers of rows that fit and that do not.
-
-    Raises:
-        InvalidUsage: some do not, and this is not allowed; the message has the first reasons.
-    """
+    """Return the numbers of rows that fit and that do not."""
     misfits, rows = Misfits(), 0
     with report_work("check", file.name) as done:
         for piece in read_pieces(file, columns, misfits):
@@ -175,8 +170,7 @@ def _write_piece(
 def has_begun(collection: "persist.Collection", file: RowFile, plan: Plan, token: str | None = None) -> bool:
     """Return whether an earlier run of this load has written rows.
 
-    Args:
-        token: of a commit that may also have done it, as a whole.
+    `token`: of a commit that may also have done it, as a whole.
     """
     first = f"{plan.token or _build_token(collection, file, plan)}/0"
     contents = collection.handle.contents()

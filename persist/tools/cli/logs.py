@@ -23,11 +23,7 @@ FIELDS = "persist"  # The attribute of a record with its structured fields.
 
 @contextmanager
 def log_to_stderr(verbose: bool = False) -> Iterator[None]:
-    """Print the library's log messages during this block.
-
-    Raises:
-        InvalidUsage: the variable has an unknown level or format.
-    """
+    """Print the library's log messages during this block."""
     level, form = parse_setting(os.environ.get(VARIABLE, ""), verbose)
     handler, logger = _Handler(level, form), logging.getLogger("persist")
     previous_level = logger.level

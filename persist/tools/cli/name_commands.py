@@ -11,7 +11,7 @@ import persist
 from persist.tools.cli.command import MISTAKE, OK, Name, Yes, command, confirm
 from persist.tools.cli.listing import Listing, make_column, make_time_column
 from persist.tools.cli.place import Place, report_done
-from persist.tools.cli.read_commands import AsOf, Format, Output
+from persist.tools.cli.read_commands import AsOf
 from persist.tools.cli.text import print_json, print_remark, print_text
 from persist.tools.reports.times import make_time_format
 
@@ -41,14 +41,13 @@ def tag(
 
 
 TAGS = Listing(
-    kinds={"tag": "string", "time": "int64", "time_moment": "string"},
     shown={"tag": make_column("tag"), "time": make_time_column("time")},
     right=["time"],
 )
 
 
 @command
-def tags(at: Place, collection: Name, format: Format = None, output: Output = None) -> int:
+def tags(at: Place, collection: Name) -> int:
     """List the tags of a collection."""
     from persist.tools.reports.surveys import Facts
 
@@ -56,7 +55,7 @@ def tags(at: Place, collection: Name, format: Format = None, output: Output = No
         loaded = client.load(collection)
         times = sorted((time, name) for name, time in loaded.tags().items())
         moment = Facts(loaded.handle.contents()).moment
-    TAGS.write(at, [{"tag": name, "time": t, "time_moment": moment(t)} for t, name in times], format, output)
+    TAGS.write(at, [{"tag": name, "time": t, "time_moment": moment(t)} for t, name in times])
     return OK
 
 
@@ -193,7 +192,6 @@ def refresh_together(client: "persist.Client", room: Mapping[str, Any]) -> Itera
 
 
 PLAN = Listing(
-    kinds=dict.fromkeys(("view", "action", "why"), "string"),
     shown={name: make_column(name) for name in ("view", "action", "why")},
     texts=["why"],
 )
@@ -207,8 +205,6 @@ def apply(
     prune: Annotated[bool, typer.Option("--prune", help="Drop views that have no file, too.")] = False,
     no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Leave new views empty for now.")] = False,
     yes: Yes = False,
-    format: Format = None,
-    output: Output = None,
 ) -> int:
     """Create, replace and drop views to match a folder of queries: a plan first, then one commit, then one refresh.
 
@@ -217,8 +213,6 @@ def apply(
     """
     from persist.compute.sql import plan_views
 
-    if (format or output) and (at.as_json or not dry_run):
-        raise persist.InvalidUsage("--format and --output are of a plan: say --dry-run, and leave --json out")
     definitions = load_definitions(folder)
     opened = at.open_reader() if dry_run else at.open_writer()
     with opened as client:
@@ -226,12 +220,9 @@ def apply(
         changes = [{"view": c.view, "action": c.action, "why": c.why} for c in plan.changes]
         lost = [c.view for c in plan.changes if c.action in ("replace", "drop")]
         if not at.as_json:
-            PLAN.write(at, changes, format, output)
+            PLAN.print(changes)
         if dry_run:
-            if at.as_json:
-                print_json({"changes": changes, "seqno": None})
-            elif format in (None, "table") and output is None:
-                print_text("nothing was done: this is the plan")
+            report_done(at, {"changes": changes, "seqno": None}, "nothing was done: this is the plan")
             return OK
         if lost and not yes and not confirm(f"Drop {', '.join(lost)} at {client.url} with all their history?"):
             print_remark("persist: nothing was done")

@@ -47,11 +47,7 @@ class Place:
 
     @contextmanager
     def open_reader(self, *, seqno: int | None = None, memory_budget: int | None = None) -> Iterator["persist.Client"]:
-        """Open the location to read. Nothing is written.
-
-        Raises:
-            InvalidUsage: nothing is stored there.
-        """
+        """Open the location to read. Nothing is written."""
         settings = self.settings(memory_budget)
         with persist.open(
             self.location, mode="read", storage_options=self.options, seqno=seqno, settings=settings
@@ -64,11 +60,7 @@ class Place:
     def open_writer(
         self, *, may_be_new: bool = False, memory_budget: int | None = None, background: bool = False
     ) -> Iterator["persist.Client"]:
-        """Open the location to write, by default without background work.
-
-        Raises:
-            InvalidUsage: nothing is stored there, unless it may be new.
-        """
+        """Open the location to write, by default without background work."""
         settings = replace(self.settings(memory_budget), background=background)
         with persist.open(self.location, storage_options=self.options, settings=settings) as client:
             if client.seqno < 0 and not may_be_new:
@@ -91,20 +83,17 @@ class Place:
 
     def make_empty_error(self, url: str) -> "persist.InvalidUsage":
         """Return the error for an empty location; it names other files there."""
-        problem = f"nothing is stored at {url}"
-        is_far = any(mark in self.location for mark in FAR)
-        if not is_far and not os.path.exists(os.path.expanduser(self.location)):
-            problem += ": there is no such folder. Check the path, or make a collection with persist create, or by"
-            problem += " persist write --key"
-        elif (foreign := self.find_foreign_file()) is not None:
-            problem += f": the folder holds something else, such as {foreign!r}, and no log of persist. Check the path"
+        problem = f"nothing is stored at {url}. Check the address, or make a collection with persist create, or by "
+        problem += "persist write --key"
+        if (foreign := self.find_foreign_file()) is not None:
+            problem = (
+                f"nothing is stored at {url}: the folder holds something else, such as {foreign!r}. Check the path"
+            )
         elif self.has_parts():
-            problem += (
-                ": there are data files, and no log of persist. Restore the log from a copy. If a backup, a copy or a "
+            problem = (
+                f"{url} has data files, and no log of persist. Restore the log from a copy. If a backup, a copy or a "
                 "restore to here was interrupted, give that command again, and it goes on"
             )
-        else:
-            problem += f". Check the {'address' if is_far else 'path'}, or make a collection with persist create"
         return persist.InvalidUsage(problem)
 
     def has_parts(self) -> bool:
@@ -137,10 +126,6 @@ def merge_storage_options(location: str, option_texts: Sequence[str] = (), file:
     """Merge the options of the command, a file and the environment.
 
     Options of the environment are meant for a store. A folder ignores the options of a store.
-
-    Raises:
-        InvalidUsage: an option is not NAME=VALUE, or the file is unreadable, open to others, or not a JSON object. No
-            message shows what they hold.
     """
     options = _parse_json(os.environ.get(VARIABLE) or "{}", f"the environment variable {VARIABLE}")
     if is_folder(location):

@@ -12,8 +12,7 @@ from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, read_record
 from persist.core.rendering import format_count
 from persist.tools.cli.text import print_table, print_text
-from persist.tools.reports.costs import LIST_PRICES
-from persist.tools.reports.surveys import Portrait, compute_monthly_dollars, format_hold, get_names_by_id
+from persist.tools.reports.surveys import Portrait, format_hold, get_names_by_id
 from persist.tools.reports.times import make_time_format
 
 RUNS_SHOWN_MAX = 20
@@ -31,7 +30,6 @@ def print_portrait(portrait: Portrait) -> None:
     print_text(f"unsealed  {facts.unsealed.advice if facts.unsealed else 'nothing'}")
     rows_told = format_count(facts.rows, "row") if facts.rows is not None else "rows that only reading counts"
     print_text(f"size      {rows_told}, {facts.bytes:,} bytes in {format_count(facts.parts, 'part')}")
-    _print_cost(portrait)
     if portrait.holds:
         print_text("\nholds")
         rows = [(format_hold(h.name, portrait.names), facts.brief(h.kept), h.holder or "-") for h in portrait.holds]
@@ -65,19 +63,6 @@ def _print_origin(portrait: Portrait) -> None:
         print_text(f"query     {' '.join(portrait.view['sql'].split())}")
 
 
-def _print_cost(portrait: Portrait) -> None:
-    if portrait.plan is not None:
-        gets = max(1, portrait.plan.parts) / 1000 * LIST_PRICES.gets_1000
-        print_text(
-            f"reading   {portrait.plan.bytes:,} bytes of {format_count(portrait.plan.parts, 'part')} for the latest "
-            f"contents; on S3 a million such reads cost ${gets * 1e6:,.2f} of requests"
-        )
-    gib = compute_monthly_dollars(1 << 30)
-    dollars = compute_monthly_dollars(portrait.facts.bytes)
-    cost = f"${dollars:,.2f}" if dollars >= 0.01 or not dollars else "less than $0.01"
-    print_text(f"keeping   {cost} a month on S3 Standard, at ${gib} for a GiB")
-
-
 def _print_runs(portrait: Portrait, title: str, runs: list[dict[str, Any]], times: tuple[str, ...]) -> None:
     if not runs:
         return
@@ -94,8 +79,7 @@ def read_records_before(
 ) -> tuple[list[Record], bool]:
     """Return the last records before a seqno, and whether older ones are gone. Cost: a GET for each.
 
-    Args:
-        collection: the id of the only one of interest.
+    `collection`: the id of the only one of interest.
     """
     seqno = client.seqno if before is None else min(before - 1, client.seqno)
     records: list[Record] = []

@@ -132,7 +132,6 @@ def tail(
         str | None,
         typer.Option("--as-of", metavar="TIME", help="Begin after this time; else with what comes from now on."),
     ] = None,
-    contents: Annotated[bool, typer.Option("--contents", help="Begin with the contents as of that time.")] = False,
     until: Annotated[
         str | None, typer.Option("--until", metavar="TIME", help="End when all before this time was shown.")
     ] = None,
@@ -150,7 +149,7 @@ def tail(
         loaded = client.load(collection)
         _report_waiting(loaded, "what comes now is shown as it is sealed")
         with suppress(Terminated):  # It has no end of its own, so this one is as good as any.
-            follow(loaded, as_of, contents=contents, until=until, format=row_format)
+            follow(loaded, as_of, until=until, format=row_format)
     return OK
 
 
@@ -199,21 +198,19 @@ def build_read_arguments(columns: str | None, where: str | None) -> dict[str, An
     return {"columns": None if columns is None else [name.strip() for name in columns.split(",")], "where": where}
 
 
-def follow(
-    collection: "persist.Collection", as_of: int | str | None, *, contents: bool, until: int | str | None, format: str
-) -> None:
+def follow(collection: "persist.Collection", as_of: int | str | None, *, until: int | str | None, format: str) -> None:
     """Print updates as they are sealed, until a time or completion."""
     from persist.tools.reports.surveys import Facts
 
     brief = Facts(collection.handle.contents()).brief
     end = None if until is None else collection.handle.as_bound("until", until)
-    if end is not None and as_of is not None and not contents and collection.handle.as_time("as_of", as_of) + 1 >= end:
+    if end is not None and as_of is not None and collection.handle.as_time("as_of", as_of) + 1 >= end:
         raise persist.InvalidUsage(f"no time is after {as_of} and before {until}: give --until a later one")
-    if end is not None and as_of is None and not contents and (sealed := collection.upper) >= persist.Antichain(end):
+    if end is not None and as_of is None and (sealed := collection.upper) >= persist.Antichain(end):
         sealed_to = "for ever" if sealed.time is None else f"before {brief(sealed.time)}"
         print_remark(f"-- complete {sealed_to}")  # Nothing of before now is shown.
         return
-    with _start_listen(collection, as_of, contents) as listen:
+    with _start_listen(collection, as_of) as listen:
         printed = False
         for progress in listen:
             _print_updates(progress.updates, format, brief, with_head=not printed)
@@ -226,9 +223,7 @@ def follow(
                 return
 
 
-def _start_listen(collection: "persist.Collection", as_of: int | str | None, contents: bool) -> "persist.Listen":
-    if contents:
-        return collection.subscribe(as_of, times="int", timeout_s=None)
+def _start_listen(collection: "persist.Collection", as_of: int | str | None) -> "persist.Listen":
     if as_of is not None:
         return collection.listen(as_of, times="int")
     upper = collection.upper.time

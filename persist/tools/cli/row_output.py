@@ -26,11 +26,7 @@ SHOWN_MAX = 50  # Rows of a table on the screen without --limit.
 
 
 def choose_format(requested: str | None, output: str | None, as_json: bool) -> str:
-    """Return the requested format of rows, or one by file name or terminal.
-
-    Raises:
-        InvalidUsage: it is not one of `WRITTEN`, or the suffix of the file is unknown.
-    """
+    """Return the requested format of rows, or one by file name or terminal."""
     if requested is not None and requested not in WRITTEN:
         raise InvalidUsage(f"--format {requested!r} is not a format: use one of {', '.join(WRITTEN)}")
     if requested is not None and as_json and requested != "json":
@@ -56,8 +52,7 @@ def write_rows(
 ) -> int:
     """Write at most `limit` rows; return their number. Memory: a batch, or a screen's rows.
 
-    Args:
-        in_order: the order of rows means something, so that a table on the screen is not sorted.
+    `in_order`: the order of rows means something, so that a table on the screen is not sorted.
     """
     if output is None and sys.stdout.isatty():
         with use_watcher(None):  # Rows and bars would write over each other.

@@ -1,15 +1,13 @@
-"""How a location fares, on one screen: status; and what waits for the collector: gc --explain."""
+"""How a location fares, on one screen: status."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
 from persist.core.rendering import format_count, format_duration
 from persist.tools.cli.command import OK, command
-from persist.tools.cli.listing import Listing, Watch, check_watch, make_column, watch_screen
+from persist.tools.cli.listing import Watch, check_watch, watch_screen
 from persist.tools.cli.place import Place
-from persist.tools.cli.read_commands import Format, Output
-from persist.tools.cli.text import print_table, print_text
+from persist.tools.cli.text import print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from persist.tools.reports.health import Health
@@ -17,50 +15,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SHOWN_MAX = 8  # Rows of each kind: a screen is short.
 
-WAITING = Listing(
-    kinds={
-        "collection": "string", "why": "string", "blobs": "int64", "bytes": "int64", "given_up_at": "string",
-        "until": "string", "waits_for": "string",
-    },
-    shown={name: make_column(name) for name in ("collection", "why", "blobs", "bytes", "until", "waits_for")},
-    right=["blobs", "bytes"],
-    texts=["waits_for"],
-    spare=("blobs", "why"),
-)  # fmt: skip
-
-
-LAGS = Listing(
-    kinds={
-        "collection": "string", "upper": "int64", "upper_moment": "string", "behind_s": "float64", "unsealed": "int64"
-    },
-    shown={},
-)  # fmt: skip
-
 
 @command
-def status(at: Place, format: Format = None, output: Output = None, watch: Watch = False) -> int:
-    """Show the health of a location: lags, holders of history, waiting deletions, and due work.
-
-    JSON has all of it; other formats have the collections and how far they have come.
-    """
+def status(at: Place, watch: Watch = False) -> int:
+    """Show the health of a location: lags, holders of history, waiting deletions, and due work."""
     from persist.tools.reports.health import report_health
     from persist.tools.reports.surveys import FactsCache
 
-    check_watch(at, format, output, watch=watch)
+    check_watch(at, watch=watch)
     with at.open_reader() as client:
         if watch:
             facts = FactsCache(client)
             watch_screen(client, lambda: report_health(client, known=facts), print_health)
             return OK
         health = report_health(client)
-    LAGS.write_document(
-        at,
-        health.as_json(),
-        lambda: print_health(health),
-        lambda: [asdict(lag) for lag in health.collections],
-        format,
-        output,
-    )
+    if at.as_json:
+        print_json(health.as_json())
+    else:
+        print_health(health)
     return OK
 
 
@@ -86,7 +58,6 @@ def print_health(health: "Health") -> None:
             lag.unsealed or "-",
         ),
         right=(1, 2, 3),
-        spare=("unsealed",),
     )
     _print_section(
         "views",
@@ -97,7 +68,6 @@ def print_health(health: "Health") -> None:
             "-" if not v.is_due else format_duration(v.behind_s) if v.behind_s is not None else "yes", v.input or "-",
         ),
         right=(1, 2),
-        spare=("its input",),
     )  # fmt: skip
     _print_section(
         "sources",
@@ -129,7 +99,6 @@ def print_health(health: "Health") -> None:
             _format_time(k.since, k.since_moment), _format_time(k.allowed, k.allowed_moment),
         ),
         right=(2, 3),
-        spare=("else",),
     )  # fmt: skip
     _print_section(
         "waits to be deleted",
@@ -144,14 +113,12 @@ def print_health(health: "Health") -> None:
         ("command", "of", "such as"),
         lambda d: (d.work, d.command, d.count, ", ".join(d.examples)),
         right=(2,),
-        spare=("such as",),
     )
     _print_section(
         "clients",
         health.clients,
         ("release", "wrote last", "does"),
         lambda c: (c.client, c.release or "?", c.at or "-", c.does),
-        spare=("does",),
     )
 
 
@@ -162,16 +129,15 @@ def _print_section(
     cells: Callable[[T], Sequence[object]],
     *,
     right: tuple[int, ...] = (),
-    spare: tuple[str, ...] = (),
 ) -> None:
     """Print some facts as a table, and the number of further ones."""
     if not facts:
         return
     print_text("")
     rows = map(cells, facts[:SHOWN_MAX])
-    print_table((title, *head), rows, right=right, texts=[len(head)], spare=spare, says_so=False)
+    print_table((title, *head), rows, right=right, texts=[len(head)])
     if len(facts) > SHOWN_MAX:
-        print_text(f"… and {len(facts) - SHOWN_MAX:,} more: --format json has them")
+        print_text(f"… and {len(facts) - SHOWN_MAX:,} more: --json has them")
 
 
 def _format_time(time: int | None, moment: str | None) -> str:

@@ -11,10 +11,7 @@ import typer
 
 import persist
 from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, catch_sigterm, command, confirm
-from persist.tools.cli.listing import Listing
 from persist.tools.cli.place import Place, report_done
-from persist.tools.cli.read_commands import Format, Output
-from persist.tools.cli.status import WAITING
 from persist.tools.cli.text import format_error, print_json, print_remark, print_table, print_text
 from persist.tools.reports.times import make_time_format
 
@@ -200,17 +197,8 @@ def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
 def gc(
     at: Place,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be deleted.")] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Change nothing, list what waits, until when, and for what.")
-    ] = False,
-    format: Format = None,
-    output: Output = None,
 ) -> int:
     """Delete blobs that nothing refers to any more."""
-    if explain:
-        return _print_explanation(at, format, output)
-    if format is not None or output is not None:
-        raise persist.InvalidUsage("--format and --output go with --explain: what was deleted is one line")
     with at.open_writer() as client:
         report = client.gc(dry_run=dry_run)
         did = "would delete" if dry_run else "deleted"
@@ -280,24 +268,6 @@ def policy(
     return OK
 
 
-def _print_explanation(at: Place, format: str | None, output: str | None) -> int:
-    from persist.tools.reports.health import list_waiting_blobs
-
-    with at.open_reader() as client:
-        waiting = [asdict(blobs) for blobs in list_waiting_blobs(client, time.time())]
-    if waiting or at.as_json or format not in (None, "table") or output is not None:
-        WAITING.write(at, waiting, format, output)
-    else:
-        print_text("nothing waits: whatever is stored is in use, or was never part of a collection")
-    return OK
-
-
-PROBLEM_ROWS = Listing(
-    kinds={"kind": "string", "blob": "string", "collection": "string", "what": "string", "advice": "string"}, shown={}
-)
-MEASURES = Listing(kinds={"what": "string", "count": "int64", "seconds": "float64", "a_second": "float64"}, shown={})
-
-
 @command
 def fsck(
     at: Place,
@@ -315,13 +285,8 @@ def fsck(
         ),
     ] = False,
     shallow: Annotated[bool, typer.Option("--shallow", help="Do not read parts, only look for them.")] = False,
-    format: Format = None,
-    output: Output = None,
 ) -> int:
-    """Verify everything that a location holds, and repair what can be repaired; status 1 if problems are left.
-
-    JSON has all that was found; other formats have the problems that are left.
-    """
+    """Verify everything that a location holds, and repair what can be repaired; status 1 if problems are left."""
     report = persist.fsck(
         at.location,
         repair=repair,
@@ -333,38 +298,31 @@ def fsck(
     )
     if report.is_empty:
         raise at.make_empty_error(report.url)
-    document = asdict(report)
-    PROBLEM_ROWS.write_document(
-        at, document, lambda: print_text(str(report)), lambda: document["problems_left"], format, output
-    )
+    report_done(at, asdict(report), str(report))
     return PROBLEMS if report.problems_left else OK
 
 
 @command
-def bench(
-    at: Place,
-    rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Of the collection that is written.")] = 100_000,
-    commits: Annotated[int, typer.Option(min=1, max=1000, help="Small commits, one after the other.")] = 20,
-    format: Format = None,
-    output: Output = None,
-) -> int:
+def bench(at: Place) -> int:
     """Measure this client at this location, with a collection of its own that is destroyed afterwards."""
     with at.open_writer(may_be_new=True) as client:
-        measures = measure(client, rows, commits)
-    MEASURES.write_document(
-        at, measures, lambda: print_measures(measures), lambda: measure_rows(measures), format, output
-    )
+        measures = measure(client)
+    if at.as_json:
+        print_json(measures)
+    else:
+        print_measures(measures)
     return OK
 
 
-LOOKUPS = 100
+BENCH_ROWS, COMMITS, LOOKUPS = 100_000, 20, 100
 
 
-def measure(client: "persist.Client", rows: int, commits: int) -> dict[str, Any]:
+def measure(client: "persist.Client") -> dict[str, Any]:
     """Return seconds and rates of a test. Its data is dropped afterwards."""
     import numpy as np
     import pyarrow as pa
 
+    rows, commits = BENCH_ROWS, COMMITS
     name = f"persist-bench-{uuid.uuid4().hex[:12]}"
     collection = client.create_or_load(name, key={"k": pa.int64()}, value={"v": pa.float64(), "s": pa.string()})
     try:
@@ -390,17 +348,6 @@ def measure(client: "persist.Client", rows: int, commits: int) -> dict[str, Any]
         }
     finally:
         collection.drop().result()
-
-
-def measure_rows(measures: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each measurement; for commits, the median."""
-    took = (
-        ("write and seal", measures["rows"], measures["write_s"], measures["rows"]),
-        ("read", measures["rows"], measures["read_s"], measures["rows"]),
-        ("commit of a row", measures["commits"], measures["commit_median_s"], 1),
-        ("look-up", LOOKUPS, measures["lookup_100_keys_s"], LOOKUPS),
-    )
-    return [{"what": what, "count": n, "seconds": s, "a_second": of / s} for what, n, s, of in took]
 
 
 def print_measures(measures: dict[str, Any]) -> None:

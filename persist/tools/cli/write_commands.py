@@ -417,8 +417,7 @@ def read_keys(
 def _load_writable(client: "persist.Client", collection: str, rows: "RowFile | None" = None) -> "persist.Collection":
     """Return a collection; refuse views, which only their query writes.
 
-    Args:
-        rows: the file from which the collection could be created; the error suggests it.
+    `rows`: the file from which the collection could be created; the error suggests it.
     """
     try:
         loaded = client.load(collection)

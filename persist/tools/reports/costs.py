@@ -36,8 +36,7 @@ KIND_OF = {"create": "PUT", "set": "PUT", "get": "GET", "list": "LIST", "delete"
 class Prices:
     """Prices in dollars; the defaults are the list prices of S3 Standard in us-east-1, for clients in that region.
 
-    Attributes:
-        read_gib: of each GiB that GETs return, such as the price of traffic out of the region.
+    `read_gib`: of each GiB that GETs return, such as the price of traffic out of the region.
     """
 
     puts_1000: float = 0.005
@@ -49,11 +48,7 @@ class Prices:
 
     @classmethod
     def from_file(cls, path: str) -> "Prices":
-        """Load prices from a JSON file. Missing ones are the defaults.
-
-        Raises:
-            InvalidUsage: it holds something else.
-        """
+        """Load prices from a JSON file. Missing ones are the defaults."""
         try:
             prices = json.loads(Path(path).read_bytes())
         except (OSError, ValueError) as error:
@@ -112,8 +107,7 @@ class Costs:
 def estimate_costs(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: int = 24) -> Costs:
     """Return the cost of a location. Cost: a LIST of everything.
 
-    Args:
-        hours: how far back new objects count as PUTs, by this machine's clock; rounded up to full hours.
+    `hours`: how far back new objects count as PUTs, by this machine's clock; rounded up to full hours.
     """
     now_s = client.engine.clock.wall_ms() / 1000
     since_s = (int(now_s // HOUR_S) - hours) * HOUR_S

@@ -213,8 +213,7 @@ class Health:
 def report_health(client: "persist.Client", now_s: float | None = None, *, known: FactsCache | None = None) -> Health:
     """Return a location's health. Cost: the facts of all collections, new records, and listings.
 
-    Args:
-        known: of an earlier look, so that only what has changed since is read.
+    `known`: of an earlier look, so that only what has changed since is read.
     """
     now_s = time.time() if now_s is None else now_s
     state = client.engine.follower.refresh()

@@ -25,7 +25,6 @@ from persist.core.state_rules.state import CollectionEntry, State
 from persist.core.timeline import Timeline
 from persist.engine.follow.checkpoint import load_contents
 from persist.engine.read.planning.snapshot_plan import record_count
-from persist.tools.reports.costs import GIB, LIST_PRICES
 
 THREADS = 16
 AT_ONCE = 256  # States that are kept in memory together.
@@ -163,8 +162,7 @@ class RecordOrigin(NamedTuple):
 class FactsCache:
     """Caches facts of collections. A refresh reads only changed ones.
 
-    Attributes:
-        made: who made the newest records, by their seqnos; kept for `persist.tools.reports.health`.
+    `made`: who made the newest records, by their seqnos; kept for `persist.tools.reports.health`.
     """
 
     def __init__(self, client: "persist.Client") -> None:
@@ -213,18 +211,9 @@ def _needs_request(entry: CollectionEntry) -> bool:
     )
 
 
-def compute_monthly_dollars(bytes_: int) -> float:
-    """Return the price of storing bytes for a month in S3 Standard."""
-    return bytes_ / GIB * LIST_PRICES.stored_gib_month
-
-
 @dataclass(frozen=True)
 class Portrait:
-    """One collection in one state: facts, holds, and its read plan.
-
-    Attributes:
-        names: of all collections, by their ids.
-    """
+    """One collection in one state: facts, holds, and its read plan. `names`: of all collections, by their ids."""
 
     url: str
     schema: Any
@@ -313,7 +302,6 @@ class Portrait:
             "history": self.history,
             "keyframes": self.keyframes,
             "read": None if plan is None else {"as_of": plan.as_of, "parts": plan.parts, "bytes": plan.bytes},
-            "dollars_a_month": compute_monthly_dollars(facts.bytes),
         }
 
 

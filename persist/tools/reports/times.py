@@ -7,11 +7,7 @@ import persist
 
 
 def parse_write_time(text: str) -> int | str:
-    """Return a time to write at: a number, or a moment as text.
-
-    Raises:
-        InvalidUsage: it is neither.
-    """
+    """Return a time to write at: a number, or a moment as text."""
     # Here, because it loads what the help of a command does without.
     from persist.core.timeline import Timeline, is_column_name, parse_time
 

@@ -138,11 +138,7 @@ def group_readings(readings: Iterable[Reading]) -> Iterable[Metric]:
 def serve_metrics(
     client: "persist.Client", address: str, *, token: str | None, insecure: bool, write_token: str | None = None
 ) -> Iterator[str]:
-    """Serve metrics at HOST:PORT; yield their URL. Port 0 takes a free one.
-
-    Raises:
-        InvalidUsage: the address is malformed, taken, or open to other machines without a token.
-    """
+    """Serve metrics at HOST:PORT; yield their URL. Port 0 takes a free one."""
     make_app = partial(_make_app, Exposition(client))
     with serve_beside(make_app, "--metrics", address, Tokens(token, write_token), insecure=insecure) as url:
         yield f"{url}/metrics"

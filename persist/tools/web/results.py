@@ -145,11 +145,7 @@ class Results:
         sort: str | None = None,
         descending: bool = False,
     ) -> Download:
-        """Return all rows of a query or a collection as a file.
-
-        Raises:
-            InvalidUsage: the format is none of `DOWNLOADS`, or cannot hold a column; or what `query` and `contents` do.
-        """
+        """Return all rows of a query or a collection as a file."""
         if format not in DOWNLOADS:
             raise persist.InvalidUsage(
                 f"format={format!r:.50} is not a format of a download: use one of {', '.join(DOWNLOADS)}"

@@ -197,9 +197,6 @@ def parse_key(text: str, schema: Any) -> pa.Table:
     """Parse a typed key into a table of one row.
 
     Several fields are divided by commas; text in a field stays as it is.
-
-    Raises:
-        InvalidUsage: it does not fit the key of the collection.
     """
     names = schema.key_names
     parts = [text] if len(names) == 1 else [part.strip() for part in text.split(",")]
@@ -247,11 +244,7 @@ def slider(collection: "Collection", as_of: int | str | None = None, *, every_s:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Show collections in a notebook as sliders: `%load_ext persist`.
-
-    Raises:
-        InvalidUsage: anywidget is not installed. Collections then show themselves as tables.
-    """
+    """Show collections in a notebook as sliders: `%load_ext persist`."""
     _make_widget_class()
     shown_as, formatter = ipython.display_formatter.format, ipython.display_formatter.mimebundle_formatter
 

@@ -20,6 +20,7 @@ from tests.support.forks import forked_python
 from tests.support.paths import ROOT
 from tests.support.servers.fake_s3 import FakeS3, Trouble, fake_s3
 from tests.support.servers.fixtures import put_object
+from tests.support.stepped import wait_until
 
 SECRETS = {
     "access_key_id": "AKIDTHATISASECRET",
@@ -59,9 +60,12 @@ def test_a_create_that_s3_refused_did_not_happen(trouble: Trouble) -> None:
 )
 def test_a_create_without_a_clear_answer_is_indeterminate_and_sent_once(trouble: Trouble) -> None:
     with fake_s3(trouble) as server:
-        hasty = client_of(server, read_timeout_s=0.3)
+        hasty = client_of(server, read_timeout_s=0.3 if trouble is Trouble.SILENCE_AFTER else 20.0)
         with pytest.raises(Indeterminate, match=r"create of 'key' at s3://bucket/prefix .* read the key"):
             hasty.create("key", b"mine")
+        wait_until(
+            lambda: bool(server.objects) or not trouble.is_applied
+        )  # A busy machine may do it after the client gave up.
         assert len(server.requests) == 1
         hasty.close()
         blob = client_of(server)
@@ -142,7 +146,7 @@ def test_an_attempt_without_an_answer_in_time_says_so() -> None:
 @pytest.mark.parametrize("trouble", [Trouble.DROPPED_BEFORE, Trouble.ERROR_BEFORE, Trouble.SILENCE_AFTER])
 def test_a_read_that_fails_is_unavailable(trouble: Trouble) -> None:
     with fake_s3(trouble, trouble) as server:
-        blob = client_of(server, read_timeout_s=0.3)
+        blob = client_of(server, read_timeout_s=0.3 if trouble is Trouble.SILENCE_AFTER else 20.0)
         with pytest.raises(Unavailable, match="cannot get 'key' at s3://bucket/prefix"):
             blob.get("key")
         with pytest.raises(Unavailable, match="cannot list 'log/' at s3://bucket/prefix"):

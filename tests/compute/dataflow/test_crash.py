@@ -136,9 +136,11 @@ class OneFailure:
         return getattr(self._inner, name)
 
 
+@pytest.mark.thorough(except_every=3)
+@pytest.mark.parametrize("first", range(2))
 @pytest.mark.parametrize("times_before", [0, 2], ids=["begins", "goes on"])
-def test_whichever_call_of_the_store_fails_once_nothing_is_lost_or_doubled(times_before: int) -> None:
-    failing, failed, was_reached = 0, 0, True
+def test_whichever_call_of_the_store_fails_once_nothing_is_lost_or_doubled(times_before: int, first: int) -> None:
+    failing, failed, was_reached = first, 0, True
     while was_reached:
         inner = MemoryBlob()
         with persist.open(inner) as writer:
@@ -161,8 +163,8 @@ def test_whichever_call_of_the_store_fails_once_nothing_is_lost_or_doubled(times
                     bank.transfer()
                 was_reached, flaky.left = flaky.left < 0, None
             check(writer)
-        failing += 1
-    assert failed > 5
+        failing += 2
+    assert failed > 2
 
 
 def test_run_forever_repeats_a_step_whose_commit_is_in_doubt() -> None:

@@ -308,6 +308,26 @@ def test_a_sum_that_does_not_fit_raises() -> None:
             running.step()
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
+def test_a_value_of_negative_multiplicity_is_neither_least_nor_greatest(kind: pa.DataType) -> None:
+    program = Program("ends")
+    source = program.input("x", key={"g": pa.int64(), "v": kind})
+    ends = source.group_by("g").agg(l=col("v").min(), m=col("v").max()).capture()
+    with program.open() as running:
+
+        def insert(time: int, *updates: tuple[int, int | None, int]) -> list[Any]:
+            values = ((g, v if v is None or kind == pa.int64() else str(v), diff) for g, v, diff in updates)
+            running["x"].insert([(((g, v), None), time, diff) for g, v, diff in values])
+            running["x"].advance_to(time + 1)
+            running.step()
+            rows: list[Any] = ends.rows()[-2:]
+            return [(*map(int, record), diff) for record, _, diff in rows if None not in record]
+
+        assert insert(0, (0, 3, 1), (0, 3, 1), (0, 5, 1), (0, None, 4)) == [(0, 3, 5, 1)]
+        assert sorted(insert(1, (0, 1, -1), (0, 9, 1), (0, 8, -1))) == [(0, 3, 5, -1), (0, 3, 9, 1)]
+        assert sorted(insert(2, (0, 1, 2), (0, 9, -1), (0, 8, 2))) == [(0, 1, 8, 1), (0, 3, 9, -1)]
+
+
 def test_nan_and_null_in_nested_values_stay_apart() -> None:
     column = pa.array([[float("nan"), None], None, [1.0]] * 2, pa.list_(pa.float64()))
     interner = Interner(column.type)

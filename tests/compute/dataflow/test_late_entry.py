@@ -12,6 +12,7 @@ from persist.blob.errors import InvalidUsage
 from persist.core.expression.term import Expression
 from persist.dataflow import Captured, Program, Stream, col, lit
 from persist.errors import NotConverging, OperatorFailed
+from tests.support.tiers import examples
 
 NUMBERS = {"n": pa.int64()}
 EVENTS = {"n": pa.int64(), "at": pa.int64()}
@@ -45,7 +46,7 @@ def contents(seen: Captured, time: int) -> Counter[tuple[object, ...]]:
     return +found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     steps=st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), max_size=4), min_size=1, max_size=6),
     per_step=st.integers(1, 3),

@@ -1,7 +1,6 @@
 """A program goes on with an output that is sealed only if it is what the program itself would have written."""
 
 import subprocess
-import sys
 from collections import Counter
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ from persist.compute.dataflow.plan.origin import fingerprint
 from persist.dataflow import Program, Running, col
 from persist.errors import OutputConflict
 from tests.compute.dataflow.ledger import rows_at
+from tests.support.forks import forked_python
 
 K, V = {"k": pa.int64()}, {"v": pa.int64()}
 
@@ -168,7 +168,7 @@ def test_a_program_that_is_built_again_in_another_process_has_the_same_fingerpri
         "from persist.compute.dataflow.plan.origin import fingerprint\n"
         "print(fingerprint(filtering(3, by_function=True).plan, 'kept'), fingerprint(summing().plan, 'sums'))"
     )
-    elsewhere = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    elsewhere = subprocess.run([*forked_python(), "-c", script], capture_output=True, text=True, check=True).stdout
     here = [
         fingerprint(filtering(3, by_function=True).plan, "kept"),
         fingerprint(summing().plan, "sums"),

@@ -22,7 +22,7 @@ from persist.sql import Wanted, plan_views
 from persist.tools.reports.surveys import format_hold
 from tests.compute.index.always import QUIET, indexes_that_always_pay
 
-ROWS = 200_000
+ROWS = 120_000
 
 
 @pytest.fixture
@@ -108,21 +108,21 @@ def test_what_reads_by_a_condition_uses_an_index_where_that_reads_much_less(
     indexed: tuple[persist.Client, persist.Collection, persist.Collection], where: str
 ) -> None:
     client, facts, same = indexed
-    for as_of in (0, 1):
-        wanted = plain(same, where, as_of)
-        with facts.snapshot(as_of, where=where) as contents, facts.snapshot(as_of) as all_:
-            assert (contents.explain().index == ("d",)) == WHERES[where]
-            assert ("index     d: " in str(contents.explain())) == WHERES[where]
-            assert by_all(contents.to_arrow()) == by_all(facts.get(where=where, as_of=as_of)) == wanted
-            assert contents.count() == len(wanted)
-            condition = parse_where(where, facts.schema)
-            assert by_all(all_.dataset().to_table(filter=condition)) == wanted
-        with client.sql(f"SELECT * FROM facts WHERE {where}", as_of=as_of) as answer:
-            assert by_all(answer.to_arrow()) == wanted
-            told = answer.explain()
-            assert told.startswith(f'{len(wanted):,} rows of\n"facts": snapshot as of {as_of}')
-            if " or " not in where and "not" not in where:  # DuckDB does not hand all of these down.
-                assert ("index     d: " in told) == WHERES[where]
+    as_of = [*WHERES].index(where) % 2
+    wanted = plain(same, where, as_of)
+    with facts.snapshot(as_of, where=where) as contents, facts.snapshot(as_of) as all_:
+        assert (contents.explain().index == ("d",)) == WHERES[where]
+        assert ("index     d: " in str(contents.explain())) == WHERES[where]
+        assert by_all(contents.to_arrow()) == by_all(facts.get(where=where, as_of=as_of)) == wanted
+        assert contents.count() == len(wanted)
+        condition = parse_where(where, facts.schema)
+        assert by_all(all_.dataset().to_table(filter=condition)) == wanted
+    with client.sql(f"SELECT * FROM facts WHERE {where}", as_of=as_of) as answer:
+        assert by_all(answer.to_arrow()) == wanted
+        told = answer.explain()
+        assert told.startswith(f'{len(wanted):,} rows of\n"facts": snapshot as of {as_of}')
+        if " or " not in where and "not" not in where:  # DuckDB does not hand all of these down.
+            assert ("index     d: " in told) == WHERES[where]
 
 
 def test_what_reads_by_a_condition_does_without_an_index_that_was_dropped(facts: persist.Collection) -> None:
@@ -341,7 +341,7 @@ def test_an_index_follows_columns_that_change(facts: persist.Collection) -> None
         facts.evolve(add={"note": str}, drop=["amount"], widen={})
         facts.write([(ROWS + 1, (7919, "new"))], time=2, seal=3).result()
         for _ in range(2):  # By an index that is older than the columns, and by one that was made anew.
-            assert len(facts.get(where="dim = 7919")) == 12
+            assert len(facts.get(where="dim = 7919")) == ROWS // 20_000 + 2
             assert by_all(facts.get(where="dim = 7919")) == plain(facts, "dim = 7919")
             facts.index("dim")
         facts.drop_index("dim").result()

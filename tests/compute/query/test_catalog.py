@@ -9,6 +9,8 @@ import pytest
 
 import persist
 from persist.compute.query import Queries, QueryLimits
+from persist.compute.query.catalog import tables_there
+from persist.core.keyed.machines import AppendDistinct, InsertIfAbsent
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,18 @@ def test_collections_are_tables_of_the_catalog(client: persist.Client, sql: str,
     answer = Queries(client.engine, QueryLimits()).ask(sql)
     assert answer.to_arrow().num_rows == len(expected)
     answer.close()
+
+
+def test_only_a_machine_with_one_value_for_each_key_makes_it_unique() -> None:
+    machines = {"upserts": None, "first": InsertIfAbsent(), "all": AppendDistinct()}
+    with persist.open(persist.MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        for name, machine in machines.items():
+            client.create_or_load(name, key={"id": int}, value={"v": str}, keyed=persist.Keyed(machine=machine))
+        assert {table.table: table.key for table in tables_there(client.engine)} == {
+            "all": (),
+            "first": ("id",),
+            "upserts": ("id",),
+        }
 
 
 @pytest.mark.parametrize(

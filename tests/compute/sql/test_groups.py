@@ -313,3 +313,18 @@ def test_groups_of_constants_are_complete_for_ever_and_a_step_leaves_them(client
     with requests_by_key():
         client.view("v").refresh()
     assert ("d", 4) in rows(view)
+
+
+def test_indexes_are_left_out_where_a_column_can_have_none(client: persist.Client) -> None:
+    t = client.create_or_load("lists", key={"id": int}, value={"tags": pa.list_(pa.string()), "body": persist.JSON})
+    t.write([(1, (["a"], "{}")), (2, (["a"], "[]"))], time=0, seal=1).result()
+    for column, type_ in (("tags", "VARCHAR[]"), ("body", "JSON")):
+        grouped = f"SELECT {column}, min(id) AS m FROM lists GROUP BY 1"
+        view = client.create_view(f"by-{column}", grouped, indexes="auto")
+        view.refresh()
+        assert view.snapshot().count() == (1 if column == "tags" else 2)
+        joined = f"SELECT x.id FROM lists x JOIN lists y ON x.{column} = y.{column}::{type_} WHERE y.id = 1"
+        view = client.create_view(f"joined-{column}", joined, indexes="auto")
+        view.refresh()
+        assert view.snapshot().count() == (2 if column == "tags" else 1)
+    assert t.indexes() == []

@@ -88,7 +88,7 @@ def check(client: persist.Client, events: persist.Collection, view: persist.Coll
         assert Counter(tuple(comparable(row[name]) for name in columns) for row in rows) == want, (sql, time)
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough(except_every=6)
 @pytest.mark.parametrize("sql", MOMENTS)
 def test_a_view_of_what_is_current_follows_the_moments_of_a_timeline(client: persist.Client, sql: str) -> None:
     value = {"k": pa.string(), "ts": pa.timestamp("us"), "d": pa.date32()}

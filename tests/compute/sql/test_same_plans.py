@@ -24,7 +24,7 @@ def test_queries_of_what_is_rare_have_the_plans_that_were_compared() -> None:
     assert not changed(RARE)
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough(except_every=10)
 @SAME_RELEASE
 @pytest.mark.parametrize("first", range(PARTS))
 def test_a_query_has_the_plan_whose_answers_were_compared_with_those_of_duckdb(first: int) -> None:

@@ -3,6 +3,7 @@
 import json
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +16,7 @@ from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.sql.compile import plan_query
 from persist.compute.sql.definition import Definition, to_json
 from persist.compute.sql.draft import Catalog, draft_view
-from persist.compute.sql.graph import Defined, ViewProgram, list_functions, load_views, lower_relation
+from persist.compute.sql.graph import ViewProgram, list_functions, load_views, lower_relation
 from persist.compute.sql.order import list_ordered_collections
 from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.stored import FORM, StoredPlan, encode_plan, read_plan
@@ -38,7 +39,7 @@ def stored_of(sql: str) -> dict[str, Any] | None:
     return encode_plan(plan, list_functions(relation), known)
 
 
-@pytest.mark.thorough(except_every=10)
+@pytest.mark.thorough(except_every=20)
 @pytest.mark.parametrize("block", range(20))
 def test_a_plan_is_read_back_as_it_was_stored(block: int) -> None:
     for sql in QUERIES[block::20]:
@@ -214,8 +215,8 @@ def test_views_that_are_refreshed_together_read_what_each_needs(client: persist.
 
 def programs(client: persist.Client, name: str, definition: Definition) -> ViewProgram:
     handle = client.view(name).live.handle
-    below = [view for view in load_views(client.engine, {handle.id: name}) if view.handle.id != handle.id]
-    return ViewProgram(client.engine, [*below, Defined(handle, definition)])
+    *below, view = load_views(client.engine, {handle.id: name})
+    return ViewProgram(client.engine, [*below, replace(view, definition=definition)])
 
 
 def test_a_plan_of_another_release_is_made_anew(client: persist.Client) -> None:

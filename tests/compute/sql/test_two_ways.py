@@ -1,5 +1,6 @@
 """Steps and open handles: at every time a view holds what DuckDB computes anew, whichever of the two refreshes it."""
 
+import gc
 import re
 import sys
 import uuid
@@ -210,18 +211,21 @@ def test_the_work_of_a_cold_refresh_is_bounded(client: persist.Client) -> None:
                 nonlocal count
                 count += event == "call"
 
+            gc.collect()
+            gc.disable()  # Finalizers of what other tests have left would be counted.
             sys.setprofile(counted)
             try:
                 view.refresh()
             finally:
                 sys.setprofile(None)
+                gc.enable()
             calls.append(count)
             assert way_of(view) == "part"
             running = view.live.running
             assert running is not None
             assert running.partial is not None
             assert sum(reading.bytes for reading in running.partial.readings) < 100_000
-    assert calls[-1] <= 3_550  # 3,424 where they were measured.
+    assert calls[-1] <= 2_500  # 2,451 where they were measured.
     assert held(client.view("totals")) == totals(client)
 
 

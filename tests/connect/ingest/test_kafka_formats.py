@@ -340,3 +340,28 @@ def test_members_that_no_column_takes_and_columns_that_a_row_lacks_are_warned_of
         "members that no column takes: they are left out: at.y, more",
         "rows without these columns, which are NULL there: name",
     ]
+
+
+@pytest.mark.parametrize("form", ["json", "debezium"])
+def test_members_become_columns_if_drift_adds_them(client: Any, cluster: Cluster, topic: str, form: str) -> None:
+    columns = {"id": "int32", "at": "struct<x: int64>", "body": "json"}
+    options: dict[str, Any] = {"format": form, "key": ["id"], "keyed": True, "columns": columns, "drift": "add"}
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "at": {"x": 1}, "body": "[1]"},
+        {"id": 2, "at": {"x": 1, "y": {"z": 2}}, "more": 3, "a.b": "q", "later": None, "_time": 5, "_deleted": 7},
+        {"id": 3, "at": {"x": None, "y": {"z": 4, "w": [1.5]}}, "later": [True]},
+        {"id": 4, "odd": 1},
+        {"id": 5, "odd": "text"},
+    ]
+    for some in (rows[:1], rows[1:2], rows[2:3], rows[3:]):
+        for row in some:
+            cluster.send(topic, ({"id": row["id"]}, row if form == "json" else debezium_message("c", None, row)))
+        taken(client, cluster, topic, **options)
+    none = {"body": None, "more": None, "a.b": None, "later": None}
+    assert held(client)[:3] == [
+        {"id": 1, "at": {"x": 1, "y": None}, **none, "body": "[1]"},
+        {"id": 2, "at": {"x": 1, "y": {"z": 2, "w": None}}, **none, "more": 3, "a.b": "q"},
+        {"id": 3, "at": {"x": None, "y": {"z": 4, "w": [1.5]}}, **none, "later": [True]},
+    ]
+    assert [row["id"] for row in held(client)[3:]] == [4, 5]
+    assert reasons(client) == []

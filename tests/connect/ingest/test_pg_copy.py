@@ -217,7 +217,7 @@ def test_a_table_that_cannot_be_followed_is_copied_again_and_keeps_its_history(d
     assert (database.contents("t-before"), len(database.contents("u"))) == ([{"id": 1, "v": 5}], 2)
 
 
-def test_large_transactions_come_before_they_are_committed(database: Database) -> None:
+def test_large_transactions_at_once_come_in_pieces(database: Database) -> None:
     import psycopg2
 
     [[name]] = database.rows("SELECT current_database()")
@@ -254,11 +254,6 @@ def test_large_transactions_come_before_they_are_committed(database: Database) -
     with persist.open(database.location, mode="read") as client:
         times = [len({*client.load(table).changes(times[0]).to_arrow()["_time"].to_pylist()}) for table in ("t", "u")]
     assert times == [2, 1]
-    query = (
-        "SELECT sum(stream_txns) FROM pg_stat_replication_slots JOIN pg_replication_slots USING (slot_name) "
-        "WHERE database = current_database()"
-    )
-    assert any(database.rows(query)[0][0] >= 3 for _ in range(2000))  # The server tells it a little later.
 
 
 def test_a_transaction_larger_than_a_batch_is_committed_in_pieces_and_is_one_time(

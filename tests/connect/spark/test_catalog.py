@@ -219,6 +219,14 @@ def test_rule_6_a_statement_is_refused_if_another_writer_came_first(shop: SparkS
         planner.apply(updates.selectExpr("id", "status", "0D AS price", "_diff"), loaded | {"as_of": 12})
 
 
+@pytest.fixture(scope="module")
+def unchanged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[SparkSession, str]:
+    """A session for statements that are refused, and its location."""
+    place = str(tmp_path_factory.mktemp("unchanged"))
+    make_orders(place)
+    return persist.spark.catalog(spark.newSession(), place, name="shop"), place
+
+
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
@@ -237,8 +245,8 @@ def test_rule_6_a_statement_is_refused_if_another_writer_came_first(shop: SparkS
         ("INSERT INTO shop.orders WITH ('colour' = 'red') VALUES (1, 'x')", "colour"),
     ],
 )
-def test_what_collections_lack_is_refused(shop: SparkSession, place: str, statement: str, message: str) -> None:
-    make_orders(place)
+def test_what_collections_lack_is_refused(unchanged: tuple[SparkSession, str], statement: str, message: str) -> None:
+    shop, place = unchanged
     with pytest.raises(Exception, match=message):
         shop.sql(statement)
     assert contents(place, "orders") == [(1, "paid"), (2, "new")]
@@ -348,6 +356,7 @@ SELECT concat('change ', id, ' ', status, ' ', _change_type) FROM persist.shop.o
 
 
 @pytest.mark.thorough
+@pytest.mark.costly("it starts another Java machine")
 def test_a_script_of_spark_sql_creates_merges_travels_and_follows(place: str, tmp_path: Path) -> None:
     (tmp_path / "script.sql").write_text(SCRIPT)
     conf = {

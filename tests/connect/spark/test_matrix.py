@@ -21,6 +21,7 @@ def shown(df: DataFrame) -> list[str]:
 
 
 @pytest.mark.thorough(except_every=len(KEPT))
+@pytest.mark.costly("some sixty jobs for each type")
 @pytest.mark.parametrize("number", range(len(KEPT)))
 def test_each_function_takes_each_type_as_it_is(spark: SparkSession, tmp_path: Path, number: int) -> None:
     kind, path = [*KEPT][number], str(tmp_path)

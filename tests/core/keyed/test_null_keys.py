@@ -36,7 +36,7 @@ def by_key(rows: pa.Table) -> dict[str, int | None]:
     return {same((row["a"], row["b"])): row["v"] for row in rows.to_pylist()}
 
 
-@pytest.mark.thorough(except_every=4)
+@pytest.mark.thorough(except_every=5)
 @pytest.mark.parametrize("resolve", POLICIES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))

@@ -48,11 +48,10 @@ def held(users: persist.Collection) -> dict[int, Any]:
     return {row["k"]: row["v"] for row in users.snapshot().to_arrow().to_pylist()}
 
 
-@pytest.mark.parametrize("resolve", POLICIES)
-@pytest.mark.parametrize(("kind", "marks"), WATERMARKS, ids=[str(kind) for kind, _ in WATERMARKS])
-def test_the_greater_watermark_stands_whatever_its_type(
-    client: persist.Client, kind: pa.DataType, marks: list[Any], resolve: Any
-) -> None:
+@pytest.mark.parametrize("at", range(len(WATERMARKS)), ids=[str(kind) for kind, _ in WATERMARKS])
+def test_the_greater_watermark_stands_whatever_its_type(client: persist.Client, at: int) -> None:
+    kind, marks = WATERMARKS[at]
+    resolve: Any = POLICIES[at % len(POLICIES)]
     value, form = {"at": kind, "v": pa.int64()}, persist.Keyed(order_by=["at"], resolve=resolve)
     users = client.create_or_load("users", key=KEY, value=value, keyed=form)
     ranks = [None, *marks]

@@ -24,11 +24,12 @@ def raw(collection: persist.Collection) -> dict[int, tuple[Any, ...]]:
     return {row["k"]: (row["at"], row["v"], row["gone"]) for row in events}
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("resolve", ["seal", "background"])
 @pytest.mark.parametrize("seed", range(3))
-def test_upserts_of_a_watermark_table_make_the_same_table_again(tmp_path: Path, seed: int, resolve: Any) -> None:
+def test_upserts_of_a_watermark_table_make_the_same_table_again(seed: int, resolve: Any) -> None:
     chance = random.Random(seed)
-    with persist.open(tmp_path, settings=QUIET) as client:
+    with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
         users, copy = made(client, "users", resolve=resolve), made(client, "copy")
         for time in range(20):
             rows = [

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,12 @@ def state(client: persist.Client, handle: persist.Collection) -> CollectionState
 
 def text(value: str, key: int) -> str:
     """A value that does not compress away."""
-    return f"{value}{hashlib.sha256(b'%d' % key).hexdigest()[:12]}"
+    return f"{value}{noise(key)}"
+
+
+@cache
+def noise(key: int) -> str:
+    return hashlib.sha256(b"%d" % key).hexdigest()[:12]
 
 
 def rows_at(rows: int, at: int, start: int = 0, diff: int = 1, value: str = "x") -> pa.Table:

@@ -29,6 +29,11 @@ class CountingBlob(MemoryBlob):
 
     read = 0
 
+    def copied(self) -> "CountingBlob":
+        copied = CountingBlob()
+        copied._values, copied._keys = {**self._values}, [*self._keys]
+        return copied
+
     def get(self, key: str, range: Any = None) -> bytes | None:
         found = super().get(key, range)
         self.read += len(found) if found and key.startswith("part/") else 0
@@ -44,6 +49,11 @@ def texts() -> pa.Array:
 
 @pytest.fixture
 def blob() -> CountingBlob:
+    return stored().copied()
+
+
+@cache
+def stored() -> CountingBlob:
     blob = CountingBlob()
     keys = np.arange(ROWS)
     columns = {"k": keys, "n": keys % 7, "text": texts(), "x": keys / 2}

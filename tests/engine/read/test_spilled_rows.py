@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,16 @@ def configured(folder: Path, **others: Any) -> persist.Settings:
 
 
 def filled(client: persist.Client, kind: str = "int64", rows: int = ROWS) -> persist.Collection:
+    updates = updates_of(kind, rows)
+    made = client.create_or_load("c", key={"k": updates.schema.field("k").type}, value=VALUE)
+    made.write(updates, seal=1).result()
+    return made
+
+
+@cache
+def updates_of(kind: str, rows: int) -> pa.Table:
     key = KEYS[kind]
     kinds = {"int64": pa.int64(), "string": pa.string(), "float64": pa.float64()}
-    made = client.create_or_load("c", key={"k": kinds[kind]}, value=VALUE)
     numbers = np.arange(rows)
     columns = {
         "k": pa.array([key(n) for n in range(rows)], kinds[kind]),
@@ -62,8 +70,7 @@ def filled(client: persist.Client, kind: str = "int64", rows: int = ROWS) -> per
         "flag": [n % 3 == 0 for n in range(rows)],
         "tags": pa.array([[n % 100] * (n % 4) for n in range(rows)], pa.list_(pa.int8())),
     }
-    made.write(pa.table(columns | {"_time": numbers * 0, "_diff": numbers * 0 + 1}), seal=1).result()
-    return made
+    return pa.table(columns | {"_time": numbers * 0, "_diff": numbers * 0 + 1})
 
 
 def expected(numbers: list[int], kind: str = "int64") -> list[dict[str, Any]]:

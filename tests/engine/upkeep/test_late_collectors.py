@@ -196,6 +196,7 @@ CALLS = 300  # More than a round of this world has.
 
 
 @pytest.mark.thorough(except_every=300)
+@pytest.mark.costly("a world of its own for each of hundreds of calls")
 @pytest.mark.parametrize("at", range(CALLS))
 def test_rule_24_a_collector_that_is_late_anywhere_deletes_nothing_that_the_newest_checkpoint_names(at: int) -> None:
     late(at)
@@ -286,7 +287,8 @@ class Actor:
         assert self._may_go_on.wait(WAIT_S)
 
 
-@pytest.mark.thorough  # It draws what the tests of rule 24 above do one by one, and takes seconds.
+@pytest.mark.thorough
+@pytest.mark.costly("it draws what the tests of rule 24 above do one by one")
 @pytest.mark.parametrize("seed", range(300))
 def test_any_number_of_late_collectors_and_makers_of_checkpoints_leave_a_location_whole(seed: int) -> None:
     """Each of them stops somewhere, for as long as the others go on, and they end in any order."""

@@ -69,7 +69,7 @@ def test_a_write_that_is_retried_after_many_others_happens_once_whatever_writes(
         c = client.create_or_load("c", key=KEY, value=VALUE, keyed=keyed)
         (c.write if keyed is None else c.upsert)([(1, "first"), (2, "second")]).result()
         once(client, c, what)
-        write_others(c)
+        write_others(c, 12)
         changed = (c.upsert if keyed is not None else c.write)([(3, "since")])
         changed.result()
         before = sorted(c.snapshot().rows())

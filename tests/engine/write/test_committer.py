@@ -150,13 +150,11 @@ def test_an_upload_that_comes_too_late_costs_its_own_operation_only(owner: Owner
     assert futures[1].result() > 0
 
 
-def test_who_is_refused_because_something_is_not_sealed_is_told_whose_it_is(owner: Owner) -> None:
+def test_a_commit_is_refused_while_something_is_not_sealed(owner: Owner) -> None:
     expects = ExpectNothingBeyondUpper(A, (0,))
     owner.committer.submit([expects], {A: "a"}).result()
     owner.committer.submit([write(size=1)], {A: "a"}).result()
-    error = owner.committer.submit([expects], {A: "a"}).exception()
-    assert isinstance(error, UpdatesBeyondUpper)
-    assert [(each.writer, each.updates) for each in error.writes] == [("a test", 1)]
+    assert isinstance(owner.committer.submit([expects], {A: "a"}).exception(), UpdatesBeyondUpper)
 
 
 def test_a_damaged_collection_costs_the_operations_on_it_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:

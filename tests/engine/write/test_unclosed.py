@@ -97,27 +97,6 @@ def test_an_error_that_nobody_looked_at_is_printed_and_fails_the_process(folder:
     assert Path(f"{folder}.txt").read_text() == "not yet"
 
 
-def test_a_client_that_is_collected_warns_finishes_and_prints_its_errors(folder: Path) -> None:
-    done = run(
-        "client, orders = opened(Slow(HERE)); orders.seal(1).result(); Slow.seconds = 0.2\n"
-        "f = orders.write(update(5, 5)); orders.write(update(6, 0))\n"
-        "with warnings.catch_warnings(record=True) as caught:\n"
-        "    warnings.simplefilter('always'); del client, orders; gc.collect()\n"
-        "print([str(each.message).partition('; ')[2] for each in caught if each.category is ResourceWarning])\n"
-        "f.result(); del f\n"
-        "until = time.time() + 300\n"
-        "while threading.active_count() > 1 and time.time() < until: time.sleep(0.01)\n"
-        "print(threading.active_count())\n",
-        folder,
-    )
-    assert "2 operations of 'orders' were pending" in done.stdout
-    assert done.stdout.endswith("\n1\n")
-    assert "1 operations failed" in done.stderr
-    assert "UpdateNotBeyondUpper" in done.stderr
-    assert done.returncode == 120
-    assert rows(folder) == 1
-
-
 def test_a_client_closed_by_an_exit_function_of_its_user_is_closed_as_usual(folder: Path) -> None:
     done = run(
         "import atexit\nbox = []\n"

@@ -142,7 +142,7 @@ def test_an_exclusive_writer_keeps_others_out_until_it_closes(blob: MemoryBlob) 
 
 
 @pytest.mark.parametrize("how", [{"reentrance_id": "job"}, {"reentrance_id": "else", "force": True}, {"force": True}])
-def test_a_writer_that_was_taken_over_is_fenced_for_ever(blob: MemoryBlob, how: dict[str, object]) -> None:
+def test_rule_12_a_writer_that_was_taken_over_is_fenced_for_ever(blob: MemoryBlob, how: dict[str, object]) -> None:
     old = opened(blob, mode="exclusive", reentrance_id="job")
     c = old.create_or_load("c", key=KEY)
     pending = c.write(ROW)

@@ -21,6 +21,7 @@ from persist.core.log import kinds
 from persist.core.log.framing import FORMAT_MIN
 from persist.services.publish.catalog import to_identifier
 from persist.services.serve.iceberg import BODY_BYTES_MAX, serve_catalog
+from persist.tools.cli.main import main
 from tests.services.publish.readers import CONNECTED_DUCKDB
 from tests.services.publish.test_delta import SETTINGS
 from tests.support.forks import forked_python
@@ -372,7 +373,9 @@ def test_an_address_that_others_reach_needs_a_token(client: persist.Client) -> N
             pass
 
 
-def test_the_command_line_serves_a_catalog_with_properties(client: persist.Client, tmp_path: Path) -> None:
+def test_the_command_line_serves_a_catalog_with_properties(
+    client: persist.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     orders(client)
     client.close()
     file = tmp_path / "properties.json"
@@ -388,6 +391,5 @@ def test_the_command_line_serves_a_catalog_with_properties(client: persist.Clien
         server.terminate()
         server.communicate()
     file.write_text("[1]")
-    refused = subprocess.run([*command, "--iceberg-properties", str(file)], capture_output=True, text=True)
-    assert refused.returncode != 0
-    assert "is not an object of texts" in refused.stderr
+    assert main(["serve", client.url, "--iceberg", "127.0.0.1:0", "--iceberg-properties", str(file)]) != 0
+    assert "is not an object of texts" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.core.keyed.machines import AppendDistinct
 from persist.services.publish import Published, delta, planning
 from tests.services.publish.readers import by_deltalake, by_polars, delta_reader, same_rows
 from tests.support.tuned import tuned
@@ -510,6 +511,15 @@ def test_a_key_that_was_deleted_and_came_again_is_told_by_the_part_with_which_it
     ).result()
     assert [part.negatives for part in c.handle.contents().history_parts] == [0, 2, 0]
     assert same_rows(by_polars(c.publish("delta").url), c) == 90_000
+
+
+def test_a_key_of_a_machine_with_several_values_keeps_the_older_ones(client: persist.Client) -> None:
+    keyed = persist.Keyed(machine=AppendDistinct())
+    c = client.create_or_load("c", key={"k": int}, value={"v": str}, keyed=keyed)
+    c.transition([(k, str(k)) for k in range(2000)], time=0, seal=1).result()
+    c.publish("delta")
+    c.transition([(5, "another")], time=1, seal=2).result()
+    assert same_rows(by_polars(c.publish("delta").url), c) == 2001
 
 
 def test_files_that_are_written_take_at_most_a_quarter_of_the_budget(tmp_path: Path) -> None:

@@ -137,8 +137,8 @@ def test_half_open_connections_are_closed_and_no_more_of_them_are_taken_than_the
     serving: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight_calls, "CONNECTIONS_MAX", 20)
-    monkeypatch.setattr(flight_calls, "HANDSHAKE_S", 0.5)
-    monkeypatch.setattr(flight_calls, "IDLE_S", 1.0)
+    monkeypatch.setattr(flight_calls, "HANDSHAKE_S", 2.0)
+    monkeypatch.setattr(flight_calls, "IDLE_S", 4.0)
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
     half_header = preface + b"\0\1\0\1\0\0\0\0\1" + b"\0" * 9
     with serving.serve(LOCAL) as served, ExitStack() as stack:

@@ -232,7 +232,7 @@ def _without_ids(answer: Any) -> Any:
     if isinstance(answer, int) and not isinstance(answer, bool):
         return "a number"
     if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], str):
-        return answer[0], answer[1].split(" Written by ")[0].split("memory://")[0]
+        return answer[0], answer[1].split("memory://")[0]
     return answer
 
 

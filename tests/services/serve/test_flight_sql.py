@@ -14,9 +14,9 @@ from adbc_driver_manager import Error
 import persist
 from persist.api.client import Client
 from persist.blob.protocol import MemoryBlob
-from persist.compute.query import QUERIES_MAX, QueryResult
-from persist.services.serve.flight_sql import PREPARED_MAX, FlightSql
-from persist.services.serve.messages import encode_fields, group_fields
+from persist.compute.query import QUERIES_MAX
+from persist.services.serve.flight_sql import FlightSql
+from persist.services.serve.messages import encode_fields
 from persist.sql import QueryLimits
 from tests.support.stepped import WAIT_S
 
@@ -111,20 +111,6 @@ def test_one_query_reads_several_times(connection: Any) -> None:
     assert rows(connection, both) == [("new", "paid"), ("new", "new")]
 
 
-def test_a_ticket_gives_the_same_however_often_it_is_taken() -> None:
-    with opened() as client, client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
-        info = raw.get_flight_info(flight.FlightDescriptor.for_command(_command("StatementQuery", "FROM orders")))
-        assert info.schema.names == ["id", "status", "amount"]
-        [endpoint] = info.endpoints
-        before = raw.do_get(endpoint.ticket).read_all()
-        client["orders"].write([((9, ("late", 0.0)), 5, 1)], seal=6).result()
-        assert raw.do_get(endpoint.ticket).read_all() == before
-        assert (
-            raw.get_schema(flight.FlightDescriptor.for_command(_command("StatementQuery", "FROM orders"))).schema
-            == info.schema
-        )
-
-
 def test_an_answer_that_waits_for_its_client_shows_nothing_erased() -> None:
     with opened() as client, client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
         command = flight.FlightDescriptor.for_command(_command("StatementQuery", "SELECT id FROM orders"))
@@ -162,39 +148,6 @@ def test_parameters_of_prepared_statements(connection: Any) -> None:
     assert "have names" in refusal(connection, "SELECT $one", 1)
 
 
-def test_rows_of_parameters_are_answered_one_after_the_other(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, one answer takes memory."""
-    opened: list[int] = []
-    make = QueryResult.__init__
-
-    def counted(self: QueryResult, *arguments: Any, **options: Any) -> None:
-        make(self, *arguments, **options)
-        opened.append(id(self))
-
-    monkeypatch.setattr(QueryResult, "__init__", counted)
-    with client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
-        found = answered(raw, "SELECT id + ? AS x FROM orders ORDER BY id", pa.table({"$1": [10, 20, 30]}))
-        assert found.column("x").to_pylist() == [11, 12, 21, 22, 31, 32]
-        assert len(opened) == 1
-        with pytest.raises(pa.ArrowInvalid, match="not the same for all rows of parameters"):
-            answered(raw, "SELECT ? AS x", pa.table({"$1": [1, None]}))
-        with pytest.raises(pa.ArrowInvalid, match=r"1,025 rows of parameters"):
-            answered(raw, "SELECT ? AS x", pa.table({"$1": range(1025)}))
-        assert answered(raw, "SELECT ? AS x", pa.table({"$1": [1]})).num_rows == 1  # All turns are free again.
-
-
-def answered(raw: flight.FlightClient, sql: str, parameters: pa.Table) -> pa.Table:
-    """Return the answer of a prepared statement, asked as any client may."""
-    create = _any("ActionCreatePreparedStatementRequest", encode_fields((1, sql.encode())))
-    [result] = raw.do_action(flight.Action("CreatePreparedStatement", create))
-    handle = group_fields(group_fields(result.body.to_pybytes())[2])[1]
-    command = flight.FlightDescriptor.for_command(_any("CommandPreparedStatementQuery", encode_fields((1, handle))))
-    writer, _ = raw.do_put(command, parameters.schema)
-    writer.write_table(parameters)
-    writer.close()
-    return raw.do_get(raw.get_flight_info(command).endpoints[0].ticket).read_all()
-
-
 def test_a_tool_is_told_what_there_is(client: Client, connection: Any) -> None:
     listed = connection.adbc_get_objects(depth="tables").read_all().to_pylist()
     assert [catalog["catalog_name"] for catalog in listed] == ["latest", "opening"]
@@ -220,9 +173,10 @@ def test_a_tool_is_told_what_there_is(client: Client, connection: Any) -> None:
 )
 def test_each_question_has_the_columns_that_were_announced(raw: Any, command: str) -> None:
     asked = _any(f"CommandGet{command}", encode_fields((2, b"sales"), (3, b"items")))
-    info = raw.get_flight_info(flight.FlightDescriptor.for_command(asked))
+    descriptor = flight.FlightDescriptor.for_command(asked)
+    info = raw.get_flight_info(descriptor)
     table = raw.do_get(info.endpoints[0].ticket).read_all()
-    assert table.schema == info.schema
+    assert table.schema == info.schema == raw.get_schema(descriptor).schema
     if command == "PrimaryKeys":
         assert table.column("column_name").to_pylist() == ["id"]
     if command == "XdbcTypeInfo":
@@ -291,30 +245,6 @@ def test_a_client_without_the_token_is_refused(client: Client, token: str | None
         assert "the token is missing or wrong" in refusal(connection, "SELECT 1")
 
 
-def test_a_query_can_be_cancelled(client: Client) -> None:
-    with client.serve(LOCAL, sql=True) as server, flight.connect(server.url) as raw:
-        info = raw.get_flight_info(flight.FlightDescriptor.for_command(_command("StatementQuery", ENDLESS)))
-        failed: list[BaseException] = []
-
-        def read() -> None:
-            try:
-                raw.do_get(info.endpoints[0].ticket).read_all()
-            except pa.ArrowException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=read)
-        thread.start()
-        with flight.connect(server.url) as other:
-            status = b"\x08\x03"
-            while status == b"\x08\x03" and thread.is_alive():  # Until it runs: what does not run cannot be cancelled.
-                body = encode_fields((1, info.serialize()))
-                [result] = other.do_action(flight.Action("CancelFlightInfo", body))
-                status = result.body.to_pybytes()
-        thread.join(WAIT_S)
-        assert status == b"\x08\x01"
-        assert "it was cancelled" in str(failed)
-
-
 @pytest.mark.costly("the driver makes six connections, and drops as many streams")
 def test_a_query_of_a_client_that_has_gone_ends(client: Client) -> None:
     with client.serve(LOCAL, sql=True) as server:
@@ -348,21 +278,6 @@ def test_what_is_no_message_is_refused(raw: Any, command: bytes) -> None:
         raw.do_get(flight.Ticket(command)).read_all()
     with pytest.raises((pa.ArrowInvalid, flight.FlightError)):
         [*raw.do_action(flight.Action("CreatePreparedStatement", command))]
-
-
-def test_prepared_statements_that_nobody_closes_make_room(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.services.serve.flight_sql.PREPARED_MAX", 3)
-    assert PREPARED_MAX > 3
-    with client.serve(LOCAL, sql=True) as server, connected(server.url, None) as connection:
-        cursors = [connection.cursor() for _ in range(5)]
-        for cursor in cursors:
-            cursor.adbc_prepare("SELECT ?")
-        with pytest.raises(Error, match="prepare it again"):
-            cursors[0].execute("SELECT ?", [1])
-        cursors[-1].execute("SELECT ?", [1])
-        assert cursors[-1].fetchall() == [(1,)]
-        for cursor in cursors:
-            cursor.close()
 
 
 def test_a_server_speaks_sql_only_if_it_is_told_to(client: Client) -> None:

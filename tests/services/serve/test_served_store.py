@@ -220,7 +220,7 @@ def test_values_that_nobody_takes_are_dropped_and_make_room(blob: MemoryBlob, mo
     blob.set("small", b"1")
     with (
         persist.open(blob, mode="read", settings=QUIET) as client,
-        client.serve(LOCAL, store=True, slow_s=1.0) as server,
+        client.serve(LOCAL, store=True, slow_s=5.0) as server,  # Before that, others ask, also on a busy machine.
         flight.connect(server.url) as slow,
     ):
         results = iter(slow.do_action(flight.Action("blob.get", b'{"key":"large"}')))

@@ -71,13 +71,6 @@ def test_views_that_read_each_other_are_made_by_one_commit(place: str, views: Pa
         assert client.load("paid").schema.key_names == ("id",)
 
 
-def test_a_plan_comes_in_each_format(place: str, views: Path, capsys: Printed) -> None:
-    assert main(["apply", place, str(views), "--dry-run", "--format", "csv"]) == 0
-    assert capsys.readouterr().out.startswith('"view","action","why"\n"paid","create",')
-    assert main(["apply", place, str(views), "--format", "csv"]) == 2
-    assert "say --dry-run" in capsys.readouterr().err
-
-
 def test_a_changed_view_is_made_anew_with_those_that_read_it(place: str, views: Path, capsys: Printed) -> None:
     assert applied(place, views, capsys)[0] == 0
     (views / "paid.sql").write_text(f"{PAID} AND id > 1")

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -76,7 +75,6 @@ def test_the_environment_is_examined_and_wrong_workers_are_told(
     assert main(["doctor", place, "--no-write", "--json"]) == 0
     told = {line["check"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
     assert told["Python"]["found"].startswith(".".join(map(str, sys.version_info[:3])))
-    assert "pyarrow " in told["packages"]["found"] or told["packages"]["result"] != "ok"
     assert "1 collection at record" in told["store"]["found"]
     assert told["writes"]["result"] == "left out"
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
@@ -94,8 +92,8 @@ def test_a_store_that_cannot_be_read_is_wrong_and_a_folder_that_is_not_there_is_
     tmp_path: Path, capsys: Printed
 ) -> None:
     (tmp_path / "log").write_text("no folder")
-    assert main(["doctor", str(tmp_path / "log"), "--format", "csv"]) == 1
-    assert '"store","wrong"' in capsys.readouterr().out
+    assert main(["doctor", str(tmp_path / "log")]) == 1
+    assert "wrong     store:" in capsys.readouterr().out
     assert main(["doctor", str(tmp_path / "none")]) == 0
     assert "the first write makes it" in " ".join(capsys.readouterr().out.split())
     assert not (tmp_path / "none").exists()
@@ -106,23 +104,3 @@ def test_a_folder_of_somebody_else_is_not_written_to(tmp_path: Path, capsys: Pri
     assert main(["doctor", str(tmp_path)]) == 1
     assert "such as 'a.txt': nothing was" in " ".join(capsys.readouterr().out.split())
     assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_bounds_of_an_extra_count_only_if_all_of_it_is_installed(
-    tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    present = {"pandas": "3.1.1"}
-    needed = ["pandas<3,>=2.2 ; extra == 'spark'", "pyspark>=4.3 ; extra == 'spark'", "pandas>=2.2 ; extra == 'pandas'"]
-
-    def version(name: str) -> str:
-        if name not in present:
-            raise metadata.PackageNotFoundError(name)
-        return present[name]
-
-    monkeypatch.setattr(metadata, "requires", lambda name: needed)
-    monkeypatch.setattr(metadata, "version", version)
-    assert main(["doctor", str(tmp_path), "--no-write"]) == 0
-    capsys.readouterr()
-    present["pyspark"] = "4.3.0"
-    assert main(["doctor", str(tmp_path), "--no-write"]) == 1
-    assert "pandas 3.1.1 is not <3,>=2.2" in capsys.readouterr().out

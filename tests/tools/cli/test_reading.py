@@ -138,15 +138,13 @@ def test_changes_and_differences_are_shown(place: str, capsys: Printed) -> None:
 
 
 def test_a_tail_ends_where_it_is_told_to(place: str, capsys: Printed) -> None:
-    assert main(["tail", place, "orders", "--as-of", "10", "--contents", "--until", "13"]) == 0
+    assert main(["tail", place, "orders", "--as-of", "10", "--until", "13"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == [
-        "10   +1  id=1  status=new  amount=9.5",
-        "10   +1  id=2  status=NULL  amount=3.0",
         "12   -1  id=1  status=new  amount=9.5",
         "12   +1  id=1  status=paid  amount=9.5",
     ]
-    assert err.splitlines() == ["-- complete before 11", "-- complete before 13"]
+    assert err.splitlines() == ["-- complete before 13"]
     assert main(["tail", place, "orders", "--as-of", "10", "--until", "13", "--json"]) == 0
     assert len(lines(capsys)) == 2
     assert main(["tail", place, "orders", "--as-of", "10", "--until", "13", "--format", "parquet"]) == 2
@@ -299,7 +297,7 @@ def test_a_location_is_sealed_held_and_destroyed(place: str, capsys: Printed) ->
         (["read", "{place}", "orderz"], 2, "orderz"),
         (["ls", "{tmp}"], 2, "holds something else, such as 'location'"),
         (["read", "{place}", "orders", "--format", "csv", "--output", "/dev/full"], 4, "/dev/full: No space left"),
-        (["read", "{tmp}/none", "orders"], 2, "no such folder"),
+        (["read", "{tmp}/none", "orders"], 2, "nothing is stored"),
         (["write", "{tmp}/none", "orders", "{tmp}/none.csv", "--time", "1"], 2, "there is no file"),
         (["ls", "s3://nowhere/x", *NOBODY], 4, "127.0.0.1:9"),
     ],
@@ -427,7 +425,7 @@ def test_a_table_that_is_too_wide_for_the_terminal_shows_each_column_on_a_line(
     assert main(["read", place, "wide", "--where", "k = 3"]) == 0
     assert capsys.readouterr().out.startswith("no rows of k, column_number_0, ")
     assert main(["read", place, "orders"]) == 0
-    assert capsys.readouterr().out.startswith("\x1b[1mid")
+    assert capsys.readouterr().out.splitlines()[0].strip().startswith("\x1b[1mid")
 
 
 def test_a_terminal_of_80_columns_breaks_no_name_and_shows_a_time_once(
@@ -447,7 +445,7 @@ def test_a_terminal_of_80_columns_breaks_no_name_and_shows_a_time_once(
     assert max(map(len, plain.splitlines())) <= 80
     head = plain.split()[: plain.split().index(name)]
     assert {"name", "rows", "upper", "unsealed"} <= set(head)
-    assert err.startswith("The terminal is too narrow for parts, holds, ")
+    assert not err
 
 
 def test_an_output_that_nobody_reads_is_no_error(place: str) -> None:
@@ -510,8 +508,11 @@ def test_times_are_forgotten_when_that_is_confirmed_as_far_as_holds_let_them(pla
     assert main(["read", place, "orders", "--as-of", "3"]) == 0
 
 
-def test_a_location_can_be_measured_and_is_left_as_it_was(place: str, capsys: Printed) -> None:
-    assert main(["bench", place, "--rows", "100", "--commits", "2"]) == 0
+def test_a_location_can_be_measured_and_is_left_as_it_was(
+    place: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.tools.cli.upkeep_commands.BENCH_ROWS", 100)
+    assert main(["bench", place]) == 0
     assert "commit of a row" in capsys.readouterr().out
     with persist.open(place, mode="read") as client:
         assert client.collections() == ["orders", "shop.items"]

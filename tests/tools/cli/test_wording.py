@@ -150,7 +150,7 @@ def test_types_like_those_of_a_file_that_is_not_there_are_refused(provoke: Provo
     assert "there is no file 'none.csv'" in provoke("create", "shop", "new", "--like", "none.csv")
 
 
-@pytest.mark.parametrize("command", ["create {} new --key k:int64", "bench {} --rows 1"])
+@pytest.mark.parametrize("command", ["create {} new --key k:int64", "bench {}"])
 def test_a_folder_of_other_files_gets_no_location_between_them(command: str, provoke: Provoked, tmp_path: Path) -> None:
     folder = tmp_path / "reports"
     folder.mkdir()

@@ -20,37 +20,36 @@ COMMANDS: dict[str, Any] = typer.main.get_command(dispatch.app).commands  # type
 
 # Of every command, and of no call: where the location is, how to reach it, and how to show the answer.
 OF_ALL = {"location", "storage_option", "storage_options_file", "store_timeout", "as_json", "verbose", "help"}
-ROWS_OUT = {"format", "output"}  # Calls return rows, and their callers do the rest.
-LIMITED = ROWS_OUT | {"limit"}
+LIMITED = {"format", "output", "limit"}  # Calls return rows, and their callers do the rest.
 ROWS_IN = {"file", "format", "ignore", "skip_bad"}  # Calls take frames.
 
 # The calls that a command makes, and what it has of its own.
 CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
-    "apply": ([], {"folder", "dry_run", "prune", "no_refresh", "yes"} | ROWS_OUT),
-    "backup": ([backup.backup], {"target_options_file"}),
-    "bench": ([], {"rows", "commits"} | ROWS_OUT),
+    "apply": ([], {"folder", "dry_run", "prune", "no_refresh", "yes"}),
+    "backup": ([backup.backup], set()),
+    "bench": ([], set()),
     "changes": ([Collection.changes], LIMITED),
     "clone": ([Client.clone], {"name"}),  # Its `target`.
     "compact": ([Collection.compact, Collection.allow_compaction, persist.Settings], {"collections", "yes"}),
-    "copy": ([backup.copy], {"target_options_file"}),
-    "cost": ([], {"hours", "prices"} | ROWS_OUT),
+    "copy": ([backup.copy], set()),
+    "cost": ([], {"hours", "prices"}),
     "create": ([Client.create_or_load, persist.Keyed], {"format"}),
     "delete": ([Collection.delete], {"format", "ignore"}),
     "diff": ([Collection.diff], LIMITED),
-    "doctor": ([], {"no_write"} | ROWS_OUT),
+    "doctor": ([], {"no_write"}),
     "drop": ([Collection.drop], {"yes"}),
     "egress": ([persist.egress], set()),
     "erase": ([Collection.erase, Collection.traces], {"format", "verify", "yes"}),
     "evolve": ([Collection.evolve, persist.Keyed], set()),
-    "index": ([Collection.index, Collection.drop_index], {"drop"} | ROWS_OUT),
+    "index": ([Collection.index, Collection.drop_index], {"drop"}),
     "export": ([Collection.snapshot], {"target"}),
-    "fsck": ([Client.fsck], {"shallow"} | ROWS_OUT),  # Its `deep=False`.
-    "gc": ([Client.gc], {"explain"} | ROWS_OUT),
+    "fsck": ([Client.fsck], {"shallow"}),  # Its `deep=False`.
+    "gc": ([Client.gc], set()),
     "hold": ([Collection.hold], set()),
-    "holds": ([], {"collections", "watch"} | ROWS_OUT),
+    "holds": ([], {"collections", "watch"}),
     "ingest": ([persist.ingest], {"key", "publication", "tables", "exclude", "as_text"}),
-    "log": ([Client.history], {"before"} | ROWS_OUT),
-    "ls": ([Client.collections], {"watch"} | ROWS_OUT),
+    "log": ([Client.history], {"before"}),
+    "ls": ([Client.collections], {"watch"}),
     "maintain": ([], {"every", "no_refresh"}),
     "overwrite": ([Collection.overwrite], ROWS_IN),
     "publish": ([Collection.publish], set()),
@@ -62,11 +61,11 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "restore": ([Collection.restore], set()),
     "seal": ([Collection.seal], {"for_ever"}),
     "serve": ([Client.serve], {"metrics", "sql_memory", "sql_timeout"}),  # The last two make its `sql`.
-    "show": ([], ROWS_OUT),
-    "status": ([], {"watch"} | ROWS_OUT),
+    "show": ([], set()),
+    "status": ([], {"watch"}),
     "sql": ([Client.sql], LIMITED),
     "tag": ([Collection.tag], set()),
-    "tags": ([], ROWS_OUT),
+    "tags": ([], set()),
     "tail": ([Collection.subscribe, Collection.changes, Client.follow], {"format"}),
     "ui": ([], {"host", "port", "allow_host", "open_"}),
     "unpublish": ([Collection.unpublish], set()),
@@ -74,7 +73,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "policy": ([Client.set_policy, Policy], {"yes"}),
     "upgrade": ([Client.upgrade], set()),
     "upsert": ([Collection.upsert], ROWS_IN | {"time_column", "commit_rows"}),
-    "verify": ([backup.verify], {"target_option", "target_options_file"} | ROWS_OUT),  # Its `against_options`.
+    "verify": ([backup.verify], {"target_option"}),  # Its `against_options`.
     "view": ([Client.create_view, View.redefine], {"query", "redefine"}),
     "wait": ([Collection.changes], set()),
     "write": ([Client.write, Collection.write], ROWS_IN | {"time_column", "commit_rows", "no_key"}),

@@ -48,6 +48,14 @@ def all_of(connection: socket.socket) -> bytes:
     return found
 
 
+def assert_answers(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask once more, with as much time as a busy machine needs."""
+    monkeypatch.setattr(server, "REQUEST_S", WAIT_S)
+    monkeypatch.setattr(server, "ANSWER_S", WAIT_S)
+    with urlopen(url, timeout=WAIT_S) as answer:
+        assert answer.status == 200
+
+
 def get(url: str, more: str = "") -> bytes:
     parts = urlsplit(url)
     return f"GET {parts.path} HTTP/1.1\r\nHost: {parts.hostname}\r\n{more}".encode()
@@ -56,7 +64,9 @@ def get(url: str, more: str = "") -> bytes:
 @pytest.mark.parametrize(
     "kind", ["nothing", "half a line", "half of the headers", "a body that lacks", "after an answer"]
 )
-def test_a_request_that_is_never_whole_ends_its_connection(url: str, kind: str) -> None:
+def test_a_request_that_is_never_whole_ends_its_connection(
+    url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent = {
         "nothing": b"",
         "half a line": b"GET /",
@@ -68,8 +78,7 @@ def test_a_request_that_is_never_whole_ends_its_connection(url: str, kind: str) 
         opened = [stack.enter_context(connected(url, sent)) for _ in range(20)]
         for connection in opened:
             all_of(connection)
-    with urlopen(url, timeout=WAIT_S) as answer:
-        assert answer.status == 200
+    assert_answers(url, monkeypatch)
 
 
 def test_headers_that_come_byte_by_byte_have_no_more_time_than_others(url: str) -> None:
@@ -110,8 +119,7 @@ def test_more_connections_than_there_may_be_are_closed_and_make_room_when_they_e
         opened = [stack.enter_context(connected(url, b"")) for _ in range(100)]
         for connection in opened:
             assert all_of(connection) == b""
-    with urlopen(url, timeout=WAIT_S) as answer:
-        assert answer.status == 200
+    assert_answers(url, monkeypatch)
 
 
 def test_headers_larger_than_any_are_refused(url: str) -> None:

@@ -125,7 +125,7 @@ def test_a_request_that_comes_byte_by_byte_has_no_more_time_than_others(
     with serve_metrics(client, "127.0.0.1:0", token=None, insecure=False) as url:
         parts = urlsplit(url)
         with socket.create_connection((parts.hostname, parts.port), timeout=0.05) as slow:
-            for _ in range(600):
+            for _ in range(6000):
                 try:
                     slow.sendall(b"G")
                     if not slow.recv(1):
@@ -135,7 +135,7 @@ def test_a_request_that_comes_byte_by_byte_has_no_more_time_than_others(
                 except ConnectionError:
                     break
             else:
-                pytest.fail("it was still open after 30 s")
+                pytest.fail("it was still open after five minutes")
 
 
 def test_readings_of_one_name_are_one_family() -> None:

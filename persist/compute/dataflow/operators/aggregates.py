@@ -94,7 +94,7 @@ def split_floats(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
     rows, slots, amounts = [], [], []
     for slot, where in ((NAN, np.isnan(values)), (INFINITE, values == np.inf), (MINUS_INFINITE, values == -np.inf)):
         if where.any():
-            contributing = np.flatnonzero(where)
+            contributing = where.nonzero()[0]
             rows.append(contributing)
             slots.append(np.full(len(contributing), slot))
             amounts.append(np.ones(len(contributing), np.int64))
@@ -110,7 +110,7 @@ def split_floats(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
     high = (whole >> _BITS) << shift  # Signed, below 2**53.
     carry = low >> _BITS
     for at, amount in ((limb, low & _MASK), (limb + 1, (high & _MASK) + carry), (limb + 2, high >> _BITS)):
-        contributing = np.flatnonzero(amount)
+        contributing = amount.nonzero()[0]
         rows.append(contributing)
         slots.append(at[contributing] + FIRST_LIMB)
         amounts.append(amount[contributing])
@@ -132,7 +132,7 @@ def split_integers_of_any_size(values: npt.NDArray[np.object_]) -> tuple[Ints, I
     while len(remainders) and limb < 5:
         last = limb == 4
         amount = (remainders if last else remainders & int(_MASK)).astype(np.int64)
-        contributing = np.flatnonzero(amount)
+        contributing = amount.nonzero()[0]
         rows.append(contributing)
         slots.append(np.full(len(contributing), FIRST_LIMB + limb))
         amounts.append(amount[contributing])
@@ -147,7 +147,7 @@ def split_int64s(values: Ints) -> tuple[Ints, Ints, Ints]:
     if is_small.all():
         return every, np.full(len(values), FIRST_LIMB), values
     # A large value is split: the first slot gets its lower 32 bits, and the second the rest, with the sign.
-    high = np.flatnonzero(~is_small)
+    high = (~is_small).nonzero()[0]
     low = np.where(is_small, values, values & _MASK)
     slots = np.repeat([FIRST_LIMB, FIRST_LIMB + 1], [len(values), len(high)])
     return np.concatenate((every, high)), slots, np.concatenate((low, values[high] >> _BITS))
@@ -225,7 +225,7 @@ def explode_to_slots(updates: Ints, keys: int, aggregates: Sequence[Wanted], dom
         words = updates[keys + at]
         is_null = words == NULL
         if is_null.any():
-            nulls, places = np.flatnonzero(is_null), np.flatnonzero(~is_null)
+            nulls, places = is_null.nonzero()[0], (~is_null).nonzero()[0]
             rows.append(nulls)
             slots.append(np.full(len(nulls), NULLS + (1 + number * SLOTS)))
             amounts.append(np.ones(len(nulls), np.int64))

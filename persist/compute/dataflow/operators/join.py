@@ -163,7 +163,7 @@ class JoinOperator(Operator):
             keys = words.take(step.keys, axis=0)
             if not self._null_equals and keys.size and keys.min() == NULL:
                 # A NULL equals nothing, so these rows have no partner.
-                keep = np.flatnonzero((keys != NULL).all(axis=0))
+                keep = ((keys != NULL).all(axis=0)).nonzero()[0]
                 words, times, diffs = words.take(keep, axis=1, mode="clip"), times.take(keep, axis=1), diffs.take(keep)
                 keys = keys.take(keep, axis=1, mode="clip")
             hashes = key_hashes(keys)
@@ -261,7 +261,7 @@ class JoinPaths:
         return [name for name in self._schemas[number].names if self._class[number, name] in known]
 
     def _arrange_input(self, number: int, key: tuple[str, ...]) -> tuple[Arrangement, list[str]]:
-        values = tuple(name for name in self._schemas[number].names if name not in key)
+        values = tuple([name for name in self._schemas[number].names if name not in key])
         return self._arranged(number, key, values), [*key, *values]
 
     def _make_path(self, start: int, key: tuple[str, ...], route: list[tuple[int, tuple[str, ...]]]) -> Path:
@@ -274,7 +274,7 @@ class JoinPaths:
         steps = []
         for number, look_up in route:
             target, target_names = self._arrange_input(number, look_up)
-            places = tuple(rows[self._class[number, name]] for name in look_up)
+            places = tuple([rows[self._class[number, name]] for name in look_up])
             takes = []
             for at, name in enumerate(target_names):
                 if self._class[number, name] not in rows:
@@ -282,7 +282,7 @@ class JoinPaths:
                     height += 1
                     takes.append(at)
             steps.append(Step(target, places, tuple(takes), has_new=number < start))
-        picks = tuple(rows[place] for place in self._outputs)
+        picks = tuple([rows[place] for place in self._outputs])
         return Path(arrangement, tuple(steps), picks, partial(self._partners, start))
 
 

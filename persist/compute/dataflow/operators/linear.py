@@ -187,7 +187,7 @@ def compile_stages(
     """Return one function that applies stages to updates, and picks columns."""
     if not stages and list(names) == input_schema.names:
         return lambda updates: updates
-    first = stages[0] if stages else Map(tuple((name, Col(name)) for name in names))
+    first = stages[0] if stages else Map(tuple(zip(names, map(Col, names), strict=True)))
     picks = _pick_columns(first, input_schema, names, domain) if len(stages) < 2 and isinstance(first, Map) else None
     if picks is not None:
         return picks
@@ -242,15 +242,19 @@ class _ConditionFilter:
 
 def _pick_columns(stage: Map, input_schema: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:
     """Return the function for a map that only passes columns on and sets constants; None if it does more."""
-    by = dict(stage.outputs)
-    outputs = [by[name] for name in names]
-    if not all(
-        (isinstance(output, Col) and output.name in input_schema.names) or isinstance(output, Lit) for output in outputs
-    ):
-        return None
-    rows = [input_schema.get_field_index(output.name) if isinstance(output, Col) else 0 for output in outputs]
-    constants = [(at, domain.constant(output.value)) for at, output in enumerate(outputs) if isinstance(output, Lit)]
-    count = len(input_schema)
+    by, columns = dict(stage.outputs), input_schema.names
+    rows, literals = [], []
+    for at, name in enumerate(names):
+        output = by[name]
+        if isinstance(output, Lit):
+            rows.append(0)
+            literals.append((at, output.value))
+        elif isinstance(output, Col) and output.name in columns:
+            rows.append(columns.index(output.name))
+        else:
+            return None
+    constants = [(at, domain.constant(value)) for at, value in literals] if literals else ()
+    count = len(columns)
 
     def pick(updates: Ints) -> Ints:
         picked = updates.take([*rows, *range(count, len(updates))], axis=0)

@@ -286,19 +286,20 @@ def _aggregate_multiset(request: Wanted, words: Ints, numbers: Ints, diffs: Ints
         rows, slots, amounts = split_values_by_kind(request.kind, words, request.of, domain)
         groups, slots, sums = slot_sums(numbers[rows], slots, amounts, diffs[rows])
         return aggregate(request, counts, groups, slots, sums, domain)
-    numbers, words, diffs = _sort_by_value(numbers, words, request.of, diffs, domain)
+    choose = {"min": np.minimum, "max": np.maximum}.get(request.kind)
+    if choose is None or (diffs <= 0).any():
+        numbers, words, diffs = _sort_by_value(numbers, words, request.of, diffs, domain)
     results = np.full(count, NULL, np.int64)
     firsts = find_starts(numbers)
     if not len(firsts):
         return results
     ends = np.append(firsts[1:], len(numbers))
-    if request.kind == "min":
-        at = firsts
-    elif request.kind == "max":
-        at = ends - 1
-    else:
-        at = _find_medians(firsts, ends, diffs)
-    results[numbers[firsts]] = words[at]
+    if choose is None:
+        results[numbers[firsts]] = words[_find_medians(firsts, ends, diffs)]
+        return results
+    places = ranks(domain, words, request.of)
+    at = (places == choose.reduceat(places, firsts).repeat(ends - firsts)).nonzero()[0]
+    results[numbers[at]] = words[at]
     return results
 
 

@@ -17,6 +17,8 @@ Cost of a change: the records of its key, or their logarithm if they are ranked;
 for each key.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
@@ -215,7 +217,7 @@ class TotalReduce(ReduceOperator):
 
     def _change_in_blocks(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
         """Compute the changes for some times after the other, within bounded memory."""
-        _, _, sizes, ranks = number_moments(numbers, new[-2])
+        numbered = _, _, sizes, ranks = number_moments(numbers, new[-2])
         count, most = keys.shape[1], int(sizes.max())
         rows = np.bincount(numbers, minlength=count) + np.bincount(old_numbers, minlength=count)
         cells = int((rows * (sizes + 1)).sum())
@@ -223,7 +225,7 @@ class TotalReduce(ReduceOperator):
             cells = int((self._count_distinct_records(numbers, new, old_numbers, old, count) * (sizes + 1)).sum())
         width = max(1, most * self.costs.cells // max(cells, 1))
         if width >= most:
-            return self._compute_changes(keys, numbers, new, old_numbers, old)
+            return self._compute_changes(keys, numbers, new, old_numbers, old, numbered)
         changes = []
         for first in range(0, most, width):
             # The rows at times of this block, and the old rows of their keys, which are numbered anew.
@@ -234,7 +236,7 @@ class TotalReduce(ReduceOperator):
             old_places = present[old_numbers].nonzero()[0]
             earlier = (place[old_numbers[old_places]], old[:, old_places])
             part = (keys[:, present], place[numbers[block]], new[:, block])
-            changes.append(self._compute_changes(*part, *earlier))
+            changes.append(self._compute_changes(*part, *earlier, number_moments(part[1], part[2][-2])))
             # The next block is of later times, so these rows are old ones then.
             old_numbers = np.concatenate((old_numbers, numbers[block]))
             old = np.concatenate((old, new[:, block]), axis=1)
@@ -248,12 +250,17 @@ class TotalReduce(ReduceOperator):
         rows[1:-1] = np.concatenate((layout.value_rows(new), layout.value_rows(old)), axis=1)
         return np.bincount(to_batch(rows, Layout(1, layout.values, 0))[1], minlength=count)
 
-    def _compute_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
-        """Return the changes of the output of keys, from their old records and the new updates."""
+    def _compute_changes(
+        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, numbered: Sequence[Ints]
+    ) -> Ints:
+        """Return the changes of the output of keys, from their old records and the new updates.
+
+        Args:
+            numbered: the times of each key. Moments are the pairs (key, time) at which something changes.
+        """
         layout = self.arrangement.layout
         count = keys.shape[1]
-        # Number the times of each key: moments are the pairs (key, time) at which something changes.
-        moments, firsts, sizes, ranks = number_moments(numbers, new[-2])
+        moments, firsts, sizes, ranks = numbered
         count_old = len(old_numbers)
         rows = np.empty((layout.values + 3, count_old + len(numbers)), np.int64)
         rows[0, :count_old], rows[0, count_old:] = old_numbers, numbers
@@ -274,7 +281,7 @@ class TotalReduce(ReduceOperator):
         owners = bases.searchsorted(result_versions, side="right") - 1
         ranks = result_versions - bases.take(owners) - 1
         # A version begins at its moment, and ends at the next one.
-        begins, ends = np.flatnonzero(ranks >= 0), np.flatnonzero(ranks + 1 < sizes.take(owners))
+        begins, ends = (ranks >= 0).nonzero()[0], (ranks + 1 < sizes.take(owners)).nonzero()[0]
         picks = np.concatenate((begins, ends))
         at = firsts.take(owners.take(picks)) + ranks.take(picks)
         at[len(begins) :] += 1
@@ -449,7 +456,7 @@ def _sum_items_to_times(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items:
     numbers, values, times, diffs = rows
     at = place.take(numbers)
     # A record counts if its key has an item, and at each time from its own on.
-    keep = np.flatnonzero((at >= 0) & (times <= items[1:-1].take(at, axis=1, mode="wrap")).all(axis=0))
+    keep = ((at >= 0) & (times <= items[1:-1].take(at, axis=1, mode="wrap")).all(axis=0)).nonzero()[0]
     records = np.empty((len(values) + 2, len(keep)), np.int64)
     records[0], records[1:-1], records[-1] = at.take(keep), values.take(keep, axis=1), diffs.take(keep)
     return _consolidate(records)

@@ -19,6 +19,7 @@ from persist.core.antichain import Antichain, Time
 from persist.core.names import check_free_name, check_hold_name
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
+from persist.engine.location.opening import load_handle
 
 
 def time_columns(times: Ints) -> dict[str, pa.Array]:
@@ -181,6 +182,10 @@ class Draft:
         """Return the names of the permanent holds on a source; [] without outputs."""
         has_outputs = any(isinstance(node.operator, Persist) for node in self.plan.nodes.values())
         return [make_hold_name(self.name)] if has_outputs else []
+
+    def load_source(self, engine: Engine, collection: str) -> CollectionHandle:
+        """Return the collection that a source reads."""
+        return load_handle(engine, collection)
 
     def makes_holds(self) -> bool:
         """Return whether missing holds are made; a view makes its own."""

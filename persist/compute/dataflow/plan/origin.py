@@ -102,19 +102,20 @@ def _iterate_closure(function: FunctionType) -> Iterator[Any]:
 
 def reads_time(plan: Plan) -> bool:
     """Return whether an expression of the unoptimised plan reads `_time`."""
-    return any(map(_reads_time, plan.nodes.values()))
+    return any(_reads_time(node.operator) for node in plan.nodes.values() if isinstance(node.operator, Linear))
 
 
-def _reads_time(node: Node) -> bool:
-    stages = node.operator.stages if isinstance(node.operator, Linear) else ()
-    return any(TIME in list_columns(term) for stage in stages for term in list_expressions(stage))
+def _reads_time(linear: Linear) -> bool:
+    return any(TIME in list_columns(term) for stage in linear.stages for term in list_expressions(stage))
 
 
 def depends_on_times(node: Node) -> bool:
     """Return whether the output of a linear operator for a record depends on the record's time. `delay` does: it
     refuses late records."""
-    stages = node.operator.stages if isinstance(node.operator, Linear) else ()
-    return _reads_time(node) or any(isinstance(stage, Delay) for stage in stages)
+    linear = node.operator
+    return isinstance(linear, Linear) and (
+        _reads_time(linear) or any(isinstance(stage, Delay) for stage in linear.stages)
+    )
 
 
 def find_separate(plan: Plan) -> set[int]:

@@ -397,7 +397,7 @@ class Plan:
             operator = node.operator
             if isinstance(operator, Variable) and operator.feedback is not None:
                 operator = Variable(operator.name, numbers[operator.feedback])
-            inputs = tuple(numbers[source] for source in node.inputs)
+            inputs = tuple([numbers[source] for source in node.inputs])
             scope = node.scope + scopes if node.scope != ROOT else ROOT
             self.nodes[numbers[node.number]] = Node(
                 numbers[node.number], operator, inputs, node.schema, scope, node.name

@@ -231,10 +231,10 @@ Stage = (
 
 def move_times(stages: Sequence[Stage]) -> bool:
     """Return whether stages may change the times of updates."""
-    return any(
-        isinstance(stage, TemporalFilter | Delay) or (isinstance(stage, FlatMap) and stage.gives == "updates")
-        for stage in stages
-    )
+    for stage in stages:
+        if isinstance(stage, TemporalFilter | Delay) or (isinstance(stage, FlatMap) and stage.gives == "updates"):
+            return True
+    return False
 
 
 def trace_columns(stages: Sequence[Stage], columns: Sequence[str], names: Sequence[str]) -> tuple[int | None, ...]:
@@ -244,7 +244,7 @@ def trace_columns(stages: Sequence[Stage], columns: Sequence[str], names: Sequen
         columns: before the stages.
         names: of the results.
     """
-    places = {name: at for at, name in enumerate(columns)}
+    places = dict(zip(columns, range(len(columns)), strict=True))
     for stage in stages:
         match stage:
             case Map(outputs):
@@ -254,7 +254,7 @@ def trace_columns(stages: Sequence[Stage], columns: Sequence[str], names: Sequen
                 places = {name: at for name, at in places.items() if name not in dict(lists)}
             case MapFunction() | BatchFunction() | FlatMap():
                 places = {}
-    return tuple(places.get(name) for name in names)
+    return tuple(map(places.get, names))
 
 
 def derive_schema(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_time: bool) -> pa.Schema:

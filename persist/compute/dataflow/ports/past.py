@@ -23,13 +23,13 @@ from persist.compute.dataflow.state.costs import USUAL
 from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
-from persist.compute.index import PAYS, Path, plan_paths
+from persist.compute.index import PAYS, Path, is_indexable, plan_paths
 from persist.core.errors import AsOfCompacted, CollectionNotFound, LeaseExpired, SourceLost, WouldRecompute
-from persist.engine.collection.reads import snapshot
 from persist.engine.compact import give_back
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.matching import estimate_matching, read_matching
 from persist.engine.read.planning.scan import Scan, narrow_scan
+from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.read.results.snapshot import Snapshot
 
 SMALL_BYTES = 256 << 10  # Decoded: a collection of fewer is read whole.
@@ -177,7 +177,7 @@ class Past:
                 everything = self._encode_tables(self._open_snapshot().iterate_unsummed())
                 if everything.shape[1] >= USUAL.catch_up_updates:
                     give_back()  # Reading them has freed memory.
-                if not (self.is_small or self.keeps_everything):
+                if not (self.keeps_everything or self.is_small):
                     return everything
                 self._everything = everything
         return self._everything if keys is None else self._everything[:, keys.selects(self._everything)]
@@ -196,7 +196,8 @@ class Past:
         names = tuple(self._columns.names[column] for column in keys.columns)
         table = self._to_key_table(names, keys)
         reader, path = self._handle.engine.reader(), None if table is None else self._choose_index(names)
-        least = None if table is None or path is not None else self._estimate_indexed_bytes(len(table))
+        can_help = path is None and all(is_indexable(self._scan.result_schema, name) for name in names)
+        least = self._estimate_indexed_bytes(len(table)) if table is not None and can_help else None
         if table is None:
             table = pa.table({})  # This reads all records.
         scan = replace(narrow_scan(self._scan, _make_pruning_filter(table)) or self._scan, filter=None)
@@ -246,12 +247,12 @@ class Past:
 
     def _open_snapshot(self) -> Snapshot:
         if self._snapshot is None:
-            handle, names = self._handle, self._columns.names
+            handle = self._handle
             with self._explained:
-                version = handle.schema.version
-                self._snapshot = snapshot(
-                    handle, self.as_of, columns=names, where=self._filter, form="diff", schema=version, timeout_s=0.0
-                )
+                contents, _, reading = handle.wait_and_claim(self.as_of, 0.0)
+                scan = snapshot_scan(contents, handle.schema, self.as_of, self._columns.names, self._filter)
+                scan.check_columns()
+                self._snapshot = Snapshot(scan, "diff", reading, contents, handle.engine.reader().slice_bytes)
         return self._snapshot
 
     def _encode_tables(self, tables: Iterable[pa.Table]) -> Ints:

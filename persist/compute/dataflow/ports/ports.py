@@ -120,6 +120,7 @@ class Ports:
         resume_time = self.outputs.resume_time
         self.sources = [
             SourceReader(
+                self._program.load_source,
                 self._engine,
                 self._program.holders(source.collection),
                 source,

@@ -113,8 +113,8 @@ class Outputs:
         sinces = [get_first_time(state) for state in states[: len(sources)]]
         if resume_time is not None:
             self._check_behind(sources, uppers, plan)
-            held_times = _list_held_times(sources)
-            begin = min(held_times) if self._replays and held_times else resume_time - 1
+            held_times = _list_held_times(sources) if self._replays else []
+            begin = min(held_times, default=resume_time - 1)
             starts = [output.definition.start for output in self.every if output.upper == 0 and output.definition]
             if starts and not self._jumps:
                 begin = min(begin, max(min(starts), *sinces))
@@ -154,6 +154,8 @@ class Outputs:
         """Raise OutputConflict if an output is sealed further than its sources, which are sealed to some times."""
         uppers = {source.operator.collection: upper for source, upper in zip(sources, sealed, strict=False)}
         for output in self.every:
+            if output.upper <= min(sealed):
+                continue
             source_uppers = [uppers[name] for name in list_sources(plan, output.handle.name)]
             if source_uppers and output.upper > min(source_uppers):
                 raise OutputConflict(
@@ -264,8 +266,7 @@ class Outputs:
                     commit.add(handle, [ExpectDefinition(handle.id, output.definition.number)])
                 commit.add(handle, [ExpectNothingBeyondUpper(handle.id, encode_frontier(output.upper))])
                 add(commit, output)
-                commit.add(handle, [handle.seal_step(output.sealed_to)])
-                commit.add(handle, output.gives_up(output.sealed_to))
+                commit.add(handle, [handle.seal_step(output.sealed_to), *output.gives_up(output.sealed_to)])
                 output.describe(commit)
                 if output.jumps_to is not None:
                     commit.add(handle, [kinds.AllowCompaction(handle.id, (output.jumps_to,))])

@@ -47,6 +47,7 @@ class SourceReader:
     """Reads one source into its gate.
 
     Args:
+        load: returns a collection by its name.
         holders: what the permanent holds that it needs are called.
         alternatives: records that meet not all conditions of one of them need not be read; none if all are needed.
         renews: the program has changed: it reads with the newest schema from now on.
@@ -64,6 +65,7 @@ class SourceReader:
 
     def __init__(
         self,
+        load: Callable[[Engine, str], CollectionHandle],
         engine: Engine,
         holders: Sequence[str],
         operator: Source,
@@ -94,18 +96,19 @@ class SourceReader:
         self.has_lost = False
         self._is_given = False
         with self._explained:
-            self.handle: CollectionHandle = load_handle(engine, operator.collection)
-            size = sum(part.bytes for part in self.handle.get_known_state().parts)
-            self._is_brief = bool(self._holders) and (is_brief or (not makes_holds and size <= BRIEF_BYTES_MAX))
+            self.handle: CollectionHandle = load(engine, operator.collection)
+            contents = self.handle.get_known_state()
+            is_brief = is_brief or (not makes_holds and sum(part.bytes for part in contents.parts) <= BRIEF_BYTES_MAX)
+            self._is_brief = bool(self._holders) and is_brief
             if not renews:
-                self._keep_schema()
+                self._keep_schema(contents)
         self._check_schema()
-        versions = attach_versions(self.handle.schema, self.handle.get_known_state())
-        self.filter = make_hint(alternatives, versions)
+        versions = attach_versions(self.handle.schema, contents)
+        self.filter = make_hint(alternatives, versions) if alternatives else None
         self._renews = renews
         self._unsealed = UnsealedUpdates(self.handle, schema.names) if operator.unsealed else None
 
-    def _keep_schema(self) -> None:
+    def _keep_schema(self, contents: CollectionState) -> None:
         """Use the schema version with which the outputs began, if any.
 
         They were computed from these columns. A newer version may give the name of one of them to another column.
@@ -113,11 +116,12 @@ class SourceReader:
         Raises:
             SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
         """
-        contents = self.handle.get_known_state()
         holds = [contents.holds[name] for name in self._holders if name in contents.holds]
         # A view that only reads views of it began with any version.
         own_holds = [hold for hold in holds if hold.columns] or holds
         versions = sorted({hold.schema for hold in own_holds if hold.schema is not None})
+        if versions == [self.handle.schema.version]:
+            return
         schemas = [load_schema_version(contents, version) for version in versions]
         for earlier, later in pairwise(schemas):
             columns = [self._find_columns(schema_version) for schema_version in (earlier, later)]
@@ -151,9 +155,10 @@ class SourceReader:
         Raises:
             InvalidUsage: the time is a moment, and the collection has no timeline.
         """
-        as_of = self.operator.as_of
+        if self.operator.as_of is None:
+            return None
         with self._explained:
-            return None if as_of is None else self.handle.as_time("as_of", as_of)
+            return self.handle.as_time("as_of", self.operator.as_of)
 
     def start(self, as_of: int) -> None:
         """Begin with the contents as of a time, which need not be sealed yet.
@@ -190,7 +195,7 @@ class SourceReader:
     def find_held_time(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
         holds = self.handle.get_known_state().holds
-        return min((holds[name].time for name in self._holders if name in holds), default=None)
+        return min([holds[name].time for name in self._holders if name in holds], default=None)
 
     def open_input(self) -> InputHandle:
         """Read a source that the program writes; return the input for its updates."""
@@ -235,11 +240,10 @@ class SourceReader:
         with self._explained:
             if self._listen is None and not self._read_contents():
                 return False
-        # Updates after the time at which it begins are taken at once.
-        listen = self._listen
-        if listen is None or listen.is_finished:
-            return True
-        with self._explained:
+            # Updates after the time at which it begins are taken at once.
+            listen = self._listen
+            if listen is None or listen.is_finished:
+                return True
             if listen.has_advanced(contents) and (until is None or until > listen.reached):
                 self._take_progress(listen.advance(contents, until))
             if until is None and not listen.is_finished:

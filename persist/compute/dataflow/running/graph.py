@@ -123,7 +123,15 @@ class Graph:
         for operator, read in zip(self.operators, self._last_read, strict=True):
             operator.advance()
             check_limits()
-            self._run_and_time(operator)
+            began_s = clock.perf_counter()
+            try:
+                operator.run()
+            except DiffOverflow as error:
+                raise DiffOverflow(f"operator {operator.title} failed: {error}") from error
+            except WouldRecompute as error:
+                raise WouldRecompute(error.name, f"{error.problem}, by {operator.title}") from error
+            operator.seconds += clock.perf_counter() - began_s
+            operator.given_out += 0 if operator.out is None else operator.out.shape[1]
             for source in read:
                 source.out = None
         for operator in self.operators:
@@ -140,17 +148,6 @@ class Graph:
             if isinstance(operator, StashingOperator):
                 operator.is_last_reader = set(operator.inputs) == set(sources)
         return read
-
-    def _run_and_time(self, operator: Operator) -> None:
-        began_s = clock.perf_counter()
-        try:
-            operator.run()
-        except DiffOverflow as error:
-            raise DiffOverflow(f"operator {operator.title} failed: {error}") from error
-        except WouldRecompute as error:
-            raise WouldRecompute(error.name, f"{error.problem}, by {operator.title}") from error
-        operator.seconds += clock.perf_counter() - began_s
-        operator.given_out += 0 if operator.out is None else operator.out.shape[1]
 
     def forget(self) -> None:
         """Free the updates of the operators in the last pass."""
@@ -253,6 +250,10 @@ class Builder:
         return scope == around
 
     def _make_operator(self, node: Node, operators: list[Operator]) -> Operator:
+        if isinstance(node.operator, Join):
+            return self._make_join(node, node.operator, operators)
+        if isinstance(node.operator, Reduce):
+            return self._make_reduce(node, node.operator, operators)
         at = self._make_position(node, [self._made[number] for number in node.inputs])
         match node.operator:
             case Source() | Input() | Constant() | Upper():
@@ -275,10 +276,6 @@ class Builder:
                 return SealedWithOperator(at)
             case Consolidate():
                 return ConsolidateOperator(at, node.schema)
-            case Join():
-                return self._make_join(node, node.operator, operators)
-            case Reduce():
-                return self._make_reduce(node, node.operator, operators)
             case Enter(column):
                 names = self.plan.nodes[node.inputs[0]].schema.names
                 return EnterOperator(at, names.index(column) if column else None)
@@ -321,16 +318,16 @@ class Builder:
         before: Stages,
         keys: tuple[str, ...],
         values: tuple[str, ...],
+        schema: pa.Schema,
         operators: list[Operator],
     ) -> Arrangement:
-        """Return the arrangement of a node's output by key; readers share it."""
+        """Return the arrangement of a node's output by key; readers share it. Its columns are after some stages."""
         source = self._skip_arranges(source)
         what = (source, *map(make_stage_key, before), keys, values)
         shared = self._arrangements.get(what)
         if shared is None:
             input_schema = self.plan.nodes[source].schema
             shape = compile_stages(before, input_schema, [*keys, *values], self.domain, node.title)
-            schema = self._derive_schema(before, source, node)
             shared = self._make_arrangement(node, source, len(keys), len(values), shape, pick(schema, (*keys, *values)))
             shared.moves_times = move_times(before)
             shared.origins = trace_columns(before, input_schema.names, [*keys, *values])
@@ -359,7 +356,9 @@ class Builder:
         columns = list_joined_columns(schemas, join)
 
         def arrangement(number: int, keys: tuple[str, ...], values: tuple[str, ...]) -> Arrangement:
-            return self.arrangement(node, node.inputs[number], join.before[number], keys, values, operators)
+            return self.arrangement(
+                node, node.inputs[number], join.before[number], keys, values, schemas[number], operators
+            )
 
         def partners(number: int, keys: tuple[str, ...]) -> float | None:
             statistics = self._estimate(node.inputs[number])
@@ -397,7 +396,9 @@ class Builder:
             operators.append(arrangement)
             logic, ranking = make_sum_logic(aggregates, self.domain, is_complete=is_complete), None
         else:
-            arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
+            arrangement = self.arrangement(
+                node, node.inputs[0], reduce.before, reduce.keys, reduce.values, input_schema, operators
+            )
             logic = self._make_logic(node, reduce, input_schema, aggregates)
             ranking = self._make_ranking(reduce, input_schema, aggregates)
         shape = compile_stages(reduce.after, columns, node.schema.names, self.domain, node.title)

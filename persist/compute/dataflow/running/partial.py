@@ -59,7 +59,7 @@ def explain_why_not_partial(plan: Plan) -> str | None:
             return f"{node.title} lives in the program that runs it"
         if move_times(list_stages(node)):
             return f"{node.title} changes by itself as time goes on"
-    return "it looks at the times of updates" if reads_time(plan) else None
+    return "it looks at the times of updates" if reads_time(plan) else None  # So no operator depends on times.
 
 
 @dataclass

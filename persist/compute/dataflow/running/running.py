@@ -133,9 +133,10 @@ class Running(Closes):
         self._complete: list[Antichain] | None = None  # How far inputs and sources were complete for the last pass.
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
+        self._why_not_partial = explain_why_not_partial(self.plan)
         kept_names = {
             number: name
-            for number in find_separate(self.plan)
+            for number in (() if self._why_not_partial is None else find_separate(self.plan))
             if (name := program.name_hidden_collection(number)) is not None
         }
         estimate = estimate_streams(engine, self.plan) if known is None else known.get
@@ -182,7 +183,7 @@ class Running(Closes):
             )
         if engine is None:
             return
-        reason = explain_why_not_partial(self.plan)
+        reason = self._why_not_partial
         try:
             conditions = [UpperReader(engine, *upper) for upper in uppers]
             ports = Ports(
@@ -353,7 +354,7 @@ class Running(Closes):
     @property
     def state_bytes(self) -> int:
         """How many bytes the operators keep."""
-        return sum(operator.bytes() for operator in self._graph.operators)
+        return sum([operator.bytes() for operator in self._graph.operators])
 
     def run(self, until: Time | None = None, *, timeout_s: float | None = None) -> None:
         """Step until all times up to until, inclusive, are done; without until, until nothing more is complete.

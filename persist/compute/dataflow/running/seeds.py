@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs.order.sums import to_whole_numbers
-from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, Wanted, split_int64s, split_integers_of_any_size
+from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, Wanted, split_values_by_kind
 from persist.compute.dataflow.operators.reduce import TotalReduce
 from persist.compute.dataflow.plan.plan import (
     Aggregates,
@@ -69,7 +68,7 @@ class _Slot:
     Attributes:
         total: place of the sum of its values; None for a count.
         count: place of the number of its values that are not NULL; None if the state does not need it.
-        value: column of the values, if they are never NULL and the count is the number of records.
+        value: column of the values, if the count is the number of records; they must not be NULL then.
     """
 
     number: int
@@ -107,7 +106,7 @@ class Seeds:
         width = accumulation.operator.keys
         places = {column: at for at, column in enumerate(accumulation.operator.origins) if column is not None}
         has_all_groups = all(isinstance(stage, Map) for stage in node.operator.after)
-        if not has_all_groups or not all(at in places for at in range(width)):
+        if not has_all_groups or not places.keys() >= {*range(width)}:
             return None
         shown_places = {number: places[width + number] for number in range(len(aggregates)) if width + number in places}
         steps = {
@@ -118,7 +117,7 @@ class Seeds:
         number, step = next(((number, step) for number, step in steps.items() if step), (None, 0))
         if number is None or not step:
             return None
-        slots = _find_slots(accumulation, shown_places, shown_places[number] if step == 1 else None, nulls)
+        slots = _find_slots(accumulation, shown_places, shown_places[number] if step == 1 else None)
         if slots is None:
             return None
         keys = tuple(places[at] for at in range(width))
@@ -145,7 +144,7 @@ class Seeds:
             base = 1 + slot.number * SLOTS
             if slot.count is not None:
                 nulls = counts - groups[slot.count]
-                rows.append(np.flatnonzero(nulls))
+                rows.append(nulls.nonzero()[0])
                 slots.append(np.full(len(rows[-1]), base + NULLS))
                 amounts.append(nulls[rows[-1]])
             if slot.total is None:
@@ -153,8 +152,8 @@ class Seeds:
             assert slot.kind is not None
             words = groups[slot.total]
             is_hidden |= words == NULL
-            places = np.flatnonzero(words != NULL)
-            which, into, amount = self._split_sums(words[places], slot.kind)
+            places = (words != NULL).nonzero()[0]
+            which, into, amount = split_values_by_kind("sum", words[places], slot.kind, self.domain)
             rows.append(places[which])
             slots.append(into + base)
             amounts.append(amount)
@@ -165,14 +164,6 @@ class Seeds:
         state[-3], state[-2], state[-1] = np.concatenate(slots), self.past.as_of, np.concatenate(amounts)
         return self._add_hidden_groups(state, keys, groups.take(self.keys, axis=0), is_hidden)
 
-    def _split_sums(self, words: Ints, kind: pa.DataType) -> tuple[Ints, Ints, Ints]:
-        """Return sums of a type as the row, the slot and the amount of each of their digits."""
-        if pat.is_integer(kind):
-            return split_int64s(words)  # An int64 sum has two slots.
-        return split_integers_of_any_size(
-            to_whole_numbers(pa.chunked_array([self.domain.decode(words, kind)])).astype(object)
-        )
-
     def _add_hidden_groups(self, state: Ints, keys: Ints | None, groups: Ints, is_hidden: Flags) -> Ints | None:
         """Return the state with groups that the output does not show, or only in part.
 
@@ -180,8 +171,14 @@ class Seeds:
             groups: keys of the groups that the output shows.
             is_hidden: which of them have a sum that is NULL.
         """
+        is_whole = keys is not None and groups.shape[1] == keys.shape[1] and not is_hidden.any()
         # A group without records has no state if there are only counts of them.
-        if self.accumulation.is_complete or not self.slots or self.nulls.is_positive(self.accumulation.node):
+        if (
+            self.accumulation.is_complete
+            or not self.slots
+            or is_whole
+            or self.nulls.is_positive(self.accumulation.node)
+        ):
             return state
         if keys is None:
             return None
@@ -193,9 +190,7 @@ class Seeds:
         return np.concatenate((state[:, ~hidden.selects(state)], requested), axis=1)
 
 
-def _find_slots(
-    accumulation: Accumulation, shown: Mapping[int, int], records: int | None, nulls: "NullsAndSigns"
-) -> list[_Slot] | None:
+def _find_slots(accumulation: Accumulation, shown: Mapping[int, int], records: int | None) -> list[_Slot] | None:
     """Return where an output shows its aggregates' sums; None if one is missing.
 
     Args:
@@ -227,12 +222,12 @@ def _find_slots(
             slots.append(_Slot(number, total, count, None if is_count else aggregate.result, None))
             continue
         count, total = find(number, "count"), find(number, *SUMS)
-        is_never_null = count is None and not accumulation.is_complete and nulls.is_never_null(node, columns[number])
-        count = records if is_never_null else count
+        needs_values = count is None and not accumulation.is_complete
+        count = records if needs_values else count
         if total is None or count is None or aggregate.kind not in (*SUMS, "mean") or not _is_exact(aggregate.of):
             return None
         kind = next(aggregates[n].result for n, place in shown.items() if place == total)
-        slots.append(_Slot(number, total, count, kind, columns[number] if is_never_null else None))
+        slots.append(_Slot(number, total, count, kind, columns[number] if needs_values else None))
     return slots
 
 

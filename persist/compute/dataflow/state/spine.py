@@ -117,7 +117,7 @@ class Spine:
     @property
     def rows(self) -> int:
         """The number of updates; a merge under way has not consolidated its own yet."""
-        return sum(map(_count_rows, self._entries))
+        return sum([entry.rows if isinstance(entry, Merge) else entry.shape[1] for entry in self._entries])
 
     @property
     def bytes(self) -> int:
@@ -203,10 +203,6 @@ class Spine:
             else:
                 self._entries[at - 1 : at + 1] = [Merge(larger, smaller, self.layout, self.since, self._allocate)]
             at = min(at, len(self._entries)) - 1
-
-
-def _count_rows(entry: Ints | Merge) -> int:
-    return entry.rows if isinstance(entry, Merge) else entry.shape[1]
 
 
 SPILL_BYTES_MIN = 1 << 20  # Smaller batches stay in memory.

@@ -352,6 +352,8 @@ class Keys:
         if not self.columns:
             return np.full(updates.shape[1], bool(self.words.shape[1]))
         key_rows = updates.take(self.columns, axis=0)
+        if self.words.shape[1] == 1:
+            return np.asarray((key_rows == self.words).all(axis=0))
         if len(key_rows) == 1:
             return np.isin(key_rows[0], self.words[0])
         flags = np.zeros(updates.shape[1], np.bool_)

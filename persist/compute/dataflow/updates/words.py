@@ -16,7 +16,7 @@ the values as well.
 
 from collections.abc import Sequence
 from decimal import Context
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -60,18 +60,25 @@ def is_narrow(kind: pa.DataType) -> bool:
     return bool(pat.is_decimal128(kind) and kind.precision <= 18)
 
 
+_is_integer, _is_floating = cache(pat.is_integer), cache(pat.is_floating)  # Arrow's own take longer.
+
+
 class Interner:
     """Numbers for the values of one type. Memory: each value once, in Python."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
         self._is_nested = pat.is_nested(kind)
-        self._plain = _without_moments(kind)
         self._encode_integers: dict[Any, int] = {}
         self._values: npt.NDArray[np.object_] = np.empty(16, object)
         self._free: list[int] = []
         self._pinned: set[int] = set()
         self._end = 0
+
+    @cached_property
+    def _plain(self) -> pa.DataType:
+        """The type of the values in Python."""
+        return _without_moments(self.kind)
 
     @property
     def size(self) -> int:
@@ -293,7 +300,7 @@ class Domain:
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
         if is_interned(array.type):
             return self.interner(array.type).encode(array)
-        if pat.is_floating(array.type):
+        if _is_floating(array.type):
             return _encode_floats(array)
         if is_narrow(array.type):
             words = to_unscaled(array)
@@ -332,7 +339,7 @@ class Domain:
             words = np.where(mask, 0, words)
         if is_narrow(kind):
             return from_unscaled(words, kind, mask)
-        if pat.is_floating(kind):
+        if _is_floating(kind):
             # The inverse of `_encode_floats`: flipping the bits of negative words twice restores the bits.
             values = (words ^ ((words >> 63) & _MAGNITUDE)).view(np.float64)
             return pa.array(values, mask=mask).cast(kind)
@@ -346,7 +353,7 @@ class Domain:
 
 def _encode_integers(array: pa.Array) -> Ints:
     kind = array.type
-    if not pat.is_integer(kind):
+    if not _is_integer(kind):
         if pat.is_boolean(kind):
             array = array.cast(pa.int8())
         else:

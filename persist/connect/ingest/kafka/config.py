@@ -26,16 +26,7 @@ Format = Literal["json", "debezium", "maxwell", "canal"]
 
 
 class Messages(msgspec.Struct, kw_only=True):
-    """The format of a topic's messages, and the collection that gets them.
-
-    Attributes:
-        format: json for rows; the others are envelopes of changes, and fill keyed collections.
-        table: of a stream of Maxwell or Canal, as table or database.table.
-        key, columns: key columns and types of a new collection; by default from messages.
-        keyed: in a new collection, a row replaces the previous one of its key.
-        types: by column, the logical type that it is sent as; see `persist.connect.envelopes.debezium`.
-        metadata: further columns: topic, partition, offset or timestamp of a message, or where they are in it.
-    """
+    """The format of a topic's messages, and the collection that gets them; see `docs/use/ingest.md`."""
 
     format: Format = "json"
     table: str | None = None
@@ -54,29 +45,14 @@ class Route(Messages, kw_only=True, forbid_unknown_fields=True):
 
 
 class KafkaConfig(Messages, kw_only=True):
-    """The options of topics.
-
-    Attributes:
-        source: the brokers, and the topic if there is one alone.
-        collection: that gets it. The fields of `Messages` apply to that topic.
-        into: topics and their collections, if the URL names no topic.
-        name: prefix of the collections of offsets, moments and rejected messages; by default the name of the single
-            collection, or kafka.
-        registry: the URL of a schema registry: messages may be Avro.
-        lost: what happens where the topic has lost messages that were not read: "refuse", or "skip" them.
-        late_s: a message whose timestamp is so many seconds behind the newest one is rejected; None takes all.
-        batch_rows, batch_bytes: about how many messages become one commit at most.
-        heartbeat_s: how often a commit advances the times of idle topics.
-        poll_s: how often to look for new partitions.
-        password_file: a file with the password of the user in the URL.
-        client: options of the client library, for example for TLS and SASL.
-    """
+    """The options of topics; `docs/use/ingest.md` explains them."""
 
     source: str
     collection: str | None = None
     into: list[Route] = []
     name: str | None = None
     registry: str | None = None
+    drift: Literal["ignore", "add"] = "ignore"
     lost: Literal["refuse", "skip"] = "refuse"
     late_s: float | None = None
     batch_rows: int = 20_000
@@ -89,14 +65,7 @@ class KafkaConfig(Messages, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """Addresses of brokers, and credentials.
-
-    Attributes:
-        name: what they are called in messages and logs: nothing secret is in it.
-        options: of the client library; secrets are among them.
-        secrets: texts that no message may have.
-        routes: topics and their collections, of a source.
-    """
+    """Addresses of brokers, and credentials: `options` of the client library has secrets, which no message may have."""
 
     name: str
     options: dict[str, Any]
@@ -112,15 +81,7 @@ class Brokers:
 
 
 def parse_brokers(url: str, client: Mapping[str, Any], password_file: str | None) -> tuple[Brokers, str]:
-    """Return the brokers that a URL names, and the topic in it, or "".
-
-    Args:
-        client: options of the client library.
-        password_file: a file with the password of the user in the URL.
-
-    Raises:
-        InvalidUsage: the address or an option does not fit.
-    """
+    """Return the brokers that a URL names, and the topic in it, or ""."""
     address = url.partition("://")[2]
     user, _, place = address.rpartition("@")
     servers, _, topic = place.partition("/")
@@ -136,11 +97,7 @@ def parse_brokers(url: str, client: Mapping[str, Any], password_file: str | None
 
 
 def load_brokers(config: KafkaConfig) -> Brokers:
-    """Check a configuration, and return its brokers.
-
-    Raises:
-        InvalidUsage: an address, a topic or an option does not fit.
-    """
+    """Check a configuration, and return its brokers."""
     brokers, topic = parse_brokers(config.source, config.client, config.password_file)
     for option, value in (("batch_rows", config.batch_rows), ("batch_bytes", config.batch_bytes)):
         if value < 1:

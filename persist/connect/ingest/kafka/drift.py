@@ -20,12 +20,7 @@ _ENVELOPE = {"schema", "payload"}
 
 
 def find_drift(route: Route, texts: pa.ChunkedArray, schema: pa.Schema) -> tuple[set[str], set[str]]:
-    """Return the paths of members without a column, and the columns that some rows lack.
-
-    Args:
-        texts: values of messages as JSON, some of which may be unreadable.
-        schema: the columns of the collection.
-    """
+    """Return the paths of members without a column, and the columns that some rows lack. Texts may be unreadable."""
     row_type, shapes = pa.struct(list(schema)), set[tuple[str, ...]]()
     nested = [field for field in schema if pat.is_nested(field.type)]
     more = set[str]()
@@ -36,7 +31,8 @@ def find_drift(route: Route, texts: pa.ChunkedArray, schema: pa.Schema) -> tuple
                 if field.name in members:
                     more |= {*_find_unknown_fields(members[field.name], field.type, f"{quote_name(field.name)}.")}
     names = set[str]().union(*shapes)
-    return more | (names - {*row_type.names}), {name for name in schema.names if any(name not in s for s in shapes)}
+    more |= {quote_name(name) for name in names - {*row_type.names}}
+    return more, {name for name in schema.names if any(name not in s for s in shapes)}
 
 
 def _parse_rows(route: Route, text: bytes | None) -> Iterator[Members]:

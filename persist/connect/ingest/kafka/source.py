@@ -17,6 +17,7 @@ collection takes events of one time in the order of their arrival.
 
 import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +25,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from persist.api.client import Client
 from persist.api.collection import Collection
+from persist.codecs.nested import find_new_fields, quote_name
 from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.types.documents import check_documents
 from persist.codecs.types.python_types import to_arrow_type
@@ -226,6 +229,7 @@ class Kafka:
         self, route: Route, messages: pa.Table, collection: Collection, time: int
     ) -> tuple[pa.Table, pa.Table]:
         """Return the rows or events of messages for a collection, and the bad messages."""
+        self._follow_drift(route, messages, collection)
         schema = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
         is_keyed = collection.handle.keyed is not None
         key = list(collection.schema.key_names) if is_keyed else None
@@ -245,20 +249,25 @@ class Kafka:
                 f"{self.name}: {len(messages):,} messages of the topic {route.topic!r}, from offset {first['offset']} "
                 f"of partition {first['partition']} on, cannot be read for {collection.name!r}: {error}"
             ) from None
-        self._warn_of_drift(route, messages, collection)
         rows = events.table if is_keyed else events.table.drop_columns(DELETED)
         at = events.rejected["message"]
         unread = _make_rejected_rows(messages.take(at), events.rejected["reason"].to_pylist())
         return rows, pa.concat_tables([rejected, unread])
 
-    def _warn_of_drift(self, route: Route, messages: pa.Table, collection: Collection) -> None:
-        """Warn once of each member without a column, and of each column that rows lack."""
+    def _follow_drift(self, route: Route, messages: pa.Table, collection: Collection) -> None:
+        """Add members without a column if `drift` allows; warn once of others, and of columns that rows lack."""
         schema = collection.schema
         used = {*route.metadata, *(path.partition(".")[0] for path in route.metadata.values())}
         fields = pa.schema([schema.arrow.field(name) for name in schema.names])
         more, less = find_drift(route, messages["value"], fields)
-        more = {path for path in more if path.partition(".")[0] not in used}
+        more = {path for path in more if path.partition(".")[0] not in {*used, DELETED, UNCHANGED}}
         less = {name for name in less if name in schema.value_names and name not in used}
+        found = _find_new_columns(route, messages, collection, more) if more and self.config.drift == "add" else {}
+        for path, kind in found.items():
+            with suppress(InvalidUsage):  # A collection cannot have such a name or type.
+                collection.evolve(add={path: to_arrow_type(kind, path)})
+                more.remove(path)
+                logger.warning("%s: %r has a new column from now on: %s", self.name, route.collection, path)
         what = ("members that no column takes: they are left out", "rows without these columns, which are NULL there")
         for names, text in ((more, what[0]), (less, what[1])):
             if new := {(route.collection, name) for name in names} - self._warned:
@@ -341,6 +350,22 @@ def _parse_events(
     if route.format in ("maxwell", "canal"):
         return (maxwell if route.format == "maxwell" else canal)(messages, table=route.table, **more)
     return (debezium if route.format == "debezium" else plain)(messages, types=route.types, **more)
+
+
+def _find_new_columns(
+    route: Route, messages: pa.Table, collection: Collection, paths: set[str]
+) -> dict[str, pa.DataType]:
+    """Return the types of members that no column takes, by path, if the messages agree on them."""
+    schema, found = collection.schema, dict[str, pa.DataType]()
+    types = {name: schema.arrow.field(name).type for name in schema.names}
+    with suppress(InvalidUsage):  # Messages contradict each other.
+        rows = _parse_events(route, _encode_documents(route, messages, schema.json), schema.key_names or None, None)
+        for field in rows.table.schema:
+            if field.name not in types:
+                found[quote_name(field.name)] = field.type
+            elif pat.is_nested(types[field.name]):
+                found |= find_new_fields(field.name, field.type, types[field.name])
+    return {path: kind for path, kind in found.items() if path in paths and not contains_null(kind)}
 
 
 def _encode_documents(route: Route, messages: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -85,12 +85,7 @@ class Topics:
     def assign(self, positions: Mapping[Place, int], *, wait: bool) -> None:
         """Read all partitions from their positions, or the beginning. A repeated call adds new ones.
 
-        Args:
-            wait: a topic that is not there may come later.
-
-        Raises:
-            InvalidUsage: a topic is not there, or has lost what is to be read.
-            Unavailable: no broker answers.
+        With `wait`, a topic that is not there may come later. Raises InvalidUsage if messages are lost.
         """
         self._connect()
         added = []

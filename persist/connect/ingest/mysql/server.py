@@ -45,18 +45,11 @@ NEEDS = "REPLICATION SLAVE and REPLICATION CLIENT on *.*, and SELECT on its tabl
 
 
 class MysqlConfig(msgspec.Struct, kw_only=True):
-    """The options of a database.
+    """The options of a database; `docs/use/ingest-databases.md` explains them.
 
     Attributes:
-        source: its URL: mysql://user@host:3306/database, with unix_socket, ssl_mode (disabled, required, verify) and
-            ssl_ca behind a "?". A password is better in a file, or in MYSQL_PWD.
-        tables: only these of its tables.
-        exclude: columns that are left out, as table.column.
-        prefix: what the names of collections begin with.
-        password_file: whose first line is the password.
         batch_rows: how many changes become one commit, at least, if so many are there.
         copy_rows: how many rows of a table's first contents become one commit.
-        heartbeat_s: how often a commit advances the times of an idle database.
     """
 
     source: str
@@ -71,11 +64,7 @@ class MysqlConfig(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that the server has now.
-
-    Attributes:
-        default: what older rows get, if it is added, as SQL; None for NULL, and "" if that is not known.
-    """
+    """A column that the server has now. `default` is SQL for older rows: None for NULL, "" if not known."""
 
     name: str
     kind: str
@@ -85,13 +74,7 @@ class Column:
 
 
 class Server:
-    """A database by its URL.
-
-    Attributes:
-        name: what it is called in messages and logs: nothing secret is in it.
-        schema: the database whose tables are taken in.
-        is_mariadb: whether it is MariaDB; known once `check` was called.
-    """
+    """A database by its URL; `name` has no secrets, and `check` finds whether it is MariaDB."""
 
     def __init__(self, config: MysqlConfig) -> None:
         self.library = require_package("pymysql>=1.1")
@@ -209,11 +192,7 @@ class Server:
         return InvalidUsage(f"{self.name} refuses: {text}. The user needs {NEEDS}")
 
     def check(self, connection: Any) -> None:
-        """Check that the server's settings log whole rows; detect MariaDB.
-
-        Raises:
-            InvalidUsage: it does not; the message names the settings to change.
-        """
+        """Check that the server's settings log whole rows; detect MariaDB."""
         with connection.cursor() as cursor:
             cursor.execute("SELECT version()")
             self.is_mariadb = "mariadb" in cursor.fetchone()[0].lower()
@@ -237,11 +216,7 @@ class Server:
             return parse_gtids(cursor.fetchone()[0] or "", is_mariadb=self.is_mariadb)
 
     def tables(self, connection: Any) -> dict[str, list[Column]]:
-        """Return the requested tables, each with its columns.
-
-        Raises:
-            InvalidUsage: there is none of that name, or what happens to one is not in the log.
-        """
+        """Return the requested tables, each with its columns."""
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = %s", (self.schema,)
@@ -421,9 +396,6 @@ def to_column(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
     """Return values of a query or of the log as an array of a type.
 
     Dates with zeros, which no calendar has, are NULL; times are text.
-
-    Raises:
-        InvalidUsage: a value is none of that type.
     """
     try:
         if pa.types.is_string(kind):

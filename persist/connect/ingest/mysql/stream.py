@@ -180,10 +180,7 @@ class BinlogStream:
                 yield from self._seal_quiet_time(sent_us + self._ahead_us)
 
     def _seal_quiet_time(self, by_us: int | None) -> Iterator[Batch]:
-        """Seal up to a moment at which no transaction is outstanding.
-
-        The moment is reduced by a second, because the log has moments in seconds.
-        """
+        """Seal up to a moment at which no transaction is outstanding, less a second, the unit of the log."""
         flow, self._logs = self._flow, []
         if by_us is not None and flow.done < (self._gtids.measure + 1) * STEP:
             flow.note_quiet_until(flow.done + 1, by_us - 1_000_000)
@@ -433,9 +430,6 @@ def _read_events(
     """Decode the log into a queue of (event, rows, file, offset, sent_us), or an error.
 
     `sent_us` is None unless this thread waited for the event: otherwise it may have been sent long before.
-
-    The time when the server sent an event is known if this waited for it. It is None if the event may have lain there
-    for some time.
     """
     try:
         while not ended.is_set():

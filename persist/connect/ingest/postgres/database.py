@@ -22,12 +22,7 @@ from persist.engine.read.results.result import require_package
 
 
 class PgAddress:
-    """A database by its URL.
-
-    Attributes:
-        name: what it is called in messages and logs: nothing secret is in it.
-        library: psycopg2.
-    """
+    """A database by its URL; `name` has no secrets, and `library` is psycopg2."""
 
     def __init__(self, url: str, application: str) -> None:
         """Parse a URL; `application` names our connections on the server."""
@@ -41,8 +36,7 @@ class PgAddress:
     def open_connection(self, *, replication: bool = False) -> Any:
         """Return a connection; for replication if that is set.
 
-        Raises:
-            Unavailable: the server does not answer, or does not let this user in.
+        Raises Unavailable: the server does not answer, or does not let this user in.
         """
         dsn = {**self._dsn, "application_name": self._application}
         dsn["client_encoding"] = "UTF8"
@@ -100,19 +94,11 @@ CLOCK_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
 
 
 class PostgresConfig(msgspec.Struct, kw_only=True):
-    """The options of a database.
+    """The options of a database; `docs/use/ingest-databases.md` explains them.
 
     Attributes:
-        source: its URL, as libpq takes it. A password is better in a password file, or in PGPASSWORD.
-        publication: whose tables are taken in.
-        tables: only these of its tables.
-        exclude: columns that are left out, as table.column.
-        as_text: columns that are kept as text, whatever their type.
-        prefix: what the names of collections begin with.
-        slot: the replication slot; by default named for location and publication.
         batch_rows: how many changes become one commit, at least, if so many are there.
         copy_bytes: how much of a table's first contents becomes one commit.
-        heartbeat_s: how often a commit advances the times of an idle database.
     """
 
     source: str
@@ -133,12 +119,7 @@ class SlotInUse(SourceBusy):
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table of a publication, as the server's catalog has it now.
-
-    Attributes:
-        generated: columns that the server computes and does not send, and how.
-        no_key: why the table has no key; "" if it has one.
-    """
+    """A table of a publication, as the server's catalog has it now. `no_key` is why it has no key, or empty."""
 
     schema: str
     name: str
@@ -317,11 +298,7 @@ def has_counterpart(type_: int, modifier: int) -> bool:
 
 
 def parse_texts(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
-    """Return Postgres texts as an array of a type.
-
-    Raises:
-        InvalidUsage: a value is none of that type, such as a date before the year 1.
-    """
+    """Return Postgres texts as an array of a type."""
     try:
         if pa.types.is_string(kind):
             return texts

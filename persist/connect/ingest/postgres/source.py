@@ -109,9 +109,6 @@ class Postgres:
         """Record that the slot belongs to this location, before it is created.
 
         If the process is killed then, a later one may drop the slot.
-
-        Raises:
-            InvalidUsage: the slot exists, and may belong to another program.
         """
         if self.config.slot is None:  # Its name has the location in it.
             return

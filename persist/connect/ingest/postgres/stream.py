@@ -14,7 +14,6 @@ from persist.codecs.nested import quote_name
 from persist.connect.ingest.postgres.database import CLOCK_US, Database, PublishedTable, SlotInUse, parse_texts
 from persist.connect.ingest.postgres.pgoutput import (
     Relation,
-    Spools,
     format_lsn,
     parse_begin,
     parse_change,
@@ -35,8 +34,6 @@ NUMBERS = (
 )
 POLL_S = 0.25
 CHANGES = b"IUD"
-STREAMS_FROM = 140000  # The version of the server that sends transactions before they are committed.
-ALIVE_EVERY = 20_000  # Messages of a transaction, before the server hears that we are there.
 KEPT_BYTES_MAX = 1 << 30
 IDLE_SLOTS = (
     "SELECT slot_name, coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::int8 FROM pg_replication_slots "
@@ -58,7 +55,6 @@ class Stream:
         )
         self._relations: dict[int, TableRows | None] = {}
         self._kept: dict[int, list[int]] = {}
-        self._spools = Spools()
         self._cursor: Any = None
         self._names = {(table.schema, table.name): name for name, table in tables.items()}
 
@@ -71,7 +67,6 @@ class Stream:
                 self._cursor = cursor
                 yield from self._read_messages(cursor, target)
         finally:
-            self._spools.close()
             connection.close()
 
     def _start_replication(self, connection: Any, cursor: Any) -> tuple[int, int]:
@@ -108,8 +103,6 @@ class Stream:
             )
         # The slot may be ahead of upper: psycopg2 confirms what keepalives report once all transactions are confirmed.
         options = {"proto_version": "1", "publication_names": f'"{database.config.publication}"'}
-        if connection.server_version >= STREAMS_FROM:
-            options |= {"proto_version": "2", "streaming": "on"}
         cursor.start_replication(slot_name=slot, decode=False, start_lsn=format_lsn(self._flow.upper), options=options)
         return end
 
@@ -158,17 +151,10 @@ class Stream:
                     cursor.send_feedback(reply=True, force=True)  # It answers with how far it has come.
                 select.select([cursor], [], [], POLL_S)
                 continue
-            data = message.payload
-            if self._spools.is_inside:
-                if data[0] == 69:  # E
-                    self._spools.stop()
-                else:
-                    self._spools.keep(data)
-            else:
-                previous = flow.upper
-                yield from self._process(data, cursor)
-                if flow.upper != previous:
-                    cursor.send_feedback(flush_lsn=flow.upper)
+            previous = flow.upper
+            yield from self._process(message.payload, cursor)
+            if flow.upper != previous:
+                cursor.send_feedback(flush_lsn=flow.upper)
 
     def _load_log_end(self) -> tuple[int, int]:
         """Return the log's end, and its moment in µs since 1970."""
@@ -182,7 +168,7 @@ class Stream:
     def _process(self, data: bytes, cursor: Any) -> Iterator[Batch]:
         """Process a message; yield batches that it completes."""
         if data[0] not in CHANGES:
-            yield from self._process_control(data, cursor)
+            yield from self._process_control(data)
             return
         self._process_change(data)
         if self._flow.is_full:
@@ -190,7 +176,7 @@ class Stream:
                 yield piece
                 cursor.send_feedback(force=True)
 
-    def _process_control(self, data: bytes, cursor: Any) -> Iterator[Batch]:
+    def _process_control(self, data: bytes) -> Iterator[Batch]:
         """Process a message that is not a change of a row."""
         kind, flow = data[0], self._flow
         if kind == 66:  # B
@@ -204,18 +190,6 @@ class Stream:
             yield from flow.truncate_tables(
                 [rows for id_ in parse_truncate(data) if (rows := self._relations.get(id_)) is not None]
             )
-        elif kind == 83:  # S
-            self._spools.start(data)
-        elif kind == 65:  # A
-            self._spools.undo(data)
-        elif kind == 99:  # c
-            xid, time, moment_us = self._spools.parse_commit(data)
-            yield from flow.begin(time, moment_us)
-            for count, message in enumerate(self._spools.messages(xid)):
-                yield from self._process(message, cursor)
-                if count % ALIVE_EVERY == 0:
-                    cursor.send_feedback(flush_lsn=flow.upper, force=True)
-            yield from flow.commit()
 
     def _process_change(self, data: bytes) -> None:
         if self._flow.is_known:
@@ -280,9 +254,7 @@ class Stream:
     ) -> None:
         """Add, drop, rename and widen columns of a collection as its table did.
 
-        Args:
-            now: the numbers of the table's columns, as the catalog has them now.
-            is_now: whether these are the columns that are meant; the catalog may be ahead.
+        `now` has the numbers of the table's columns in the catalog, which may be ahead; `is_now` is false then.
         """
         numbers, replaced = self._load_column_numbers(collection), list[str]()
         if is_now:
@@ -367,11 +339,7 @@ def _find_renames(
     types: Mapping[str, pa.DataType],
     now: Mapping[str, int],
 ) -> dict[str, str]:
-    """Return renamed columns, old to new. The catalog may be ahead of the log.
-
-    Raises:
-        InvalidUsage: they are not known.
-    """
+    """Return renamed columns, old to new. The catalog may be ahead of the log."""
     names = {number: name for name, number in now.items()}
     again = [old for old in have if old not in types and names.get(numbers.get(old) or 0, old) != old]
     renamed = {old: names[numbers[old] or 0] for old in again if names[numbers[old] or 0] in {*types} - {*have}}
@@ -389,11 +357,7 @@ def _find_renames(
 
 
 def _check_identity(name: str, table: str, relation: Relation, key: list[str] | None) -> None:
-    """Raise InvalidUsage unless old rows have their key, or all columns if key is None.
-
-    Raises:
-        InvalidUsage: it does not.
-    """
+    """Raise InvalidUsage unless old rows have their key, or all columns if key is None."""
     sent = {column.name for column in relation.columns if column.is_key}
     if relation.identity == "f" or (key is not None and (relation.identity == "n" or {*key} <= sent)):
         return

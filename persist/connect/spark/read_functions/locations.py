@@ -108,11 +108,7 @@ class SparkLocation(Closes):
 
     @contextmanager
     def at(self, seqno: int | None = None) -> "Iterator[SparkLocation]":
-        """Return this location after one record of the log, by default the last.
-
-        Raises:
-            InvalidUsage: the log has not reached that record yet, or has dropped it.
-        """
+        """Return this location after one record of the log, by default the last."""
         if seqno is not None and (isinstance(seqno, bool) or not isinstance(seqno, int) or seqno < 0):
             raise InvalidUsage(
                 f"seqno={seqno!r} is not a whole number of at least 0: give a seqno, or None for the last"
@@ -185,8 +181,7 @@ class SparkLocation(Closes):
     ) -> PlannedChanges:
         """Return what `changes` would read, and how: print it; arguments and errors as of `plan`.
 
-        Args:
-            form: "updates", or "transitions" for what became of keys, paired in tasks; as in `Collection.changes`.
+        `form`: "updates", or "transitions" for what became of keys, paired in tasks; as in `Collection.changes`.
         """
         rows, then = self._load(collection)
         if then is not None:

@@ -162,9 +162,6 @@ def plan(
     Args:
         tombstoned: which rows the snapshot leaves out.
         native: True to insist on Spark's own scan, False on the data source; None for whatever is faster.
-
-    Raises:
-        InvalidUsage: native is True and not possible; the message has the reason.
     """
     scan, form = snapshot.scan, snapshot.form
     tail = Tail.of(scan, form)

@@ -223,8 +223,7 @@ def _literal(value: pa.Scalar, field: StructField) -> Column:
 class Tombstoned:
     """Recognises the tombstones of a collection; without a form, all rows are live.
 
-    Attributes:
-        column: the column that marks tombstones; None if the collection has no tombstones.
+    `column`: the column that marks tombstones; None if the collection has no tombstones.
     """
 
     schema: CollectionSchema

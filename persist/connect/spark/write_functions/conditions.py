@@ -26,8 +26,7 @@ from persist.core.errors import InvalidUsage
 class Condition:
     """A condition that selects the records for which it is true, and neither false nor NULL.
 
-    Attributes:
-        text: of the condition, for messages and for the digest of a write with a token.
+    `text`: of the condition, for messages and for the digest of a write with a token.
     """
 
     column: Column
@@ -55,11 +54,7 @@ class Condition:
         return F.raise_error(F.concat(F.lit(refusal), row)).cast("long")
 
     def filter(self, records: DataFrame) -> DataFrame:
-        """Return the records that fulfil the condition.
-
-        Raises:
-            InvalidUsage: Spark would compare values that are not the same after a cast of its own.
-        """
+        """Return the records that fulfil the condition."""
         matching = records.where(self.column)
         if isinstance(matching, ClassicDataFrame):
             plan: Any = matching._jdf.queryExecution().analyzed()
@@ -70,8 +65,7 @@ class Condition:
     def _check(self, term: Any, by_user: Any, above: str = "") -> None:
         """Raise InvalidUsage if Spark has added a cast to a term that changes some values.
 
-        Args:
-            above: the kind of the term around it. Casts of numbers in arithmetic are allowed.
+        `above`: the kind of the term around it. Casts of numbers in arithmetic are allowed.
         """
         name = term.getClass().getSimpleName()
         if name == "Cast" and not term.getTagValue(by_user).isDefined():

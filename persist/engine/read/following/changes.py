@@ -52,9 +52,9 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
         CorruptBlob: a part is missing or damaged.
         DiffOverflow: the diffs of equal updates sum to more than int64 holds.
     """
-    names = [*scan.columns, "_time", "_diff"]
     if not scan.parts:
-        return scan.cast_to_result(scan.empty(names))
+        return read_no_changes(scan)
+    names = [*scan.columns, "_time", "_diff"]
     keys = [name for name in scan.schema.key_names if name in scan.columns]
     apart = _order_disjoint_parts(scan)
     updates = pa.concat_tables([scan.empty(names), *scan.updates(reader, names, apart)])
@@ -67,6 +67,11 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
     if retractions_first:
         order = _order_retractions_first(updates, keys, order)
     return scan.cast_to_result(updates if order is None else updates.take(make_int64_array(order)))
+
+
+def read_no_changes(scan: Scan) -> pa.Table:
+    """Return the result of `read_changes` for a scan without parts."""
+    return scan.cast_to_result(scan.empty([*scan.columns, "_time", "_diff"]))
 
 
 def read_all_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
@@ -88,7 +93,10 @@ def slice_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
 
     An interval of several times is one slice. Updates of one time are in the order of keys, so they can be cut.
     """
-    for scan in [whole] if whole.memory <= bytes_max else whole.time_slices(bytes_max):
+    if whole.memory <= bytes_max:
+        yield [whole]
+        return
+    for scan in whole.time_slices(bytes_max):
         is_one_time = scan.time_upper - scan.time_lower == 1
         yield scan.cut_into_slices(bytes_max) if is_one_time else [scan]
 

@@ -31,7 +31,7 @@ from persist.core.closing import Closes
 from persist.core.rendering import Completed, ShownByRepr
 from persist.core.state_rules.contents import CollectionState, check_changes_readable
 from persist.engine.follow.follower import Follower
-from persist.engine.read.parts.reader import ClaimedRead
+from persist.engine.read.parts.reader import ClaimedRead, PartReader
 
 if TYPE_CHECKING:
     import asyncio
@@ -142,7 +142,7 @@ class Piece:
     size: int
 
 
-PlanChanges = Callable[[ClaimedRead, CollectionState, int, int], Sequence[Piece]]
+PlanChanges = Callable[[PartReader, CollectionState, int, int], Sequence[Piece]]
 
 
 class Listen(ShownByRepr, Completed, Steps[Progress]):
@@ -274,10 +274,10 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         lower = self._lower
         assert lower is not None
         assert not self._left
-        self._reading()  # Report an expired lease before its consequences.
+        reader = self._reading()  # Report an expired lease before its consequences.
         check_changes_readable(contents, lower)
         upper = contents.upper if until is None else min(contents.upper, until)
-        return self._plan(self._reading, contents, lower, upper)
+        return self._plan(reader, contents, lower, upper)
 
     def read(self, pieces: Sequence[Piece]) -> pa.Table:
         """Return the updates of some pieces, one at least. Memory: theirs."""

@@ -2,17 +2,15 @@
 
 The sampled keys in a part's descriptor, and then the statistics in its footer (`GroupBounds`), select row groups. Their
 keys are decoded, and one search finds all requested keys (`persist.codecs.order.search`). Then the other columns are
-decoded, of row groups with a requested key. Both stay decoded in the client's cache (`DecodedRows`). Once all row
-groups of a block were requested, the block replaces them. So a repeated key costs one search for each part. Parts
-without sampled keys (nested or very long ones) are read as a whole.
+decoded, of row groups with a requested key. Both stay decoded in the client's cache (`DecodedRows`), so a repeated key
+costs one search for each part. Parts without sampled keys (nested or very long ones) are read as a whole.
 
 Bloom filters and page indexes do not help: pyarrow writes them, but cannot search in them. In a file sorted by key,
 statistics are nearly as exact. Most of a first look-up is the decoding of one row group.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +19,6 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.ordering import sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
@@ -32,7 +29,7 @@ from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.values import to_values
 from persist.codecs.updates.small import convert_small_keys
-from persist.engine.read.lookups.part_rows import Hits, PartRows
+from persist.engine.read.lookups.part_rows import PartRows
 from persist.engine.read.lookups.requested_keys import find_distinct_keys, keys_alone
 from persist.engine.read.merging import repeat_rows
 from persist.engine.read.parts.reader import PartReader
@@ -84,80 +81,6 @@ class _Source:
 Found = tuple[_Source, pa.Table]  # Updates of a part, as the scan counts them.
 
 
-class JoinedRows:
-    """The rows of some tiny parts for one look-up: joined, sorted by key, and cached; see `PartRows`.
-
-    Small steps leave runs of a few rows, and each search takes a tenth of a millisecond, however small the part is. New
-    parts come at the end of the history, so all groups but the last one stay the same until a compaction.
-
-    Measured with 60 parts of 20 rows: `get` of one key takes 0.08 ms, and 0.54 ms with a search for each part. With its
-    snapshot, it takes 0.36 and 1.19 ms. So `PartRows` alone would make such a read 3 times slower.
-
-    Args:
-        types: `CollectionSchema.reading`.
-        columns: the columns besides the key columns, of which there is at least one.
-    """
-
-    def __init__(
-        self, parts: Sequence[Part], schema: CollectionSchema, types: str, columns: tuple[str, ...], reader: PartReader
-    ) -> None:
-        self._parts = parts
-        self._schema = schema
-        self._columns = columns
-        self._reader = reader
-        self._name = "joined", tuple((part.rows_id, part.schema) for part in parts), columns, types
-
-    def may_hold(self, requested_keys: SortedKeys | None) -> bool:
-        """Return True: a test takes as long as the search."""
-        return True
-
-    def are_in_memory(self, requested_keys: SortedKeys | None) -> bool:
-        """Return whether `with_keys` needs no request."""
-        return self._reader.decoded.peek(self._name) is not None or all(part.inline for part in self._parts)
-
-    def hits_in_memory(self, requested_keys: SortedKeys) -> list[Hits] | None:
-        """Return the positions of the rows with a requested key; None if something must be read for that."""
-        joined = self._reader.decoded.get(self._name)
-        if joined is None:
-            return None
-        assert isinstance(joined, _Joined)
-        rows = joined.keys.find_rows(requested_keys)
-        return [(joined.rows.columns, rows)] if len(rows) else []
-
-    def with_keys(self, requested_keys: SortedKeys | None) -> Iterator[pa.Table]:
-        """Yield the rows with a requested key, all columns, in the order of keys, then of parts."""
-        assert requested_keys is not None, "a collection without keys has nothing to search for"
-        joined = self._join()
-        rows = joined.keys.find_rows(requested_keys)
-        if len(rows):
-            yield pa.Table.from_batches([joined.rows.take(make_int64_array(rows))])
-
-    def _join(self) -> "_Joined":
-        joined = self._reader.decoded.get(self._name)
-        if joined is None:
-            key_names = [*self._schema.key_names]
-            names = [*key_names, *self._columns]
-            rows = pa.concat_tables([self._reader.table(part, self._schema, names) for part in self._parts])
-            # Sorting is stable, so rows with equal keys stay in the order of their parts.
-            (batch,) = rows.take(sort_indices(rows, key_names)).combine_chunks().to_batches()
-            joined = _Joined(SortedKeys(batch.select(key_names)), batch)
-            self._reader.decoded.put(self._name, joined)
-        assert isinstance(joined, _Joined)
-        return joined
-
-
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """The rows of some parts, in the order of keys, and their keys to search in."""
-
-    keys: SortedKeys
-    rows: pa.RecordBatch
-
-    @property
-    def nbytes(self) -> int:
-        return 1000 + self.keys.nbytes + int(self.rows.nbytes)
-
-
 class Lookup:
     """Finds the rows of a scan with certain keys; prepared once, for any number of look-ups."""
 
@@ -197,13 +120,9 @@ class Lookup:
         types = f"{parts[0].schema} {self._types}" if len(parts) == 1 else self._types
         return _Source(parts, tuple(columns), fields, types, sign, diff, is_distinct, cuts_time)
 
-    def _rows(self, source: _Source, reader: PartReader) -> PartRows | JoinedRows:
+    def _rows(self, source: _Source, reader: PartReader) -> PartRows:
         """Return the searchable rows of the parts of a source."""
-        schema = self.scan.schema
-        match source.parts:
-            case (part,):
-                return PartRows(part, schema, source.types, source.columns, source.fields, reader)
-        return JoinedRows(source.parts, schema, source.types, source.columns, reader)
+        return PartRows(source.parts, self.scan.schema, source.types, source.columns, source.fields, reader)
 
     def to_lookup_keys(self, keys: Any) -> Wanted:
         """Return keys as the other methods take them; see `find_distinct_keys`."""
@@ -243,8 +162,7 @@ class Lookup:
 
     def _values(self, columns: list[pa.Array], row: int) -> list[Any] | None:
         """Return the values of a row in Python; None if Python has no object for one."""
-        start = len(self.scan.schema.key_names)
-        values = columns[start : start + len(self.scan.schema.value_names)]
+        values = columns[: len(self.scan.schema.value_names)]
         try:
             return [to_values(_drop_dictionary(column.slice(row, 1)), "a column")[0] for column in values]
         except InvalidUsage:
@@ -295,35 +213,29 @@ class Lookup:
 
     def _read_updates(self, request: Wanted, reader: PartReader) -> list[Found]:
         """Return the updates with a requested key by part, first of the parts in memory."""
-        source_tables: list[Found] = []
-        cold: list[tuple[_Source, PartRows | JoinedRows]] = []
+        in_memory: list[Found] = []
+        cold: list[tuple[_Source, PartRows]] = []
         for source in self._sources if request.rows else ():
             rows = self._rows(source, reader)
             if rows.are_in_memory(request.keys):
-                source_tables += self._select_updates(source, rows.with_keys(request.keys))
+                in_memory.append((source, self._select_updates(source, rows.with_keys(request.keys))))
             elif rows.may_hold(request.keys):
                 cold.append((source, rows))
-        if cold:
-            read = reader.map(lambda pair: list(self._select_updates(pair[0], pair[1].with_keys(request.keys))), cold)
-            source_tables += chain.from_iterable(read)
-        return source_tables
+        read = reader.map(lambda pair: (pair[0], self._select_updates(pair[0], pair[1].with_keys(request.keys))), cold)
+        return [(source, table) for source, table in (*in_memory, *read) if len(table)]
 
-    def _select_updates(self, source: _Source, tables: Iterable[pa.Table]) -> Iterator[Found]:
-        """Yield the updates at the scan's times that pass its filter, with the scan's sign.
+    def _select_updates(self, source: _Source, table: pa.Table) -> pa.Table:
+        """Return the updates at the scan's times that pass its filter, with the scan's sign.
 
         Args:
-            tables: the rows of a source with a requested key.
+            table: the rows of a source with a requested key.
         """
         scan = self.scan
-        for table in tables:
-            if source.cuts_time:
-                table = scan.within_time(table)
-            if scan.filter is not None:
-                table = self._apply_filter(table, scan.filter)
-            if source.diff is None and source.sign < 0:
-                table = negate(table)
-            if len(table):
-                yield source, table
+        if source.cuts_time:
+            table = scan.within_time(table)
+        if scan.filter is not None:
+            table = self._apply_filter(table, scan.filter)
+        return negate(table) if source.diff is None and source.sign < 0 else table
 
     def _apply_filter(self, table: pa.Table, filter: pc.Expression) -> pa.Table:
         try:

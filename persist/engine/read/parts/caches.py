@@ -231,13 +231,6 @@ class SpilledRows:
             return False
         return self.room.write_file(self._path(name), encode_mapped_file(batch, self._make_full_key(name)))
 
-    def drop(self, name: str) -> None:
-        """Remove rows."""
-        path = self._path(name)
-        self._mapped.remove(path)
-        with suppress(OSError):
-            os.unlink(path)
-
     def counts(self) -> dict[str, int]:
         """Return counts of the files; the room's counts include all that this client wrote there."""
         room, mapped = self.room, self._mapped.bytes

@@ -82,6 +82,8 @@ class Scan:
 
     def estimate_memory(self, parts: Iterable[Part]) -> int:
         """Return the same of some of the parts."""
+        if self.keys.is_all:
+            return sum([part.memory for part in parts])
         return sum(memory_within(part, self.keys, self.schema) for part in parts)
 
     @property
@@ -96,9 +98,13 @@ class Scan:
     def prune(self) -> "Scan":
         """Return this scan without the parts that cannot hold anything of it."""
         in_time = [p for p in self.parts if p.time_min < self.time_upper and p.time_max >= self.time_lower]
-        return replace(self, base=self._may_match(self.base), parts=self._may_match(in_time))
+        base, parts = self._may_match(self.base), self._may_match(in_time)
+        is_same = len(base) == len(self.base) and len(parts) == len(self.parts)
+        return self if is_same else replace(self, base=base, parts=parts)
 
     def _may_match(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        if not parts:
+            return ()
         remaining = parts if self.keys.is_all else [part for part in parts if self.keys.may_overlap(part, self.schema)]
         if self.filter is not None and remaining:
             # A record is a key and a value, so a record outside of the filter cannot cancel one inside.

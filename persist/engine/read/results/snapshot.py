@@ -202,10 +202,9 @@ class Snapshot(ArrowResult):
         in form "diff".
         """
         scan, names = self.scan, [*self.scan.columns, "_diff"]
-        remaining_rows = sum(part.diff_sum for part in scan.base) + scan.sign * sum(
-            part.diff_sum for part in scan.parts
-        )
-        read = sum(scan.bound_row_count(part) for part in scan.all_parts)
+        remaining_rows = sum([part.diff_sum for part in scan.base])
+        remaining_rows += scan.sign * sum([part.diff_sum for part in scan.parts])
+        read = sum(map(scan.bound_row_count, scan.all_parts))
         with self._reading.explain_missing():
             if scan.narrow is not None or read > UNSUMMED_SHARE * remaining_rows:
                 yield from self._consolidate(scan.columns)

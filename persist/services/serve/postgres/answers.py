@@ -68,11 +68,7 @@ def rows_answer(table: pa.Table, tag: str = "SELECT") -> Answer:
 
 
 class RowSender:
-    """Sends the rows of answers to a client.
-
-    Args:
-        check: raises Failure if the statement is cancelled.
-    """
+    """Sends the rows of answers to a client. `check`: raises Failure if the statement is cancelled."""
 
     def __init__(self, connection: Connection, queries: Queries, check: Callable[[], None]) -> None:
         self._connection = connection

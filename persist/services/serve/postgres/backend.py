@@ -86,8 +86,7 @@ class Backend:
     def listen(self, subscribe: Subscribe) -> tuple[Any, int | None, pa.Schema]:
         """Return a listener of a collection, the requested end, and the columns.
 
-        Raises:
-            CollectionNotFound: there is none.
+        Raises CollectionNotFound: there is none.
         """
         collection = self._load(subscribe.name.removeprefix("main."))
         handle = collection.handle

@@ -136,8 +136,7 @@ def _quote_text(text: str) -> str:
 class Catalog:
     """The tables of Postgres's catalogs over the collections of a location, in a DuckDB of their own; for any thread.
 
-    Args:
-        connection: an empty DuckDB, which reads no files.
+    `connection`: an empty DuckDB, which reads no files.
     """
 
     def __init__(self, connection: Any) -> None:

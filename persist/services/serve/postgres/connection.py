@@ -16,8 +16,7 @@ MESSAGE_S = 30.0  # How long a message may take from its first byte.
 class Connection:
     """Sends and receives messages; for one thread, but for `end`.
 
-    Args:
-        slow_s: how long the client may take nothing of its answer.
+    `slow_s`: how long the client may take nothing of its answer.
     """
 
     def __init__(self, client: socket.socket, slow_s: float) -> None:

@@ -45,9 +45,6 @@ def literal(value: bytes | None, oid: int, form: int) -> str:
 
     Args:
         form: 0 for text, 1 for binary.
-
-    Raises:
-        Failure: it is none of its type.
     """
     item = ARRAYS.get(oid)
     kind = f"{TYPES[item][1]}[]" if item is not None else TYPES[oid][1] if oid in TYPES else "bigint" * (oid == 26)
@@ -101,11 +98,7 @@ def _literal(value: bytes | None, oid: int, form: int) -> str:
 
 
 def exact_numeric(constant: str) -> str:
-    """Return a constant as a number with all its digits, which DuckDB takes for a DECIMAL.
-
-    Raises:
-        Failure: it is not a number of at most 38 digits.
-    """
+    """Return a constant as a number with all its digits, which DuckDB takes for a DECIMAL."""
     text = constant[1:-1] if constant.startswith("'") else constant
     if text == "NULL" or text.startswith("CAST("):
         return constant

@@ -27,23 +27,14 @@ class _Keys:
 
 
 class Scram:
-    """Checks proofs of the tokens of a server.
-
-    Args:
-        tokens: by token, whether it allows writing.
-    """
+    """Checks proofs of the tokens of a server. `tokens`: by token, whether it allows writing."""
 
     def __init__(self, tokens: Mapping[str, bool]) -> None:
         self._salt = os.urandom(16)
         self._keys = [(_keys(token, self._salt), may_write) for token, may_write in tokens.items()]
 
     def begin(self, first: str) -> "Exchange":
-        """Return the exchange that a client begins by its first message.
-
-        Raises:
-            ProtocolViolation: it is malformed.
-            Failure: it requires channel binding.
-        """
+        """Return the exchange that a client begins by its first message."""
         binding, _, bare = first.partition(",,")
         if binding.startswith("p="):
             raise Failure("28000", "channel binding is not served: connect with channel_binding=prefer")
@@ -64,12 +55,7 @@ class Exchange:
         self.challenge = f"r={self._nonce},s={base64.b64encode(salt).decode()},i={_ITERATIONS}"
 
     def finish(self, final: str) -> tuple[str, bool]:
-        """Return the server's proof for the client, and whether its token allows writing.
-
-        Raises:
-            Failure: the client does not have a token of the server.
-            ProtocolViolation: its message is malformed.
-        """
+        """Return the server's proof for the client, and whether its token allows writing."""
         without_proof, _, proof_text = final.rpartition(",p=")
         fields = _fields(without_proof)
         try:

@@ -34,8 +34,7 @@ BLOCK_S = 300.0
 class PostgresServer(Closes):
     """Serves a location to Postgres clients until it is closed.
 
-    Attributes:
-        url: where it is, as `postgresql://host:port/latest`.
+    `url`: where it is, as `postgresql://host:port/latest`.
     """
 
     def __init__(
@@ -60,9 +59,6 @@ class PostgresServer(Closes):
             may_write: whether statements may change collections.
             certificate: the chain and the key as PEM: then a connection must use TLS.
             insecure: allow an address that other machines reach without a token.
-
-        Raises:
-            InvalidUsage: the address or the certificate does not fit.
         """
         check_strangers(join_host_port(host, port), host, is_safe=token is not None or insecure)
         self.backend = backend

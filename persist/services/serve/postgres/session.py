@@ -70,8 +70,7 @@ BY_TIMEOUT = "canceling statement due to statement timeout"
 class SessionOfClient:
     """Runs the messages of one client. `block` is the block that it has open, if any.
 
-    Args:
-        may_write: whether statements may change collections.
+    `may_write`: whether statements may change collections.
     """
 
     def __init__(self, backend: Backend, connection: Connection, settings: Settings, *, may_write: bool) -> None:
@@ -137,11 +136,7 @@ class SessionOfClient:
     # Messages.
 
     def handle(self, kind: bytes, body: bytes) -> None:
-        """Process a message, and answer it.
-
-        Raises:
-            ProtocolViolation: it does not follow the protocol.
-        """
+        """Process a message, and answer it."""
         if self._skips and kind != b"S":
             return
         self._skips = False

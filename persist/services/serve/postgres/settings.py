@@ -60,8 +60,7 @@ _UNITS_S = {"us": 1e-6, "": 1e-3, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0
 class Settings:
     """The user, the database, the number and the settings of a session. `values` are the present ones, by name.
 
-    Args:
-        check_time: raises Failure if a text is not a time.
+    `check_time`: raises Failure if a text is not a time.
     """
 
     def __init__(self, user: str, database: str, pid: int, check_time: Callable[[str], None]) -> None:
@@ -73,11 +72,7 @@ class Settings:
         self._before: dict[str, tuple[str, bool]] = {}
 
     def begin(self, options: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Take the settings of a first message; return the settings that are sent at the start.
-
-        Raises:
-            Failure: a setting is not possible.
-        """
+        """Take the settings of a first message; return the settings that are sent at the start."""
         chosen = [(name, value) for name, value in options.items() if name not in _NO_SETTINGS]
         for name, value in [*chosen, *parse_options(options.get("options", ""))]:
             self.set(name, value)
@@ -87,11 +82,7 @@ class Settings:
     def set(self, name: str, value: str | None) -> tuple[str, str] | None:
         """Change a setting; return it if it is sent to the client.
 
-        Args:
-            value: None for the value that it had at the start.
-
-        Raises:
-            Failure: the setting does not exist, or cannot have this value.
+        `value`: None for the value that it had at the start.
         """
         name = _canonical_name(name)
         if value is None or value.upper() == "DEFAULT":

@@ -171,11 +171,7 @@ def _without_text(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Copy:
-    """A `COPY … TO STDOUT`: its query, and the form of its rows.
-
-    Attributes:
-        form: `text`, `csv` or `binary`.
-    """
+    """A `COPY … TO STDOUT`: its query, and the form of its rows. `form`: `text`, `csv` or `binary`."""
 
     query: str
     form: str = "text"
@@ -196,11 +192,7 @@ _OPTION = re.compile(
 
 
 def parse_copy(sql: str) -> Copy:
-    """Parse a COPY.
-
-    Raises:
-        Failure: it is not of the form `COPY … TO STDOUT`, or an option is unknown.
-    """
+    """Parse a COPY."""
     match = _COPY.fullmatch(_strip(sql))
     if match is None:
         raise Failure(
@@ -320,11 +312,7 @@ def parse_declare(sql: str) -> tuple[str, str, bool]:
 
 
 def parse_fetch(sql: str) -> tuple[str, str, int | None]:
-    """Return the verb of a FETCH or MOVE, its cursor, and how many rows it takes, None for all.
-
-    Raises:
-        Failure: it is malformed, or does not read forward.
-    """
+    """Return the verb of a FETCH or MOVE, its cursor, and how many rows it takes, None for all."""
     match = _FETCH.fullmatch(_strip(sql))
     if match is None:
         raise Failure("0A000", "cursors are read forward: FETCH [FORWARD] count FROM name, or FETCH ALL FROM name")

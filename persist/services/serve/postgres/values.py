@@ -227,11 +227,7 @@ def _join(fields: list[Any], lengths: np.ndarray) -> memoryview:
 
 
 def text_values(array: pa.Array) -> pa.Array:
-    """Return each value as Postgres writes it, as strings or bytes of UTF-8.
-
-    Raises:
-        Failure: Postgres's type does not have such a value.
-    """
+    """Return each value as Postgres writes it, as strings or bytes of UTF-8."""
     array = _drop_dictionary(array)
     oid = _find_oid(array.type)
     writer = _TEXT.get(oid)

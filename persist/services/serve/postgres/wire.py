@@ -137,11 +137,7 @@ class Reader:
         return self._at == len(self._body)
 
     def take(self, count: int) -> bytes:
-        """Return so many bytes.
-
-        Raises:
-            ProtocolViolation: there are fewer.
-        """
+        """Return so many bytes."""
         end = self._at + count
         if count < 0 or end > len(self._body):
             raise ProtocolViolation("a message is shorter than it says")

@@ -75,12 +75,14 @@ def check(client: persist.Client, queries: list[str], seed: int) -> int:
 
 
 @pytest.mark.thorough
+@pytest.mark.costly("each block refreshes a sixth of all queries twice")
 @pytest.mark.parametrize("block", range(6))
 def test_tasks_give_what_a_running_program_gives(client: persist.Client, block: int) -> None:
     assert check(client, QUERIES[block::6], block) >= 5
 
 
 @pytest.mark.thorough(except_every=20)
+@pytest.mark.costly("each block refreshes four queries three times in two ways")
 @pytest.mark.parametrize("block", range(20))
 def test_tasks_give_what_a_running_program_gives_for_random_queries(client: persist.Client, block: int) -> None:
     queries = [Grammar(1000 + 4 * block + number).query() for number in range(4)]

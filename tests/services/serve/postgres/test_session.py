@@ -21,6 +21,13 @@ def served() -> Iterator[tuple[persist.Client, Servers]]:
         yield served
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[persist.Client, Servers]]:
+    """A server for tests that change nothing."""
+    with a_server(write=True) as served:
+        yield served
+
+
 def connect(servers: Servers, **options: Any) -> Any:
     return psycopg.connect(servers.postgres_url + "?user=me", **options)
 
@@ -138,8 +145,8 @@ def test_a_session_reads_a_time_by_its_database_or_setting(served: tuple[persist
 
 
 @pytest.mark.parametrize("wrong", ["rubbish", "2026-13-45", "-1x", "9" * 30])
-def test_a_time_that_is_none_is_refused_at_once(served: tuple[persist.Client, Servers], wrong: str) -> None:
-    client, servers = served
+def test_a_time_that_is_none_is_refused_at_once(shared: tuple[persist.Client, Servers], wrong: str) -> None:
+    client, servers = shared
     client["orders"].tag("before", client["orders"].snapshot().as_of)
     with connect(servers, autocommit=True) as connection:
         for fine in ("before", "5", "@5", "2026-11-23T12:00Z", "2026-11-23", "now", "yesterday", "-1d", "latest", ""):
@@ -248,9 +255,9 @@ def test_views_keep_the_limits_of_a_server() -> None:
     ],
 )
 def test_errors_have_their_states(
-    served: tuple[persist.Client, Servers], sql: str, state: str, position: int | None
+    shared: tuple[persist.Client, Servers], sql: str, state: str, position: int | None
 ) -> None:
-    with connect(served[1], autocommit=True) as connection, pytest.raises(psycopg.Error) as caught:
+    with connect(shared[1], autocommit=True) as connection, pytest.raises(psycopg.Error) as caught:
         connection.execute(sql)
     assert caught.value.sqlstate == state, caught.value
     if position is not None:
@@ -376,8 +383,8 @@ def test_a_serializable_block_may_change_what_it_reads(served: tuple[persist.Cli
 
 
 @pytest.mark.parametrize("value", ["1::uhugeint", "'101'::bit", "'12:00:00+02'::timetz", "union_value(x := 1)"])
-def test_values_that_arrow_would_change_are_refused(served: tuple[persist.Client, Servers], value: str) -> None:
-    with connect(served[1], autocommit=True) as connection:
+def test_values_that_arrow_would_change_are_refused(shared: tuple[persist.Client, Servers], value: str) -> None:
+    with connect(shared[1], autocommit=True) as connection:
         with pytest.raises(psycopg.Error, match="cast it to VARCHAR"):
             connection.execute(f"SELECT {value}")
         assert connection.execute(f"SELECT ({value})::VARCHAR").fetchone() is not None
