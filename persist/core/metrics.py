@@ -9,8 +9,8 @@ The names of the exported metrics follow `Metrics.as_dict`:
     persist.<group>.<name>                            gauge, for the rest
 
 Nothing is imported or started before `register_metrics`, and a process without the package pays nothing. With it, a
-metric is created once in a process and reads every registered client: OpenTelemetry would ignore the callbacks of a second metric
-of the same name, and cannot remove one.
+metric is created once in a process and reads every registered client: OpenTelemetry would ignore the callbacks of a
+second metric of the same name, and cannot remove one.
 """
 
 import threading

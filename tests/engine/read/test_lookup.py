@@ -650,10 +650,10 @@ def test_keys_at_the_ends_of_row_groups_are_found_from_memory(monkeypatch: pytes
         snapshot, keys = collection.snapshot(), ascending["k"].to_pylist()
         starts = list(range(0, ROWS, group))
         for some in (starts[3:9], starts):
-            before = store.counts()["get"].requests
+            before = store.get_counts()["get"].requests
             assert rows_with(snapshot, [keys[row] for row in some]).equals(ascending.take(pa.array(some)))
-            assert 0 < store.counts()["get"].requests - before <= 6
-        before = store.counts()["get"].requests
+            assert 0 < store.get_counts()["get"].requests - before <= 6
+        before = store.get_counts()["get"].requests
         for at in [at + by for at in starts for by in (0, 1, group - 1)]:
             assert rows_with(snapshot, [keys[at]]).equals(ascending.slice(at, 1))
             assert snapshot.get([keys[at]]) == [(keys[at], ascending["v"][at].as_py())]

@@ -370,7 +370,7 @@ class PartRows:
                 missing.append(span)
                 if span[1] - span[0] > 1:  # A block replaces its row groups.
                     for group in groups:
-                        self._reader.decoded.take(self._name(columns, (group, group + 1)))
+                        self._reader.decoded.remove(self._name(columns, (group, group + 1)))
             else:
                 pieces[span] = piece
         if missing == [WHOLE]:
@@ -493,7 +493,7 @@ def _find_rows(keys: Pieces, requested_keys: SortedKeys) -> Numbers:
     rows = []
     for start, piece in keys:
         assert isinstance(piece, SortedKeys)
-        rows.append(piece.find(requested_keys) + start)
+        rows.append(piece.find_rows(requested_keys) + start)
     return rows[0] if len(rows) == 1 else np.concatenate([NO_ROWS, *rows])
 
 
