@@ -55,7 +55,6 @@ class Blob(Protocol):
     @property
     def url(self) -> str:
         """The store's address, for messages; never contains credentials."""
-        ...
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
         """Return the value at key, or None when there is none.
@@ -64,30 +63,24 @@ class Blob(Protocol):
             key: where to look.
             range: bytes `[start, end)` to return; cut at the end of the value, so possibly empty.
         """
-        ...
 
     def set(self, key: str, value: bytes) -> None:
         """Store value at key, replacing what was there."""
-        ...
 
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
-        ...
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         """Yield entries whose key starts with prefix, in key order, those after start_after only.
 
         Lazy: a page (up to 1,000 entries on S3) is fetched when the iteration reaches it.
         """
-        ...
 
     def delete(self, key: str) -> None:
         """Remove key; a missing key is not an error."""
-        ...
 
     def close(self) -> None:
         """Free sockets and other resources; idempotent."""
-        ...
 
 
 def is_remote(blob: Blob) -> bool:

@@ -52,11 +52,9 @@ class Definer(Protocol):
 
     def load(self, name: str) -> Collection:
         """Return the collection of a name."""
-        ...
 
     def write(self, name: str, rows: Any, *, key: Any, mode: WriteMode | None) -> CommitFuture:
         """Write rows to a collection; create it if necessary."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,13 @@ class Location(Definer, Protocol):
     @property
     def url(self) -> str:
         """The URL of the location."""
-        ...
 
     @property
     def mode(self) -> str:
         """How the client was opened."""
-        ...
 
     def collections(self) -> list[str]:
         """Return the names of all collections."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,7 @@ class View(Collection):
     def explain(self, *, optimise: bool = True) -> str:
         """Return the optimised plan, or the plan as written.
 
-        It shows the rewrites of this query with their reasons. After a refresh of this handle, it also shows the
-        updates that each operator keeps, and their bytes.
+        After a refresh of this handle, it also shows the updates that each operator keeps, and their bytes.
         """
         return self.live.explain(optimise=optimise)
 

@@ -46,11 +46,9 @@ class Watcher(Protocol):
 
     def begin_work(self, what: str, total: int | None, unit: str) -> Done:
         """Hear that work has begun; the result is called with how much more of it was done."""
-        ...
 
     def end_work(self, done: Done) -> None:
         """Hear that the work that done belongs to has ended, well or not."""
-        ...
 
 
 _watcher: ContextVar[Watcher | None] = ContextVar("persist_watcher", default=None)

@@ -231,8 +231,7 @@ class Program(Draft):
 class Scope:
     """An iteration: collections enter it, variables go round in it, and results leave it when nothing changes any more.
 
-    Attributes:
-        number: in the plan.
+    `number`: in the plan.
     """
 
     def __init__(self, program: Program, number: int) -> None:
@@ -261,8 +260,7 @@ class Scope:
     def variable(self, name: str, initial: Stream | None = None, *, schema: Columns | None = None) -> "Looped":
         """Return a collection that is initial (or empty) in the first iteration, and then what it is `set` to.
 
-        Args:
-            schema: its columns, if there is no initial stream.
+        `schema`: its columns, if there is no initial stream.
         """
         if (initial is None) == (schema is None):
             raise InvalidUsage(f"variable {name!r}: give either an initial stream, or the columns with schema={{…}}")
@@ -297,8 +295,7 @@ class Looped(Stream):
     def set(self, result: Stream) -> None:
         """Let the variable be result in the next iteration.
 
-        Raises:
-            NotConsolidated: the cycle has no operator that consolidates.
+        Raises NotConsolidated: the cycle has no operator that consolidates.
         """
         plan, variable = self.program.plan, self.program.plan.nodes[self._variable]
         assert isinstance(variable.operator, Variable)

@@ -90,11 +90,7 @@ class Stream(LinearMethods["Stream"]):
     # Linear operators; most are methods of `LinearMethods`.
 
     def linear(self, logic: Logic) -> "Stream":
-        """Return the records after a logic, as one operator: `linear(one.chain(other))`.
-
-        Raises:
-            InvalidUsage, SchemaMismatch: it does not fit the columns.
-        """
+        """Return the records after a logic, as one operator: `linear(one.chain(other))`."""
         if not isinstance(logic, Logic):
             raise InvalidUsage(f"linear: {logic!r} is not a Logic; begin one with Logic()")
         schema, stages = self.schema, list[Stage]()
@@ -126,9 +122,6 @@ class Stream(LinearMethods["Stream"]):
 
         For example, an output of it seals a time only when the others are complete there, and has the same contents as
         without them. If a collection is named, only its upper is read. Cost: what waits is kept.
-
-        Raises:
-            InvalidUsage: no stream is named, or the program writes a collection of that name.
         """
         if not others:
             raise InvalidUsage('sealed_with: name a stream or a collection to wait for: sealed_with("orders")')
@@ -366,11 +359,7 @@ class Stream(LinearMethods["Stream"]):
         return [stream.enter_scope(inner) for stream in streams]
 
     def enter_scope(self, scope: int) -> "Stream":
-        """Return this stream inside a scope: itself, or entered from one outside of it.
-
-        Raises:
-            InvalidUsage: its own scope is not around that one.
-        """
+        """Return this stream inside a scope: itself, or entered from one outside of it."""
         scopes, path, at = self.program.plan.scopes, list[int](), scope
         while at != self.node.scope:
             if at == ROOT:
@@ -387,11 +376,7 @@ class Stream(LinearMethods["Stream"]):
         return stream
 
     def enter_with_rounds(self, scope: int, expression: Expression) -> "Stream":
-        """Return this stream inside a scope that is directly in its own, each record from an iteration on.
-
-        Raises:
-            InvalidUsage: the scope is another one, or the expression does not give whole numbers, or reads the time.
-        """
+        """Return this stream inside a scope that is directly in its own, each record from an iteration on."""
         if self.program.plan.scopes[scope].parent != self.node.scope:
             raise InvalidUsage(
                 f"enter_at: {self.node.title} is not in the scope around {self.program.plan.scopes[scope].name!r}; "

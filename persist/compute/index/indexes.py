@@ -147,12 +147,7 @@ def read_indexed_ids(contents: CollectionState) -> tuple[int, ...] | None:
 
 
 def check_columns(handle: CollectionHandle, schema: CollectionSchema, columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of an index, checked.
-
-    Raises:
-        SchemaMismatch: one is unknown, or there twice.
-        InvalidUsage: no index can be in their order, or none is needed.
-    """
+    """Return the columns of an index, checked."""
     names = schema.check_distinct("columns", columns)
     if not names:
         raise InvalidUsage(
@@ -199,12 +194,7 @@ def draft(handle: CollectionHandle, schema: CollectionSchema, wanted: Sequence[i
 
 
 def drop_index(handle: CollectionHandle, columns: Sequence[str]) -> CommitFuture:
-    """Remove the index of a collection by some columns; see `Collection.drop_index`.
-
-    Raises:
-        SchemaMismatch: a column is unknown.
-        InvalidUsage: there is no such index.
-    """
+    """Remove the index of a collection by some columns; see `Collection.drop_index`."""
     handle.engine.writer("drop_index")
     contents = handle.contents()
     schema = contents.schema

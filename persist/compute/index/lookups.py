@@ -65,8 +65,7 @@ class Path:
     def records(self, keys: pa.Table, reader: PartReader) -> Iterator[pa.Table]:
         """Yield updates that sum up to all records with one of some keys, and perhaps to others; with `_diff`.
 
-        Raises:
-            LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
+        Raises LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
         """
         names = [*self.names, "_diff"]
         try:
@@ -176,8 +175,7 @@ class FoundByIndex:
     def tables(self, form: Form, reader: PartReader) -> Iterator[pa.Table]:
         """Yield the rows of the scan in a form, from memory.
 
-        Raises:
-            LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
+        Raises LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
         """
         try:
             table = self._find_matching_rows(reader)

@@ -159,8 +159,7 @@ def refresh_indexes(engine: Engine, collections: Iterable[str]) -> None:
 def bring_up(handle: CollectionHandle, *, least_rows: int = 0) -> None:
     """Bring the indexes of a collection up to what it has sealed. Cost: one commit, if one of them is behind.
 
-    Args:
-        least_rows: leave those alone that lack fewer changes, in few parts.
+    `least_rows`: leave those alone that lack fewer changes, in few parts.
     """
     commit_with_retry(
         partial(_bring_up, handle, least_rows),

@@ -82,14 +82,7 @@ def asks_what_there_is(parsed: Any) -> bool:
 
 
 def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str]) -> None:
-    """Make all tables of a connection, without rows.
-
-    Args:
-        known: the names of collections that are there already.
-
-    Raises:
-        InvalidUsage: SQL would take two of them, or two columns of one, for one.
-    """
+    """Make all tables of a connection, without rows. `known`: the names of collections that are there already."""
     names: dict[tuple[str, str], str] = {}
     for about in tables:
         other = names.setdefault((fold_case(about.schema), fold_case(about.table)), about.name)

@@ -29,9 +29,6 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
 
     Args:
         variables: as for `QueryResult`; None allows no file.
-
-    Raises:
-        InvalidUsage: files are not allowed, it is not `COPY … TO 'file'`, or DuckDB refuses it.
     """
     match = _COPY.match(sql)
     if variables is None:

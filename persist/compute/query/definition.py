@@ -80,25 +80,14 @@ class Definition:
 
     @property
     def query(self) -> str | None:
-        """The query of a CREATE … AS; None if there is none.
-
-        Raises:
-            InvalidUsage: columns have names before it.
-        """
+        """The query of a CREATE … AS; None if there is none."""
         parts = split_text(self.rest, "as") if self.verb == "CREATE" else None
         if parts is not None and parts[0].strip():
             raise InvalidUsage(f"{self.words} … {parts[0].strip()[:40]}: name columns in the query, by AS")
         return None if parts is None else parts[1].strip().rstrip(";")
 
     def find_table(self, names: Sequence[str]) -> tuple[str, bool]:
-        """Return the name of the collection, and whether it is there.
-
-        Args:
-            names: of all collections.
-
-        Raises:
-            InvalidUsage: it names a collection as of a time, or no table.
-        """
+        """Return the name of the collection, and whether it is there. `names`: of all collections."""
         path = self.path[:-1] if self.kind == "COLUMN" else self.path
         if not path:
             raise InvalidUsage(f"COMMENT ON COLUMN {format_path(self.path)} names no table: write table.column")
@@ -115,11 +104,7 @@ class Definition:
         return name, False
 
     def new_columns(self, name: str) -> tuple[pa.Schema, list[str]]:
-        """Return the columns of a CREATE TABLE, and the names of its primary key.
-
-        Raises:
-            InvalidUsage: DuckDB refuses it, or a collection cannot have something of it.
-        """
+        """Return the columns of a CREATE TABLE, and the names of its primary key."""
         schema, _, table = name.rpartition(".")
         path = (schema or MAIN, table)
         key, not_null = list[str](), set[str]()
@@ -143,11 +128,7 @@ class Definition:
         return pa.schema(fields), key
 
     def change_table(self, contents: CollectionState) -> "TableChange":
-        """Return what a DROP, ALTER or COMMENT does to a collection.
-
-        Raises:
-            InvalidUsage: as `new_columns`.
-        """
+        """Return what a DROP, ALTER or COMMENT does to a collection."""
         about = table_about(contents)
         path = (about.schema, about.table)
         with lend_database(limits=QueryLimits()) as lent:

@@ -34,11 +34,7 @@ _INSTEAD = {
 
 
 def parse_query(query: str, connection: Any) -> Any:
-    """Return the one statement of a text, which is a query, as DuckDB parses it.
-
-    Raises:
-        InvalidUsage: it is not one query.
-    """
+    """Return the one statement of a text, which is a query, as DuckDB parses it."""
     try:
         statements = connection.extract_statements(query)
     except Exception as error:  # DuckDB has errors of several kinds for that.
@@ -64,8 +60,7 @@ def parse_query(query: str, connection: Any) -> Any:
 def refuse_statement(sql: str, kind: str = "") -> InvalidUsage:
     """Return why a statement is not run, with the call that does the same.
 
-    Args:
-        kind: of the statement, as DuckDB calls it.
+    `kind`: of the statement, as DuckDB calls it.
     """
     word = (sql.split() or [""])[0].upper()
     word = word if word in _INSTEAD else kind

@@ -202,11 +202,7 @@ class QueryResult(ArrowResult):
         self._schema = pa.schema([*zip(relation.columns, types, strict=True)])
 
     def bind(self, parameters: Sequence[Any]) -> None:
-        """Change the parameters; the answer reads the same contents. An error closes it.
-
-        Raises:
-            InvalidUsage: DuckDB refuses the query with them, or the answer was ended.
-        """
+        """Change the parameters; the answer reads the same contents. An error closes it."""
         try:
             with self._busy:
                 self._check_open()
@@ -392,11 +388,7 @@ def _list_tables(parsed: Any) -> list[Path]:
 
 
 class Queries:
-    """The queries of servers of SQL; for any thread.
-
-    Args:
-        limits: of each query.
-    """
+    """The queries of servers of SQL; for any thread. `limits`: of each query."""
 
     def __init__(self, engine: Engine, limits: QueryLimits) -> None:
         require_package(DUCKDB)
@@ -408,8 +400,7 @@ class Queries:
     def turn(self) -> Iterator[None]:
         """Wait for a turn to run a query, so that there are not many at a time.
 
-        Raises:
-            Unavailable: all turns were in use for `TURN_S`.
+        Raises Unavailable: all turns were in use for `TURN_S`.
         """
         if not self._turns.acquire(timeout=TURN_S):
             raise Unavailable(f"{QUERIES_MAX} queries have been running for {TURN_S:g} s: try again later")
@@ -441,11 +432,7 @@ class Queries:
         return any(seqno > answer.seqno for seqno, _ in self._engine.follower.refresh().control.erasures)
 
     def parameters(self, sql: str) -> int:
-        """Return how many parameters a query has.
-
-        Raises:
-            InvalidUsage: DuckDB cannot read it, or its parameters have names.
-        """
+        """Return how many parameters a query has."""
         check_reads(sql)
         duckdb = require_package(DUCKDB)
         with lend_database() as lent:
@@ -472,8 +459,7 @@ class Queries:
 def check_reads(sql: str, place: str = "this server") -> None:
     """Raise InvalidUsage if a text begins like a statement that changes or copies collections.
 
-    Args:
-        place: what runs queries only.
+    `place`: what runs queries only.
     """
     if is_statement(sql) or _CHANGING.match(sql):
         raise InvalidUsage(

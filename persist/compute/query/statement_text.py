@@ -49,11 +49,7 @@ class Touched:
 
 
 class StatementText:
-    """A statement, its parts, and what it changes.
-
-    Attributes:
-        table: the path of the table that it changes.
-    """
+    """A statement, its parts, and what it changes. `table`: the path of the table that it changes."""
 
     def __init__(self, sql: str, match: re.Match[str]) -> None:
         self.table: Path = parts_of(match["table"])

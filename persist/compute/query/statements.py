@@ -84,11 +84,7 @@ class Changed:
 
 
 class Outcome(ArrowResult):
-    """The effect of a statement, as one row.
-
-    Args:
-        facts: names of columns, with a text, or a number or None.
-    """
+    """The effect of a statement, as one row. `facts`: names of columns, with a text, or a number or None."""
 
     def __init__(self, facts: Mapping[str, str | int | None]) -> None:
         kinds = {name: pa.string() if isinstance(fact, str) else pa.int64() for name, fact in facts.items()}
@@ -187,11 +183,7 @@ def execute(
 def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[str, StatementText, CollectionHandle]:
     """Return a statement with the times of its tables as catalogs, its parts, and the collection that it changes.
 
-    Args:
-        names: of all collections.
-
-    Raises:
-        InvalidUsage: as `execute`.
+    `names`: of all collections.
     """
     engine.writer("sql")
     sql, _ = with_catalogs(sql)
@@ -232,8 +224,7 @@ def _match_table(path: Path, names: list[str]) -> str:
 def list_other_tables(sql: str, target: Path, name: str, names: list[str]) -> dict[Path, TableAt]:
     """Return the other tables that a statement may read. Some of them may be columns of the same name.
 
-    Args:
-        name: of the collection that it changes.
+    `name`: of the collection that it changes.
     """
     tables = {target: TableAt(name)}
     for path in list_paths(sql):
@@ -291,8 +282,7 @@ def load_rows(
 ) -> pa.Table | None:
     """Fill the table of a collection with the rows that a statement may touch; return them, or None for all rows.
 
-    Args:
-        reads_itself: the statement reads its own table again.
+    `reads_itself`: the statement reads its own table again.
     """
     rows = None if reads_itself else read_touched(connection, sql, statement, handle.schema, read)
     add_rows(connection, statement.table, handle, read(None) if rows is None else rows)

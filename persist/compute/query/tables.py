@@ -52,11 +52,7 @@ def format_path(parts: Sequence[str]) -> str:
 
 
 def match_collection(parts: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the collection of a table name, or None. Case counts only between equal names.
-
-    Raises:
-        InvalidUsage: it may be several, and is written like none of them.
-    """
+    """Return the collection of a table name, or None. Case counts only between equal names."""
     wanted = ".".join(parts)
     alike = [wanted] if wanted in names else [name for name in names if fold_case(name) == fold_case(wanted)]
     if len(alike) > 1:
@@ -91,11 +87,7 @@ def resolve_table(path: Path, names: Sequence[str]) -> TableAt | None:
 
 
 def distinguish_tables(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
-    """Return the tables of a query, each once for SQL, which does not look at case.
-
-    Raises:
-        InvalidUsage: SQL would take two of them for one.
-    """
+    """Return the tables of a query, each once for SQL, which does not look at case."""
     read: dict[Path, Path] = {}
     for path, table in tables.items():
         other = read.setdefault(whole_path(path), path)
@@ -116,11 +108,7 @@ def whole_path(path: Path) -> Path:
 
 
 def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
-    """Make a dataset a table of a connection: in a schema if it has two parts, and in a catalog if it has three.
-
-    Raises:
-        InvalidUsage: SQL would take two of its columns for one, or DuckDB does not have the type of one.
-    """
+    """Make a dataset a table of a connection: in a schema if it has two parts, and in a catalog if it has three."""
     check_sql_names(".".join(parts), dataset.schema)
     if isinstance(dataset, pa.Table):
         for _ in check_durations(dataset.to_batches()):
@@ -140,11 +128,7 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
 
 
 def check_durations(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches, whose durations an INTERVAL of DuckDB, of microseconds, gives back as they are.
-
-    Raises:
-        InvalidUsage: one has nanoseconds, or more than 292 years, which DuckDB changes in silence.
-    """
+    """Yield batches, whose durations an INTERVAL of DuckDB, of microseconds, gives back as they are."""
     for batch in batches:
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             try:
@@ -166,11 +150,7 @@ def _check_intervals(column: pa.Array) -> None:
 
 
 def frames_read(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str, pa.Table]:
-    """Return the caller's frames whose variables have the name of a table in the query.
-
-    Raises:
-        InvalidUsage: SQL would take two of them for one.
-    """
+    """Return the caller's frames whose variables have the name of a table in the query."""
     frames: dict[str, tuple[str, Any]] = {}
     for name in {path[0]: None for path in paths if len(path) == 1}:
         frame = variables.get(name)
@@ -204,9 +184,6 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool
 
     Returns:
         whether there are functions.
-
-    Raises:
-        InvalidUsage: DuckDB does not have the types of one.
     """
     add_time_windows(connection, map(fold_case, words_of(sql)), late_by)
     called = [
@@ -263,11 +240,7 @@ class TimedTable:
 def with_times(sql: str, named: Callable[[TimedTable], str]) -> str:
     """Rename the tables of a query that have a time.
 
-    Args:
-        named: the name of such a table, in quotes; it ends with the table's own.
-
-    Raises:
-        InvalidUsage: a time is neither a whole number nor text in quotes.
+    `named`: the name of such a table, in quotes; it ends with the table's own.
     """
 
     def renamed(match: re.Match[str]) -> str:

@@ -48,9 +48,8 @@ _MACROS = {
 def add_time_windows(connection: Any, words: Iterable[str], late_by: str | None = None) -> None:
     """Let a query call those of the functions that are among its words.
 
-    Args:
-        late_by: how far the latest time must lie behind the end of a window for its rows to be given, an interval in
-            SQL; None gives the rows of all windows.
+    `late_by`: how far the latest time must lie behind the end of a window for its rows to be given, an interval in SQL;
+    None gives the rows of all windows.
     """
     for name in _MACROS.keys() & {*words}:
         parameters, rows = _MACROS[name]
@@ -61,11 +60,7 @@ def add_time_windows(connection: Any, words: Iterable[str], late_by: str | None 
 
 
 def check_lengths(connection: Any, sql: str, node: Mapping[str, Any]) -> None:
-    """Raise InvalidUsage if a window function has an invalid constant length.
-
-    Args:
-        node: of the parsed query.
-    """
+    """Raise InvalidUsage if a window function has an invalid constant length. `node`: of the parsed query."""
     for argument in list_arguments(node)[2 : 4 if node["function"]["function_name"].lower() == "hop" else 3]:
         begin = argument.get("query_location", len(sql))
         text = sql.encode()[begin : begin + argument.get("query_location_length", 0)].decode(errors="ignore")

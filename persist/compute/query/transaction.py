@@ -115,8 +115,7 @@ class _Table:
 class Transaction:
     """Runs statements until it is committed or closed; for one thread at a time.
 
-    Args:
-        as_of: the time that queries read; None for the time at which the transaction began.
+    `as_of`: the time that queries read; None for the time at which the transaction began.
     """
 
     def __init__(self, engine: Engine, limits: QueryLimits, as_of: int | Moment | None = None) -> None:
@@ -285,11 +284,7 @@ class Transaction:
     def _table(
         self, connection: Any, statement: StatementText, handle: CollectionHandle, failed: list[PersistError]
     ) -> _Table:
-        """Return the table of the collection that a statement changes; make it if it is not there.
-
-        Raises:
-            InvalidUsage: the statement names the collection otherwise than those before, or by its time.
-        """
+        """Return the table of the collection that a statement changes; make it if it is not there."""
         path = statement.table
         table = self._tables.get(handle.name)
         if len(path) > 2 or (table is not None and whole_path(path) != whole_path(table.path)):

@@ -163,8 +163,7 @@ class Distinct(_Node, frozen=True, tag="distinct"):
 class TopK(_Node, frozen=True, tag="top"):
     """The rows of each partition from offset on, as many as limit, in an order; all columns break its ties.
 
-    Attributes:
-        counted: what limit is the number of. "rank", "dense_rank": the rows with up to this number by that function.
+    `counted`: what limit is the number of. "rank", "dense_rank": the rows with up to this number by that function.
     """
 
     input: "Node"

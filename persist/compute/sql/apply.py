@@ -54,8 +54,7 @@ class Change:
 class ViewsPlan:
     """The changes to make; create it with `plan_views`.
 
-    Attributes:
-        changes: of each view, in the order in which they read each other; what goes comes first.
+    `changes`: of each view, in the order in which they read each other; what goes comes first.
     """
 
     def __init__(self, engine: Engine, changes: Sequence[Change], steps: Sequence[Step], names: dict[str, str]) -> None:
@@ -94,10 +93,6 @@ def plan_views(client: OnEngine | Engine, wanted: Mapping[str, Wanted], *, prune
         prune: also drop views without a wanted definition. Other collections are never touched.
 
     Cost: what `create_view` costs for each definition; with prune one GET for each collection.
-
-    Raises:
-        InvalidUsage: a definition is invalid, they read each other in a circle, such a name belongs to a plain
-            collection, or an unlisted view reads one that must be replaced.
     """
     return _Planner(to_engine("plan_views", client), wanted).plan(prune)
 

@@ -121,9 +121,6 @@ def _list_parts(kind: Json) -> list[Json]:
 def name_type(kind: Json, *, is_named: bool = False) -> str:
     """Return DuckDB's name of a type of a plan; with is_named, the type of its values in Arrow, where fields have
     names.
-
-    Raises:
-        InvalidUsage: queries here cannot have such values.
     """
     if is_json(kind):
         return "JSON"

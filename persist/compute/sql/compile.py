@@ -44,11 +44,7 @@ _STORED_INTERVAL = 'struct("months" int32,"days" int32,"micros" int64)'
 
 
 def find_mentioned(sql: str, names: Sequence[str]) -> list[str]:
-    """Return the collections that a query mentions.
-
-    Raises:
-        InvalidUsage: one of them does not exist, or its name is ambiguous.
-    """
+    """Return the collections that a query mentions."""
     collections = []
     with _refuse_deep_plans():
         tables = find_tables(split_emission(sql)[0])
@@ -101,11 +97,7 @@ def plan_query(
 ) -> tuple[Node, list[tuple[str, str]]]:
     """Return the plan of a query over some collections, and its columns.
 
-    Args:
-        keyed: the declarations of keyed collections.
-
-    Raises:
-        InvalidUsage: it is not a query, or uses something missing or unsupported.
+    `keyed`: the declarations of keyed collections.
     """
     with _refuse_deep_plans():
         return _plan_uncached(sql, schemas, keyed)

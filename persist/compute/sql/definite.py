@@ -93,8 +93,7 @@ def make_refusal(name: str) -> InvalidUsage:
 def check_qualified(parts: Iterator[Mapping[str, Any]]) -> None:
     """Raise InvalidUsage if a query calls a function of DuckDB by its whole name, which nothing can take away.
 
-    Args:
-        parts: of the parsed query.
+    `parts`: of the parsed query.
     """
     for part in parts:
         path = (part.get("qualified_name") or {}).get("path") or [""]

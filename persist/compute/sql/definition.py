@@ -88,11 +88,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Definition":
-        """Return the definition that was stored.
-
-        Raises:
-            IncompatibleVersion: it is of a later version.
-        """
+        """Return the definition that was stored. Raises IncompatibleVersion: it is of a later version."""
         if stored.get("version") not in (1, VERSION):
             raise IncompatibleVersion("the definition of a view", stored.get("version", 0), VERSION)
         program = stored.get("program")
@@ -134,11 +130,7 @@ def _is_given(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
 
 
 def decode_term(wanted: type, stored: dict[str, Any]) -> Term:
-    """Return a stored term; a hook for msgspec, which does not know the type.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return a stored term; a hook for msgspec, which does not know the type."""
     assert wanted is Term
     match stored:
         case {"kind": "column", "index": int(index), **rest} if not rest:
@@ -190,11 +182,7 @@ def find_shared_timeline(inputs: Iterable[Readable]) -> str | None:
 
 
 def parse_start(start: Start, unit: str | None) -> int | None:
-    """Parse a user's start of a view; None for "now" and "latest".
-
-    Raises:
-        InvalidUsage: it is none.
-    """
+    """Parse a user's start of a view; None for "now" and "latest"."""
     if isinstance(start, str) and start.strip().lower() in (NOW, "latest"):
         return None
     timeline = None if unit is None else Timeline(unit)
@@ -217,9 +205,6 @@ def choose_start(start: Start, inputs: Sequence[Readable], unit: str | None) -> 
     Args:
         start: the user's argument: None for the earliest time, "now" for the last time that all inputs have sealed.
         unit: of the timeline of the view.
-
-    Raises:
-        InvalidUsage: an input cannot be read at that time, or it is not a time.
     """
     earliest = max((readable.since for readable in inputs), default=0)
     if start is None:

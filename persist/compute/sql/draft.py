@@ -82,11 +82,7 @@ class Catalog:
         return self._by_name.get(name) or self._load_stored(load_handle(self._engine, name).id, name)
 
     def by_id(self, id_: str) -> Readable:
-        """Return the collection of an id.
-
-        Raises:
-            CollectionNotFound: it was dropped.
-        """
+        """Return the collection of an id. Raises CollectionNotFound: it was dropped."""
         return self._by_id.get(id_) or self._load_stored(id_, id_)
 
     def load_groups(self, definition: Definition) -> list[Groups]:
@@ -149,9 +145,6 @@ def draft_view(
     Args:
         keeps_groups: make the views that hold its groups, too (`persist.compute.sql.groups`).
         replaces: the present definition of the view, whose groups the new one reuses if it can.
-
-    Raises:
-        InvalidUsage: as `Client.create_view`.
     """
     reads = {read_name: catalog.load(read_name) for read_name in find_mentioned(sql, catalog.names)}
     forms = {read_name: readable.keyed for read_name, readable in reads.items() if readable.keyed is not None}

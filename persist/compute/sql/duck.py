@@ -47,11 +47,7 @@ class Bound:
     described: tuple[tuple[str, str], ...]
 
     def columns(self, kinds: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the columns of the query, with their types; kinds are the types in its plan.
-
-        Raises:
-            InvalidUsage: one is of a type that is not supported.
-        """
+        """Return the columns of the query, with their types; kinds are the types in its plan."""
         described = zip(self.described, kinds, strict=True)
         return [(name, _kind(name, column, kind)) for (name, column), kind in described]
 
@@ -64,9 +60,6 @@ def bind_query(sql: str, tables: Mapping[str, Columns], now: str, late_by: str |
         now: the expression for `_now()`.
         late_by: for windows that are emitted when final, the distance behind their ends
             (`persist.compute.sql.emission`).
-
-    Raises:
-        InvalidUsage: the query is not one, or names what is not there; or DuckDB is missing or of another version.
     """
     statement = parse_statement(sql)
     with _open_binder(sql) as connection:
@@ -105,11 +98,7 @@ def _declare_type(kind: str | Unreadable, connection: Any) -> str:
 
 
 def find_tables(sql: str) -> dict[Path, int]:
-    """Return the paths of the tables that a query reads, and where each is in its text.
-
-    Raises:
-        InvalidUsage: it is not a query that can be parsed.
-    """
+    """Return the paths of the tables that a query reads, and where each is in its text."""
     tables: dict[Path, int] = {}
     statement = parse_statement(sql)
     _collect_tables(statement, tables, frozenset(), sql)
@@ -131,11 +120,7 @@ def names_column(sql: str, name: str) -> bool:
 
 
 def parse_statement(sql: str) -> Any:
-    """Return the one statement of a text, as DuckDB parses it; callers must not change it.
-
-    Raises:
-        InvalidUsage: it is not a query that can be parsed.
-    """
+    """Return the one statement of a text, as DuckDB parses it; callers must not change it."""
     _check_text(sql)
     return _parse_uncached(sql)
 
@@ -159,11 +144,7 @@ def _check_text(sql: Any) -> None:
 def _collect_tables(node: Any, tables: dict[Path, int], own: frozenset[str], sql: str) -> None:
     """Find the tables below a node of a parsed query.
 
-    Args:
-        own: the names of the named subqueries that the node can read; each can read those before it.
-
-    Raises:
-        InvalidUsage: the query has a parameter.
+    `own`: the names of the named subqueries that the node can read; each can read those before it.
     """
     if isinstance(node, list):
         for child in node:
@@ -250,9 +231,6 @@ def _open_binder(sql: str) -> Iterator[Any]:
 
     A database of its own would take 16 ms of processor time, and several of them are needed to make a view. So there is
     one, which holds nothing: each use is a transaction that is rolled back, and they come one after another.
-
-    Raises:
-        InvalidUsage: the argument is not text; or DuckDB is missing or of another version.
     """
     duckdb = load_duckdb()
     _check_text(sql)

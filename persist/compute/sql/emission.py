@@ -61,9 +61,6 @@ def derive_lateness(sql: str, schemas: Mapping[str, CollectionSchema], keyed: Ma
     Args:
         sql: the query without `EMIT FINAL`.
         keyed: the declarations of keyed collections.
-
-    Raises:
-        InvalidUsage: what the query shows of a window could change after that.
     """
     node = parse_statement(sql)["node"]
     source = node.get("from_table") or {}
@@ -126,8 +123,7 @@ def _check_parts(node: Json, sql: str) -> None:
 def _check_groups(node: Json, columns: Sequence[str]) -> None:
     """Raise InvalidUsage if the groups of a query are not of one window each.
 
-    Args:
-        columns: the columns of its collection, which precede the aliases of the query.
+    `columns`: the columns of its collection, which precede the aliases of the query.
     """
     items = node.get("select_list") or []
     aliases = {fold_case(item["alias"]): item for item in items if item.get("alias")}

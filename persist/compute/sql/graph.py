@@ -58,9 +58,6 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
     Args:
         columns: of the answer, with their types; without them, they are called c0, c1, …
         optimise: let operators become one. Otherwise, only unused columns and records are left out.
-
-    Raises:
-        InvalidUsage: it cannot be computed on any rows.
     """
     program = Program("view")
     sources = {

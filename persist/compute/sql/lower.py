@@ -322,9 +322,8 @@ def _parse_whole_constant(expression: Term, function: str) -> int:
 def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
     """Return the answer of a query in DuckDB's SQL, as a stream of a program; see `docs/use/views-sql.md`.
 
-    Args:
-        streams: what the query calls by these names. Other names are names of collections, which are sources of the
-            program: `Program("name").using(client)` finds their columns.
+    `streams`: what the query calls by these names. Other names are names of collections, which are sources of the
+    program: `Program("name").using(client)` finds their columns.
     """
     names = [*streams, *(program.engine.names() if program.engine is not None else ())]
     sources: dict[str, Stream] = {}

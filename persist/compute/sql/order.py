@@ -135,8 +135,7 @@ def _shift_columns(statistics: Statistics, by: int) -> Statistics:
 def order_joins(node: Node, statistics: Known = NOTHING) -> Node:
     """Reorder inner joins so that intermediate results stay small.
 
-    Args:
-        statistics: what is known of the sizes of collections; it decides about speed only.
+    `statistics`: what is known of the sizes of collections; it decides about speed only.
     """
     if not isinstance(node, Join) or node.how != "inner" or node.same:
         return map_children(node, lambda child: order_joins(child, statistics))

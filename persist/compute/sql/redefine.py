@@ -54,8 +54,7 @@ from persist.engine.write.operations import Step
 class Dependent:
     """A view whose definition changes with another view, as it is now.
 
-    Attributes:
-        name: for errors; for a view's groups, the name of that view.
+    `name`: for errors; for a view's groups, the name of that view.
     """
 
     handle: CollectionHandle
@@ -71,8 +70,7 @@ class Dependent:
 def load_dependents(engine: Engine, view: CollectionHandle, *, with_groups: bool = False) -> list[CollectionHandle]:
     """Return the views that depend on a collection, directly or not.
 
-    Args:
-        with_groups: and the arrangements that hold their groups.
+    `with_groups`: and the arrangements that hold their groups.
     """
     dependents = []
     for hold in view.contents().holds:
@@ -86,9 +84,6 @@ def plan_redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple
     """Return the steps of the commit that gives a view another query, and names for errors, by id.
 
     None if the query has the meaning of the present one.
-
-    Raises:
-        InvalidUsage: the query cannot replace the view's own; the message has the reason.
     """
     changed = load_dependent(view)
     draft = draft_view(Catalog(engine), changed.name, sql, changed.definition.key, replaces=changed.definition)
@@ -248,8 +243,7 @@ def _hold_steps(
 ) -> list[kinds.SetHold | kinds.ReleaseHold]:
     """Return the steps that move the holds of a view to what it depends on from now on.
 
-    Args:
-        renews: it reads with the newest schemas from now on; otherwise only what it does not read itself changes.
+    `renews`: it reads with the newest schemas from now on; otherwise only what it does not read itself changes.
     """
     hold, read = make_view_hold_name(dependent.id), list_columns_read(definition)
     steps: list[kinds.SetHold | kinds.ReleaseHold] = []
@@ -322,11 +316,7 @@ class RecreatedViews:
 
 
 def recreate_views(engine: Engine, collections: Iterable[CollectionHandle]) -> RecreatedViews:
-    """Return the steps that let all views that depend on some collections begin anew.
-
-    Raises:
-        InvalidUsage: a view has a tag or a named hold, or its query means nothing any more; the message names it.
-    """
+    """Return the steps that let all views that depend on some collections begin anew."""
     ids = {view.id: view for handle in collections for view in load_dependents(engine, handle)}
     every = sort_by_inputs([load_dependent(view) for view in ids.values()])
     for view in every:

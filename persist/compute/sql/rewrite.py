@@ -87,20 +87,14 @@ Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # The path to a `Ref` in a
 
 def rewrite_plan(plan: Node, statistics: Known = NOTHING) -> Node:
     """Return an equivalent, cheaper plan; `known` has statistics of collections."""
-    return rewrite_stepwise(plan, statistics)[-1]
-
-
-def rewrite_stepwise(plan: Node, statistics: Known = NOTHING) -> tuple[Node, Node]:
-    """Return the plan with conditions pushed down, and then with joins ordered."""
     pushed = _push_down(drop_domain_joins(plan), [])
-    return pushed, order_joins(limit_windows(pushed), statistics)
+    return order_joins(limit_windows(pushed), statistics)
 
 
 def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> Node:
     """Apply conditions to a relation, as far down as possible.
 
-    Args:
-        known: conditions that are done above, so rows for which they are not true need not be there.
+    `known`: conditions that are done above, so rows for which they are not true need not be there.
     """
     if isinstance(node, Join) and node.how in ("left", "single"):
         width = count_columns(node.left)
@@ -226,8 +220,7 @@ def _filter_by_mark(join: Join, conditions: list[Term], width: int) -> Node:
 def drop_domain_joins(node: Node, domains: Mapping[int, int] | None = None) -> Node:
     """Return an equivalent plan without joins of a domain with a relation derived from it.
 
-    Args:
-        domains: how many columns each relation has, by its number, that holds no row twice.
+    `domains`: how many columns each relation has, by its number, that holds no row twice.
     """
     known_domains = domains or {}
     if isinstance(node, Let):

@@ -128,8 +128,7 @@ class Rows:
     def settle(self, names: Sequence[str] | None = None) -> Stream:
         """Return a stream with exactly the relation's columns, in order.
 
-        Args:
-            names: of its columns. Without them, they are called as they are, with numbers if they are not distinct.
+        `names`: of its columns. Without them, they are called as they are, with numbers if they are not distinct.
         """
         names = free_names(self.columns) if names is None else [*names]
         if names == self.stream.columns == [*self.columns]:

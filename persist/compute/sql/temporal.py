@@ -50,11 +50,7 @@ def check_without_now(expression: Term, sql: str) -> None:
 
 
 def apply_now_bounds(node: Node, conditions: list[Term], unit: str | None, sql: str) -> Node:
-    """Turn conditions on `_now()` into bounds of time.
-
-    Args:
-        unit: of the timeline; None if times are numbers.
-    """
+    """Turn conditions on `_now()` into bounds of time. `unit`: of the timeline; None if times are numbers."""
     for condition in conditions:
         node = _apply_now_bound(node, condition, unit or "", sql)
     return node

@@ -166,11 +166,7 @@ def infer_arrow_type(term: Term) -> pa.DataType:
 
 
 def constant(kind: str, text: str | None) -> Lit:
-    """Return a constant of a type from its stored text; None is NULL.
-
-    Raises:
-        InvalidUsage: it is a number of more digits than there are types for.
-    """
+    """Return a constant of a type from its stored text; None is NULL."""
     return Lit(_scalar(kind, to_arrow(kind), text))
 
 
@@ -251,11 +247,7 @@ def to_duckdb(kind: str) -> str:
 
 
 def from_duckdb_name(name: str) -> str:
-    """Return the type for one of DuckDB's type names.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """Return the type for one of DuckDB's type names. Raises KeyError: there is none."""
     match = re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", name)
     return f"decimal({match[1]},{match[2]})" if match else _NAMES[name.strip('"')]
 
@@ -269,11 +261,7 @@ def list_struct_fields(kind: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]
 
 
 def from_duckdb(kind: dict[str, Any]) -> str:
-    """Return the type of a type description in DuckDB's plan.
-
-    Raises:
-        InvalidUsage: queries here cannot have such values.
-    """
+    """Return the type of a type description in DuckDB's plan."""
     name = kind.get("id", "?")
     alias = (kind.get("type_info") or {}).get("alias")
     if alias not in (None, "", "JSON"):

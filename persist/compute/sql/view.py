@@ -15,8 +15,7 @@ from persist.compute.dataflow.running.running import Options, Running, list_requ
 from persist.compute.index import create_index, is_indexable, refresh_indexes
 from persist.compute.sql.definition import Definition, InputBehind, Start, explain_lag
 from persist.compute.sql.draft import Catalog, Draft, draft_view, has_groups
-from persist.compute.sql.graph import ViewProgram, estimate_sizes, load_definition, load_views
-from persist.compute.sql.reasons import explain_rewrites
+from persist.compute.sql.graph import ViewProgram, load_definition, load_views
 from persist.compute.sql.redefine import load_dependents, plan_redefinition, steps_to_describe
 from persist.core.closing import Closes
 from persist.core.errors import (
@@ -169,8 +168,7 @@ class LiveView:
     def follow_recreated(self) -> bool:
         """Switch to the view that replaced this one; return whether there is one.
 
-        Raises:
-            CollectionNotFound: it was dropped, and its name now belongs to no view with its query.
+        Raises CollectionNotFound: it was dropped, and its name now belongs to no view with its query.
         """
         with self._lock:
             state, name = self.engine.follower.refresh(), self.handle.name
@@ -257,8 +255,7 @@ class LiveView:
     def _submit_anew(self, sql: str, start: Start) -> Draft:
         """Commit the view anew, in place of the old one; return what it is.
 
-        Raises:
-            Superseded: another client has made an index of the old view meanwhile, or dropped one.
+        Raises Superseded: another client has made an index of the old view meanwhile, or dropped one.
         """
         view = self.handle
         readers = [reader.name for reader in load_dependents(self.engine, view)]
@@ -291,19 +288,13 @@ class LiveView:
             together.refresh()
 
     def explain(self, *, optimise: bool = True) -> str:
-        """Return the plan as it is run, and what was rewritten in it and why; see `View.explain`."""
+        """Return the plan as it is run, or as it was written; see `View.explain`."""
         plan_text = self.program().explain(optimise=optimise)
-        why = (
-            explain_rewrites(self.definition.plan, estimate_sizes(self.engine, self.definition.reads))
-            if optimise
-            else []
-        )
         with self._lock:
             state = [] if self.running is None else self.running.state()
         return "\n".join(
             [
                 plan_text,
-                *(f"rewritten: {reason}" for reason in why),
                 *_describe_definitions(self.definition),
                 *(f"state of {title}: {rows:,} updates, {size:,} bytes" for title, rows, size in state),
             ]
@@ -436,8 +427,7 @@ class ViewsTogether(Closes):
     def refresh_once(self, policy: Policy, first: "First | None" = None) -> Refreshed:
         """Refresh, and keep the state for the next refresh if it fits the memory budget.
 
-        Args:
-            first: tries to do it in another way; it returns None to leave it to this process.
+        `first`: tries to do it in another way; it returns None to leave it to this process.
         """
         program = None if first is None else self._update_program()
         refreshed = None if first is None or program is None else first(program)
@@ -514,8 +504,7 @@ class ViewsTogether(Closes):
     def _has_changed_definition(self) -> bool:
         """Return whether a view of the program has another definition by now, as far as this client knows.
 
-        Raises:
-            CollectionNotFound: one was dropped.
+        Raises CollectionNotFound: one was dropped.
         """
         if self._follow_recreated():
             return True
@@ -549,11 +538,7 @@ def collect_options(memory_budget: int | None, spill_folder: str | PathLike[str]
 
 
 def load_live_view(view: OnView) -> LiveView:
-    """Return the live view of a user's view.
-
-    Raises:
-        InvalidUsage: it is not a view.
-    """
+    """Return the live view of a user's view."""
     live = getattr(view, "live", None)
     if not isinstance(live, LiveView):
         raise InvalidUsage(f"{view!r:.200} is not a view: give what client.view(name) returns")

@@ -51,13 +51,9 @@ Late = Literal["error", "drop", "collect"]
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """The times of a batch, and the seal after it.
+    """The times of a batch, and the seal after it; `delay` is of the watermark.
 
-    Attributes:
-        is_plain: whether rows come without times, so that all of a batch get one.
-        delay: of the watermark.
-        late_collection: where late events go, if they are collected.
-        allow_future: on a timeline, take times that are more than a day ahead of the clock.
+    `is_plain`: whether rows come without times, so that all of a batch get one.
     """
 
     is_plain: bool

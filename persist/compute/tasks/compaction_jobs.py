@@ -146,13 +146,7 @@ def _share(part: Part, scan: Scan) -> float:
 
 
 def cut_run(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: int, seqno: int) -> list[int | Job]:
-    """Return the pieces of a run, in order, with jobs for the rewritten ones.
-
-    Args:
-        unit: how many bytes a job should make.
-        part_bytes: what a part should have.
-        seqno: of the log, now.
-    """
+    """Return the pieces of a run, in order, with jobs of about `unit` bytes for the rewritten ones."""
     planned: list[int | Job] = []
     for is_quiet, some in groupby(pieces, lambda piece: None if isinstance(piece, int) else piece.is_quiet):
         if is_quiet is None:

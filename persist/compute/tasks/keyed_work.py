@@ -54,13 +54,10 @@ class KeyedWork:
 
     Attributes:
         contents: of the collection, then.
-        machine: that it has.
         to_events: makes events of rows.
         end: what is sealed to in the same commit; None for nothing.
-        token: names the batch; None for no name.
         collects: whether late events are left out and returned, instead of refused with all others.
         is_done: the collection remembers the token: the batch was committed before.
-        allow_future: as of `Collection.write`.
     """
 
     target: Target
@@ -149,11 +146,9 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
     """The stored output of one task, or of all of them.
 
     Attributes:
-        parts: of updates.
-        pended: parts of events.
+        parts, pended: parts of updates, and of events.
         resolved: how many events the updates are of.
-        watermarks: of all events.
-        first: the least time of them; None if there were none.
+        first: the least time of all events; None if there were none.
         digest: of all events, if that is needed.
         late: the events that were left out, as Arrow streams.
     """
@@ -202,14 +197,8 @@ def commit_events(
 ) -> pa.Table | None:
     """Add events that are here, and seal, as one commit; more is committed with it.
 
-    Args:
-        late_to: the collection that late events are added to, by the same commit; it is made if there is none.
-
-    Returns:
-        late events that were left out, with `_reason`, if they are collected and there are some.
-
-    Raises:
-        What `KeyedWork.to_events` and `Collection.upsert` do.
+    Late events go to the collection `late_to`, which is made if there is none. Returns those that were left out, with
+    `_reason`, if they are collected. Raises what `KeyedWork.to_events` and `Collection.upsert` do.
     """
     late = Counter[str]() if work.collects else None
     also = None if late_to is None else late_steps(engine, work.target.schema, work.form, late_to)
@@ -247,11 +236,7 @@ def commit_resolution(
 def commit_pending_events(
     engine: Engine, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
 ) -> None:
-    """Commit events that tasks have stored; then seal, if that is wanted, which resolves them.
-
-    Raises:
-        As `commit_resolution`.
-    """
+    """Commit events that tasks have stored; then seal, if that is wanted, which resolves them."""
     steps = [*more, *_pending(work, stored, stored.watermarks), *_tokens(work, stored)]
     if steps or (stored.late and late_to is not None):
         committed = _commit_parts(engine, work, stored, steps, late_to)

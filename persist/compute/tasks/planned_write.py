@@ -178,8 +178,6 @@ class SinkOptions:
             has the time of each. None if rows have a column `_time`, or for the time of the commit.
         seal: what to seal to in the same commit; None not to seal, or, to overwrite, to seal beyond time.
         token: names the write; None to have one drawn.
-        allow_future: on a timeline, take times that are more than a day ahead of the clock.
-        storage: options of the store.
     """
 
     location: str

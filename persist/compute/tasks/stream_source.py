@@ -183,19 +183,16 @@ RowsByKey = Literal["transitions", "upserts"]
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """The collection to follow, and the beginning: one of as_of and start is set. A time may be "latest", or a
-    timestamp.
+    """The collection to follow, and the beginning: one of as_of and start is set.
 
     Attributes:
-        as_of: begin with the contents as of this time.
+        as_of: begin with the contents as of this time, or "latest".
         start: begin without contents, with the updates at this time and later.
-        columns: those wanted; None for all.
         rows_by_key: the form of rows by key: "transitions"; or "upserts", for a keyed collection, including tombstones.
             None for records and updates.
         hold: the name of the permanent hold, "none" for no hold, None to have a name drawn.
         partitions: into how many slices a micro-batch is cut, at most; None for what fits into memory.
         timeout_s: how long as_of may stay unsealed; None for no limit.
-        storage: options of the store.
     """
 
     location: str
@@ -311,13 +308,7 @@ class StreamSource:
         return self._seen
 
     def plan(self, start: Offset, end: Offset) -> list[PlannedSlice]:
-        """Return what is read between two offsets. Cost: a GET; and a commit before the first micro-batch.
-
-        Raises:
-            HoldNotFound, HoldMoved: the hold is not there, or not behind start.
-            AsOfCompacted: the history from start on is not there any more.
-            InvalidUsage: an offset is not of this collection.
-        """
+        """Return what is read between two offsets. Cost: a GET; and a commit before the first micro-batch."""
         self._check_collection(start)
         self._check_collection(end)
         at, position_before = end.position, start.position
@@ -336,11 +327,7 @@ class StreamSource:
         return self._pieces(self._claim(at.began if position_before is None else position_before.reached), at, lower)
 
     def commit(self, end: Offset) -> None:
-        """Let since pass what will not be read again; at the end of all, give the hold up. Cost: a commit, or nothing.
-
-        Raises:
-            HoldNotFound, HoldMoved: the hold is not there, or not behind end.
-        """
+        """Let since pass what will not be read again; at the end, give the hold up. Cost: a commit, or nothing."""
         at = end.position
         if at is None:
             return

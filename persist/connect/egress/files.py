@@ -331,11 +331,9 @@ class RowWriter(Protocol):
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch."""
-        ...
 
     def close(self) -> None:
         """Write the remaining rows."""
-        ...
 
 
 def make_row_writer(schema: pa.Schema, format: str, file: BinaryIO, *, nan: Nan = "null") -> RowWriter:

@@ -148,29 +148,24 @@ class Sink(Protocol):
     @property
     def name(self) -> str:
         """Its name in messages and logs, without secrets."""
-        ...
 
     @property
     def hold(self) -> str:
         """The name of the hold on each collection, and of the target's positions."""
-        ...
 
     @property
     def collections(self) -> Sequence[str]:
         """The names of the collections that are sent."""
-        ...
 
     @property
     def batch_rows(self) -> int:
         """The most updates in a step that spans several times."""
-        ...
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
         """Open the target, or reopen it; return its positions by collection id.
 
         Raises TargetUnavailable: it does not answer.
         """
-        ...
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
         """Apply a whole step durably, or nothing; return the applied pieces.
@@ -182,15 +177,12 @@ class Sink(Protocol):
             TargetUnavailable: it does not answer; `begin` returns whether it took the step.
             InvalidUsage: it refuses the rows.
         """
-        ...
 
     def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
         """Delete the positions of collections. Their rows stay."""
-        ...
 
     def close(self) -> None:
         """Close connections and files."""
-        ...
 
 
 def build_sink_name(kind: str, *where: str) -> str:

@@ -104,8 +104,7 @@ def _warn_of_retired(source: Source, moments: Collection, names: list[str]) -> N
     """Warn of collections that the source filled before, and fills no longer."""
     earlier_names: list[str] = msgspec.json.decode(moments.about.properties.get(FILLED, "[]"))
     if earlier_names != names:
-        retired = {f"{moments.name.removesuffix('.transactions')}.offsets"}  # Positions are properties now.
-        if dropped_names := {*earlier_names} - {*names} - retired:
+        if dropped_names := {*earlier_names} - {*names}:
             logger.warning(
                 "%s: these collections are not filled any more, because their tables are gone or not wanted: %s. They "
                 "stay as they are. If their tables come back, drop them first, and they are copied again",

@@ -83,46 +83,14 @@ def _read_typed_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> 
         try:
             cast = columns.cast(table.select(columns.select_names(table.column_names)), is_text=False)
         except SchemaMismatch as error:
-            differences = (_find_type_difference(field.type, kind, field.name) for field in batch.schema
-                     if (kind := columns.types.get(field.name)) is not None)  # fmt: skip
-            where = next((what for what in differences if what), None)
             new = (find_new_fields(field.name, field.type, columns.types[field.name]) for field in batch.schema
                    if field.name in columns.types)  # fmt: skip
             if (path := next((path for paths in new for path in paths), None)) is not None:
                 raise InvalidUsage(f"{file.name} has the field {columns.explain_unknown_name(path)}. {MEND}") from None
-            raise InvalidUsage(f"{file.name} {f'has {where}: ' if where else 'does not fit: '}{error} {MEND}") from None
+            raise InvalidUsage(f"{file.name} does not fit: {error} {MEND}") from None
         misfits.add(len(cast.misfits), [f"row {start + row + 1}: {why}" for row, why in cast.get_first(REASONS_MAX)])
         start += len(table)
         yield cast.table
-
-
-def _find_type_difference(source_type: pa.DataType, target_type: pa.DataType, path: str) -> str | None:
-    """Return the first path at which two types differ, with both types; None if equal."""
-    if pat.is_struct(source_type) and pat.is_struct(target_type):
-        ours, wanted_types = ({field.name: field.type for field in kind} for kind in (source_type, target_type))
-        for name in ours:
-            if name not in wanted_types:
-                return f"the field {f'{path}.{name}'!r}, which the collection has not"
-        for name in wanted_types:
-            if name not in ours:
-                return f"no field {f'{path}.{name}'!r}, which the collection has"
-        differences = (_find_type_difference(ours[name], wanted_types[name], f"{path}.{name}") for name in ours)
-    elif (
-        is_flat(source_type)
-        or is_flat(target_type)
-        or len(list_inner_fields(source_type)) != len(list_inner_fields(target_type))
-    ):
-        return (
-            None
-            if source_type == target_type
-            else f"{source_type} in {path!r}, where the collection stores {target_type}"
-        )
-    else:
-        pairs = zip(list_inner_fields(source_type), list_inner_fields(target_type), strict=True)
-        differences = (
-            _find_type_difference(ours.type, wanted_types.type, f"{path}.{ours.name}") for ours, wanted_types in pairs
-        )
-    return next((what for what in differences if what), None)
 
 
 def read_json_blocks(file: RowFile) -> Iterator[tuple[np.ndarray, pa.Array]]:

@@ -186,24 +186,19 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """Its name in messages and logs, without secrets."""
-        ...
 
     @property
     def moments(self) -> str | None:
         """The collection that maps moments to times; None if times are moments."""
-        ...
 
     def targets(self, client: Client) -> Sequence[Target]:
         """Return the collections that the source fills, except that of moments."""
-        ...
 
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield batches until the run stops; with `once`, until all is read.
 
         After `Unavailable`, the loop waits and calls it anew.
         """
-        ...
 
     def close(self) -> None:
         """Close files and connections."""
-        ...

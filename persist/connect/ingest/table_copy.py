@@ -83,15 +83,12 @@ class Server(Protocol):
 
     def point(self, *, is_new: bool) -> AbstractContextManager[Point]:
         """Open a point of the log. Later changes are read from the first one on."""
-        ...
 
     def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
         """Yield rows after a key, in key order, with the last key of each piece."""
-        ...
 
     def key(self, table: str) -> Sequence[str]:
         """Return the key columns of a table; [] without a key."""
-        ...
 
 
 class Copy:

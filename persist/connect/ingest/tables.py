@@ -80,19 +80,15 @@ class Table(Protocol):
 
     def list_versions(self) -> list[Version]:
         """Return all versions, oldest first."""
-        ...
 
     def columns(self, version: Version) -> Columns:
         """Return the columns of a version, by id or else by name."""
-        ...
 
     def load_inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
         """Return the ids of fields inside of columns, depth first; {} without ids."""
-        ...
 
     def changes(self, before: Version | None, version: Version) -> Signed:
         """Yield (sign, rows) that a version added or removed. They have its columns."""
-        ...
 
 
 class Tables:

@@ -351,11 +351,8 @@ def is_only_for_streams(options: Mapping[str, str]) -> bool:
 class WriteOptions(SinkOptions):
     """The options of a batch write.
 
-    time is None if the DataFrame has a column `_time`, or to overwrite at upper.
-
     Attributes:
         upserts: rows are events for a keyed collection.
-        late, late_collection: what becomes of late events, and the collection that they go to.
         key: of the collection, which is created if it is missing; None to write to an existing collection.
         where: the condition on the records that an overwrite replaces, as `persist.core.expression.filters` reads it.
         multiset: whether rows that overwrite may repeat a key.

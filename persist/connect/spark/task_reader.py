@@ -34,9 +34,7 @@ What = Literal["all", "changes"]
 class Slice(InputPartition):
     """The input of one task. It travels compressed, because the descriptors of parts hold keys.
 
-    Attributes:
-        events: makes rows by key from the updates; None for rows as they are stored.
-        as_of: the time that a stream shows contents at; None if they have none.
+    `events` makes rows by key from the updates; `as_of` is the time that a stream shows contents at.
     """
 
     scan: Scan | FoundByIndex

@@ -102,7 +102,6 @@ class UploadTask:
         lower: updates before it are late and left out, unless it is None.
         digest_by: the columns of the digest of the rows; none if no digest is needed.
         marker: a column that is true where a row counts for the digest; it is not written. None: all of them count.
-        only_digest: upload nothing.
         one_per_key: raise DuplicateKeys if rows with the marker repeat a key; rows of one key must be adjacent.
     """
 
@@ -155,13 +154,7 @@ class OnePerKey:
 
 
 class Uploaded(msgspec.Struct, frozen=True, array_like=True):
-    """The result of one or more upload tasks.
-
-    Attributes:
-        parts: that they stored.
-        late: how many updates were left out.
-        digest: of their input rows; None if no digest was needed.
-    """
+    """The result of one or more upload tasks; `late` is how many updates were left out."""
 
     parts: tuple[Part, ...]
     late: int
@@ -221,10 +214,7 @@ def ascending(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
 class EventRows:
     """The meaning of the rows of a DataFrame of events.
 
-    Attributes:
-        stamp: the times and diffs of rows without these columns.
-        machine: of the collection, if it is none of those in the box.
-        folds: as of `Rows`.
+    `stamp` has the times and diffs of rows without these columns; `machine` is None for those in the box.
     """
 
     schema: CollectionSchema
@@ -260,13 +250,8 @@ def plan_events(
     """Plan a batch of events, and check what can be checked before any task starts.
 
     Args:
-        schema: of the DataFrame of events.
         is_plain: rows have no times yet, and get one when they are committed.
         collects: late events are left out, so a time that all of them have may be one.
-        folds: as of `Rows`.
-
-    Raises:
-        CollectionNotFound, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression.
     """
     name = options.collection
     with writable(name), read_engine(options.location, options.storage) as engine:

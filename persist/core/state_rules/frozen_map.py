@@ -30,15 +30,12 @@ class Below(Protocol[V_co]):
 
     def get(self, key: str) -> V_co | None:
         """Return the value of key, or None."""
-        ...
 
     def iterate_prefix(self, prefix: str) -> Iterator[tuple[str, V_co]]:
         """Yield the keys that start with prefix, ascending, with their values."""
-        ...
 
     def list_marked(self, mark: str) -> Iterable[str]:
         """Return the keys of all values with a mark, and perhaps others."""
-        ...
 
 
 class FrozenMap(Mapping[str, V]):

@@ -174,11 +174,7 @@ class Commit:
         return None if self.committed is None else self.committed.seqno
 
     def add(self, handle: CollectionHandle, steps: Sequence[Step]) -> None:
-        """Add steps on a collection.
-
-        Raises:
-            InvalidUsage: outside of the block, or the collection is of another client.
-        """
+        """Add steps on a collection."""
         self.check(handle)
         if handle.id not in self._names:
             self._names[handle.id] = handle.name
@@ -195,8 +191,7 @@ class Commit:
     ) -> None:
         """Add parts that are stored; see `MultiWrite.add_parts`.
 
-        Args:
-            at_commit: their rows have 0 as their time, and get the time of the commit, which seals after it.
+        `at_commit`: their rows have 0 as their time, and get the time of the commit, which seals after it.
         """
         self.check(handle)
         steps: list[Step] = [*handle.part_steps(parts, keep=keep), Asked(handle.id, digest)]
@@ -303,11 +298,7 @@ class Commit:
         self._changes[handle.id] = (handle, PlainChange(steps, at_commit=True))
 
     def add_upsert(self, handle: CollectionHandle, events: EventTable) -> None:
-        """Add rows for keys of a plain collection, after the earlier ones.
-
-        Raises:
-            InvalidUsage: some of all rows have no time, and others do; or the block has done something else with it.
-        """
+        """Add rows for keys of a plain collection, after the earlier ones."""
         if handle.id not in self._upserts or any(step.collection == handle.id for step in self._steps):
             self.check_unwritten(handle)
         self.add(handle, [])

@@ -36,8 +36,7 @@ def take_hold(
 ) -> Hold:
     """Keep since at or before a time, durably; see `Collection.hold` for arguments, cost and errors.
 
-    Args:
-        schema: the version of the schema that the owner of a new named hold stays with.
+    `schema`: the version of the schema that the owner of a new named hold stays with.
     """
     leases = handle.engine.writer("hold").leases
     if isinstance(time, Antichain) and time.time is not None:
@@ -175,11 +174,7 @@ def about_collection(contents: CollectionState) -> About:
 
 
 def words(comment: str | None, properties: Mapping[str, str | None] | None) -> Words:
-    """Check a comment and properties.
-
-    Raises:
-        InvalidUsage: it is not text.
-    """
+    """Check a comment and properties."""
     if comment is not None and not is_storable_text(comment):
         raise InvalidUsage(f"comment={comment!r:.100} is not text: give a str, '' for no comment")
     changed_properties = {} if properties is None else properties
@@ -220,11 +215,7 @@ def describe_step(
 
 
 def get_newest_ids(handle: CollectionHandle, newest: CollectionSchema, names: Sequence[str]) -> dict[str, int]:
-    """Return the ids of columns of the newest schema by name.
-
-    Raises:
-        SchemaMismatch: one of some names was another column's when the handle was loaded.
-    """
+    """Return the ids of columns of the newest schema by name."""
     ids = dict(zip(newest.names, newest.ids, strict=True))
     ids_by_name = dict(zip(handle.schema.names, handle.schema.ids, strict=True))
     if renumbered := [name for name in names if ids_by_name.get(name, ids[name]) != ids[name]]:

@@ -55,8 +55,7 @@ def check_one_value(
 ) -> ExpectNothingBeyondUpper:
     """Check that a collection has one value per key; return the condition under which that stays true.
 
-    Raises:
-        NotOneValue: some keys have several, or are NULL; the first ten are named.
+    Raises NotOneValue: some keys have several, or are NULL; the first ten are named.
     """
     machine = find_machine(form, keyed.machine, handle.name)
     reader = handle.engine.reader()
@@ -96,8 +95,7 @@ def evolve(
 ) -> CollectionHandle:
     """Commit the next version of a schema; return a handle with it. Errors as of `Collection.evolve`.
 
-    Args:
-        beside: steps of the same commit, such as notes.
+    `beside`: steps of the same commit, such as notes.
     """
     handle.engine.writer("evolve")
     _check_changes(evolution, comments)

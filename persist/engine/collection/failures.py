@@ -74,8 +74,7 @@ def is_of_failures(name: str) -> bool:
 def record_failures(handles: Sequence[CollectionHandle], sink: str = "") -> Iterator[None]:
     """Store a failure of this block in the collections, or its success after a failure.
 
-    Args:
-        sink: the hold of the sink that fails, or "" if it is what fills them.
+    `sink`: the hold of the sink that fails, or "" if it is what fills them.
     """
     try:
         yield

@@ -368,11 +368,7 @@ def _plan_commit(
 
 
 def _lift_events(contents: CollectionState, request: AskedEvents) -> AskedEvents:
-    """Return the request with its events as the newest schema has them.
-
-    Raises:
-        SchemaMismatch: the schema has changed by more than additions since the events were passed.
-    """
+    """Return the request with its events as the newest schema has them."""
     events = request.events
     if events is None or events.schema.version == len(contents.earlier) + 1:
         return request

@@ -86,7 +86,6 @@ class PartMaker(Protocol):
 
     def build_change_test(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
         """Return a function that determines whether the history changes anything in a region."""
-        ...
 
     def make(self, collection: str, runs: Iterable[Iterable[RunPiece]], sources: Sequence[Part]) -> list[MadeRun]:
         """Make runs of one collection.
@@ -102,11 +101,9 @@ class PartMaker(Protocol):
             Unavailable: the store did not answer.
             ClientClosed: the client is closing.
         """
-        ...
 
     def discard(self, parts: Iterable[Part]) -> None:
         """Delete parts that were made and are not wanted."""
-        ...
 
 
 class LocalPartMaker:

@@ -282,9 +282,6 @@ def new_directory(
     Args:
         levels: the levels of the checkpoint that the new one extends.
         reused: the levels that may be reused as they are; all of them, or none.
-
-    Raises:
-        InvalidUsage: the location has a format without pages, and too many collections for that.
     """
     assert state.location is not None
     changes = directory.changes_since(levels[-1].directory if levels else EMPTY)

@@ -318,8 +318,7 @@ class Follower(KnownCollections):
     def advance(self, record: Record, applied: tuple[State, State] | None = None) -> None:
         """Apply a record of the log, unless it has been applied already.
 
-        Args:
-            applied: a state, and the result of `apply` on it with this record, if known.
+        `applied`: a state, and the result of `apply` on it with this record, if known.
         """
         with self._lock:
             if record.seqno <= self._state.seqno:

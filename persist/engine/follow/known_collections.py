@@ -121,8 +121,7 @@ class KnownCollections(AwaitedLog):
     def refresh_and_require(self, id_: str, name: str) -> CollectionState:
         """Refresh, and return the contents of a collection.
 
-        Raises:
-            CollectionNotFound: it does not exist, or not any more.
+        Raises CollectionNotFound: it does not exist, or not any more.
         """
         self.refresh()
         return self.require(id_, name)

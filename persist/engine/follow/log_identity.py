@@ -81,8 +81,7 @@ class Past:
     def note_fates(self, looks: list[tuple[Mark, Fate]]) -> bool:
         """Note the fates of tops; return whether all of them are in the log.
 
-        Raises:
-            LogReplaced: one of them is gone, or another one is there; the client stops.
+        Raises LogReplaced: one of them is gone, or another one is there; the client stops.
         """
         are_there = True
         with self._lock:
@@ -138,8 +137,7 @@ class Past:
     def check(self, state: State, now: Moment, after_s: float) -> None:
         """Check that the log still has the known records, if the last check is after_s old.
 
-        Raises:
-            LogReplaced: it lost one of them, now or earlier.
+        Raises LogReplaced: it lost one of them, now or earlier.
         """
         self.check_stopped()
         if not is_past(self._asked, now, after_s):

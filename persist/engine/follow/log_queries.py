@@ -56,9 +56,6 @@ def log_table(blob: Blob, state: State, last: int | None, collection: str | None
     Args:
         last: how many records are looked at; None for all that are kept.
         map_all: calls a function for each of some items, perhaps in parallel, and returns the results in order.
-
-    Raises:
-        InvalidUsage: last is not a positive number.
     """
     if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
         raise InvalidUsage(f"last={last!r:.100} is not a number of records: give 1 or more, or None for all")

@@ -80,8 +80,7 @@ class Hold(Closes):
     def release(self) -> None:
         """Give the hold up for good; idempotent.
 
-        Raises:
-            HoldMoved: a named hold is not where this handle left it; it stays.
+        Raises HoldMoved: a named hold is not where this handle left it; it stays.
         """
 
     @abstractmethod

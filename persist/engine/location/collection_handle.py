@@ -95,8 +95,7 @@ class CollectionHandle(CollectionTimes):
     def contents(self) -> CollectionState:
         """Return its newest state; an empty one before the commit that creates it. Cost: one GET.
 
-        Raises:
-            CollectionNotFound: it was dropped.
+        Raises CollectionNotFound: it was dropped.
         """
         self.engine.check_open("reading")
         if self.create is not None and self.engine.follower.entry(self.id) is None:
@@ -106,8 +105,7 @@ class CollectionHandle(CollectionTimes):
     def get_known_state(self) -> CollectionState:
         """Return its state as this client knows it, without asking the store.
 
-        Raises:
-            CollectionNotFound: it was dropped.
+        Raises CollectionNotFound: it was dropped.
         """
         if self.create is not None and self.engine.follower.entry(self.id) is None:
             return CollectionState(self.id, self.loaded_as, self.create.schema)
@@ -119,11 +117,7 @@ class CollectionHandle(CollectionTimes):
         return self.engine.follower.find_token(contents, token) is not None
 
     def reading_schema(self, version: int | None = None) -> CollectionSchema:
-        """Return the newest schema, as far as this client knows, or a version of it, with the codecs of its user.
-
-        Raises:
-            SchemaMismatch: there is no such version.
-        """
+        """Return the newest schema, as far as this client knows, or a version of it, with the codecs of its user."""
         return self.load_schema(self.get_known_state(), version)
 
     def load_schema(self, contents: CollectionState, version: int | None) -> CollectionSchema:
@@ -151,11 +145,7 @@ class CollectionHandle(CollectionTimes):
         return self.newest() if is_later else self
 
     def current_schema(self, contents: CollectionState) -> CollectionSchema:
-        """Return the user's schema if it is the newest: for writes of a difference to the contents.
-
-        Raises:
-            SchemaMismatch: it is not.
-        """
+        """Return the user's schema if it is the newest: for writes of a difference to the contents."""
         if contents.keyed is not None and self.keyed is None:
             raise KeyedCollection(self.name, "what this handle asks for")
         if self.schema.version != len(contents.earlier) + 1:
@@ -263,11 +253,7 @@ class CollectionHandle(CollectionTimes):
         return self.engine.folds.fold(contents, lambda: self.load_machine(contents), self.engine.reader, end)
 
     def load_machine(self, contents: CollectionState) -> Machine:
-        """Return the machine that a keyed collection, in some state, resolves events with.
-
-        Raises:
-            SchemaMismatch: it is not known here.
-        """
+        """Return the machine that a keyed collection, in some state, resolves events with."""
         assert contents.keyed is not None
         return require_machine(find_machine(contents.keyed, self.machine, self.name), contents.keyed, self.name)
 
@@ -372,11 +358,7 @@ class CollectionHandle(CollectionTimes):
     def part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Write]:
         """Return the steps that add parts to a commit that were stored with `PartWriter`.
 
-        Args:
-            keep: do not delete them if the commit is rejected.
-
-        Raises:
-            InvalidUsage: they are not parts of this collection.
+        `keep`: do not delete them if the commit is rejected.
         """
         try:
             check_parts(self.id, parts)
@@ -414,11 +396,7 @@ class CollectionHandle(CollectionTimes):
     def moments(self, times: Times | None) -> Timeline | None:
         """Return the converter of `_time` to timestamps; None for numbers.
 
-        Args:
-            times: None means timestamps if the collection has a timeline.
-
-        Raises:
-            InvalidUsage: times is not a form of a time, or the collection has no timeline.
+        `times`: None means timestamps if the collection has a timeline.
         """
         if times is None:
             return self.timeline
@@ -434,8 +412,7 @@ class CollectionHandle(CollectionTimes):
     def choose_time(self, contents: CollectionState, as_of: int | Moment | None) -> int:
         """Return the time to read at; None and "latest" are the last sealed time of that state.
 
-        Raises:
-            AsOfNotSealed: nothing is sealed in it.
+        Raises AsOfNotSealed: nothing is sealed in it.
         """
         if as_of is not None and not self._is_last(as_of):
             return self.as_time("as_of", as_of)

@@ -143,11 +143,7 @@ class CollectionTimes(ABC):
         return to_time_integer(what, value, most=most)
 
     def load_tag_time(self, name: str) -> int:
-        """Return the time that a tag names. Cost: one GET.
-
-        Raises:
-            TagNotFound: there is no such tag.
-        """
+        """Return the time that a tag names. Cost: one GET. Raises TagNotFound: there is no such tag."""
         tags = self.contents().tags
         if name not in tags:
             raise TagNotFound(name, tuple(tags))
@@ -172,9 +168,6 @@ class CollectionTimes(ABC):
         """Refuse an implausible time to write at, or an upper to seal to, if there is a timeline.
 
         A frontier is what a program computed, and passes.
-
-        Raises:
-            InvalidUsage: see `Timeline.check_plausible`.
         """
         if value is None or self.timeline is None or isinstance(value, Antichain):
             return

@@ -263,8 +263,7 @@ class Engine:
     def claim_all(self, requests: Sequence[WantedClaim], consumer: str = "") -> list[Claim]:
         """Do what `claim` does for many collections, each at its own time: all or none, for one commit in all.
 
-        Args:
-            consumer: for that consumer alone, whose predecessors of the same name lose what they claimed.
+        `consumer`: for that consumer alone, whose predecessors of the same name lose what they claimed.
         """
         self.check_open("reading")
         if self._writer is not None:
@@ -345,11 +344,7 @@ class Engine:
 
 
 def _list_changed_names(steps: Sequence[Step], names: Mapping[str, str]) -> Iterator[str]:
-    """Yield the names that steps give or free.
-
-    Args:
-        names: of collections, by id.
-    """
+    """Yield the names that steps give or free. `names`: of collections, by id."""
     for step in steps:
         if isinstance(step, (kinds.Create, kinds.Clone, kinds.Rename)):
             yield step.name

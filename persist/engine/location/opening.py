@@ -106,11 +106,7 @@ class Origin:
         return engine
 
     def check(self, what: object) -> "Origin":
-        """Return this origin, if another process can open the location with it.
-
-        Raises:
-            InvalidUsage: it cannot.
-        """
+        """Return this origin, if another process can open the location with it."""
         if self.location is None:
             raise InvalidUsage(
                 f"{what!r} cannot go to another process, because its store is an object of this one: open the location "
@@ -155,11 +151,7 @@ def read_engine(
 
 
 def describe_origin(engine: Engine, what: object) -> Origin:
-    """Return what opens the location of an engine again in another process, for something that is pickled.
-
-    Raises:
-        InvalidUsage: no other process can open it.
-    """
+    """Return what opens the location of an engine again in another process, for something that is pickled."""
     assert isinstance(engine.origin, Origin)
     return engine.origin.check(what)
 
@@ -167,11 +159,7 @@ def describe_origin(engine: Engine, what: object) -> Origin:
 def to_engine(action: str, client: OnEngine | Engine) -> Engine:
     """Return the engine of a user's client; an engine is returned unchanged.
 
-    Args:
-        action: the name of the user's call, for errors.
-
-    Raises:
-        InvalidUsage: it is not a client.
+    `action`: the name of the user's call, for errors.
     """
     engine = client if isinstance(client, Engine) else getattr(client, "engine", None)
     if not isinstance(engine, Engine):
@@ -283,9 +271,6 @@ def choose_write_mode(
 
     Args:
         names_key: whether the caller names key columns.
-
-    Raises:
-        InvalidUsage: a mode is missing; or as for `choose_mode`.
     """
     chosen = choose_mode(mode, has_key=names_key or handle.keyed is not None, has_diffs=has_diffs)
     key = handle.schema.key_names
@@ -317,8 +302,7 @@ def _choose_timeline(columns: Mapping[str, pa.Field], time: Any) -> str | None:
 def load_handle(engine: Engine, name: str) -> CollectionHandle:
     """Return the collection of a name, with the schema it has. Cost: one GET.
 
-    Raises:
-        CollectionNotFound: there is none.
+    Raises CollectionNotFound: there is none.
     """
     engine.check_open("load")
     check_name(name)
@@ -354,8 +338,7 @@ def load_handles(engine: Engine, handles_or_names: Sequence[CollectionHandle | s
 def load_handle_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
     """Return the collection of an id, whatever it is called by now; name is for errors. Cost: one GET.
 
-    Raises:
-        CollectionNotFound: it was dropped.
+    Raises CollectionNotFound: it was dropped.
     """
     contents = engine.follower.refresh_and_require(id_, name)
     return open_handle(engine, contents, contents.schema)
@@ -432,11 +415,7 @@ def upgrade(engine: Engine, *, dry_run: bool) -> UpgradeReport:
 
 
 def change_policy(policy: Policy, changes: Mapping[str, int]) -> Policy:
-    """Return a policy with some values replaced.
-
-    Raises:
-        InvalidUsage: a name is not one of `Policy`, or a value is not allowed.
-    """
+    """Return a policy with some values replaced."""
     check_values(changes, get_type_hints(Policy, include_extras=True))
     return msgspec.structs.replace(policy, **changes)
 

@@ -295,8 +295,7 @@ class Resolver:
     def resolve(self, id_: str, name: str, user_machine: Machine | None) -> bool:
         """Turn the events of a collection up to its upper into updates; return whether there were any.
 
-        Args:
-            user_machine: the user's machine, if it is not a built-in one.
+        `user_machine`: the user's machine, if it is not a built-in one.
         """
 
         def resolve_once() -> bool:

@@ -45,8 +45,7 @@ Mode = Literal["shared", "exclusive", "read"]
 class OpenOptions:
     """The options of `persist.open`, which documents them.
 
-    Raises:
-        InvalidUsage: an option does not fit, by itself or with the mode.
+    Raises InvalidUsage: an option does not fit, by itself or with the mode.
     """
 
     mode: Mode = "shared"

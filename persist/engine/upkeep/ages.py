@@ -121,8 +121,7 @@ class Ages:
     def log_floor(self, records: Iterable[tuple[int, BlobEntry]]) -> int | None:
         """Return the first record that the log still needs; None if declaring it is not worth a record.
 
-        Args:
-            records: all that there are, the oldest first.
+        `records`: all that there are, the oldest first.
         """
         policy, control = self.policy, self.state.control
         least_old = self.find_seqno_before(self.erase_after_s)

@@ -42,8 +42,7 @@ _chance = random.SystemRandom()
 class CompactionSchedule:
     """The due compactions of a client; `tick` runs them in the calling thread.
 
-    Attributes:
-        also: further work for each collection, done after its compaction.
+    `also`: further work for each collection, done after its compaction.
     """
 
     def __init__(
@@ -72,11 +71,7 @@ class CompactionSchedule:
         self._commits: Counter[str] = Counter()
 
     def tick(self) -> None:
-        """Do the due work.
-
-        Raises:
-            PersistError: the first error, after all collections have had their turn.
-        """
+        """Do the due work. Raises PersistError: the first error, after all collections have had their turn."""
         self._commits.clear()
         state = self._follower.refresh()
         if self._follower.past.hole is not None:
@@ -260,11 +255,7 @@ class Upkeep:
             )
 
     def tick(self) -> None:
-        """Do the due work.
-
-        Raises:
-            PersistError: the store did not answer, or the log is damaged; the work stays due.
-        """
+        """Do the due work. Raises PersistError: the store did not answer, or the log is damaged; the work stays due."""
         try:
             self.tick_leases()
         except StoreFull:

@@ -230,8 +230,7 @@ class Garbage:
 class _Round:
     """One collection of garbage at one moment of the store's clock.
 
-    Args:
-        only: the keys that may be deleted; None for all.
+    `only`: the keys that may be deleted; None for all.
     """
 
     def __init__(

@@ -247,8 +247,7 @@ def _hashes(names: Collection[str]) -> np.ndarray:
 def find_sharers(state: State, clones: Iterable[str] | None = None) -> dict[str, list[CollectionEntry]]:
     """Return the clones that may have parts in the folders of other collections, by folder.
 
-    Args:
-        clones: the ids of all clones, and maybe of others; None to read all entries.
+    `clones`: the ids of all clones, and maybe of others; None to read all entries.
     """
     shares: dict[str, list[CollectionEntry]] = {}
     entries: Iterable[tuple[str, CollectionEntry | None]] = state.entries.iterate_all()
@@ -264,8 +263,7 @@ def find_sharers(state: State, clones: Iterable[str] | None = None) -> dict[str,
 def list_named(blob: Blob, state: State, folder: str, shares: Mapping[str, Sequence[CollectionEntry]]) -> set[str]:
     """Return the blobs in a collection's folder that it or a clone names. Memory: one part list.
 
-    Args:
-        shares: of `find_sharers`.
+    `shares`: of `find_sharers`.
     """
     assert state.location is not None
     owner = state.entries.get(folder)

@@ -98,8 +98,7 @@ class Committer:
     def new_future(self, prepare_wait: Callable[[], object]) -> CommitFuture:
         """Return the future of a commit that consists of other commits; the caller resolves it.
 
-        Args:
-            prepare_wait: called before a caller waits for it.
+        `prepare_wait`: called before a caller waits for it.
         """
 
         def on_wait() -> None:

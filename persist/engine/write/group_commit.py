@@ -348,8 +348,7 @@ class GroupCommit:
     def _create(self, state: State, record: Record, after: State) -> bool:
         """Try to create a record as the successor of state; return whether it is.
 
-        Args:
-            after: the result of `apply(state, record)`, which the follower adopts.
+        `after`: the result of `apply(state, record)`, which the follower adopts.
         """
         began = self._follower.now()
         look = self._look_back.begin(state)

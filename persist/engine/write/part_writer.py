@@ -39,8 +39,7 @@ LEAF_BYTES_MIN = 512
 class PartWriter:
     """Encodes updates and puts them where readers find them.
 
-    Attributes:
-        piece_bytes: about how large a table is that is sorted at once.
+    `piece_bytes`: about how large a table is that is sorted at once.
     """
 
     def __init__(

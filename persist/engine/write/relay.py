@@ -38,7 +38,6 @@ class Relay(Protocol):
             None if no other client was asked. Otherwise, for each operation: the seqno of its commit; the error of its
                 rejection, after which it will never be committed; None if the outcome is unknown.
         """
-        ...
 
 
 def may_be_relayed(operations: Sequence[Operation]) -> bool:

@@ -159,12 +159,7 @@ def _decode_answer(answer: _Answer) -> Answer:
 def decode_steps(asking: Asking, contents_of: Callable[[str], CollectionState | None]) -> list[Step]:
     """Return the steps of an operation, checked as far as they can be by themselves.
 
-    Args:
-        contents_of: returns a collection as it is known here, None if it is not.
-
-    Raises:
-        ValueError: a step is none that a client would send.
-        InvalidUsage: rows do not fit.
+    `contents_of`: returns a collection as it is known here, None if it is not.
     """
     creations = {step.collection: step for step in asking.steps if isinstance(step, kinds.Create)}
     return [
@@ -232,11 +227,7 @@ def _write(step: _Write, create: kinds.Create | None, contents: CollectionState 
 
 
 def _schema(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> CollectionSchema:
-    """Return the schema of a write's rows, which must be the one that they are sent with.
-
-    Raises:
-        ValueError: it is another one, or the collection is not known here.
-    """
+    """Return the schema of a write's rows, which must be the one that they are sent with."""
     schema = CollectionSchema.from_json(step.schema)
     form, base = None, schema
     if contents is not None:

@@ -144,11 +144,7 @@ VALID_S = 1.0
 
 
 class LookBack:
-    """Looks back for one client; for one thread at a time.
-
-    Args:
-        pool: makes requests to a remote store beside others.
-    """
+    """Looks back for one client; for one thread at a time. `pool`: makes requests to a remote store beside others."""
 
     def __init__(self, blob: Blob, follower: Follower, clock: Clock, pool: Executor) -> None:
         self._blob = blob

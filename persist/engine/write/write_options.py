@@ -73,11 +73,7 @@ class WriteOptions:
 
 
 def choose_mode(mode: WriteMode | None, *, has_key: bool, has_diffs: bool) -> WriteMode:
-    """Return how rows are written: by default, rows with a key replace earlier rows of that key.
-
-    Raises:
-        InvalidUsage: there is no such mode, or rows with diffs would replace others.
-    """
+    """Return how rows are written: by default, rows with a key replace earlier rows of that key."""
     if mode not in (None, *get_args(WriteMode)):
         raise InvalidUsage(
             f'mode={mode!r} is not a way to write: use "upsert", "append", "overwrite", "update" or "error"'
@@ -102,9 +98,6 @@ def filter_text(where: pc.Expression | None, token: str | None) -> str | None:
     """Return the text of a filter for the digest of a token: equal for equal filters, in all releases.
 
     None without a filter, or without a token.
-
-    Raises:
-        InvalidUsage: this release of Arrow serializes the filter in an unknown way.
     """
     if where is None or token is None:
         return None

@@ -97,11 +97,9 @@ class Copied(Shown):
 
     Attributes:
         seqno: the target is the location after this record of its log.
-        collections: in it.
         blobs, bytes: stored in the target now, and read again there.
         deleted: blobs of the target that the location does not name any more.
-        damaged: keys in the source that are missing, or whose bytes do not match their checksums; they were not copied.
-            The target keeps its own versions of them.
+        damaged: keys in the source that are missing or damaged. The target keeps its own versions of them.
     """
 
     seqno: int

@@ -246,10 +246,8 @@ class _PreparedErasure:
     Attributes:
         seqno: of the state that it was made for.
         relatives: the ids of all that the collection shares records with, views included.
-        family: the collections that were examined.
         erased: by id of a collection, what is erased from it.
-        tables: the published tables of a collection, by its name.
-        indexed: the columns of indexes, by name of their collection, which are to be there again.
+        tables, indexed: published tables and columns of indexes to make again, by name of their collection.
         views: whether each was ever refreshed, by name.
     """
 

@@ -97,13 +97,9 @@ class Trace:
 
 @dataclass(frozen=True)
 class Traces(Shown):
-    """The result of a search for erased records.
+    """The result of a search for erased records: the objects that still hold something, or may.
 
-    Attributes:
-        collection: the name of the collection.
-        objects, bytes: how many objects of the store were looked at, and how large they are.
-        found: the objects that still hold something, or may.
-        facts: further facts for the receipt.
+    `objects` and `bytes` are how many objects were looked at, and how large they are.
     """
 
     collection: str
@@ -376,12 +372,9 @@ class _StateObject(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Inline:
-    """A part inside of an object.
+    """A part inside of an object, with the id of its collection and the version of its schema.
 
-    Attributes:
-        collection: its id, if the object has it.
-        version: of the schema that it was written with.
-        is_of_events: whether it has events; None if only its rows can show that.
+    `is_of_events`: whether it has events; None if only its rows can show that.
     """
 
     data: bytes
@@ -461,9 +454,7 @@ def _get_present_names(schema: pa.Schema, contents: CollectionState | None) -> l
 def _list_schemas(contents: CollectionState, inline: _Inline) -> Iterator[tuple[CollectionSchema, CollectionSchema]]:
     """Yield (written schema, newest version) of an inline part.
 
-    It is both of updates and of events if the part may have either.
-
-    The columns of events have ids of their own.
+    It is both of updates and of events, whose columns have ids of their own, if the part may have either.
     """
     newest = [contents.schema] if not inline.is_of_events else []
     if contents.keyed is not None and inline.is_of_events is not False:

@@ -53,19 +53,14 @@ class LogExamination:
     """Replays the log of one location.
 
     Attributes:
-        state: the state after the replay, with the contents of every readable collection; None if there was nothing to
-            begin with.
+        state: after the replay, with every readable collection; None if there was nothing to begin with.
         at: the next seqno, whose record is not there yet.
         floor: the first seqno that the newest readable checkpoint still needs.
         newest: the seqno of the newest checkpoint from which everything could be read; -1 if there is none.
-        bad_checkpoints: the keys of those from which not everything could be read.
         named: part lists that records or checkpoints refer to, and state objects.
-        loose: parts that are perhaps not in `state` because something damaged kept
-            a record from being applied, or the contents of a collection from being read.
-        created: how each collection began that was seen to begin, by id.
-        evolved: the versions of its schema after the first, by id.
-        beyond: the seqnos of the records that lie beyond the end of the log; known when the examination is finished.
-        beyond_checkpoints: the seqnos of the checkpoints beyond the end of the log, the newest first.
+        loose: parts that may be missing from `state`, because something damaged kept a record from being applied.
+        created, evolved: how each collection began, and the versions of its schema after the first, by id.
+        beyond, beyond_checkpoints: seqnos beyond the end of the log; known when the examination is finished.
     """
 
     def __init__(self, blob: Blob, findings: Findings) -> None:

@@ -80,11 +80,8 @@ class Problem:
 
     Attributes:
         kind: see the table above.
-        blob: the key of the blob with the problem; for an inline part, whose record or state object is not known here,
-            "inline part <checksum>".
-        what: the problem, in a sentence.
+        blob: the key of the blob with the problem; "inline part <checksum>" if its record or state object is not known.
         advice: what to do about it.
-        collection: the name of the collection concerned, if it is about one.
     """
 
     kind: ProblemKind
@@ -98,11 +95,8 @@ class Problem:
 class Unreferenced:
     """A blob without a reference. An upload may still use it.
 
-    Attributes:
-        age_s: since its last change.
-        kind: "part", "list", "state", "directory", "record" (below the log's floor), "lost" (set aside by a repair) or
-            "foreign" (no blob of this library).
-        advice: what will become of it, or why it stays.
+    `kind` is "part", "list", "state", "directory", "record" (below the log's floor), "lost" (set aside by a repair) or
+    "foreign"; `advice` is what will become of it, or why it stays.
     """
 
     blob: str

@@ -71,11 +71,9 @@ class CatalogReader(Protocol):
 
     def load(self, name: str) -> Any:
         """Return the collection of that name."""
-        ...
 
     def collections(self) -> Sequence[str]:
         """Return the names of all collections."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,9 @@ class IcebergTable:
     def __init__(
         self, handle: CollectionHandle, options: Mapping[str, str], catalog: Any = None, *, pinned: int | None = None
     ) -> None:
-        """Make the writer of a table.
+        """Make the writer of a table; `catalog` is told of each version, by default the one that options name.
 
-        Args:
-            catalog: is notified of each version; None for the one that options name.
-            pinned: a time that stays readable beside the newest version; None for the newest version.
+        `pinned` is a time that stays readable beside the newest version.
         """
         require_package("pyiceberg[pyarrow]>=0.12")
         self.name = "iceberg" if pinned is None else f"{PIN_PREFIX}{pinned}"

@@ -354,12 +354,7 @@ def make_list_writer(version: int, output: "_Output", snapshot: int, sequence: i
 
 
 class DataFiles:
-    """Makes the manifest entries of a table's files, for one schema.
-
-    Args:
-        format_url: returns the URL of a blob.
-        version: of Iceberg's format.
-    """
+    """Makes the manifest entries of a table's files, for one schema and version of the format."""
 
     def __init__(self, columns: CollectionSchema, format_url: Callable[[str], str], version: int) -> None:
         self._columns = columns

@@ -85,8 +85,7 @@ class Plan:
     """The files of a table's next version.
 
     Attributes:
-        contents: the state whose parts it names by number.
-        erasures: how many there were in the state that was read.
+        contents: the state whose parts it names by number; `erasures` is how many there were.
         files: new files, and files with more deleted rows than before.
         removed: numbers of the previous version's files that this one drops.
         is_anew: whether left_out has all deleted rows of each file, and not only the new ones.
@@ -104,12 +103,9 @@ Store = Callable[[bytes, Part], Part]  # Stores an encoded part; returns its des
 
 
 class Planner:
-    """Plans versions of one table.
+    """Plans versions of one table; `store` stores new parts.
 
-    Args:
-        table: its name in the log.
-        store: stores new parts.
-        left_out_share: see `LEFT_OUT_SHARE`; 0 where no rows can be left out of a part.
+    `left_out_share`: see `LEFT_OUT_SHARE`; 0 where no rows can be left out of a part.
     """
 
     def __init__(self, handle: CollectionHandle, table: str, store: Store, left_out_share: float) -> None:
@@ -344,9 +340,7 @@ def check_version(publication: Publication | None, options: Mapping[str, str]) -
 def compute_omitted_rows(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows | None:
     """Return the omitted rows of a file; None if unchanged.
 
-    Args:
-        before: which were until now.
-        is_anew: whether the plan has all rows, and not only those added since the previous version.
+    With `is_anew`, the plan has all rows, and not only those added since the previous version.
     """
     if is_anew or before is None:
         rows = file.left_out
@@ -357,12 +351,7 @@ def compute_omitted_rows(file: PlannedFile, before: Rows | None, is_anew: bool) 
 
 
 def check_columns(schema: CollectionSchema, table: str, type_of: Callable[[pa.DataType], Any], has: str) -> None:
-    """Raise InvalidUsage for columns that a table cannot have.
-
-    Args:
-        type_of: returns the type of a column in that format, None if it has none.
-        has: returns whether the format has a type.
-    """
+    """Raise InvalidUsage for columns that a table cannot have: `type_of` returns None for their types."""
     folded: dict[str, str] = {}
     for name in schema.names:
         kind = schema.arrow.field(name).type
@@ -396,9 +385,7 @@ def find_omitted_rows(
 
 
 def is_readable_by_others(part: Part, schema: CollectionSchema) -> bool:
-    """Return whether other programs read a part as its collection does.
-
-    They match columns by name or field id.
+    """Return whether other programs, which match columns by name or field id, read a part as its collection does.
 
     Columns and fields that are younger than the part are NULL for them, and so must be their defaults.
     """

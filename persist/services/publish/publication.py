@@ -69,10 +69,7 @@ class Published(Shown):
     """A version of a published table.
 
     Attributes:
-        table: its format.
-        version: of the table, from 0 on.
         as_of: the time that it holds.
-        url: where readers find the table.
         files, rows: what it consists of.
         digest: of the rows, if it was taken; the same as `Snapshot.digest`.
         is_new: whether this call has made it.
@@ -349,11 +346,9 @@ def _get_lasting_options(publication: Publication | None) -> dict[str, str]:
 def make_format(
     handle: CollectionHandle, table: str, options: Mapping[str, str] | None = None, catalog: Any = None
 ) -> TableFormat:
-    """Return the writer of a table format.
+    """Return the writer of a table format; options are None where it is not to be published.
 
-    Args:
-        options: what the table is published with; None where it is not to be published.
-        catalog: a pyiceberg catalog that registers versions; None for that in options, if any.
+    `catalog` is a pyiceberg catalog that registers versions; None for that in options, if any.
     """
     if table == "delta":
         from persist.services.publish.delta import DeltaTable

@@ -86,11 +86,7 @@ class FlightCalls:
 
         Args:
             methods: by the name of a Flight call, a function from its messages to its answers.
-            tokens: check the caller's rights.
             hidden: the URL of the location, which no error shows.
-
-        Raises:
-            OSError: the port is taken, or the certificate is none.
         """
         self._tokens = tokens
         self._methods = {_SERVICE + name: method for name, method in methods.items()}

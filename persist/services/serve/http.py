@@ -36,13 +36,7 @@ GRACE_S = 1  # For answers under way when the server is stopped.
 
 @dataclass(frozen=True)
 class Served:
-    """Something that can be opened.
-
-    Attributes:
-        url: where it is.
-        run: serves until the process is interrupted, or stop is called.
-        stop: ends it, from another thread.
-    """
+    """Something that can be opened: its URL, a function that serves until interrupted, and one that ends it."""
 
     url: str
     run: Callable[[], None]

@@ -83,9 +83,7 @@ def serve_catalog(
     """Serve the location of a client as an Iceberg catalog at HOST:PORT; yield its URL. Port 0 takes a free one.
 
     Args:
-        client: writes, because the catalog publishes what is loaded.
         properties: sent to readers with each table, such as credentials of S3 (`s3.access-key-id`).
-        format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
         publish_interval_s: a table is published at most once in so long.
     """
     catalog = IcebergCatalog(client, publish_interval_s, format_version)

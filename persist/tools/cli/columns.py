@@ -18,11 +18,9 @@ OWN = ("_time", "_diff")
 
 
 def parse_columns(key: Sequence[str], value: Sequence[str], like: str | None, format: str | None) -> tuple[Any, Any]:
-    """Return key and value as arguments of `Client.create_or_load`.
+    """Return key and value as arguments of `Client.create_or_load`: NAME:TYPE each, or NAME for a column of the file.
 
-    Args:
-        key, value: NAME:TYPE each; NAME is enough for a column of the file.
-        like: the file; its columns that are not named become values, if no value is named.
+    Columns of the file that are not named become values, if no value is named.
     """
     types = {} if like is None else read_columns(RowFile.at(like, format))
     keys = dict(_parse_column(column, types) for column in key)

@@ -146,7 +146,6 @@ def log(
 @command
 def cost(
     at: Place,
-    hours: Annotated[int, typer.Option(min=1, max=24, help="How many hours back new objects count as PUTs.")] = 24,
     prices: Annotated[
         str | None, typer.Option(metavar="FILE", help="A JSON object of dollars: puts_1000, gets_1000, lists_1000, …")
     ] = None,
@@ -156,7 +155,7 @@ def cost(
 
     price_list = LIST_PRICES if prices is None else Prices.from_file(prices)
     with at.open_reader() as client:
-        costs = estimate_costs(client, price_list, hours=hours)
+        costs = estimate_costs(client, price_list)
         COSTS.write(at, [kind.as_json() for kind in costs.kinds])
     print_remark(
         f"Of the objects that were made since {format_moment(costs.since_s)}, {costs.made:,} are still there: "

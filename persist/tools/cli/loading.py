@@ -39,16 +39,11 @@ class Plan:
     """The options for writing a file.
 
     Attributes:
-        time: a number, a moment or the name of a column. None: updates have their own times; rows get the
-            commit's.
+        time: a number, a moment or the name of a column. None: updates have their own times; rows get the commit's.
         diff: of all rows; None for 1, or what they have.
         seal: where to seal to with the last piece; None for not at all.
         token: names the load; None: the file's contents do.
-        piece_rows: rows of one commit.
-        skip_bad: write what fits, if not all does.
         late: "raise" or "collect" for events that come too late; None for updates.
-        mode: for plain rows, as in `Client.write`.
-        allow_future: take times that are more than a day ahead of the clock.
     """
 
     time: int | str | None = None

@@ -18,14 +18,7 @@ OWN = frozenset(("checkpoint", "directory", "gc", "list", "log", "lost", "part",
 
 @dataclass(frozen=True)
 class Place:
-    """The location of a command, with its options.
-
-    Attributes:
-        location: a folder or a URL.
-        given, file: options of the store as NAME=VALUE, and a file with more of them.
-        as_json: whether the command prints JSON.
-        store_timeout_s: how long to try where the store does not answer; None for what the library does.
-    """
+    """The location of a command, with its options: `given` as NAME=VALUE, and a `file` with more of them."""
 
     location: str
     given: tuple[str, ...] = ()

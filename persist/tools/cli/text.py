@@ -93,12 +93,7 @@ def format_error(error: "PersistError") -> str:
 def print_table(
     head: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = (), texts: Iterable[int] = ()
 ) -> None:
-    """Print a table.
-
-    Args:
-        right: the columns, by number, whose values are aligned at their right.
-        texts: the columns whose values may be cut, and are broken into lines first.
-    """
+    """Print a table with columns, by number, that are aligned at the right, and columns of texts that may be cut."""
     to_right, cut = {*right}, {*texts}
     names = [format_cell(name) for name in head]
     cells = [[format_cell(value, whole=at not in cut) for at, value in enumerate(row)] for row in rows]

@@ -7,12 +7,12 @@ the last hours.
 A large object is one request here; a client sends it in parts of some MiB.
 """
 
-import json
-import math
 from collections import Counter
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 import persist
 
@@ -32,34 +32,29 @@ OTHER = "others"
 KIND_OF = {"create": "PUT", "set": "PUT", "get": "GET", "list": "LIST", "delete": "DELETE"}
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+Price = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prices in dollars; the defaults are the list prices of S3 Standard in us-east-1, for clients in that region.
 
     `read_gib`: of each GiB that GETs return, such as the price of traffic out of the region.
     """
 
-    puts_1000: float = 0.005
-    gets_1000: float = 0.0004
-    lists_1000: float = 0.005
-    deletes_1000: float = 0.0
-    read_gib: float = 0.0
-    stored_gib_month: float = 0.023
+    puts_1000: Price = 0.005
+    gets_1000: Price = 0.0004
+    lists_1000: Price = 0.005
+    deletes_1000: Price = 0.0
+    read_gib: Price = 0.0
+    stored_gib_month: Price = 0.023
 
     @classmethod
     def from_file(cls, path: str) -> "Prices":
         """Load prices from a JSON file. Missing ones are the defaults."""
         try:
-            prices = json.loads(Path(path).read_bytes())
-        except (OSError, ValueError) as error:
-            raise persist.InvalidUsage(f"{path}: {error}") from error
-        names = [field.name for field in fields(cls)]
-        if not isinstance(prices, dict) or not {*prices} <= {*names}:
-            raise persist.InvalidUsage(f"{path} holds no prices: give a JSON object of some of {', '.join(names)}")
-        for name, price in prices.items():
-            if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
-                raise persist.InvalidUsage(f"{path}: {name}={price!r:.50} is not a price: give a number of dollars")
-        return cls(**prices)
+            return msgspec.json.decode(Path(path).read_bytes(), type=cls)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise persist.InvalidUsage(f"{path} holds no JSON object of prices: {error}") from error
 
 
 LIST_PRICES = Prices()
@@ -67,13 +62,7 @@ LIST_PRICES = Prices()
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one kind of requests or of objects.
-
-    Attributes:
-        requests, request_bytes: that were counted, and the bytes that went over the network with them.
-        objects, bytes: that are there.
-        dollars: of a month, if it goes on like this.
-    """
+    """The cost of one kind of requests or of objects, in dollars of a month, if it goes on like this."""
 
     kind: str
     requests: int
@@ -91,11 +80,7 @@ class Cost:
 class Costs:
     """The cost of all requests and objects.
 
-    Attributes:
-        since_s: from when on requests count, a full hour in seconds since 1970.
-        kinds: one for each kind of requests, one for each kind of objects, and the sum.
-        sent: how many requests this client has sent since it was opened.
-        made: how many objects were made since then and are there: so there were at least as many PUTs.
+    `since_s`: from when on requests count; `sent`: of this client; `made`: objects since then that are there.
     """
 
     since_s: int
@@ -104,13 +89,10 @@ class Costs:
     made: int
 
 
-def estimate_costs(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: int = 24) -> Costs:
-    """Return the cost of a location. Cost: a LIST of everything.
-
-    `hours`: how far back new objects count as PUTs, by this machine's clock; rounded up to full hours.
-    """
+def estimate_costs(client: "persist.Client", prices: Prices = LIST_PRICES) -> Costs:
+    """Return the cost of a location, by the new objects of a day. Cost: a LIST of everything."""
     now_s = client.engine.clock.wall_ms() / 1000
-    since_s = (int(now_s // HOUR_S) - hours) * HOUR_S
+    since_s = (int(now_s // HOUR_S) - 24) * HOUR_S
     months = MONTH_DAYS * 24 * HOUR_S / (now_s - since_s)
     stored: dict[str, Counter[str]] = {kind: Counter() for kind in dict.fromkeys([*KINDS.values(), OTHER])}
     new_objects = Counter[str]()

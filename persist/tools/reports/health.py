@@ -64,10 +64,7 @@ class LastFailure:
 class ViewLag:
     """How far a view is behind, and which input is furthest behind.
 
-    Attributes:
-        behind_s: how far it is behind that input; None without moments, or before the first seal.
-        is_due: a refresh would bring it further.
-        failed: why the last refresh brought it no further; None if it succeeded.
+    `behind_s` is None without moments, or before the first seal; `is_due`: a refresh would bring it further.
     """
 
     view: str
@@ -85,9 +82,7 @@ class ViewLag:
 class SourceHealth:
     """A source and its collections. `behind_s` is the slowest one's.
 
-    Attributes:
-        behind_bytes: unread bytes of the source at its last read; None if unknown.
-        failed: why it was not read any further; None if the last attempt succeeded.
+    `behind_bytes`: unread bytes of the source at its last read; None if unknown.
     """
 
     source: str
@@ -99,13 +94,9 @@ class SourceHealth:
 
 @dataclass(frozen=True)
 class SinkHealth:
-    """A sink and its collections.
+    """A sink and its collections; it is called by its hold if it failed before it had one.
 
-    Attributes:
-        sink: what it is called; the name of its hold if it failed before it had one.
-        behind_s: how far sent updates are behind sealed ones, for the slowest collection; None without moments.
-        behind_bytes: of parts with updates that were not sent yet.
-        failed: why nothing was sent; None if the last attempt succeeded.
+    `behind_s` is how far sent updates are behind sealed ones, for the slowest collection.
     """
 
     sink: str
@@ -163,10 +154,7 @@ class DueWork:
 class ClientActivity:
     """A client that reads or writes.
 
-    Attributes:
-        release: of its library; None for releases before 0.1.0.
-        does: "reads", "writes", "reads, writes" or "writes exclusively".
-        at: when it wrote last; None if the newest records are others'.
+    `does`: "reads", "writes", "reads, writes" or "writes exclusively"; `at`: when it wrote last, if that is known.
     """
 
     client: str
@@ -181,9 +169,7 @@ class Health:
 
     Attributes:
         written_at: when its newest record was made, by the clock of its writer; None if that record is gone.
-        format: with which number of the format the newest record was written.
-        clients: who reads or writes: the holders of leases, the exclusive writer, and who made the `RECENT` newest
-            records.
+        clients: the holders of leases, the exclusive writer, and who made the `RECENT` newest records.
         live_bytes, history_bytes: see the module; waiting_bytes is None if not all of it was listed.
     """
 

@@ -52,13 +52,10 @@ Answer = Callable[[Explorer, Request], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The host names that the page answers to.
+    """The host names that the page answers to, in small letters.
 
     Somebody else's name that was made to point here is none of them, so that their page gets nothing (DNS rebinding).
-
-    Attributes:
-        hosts: names and addresses, in small letters.
-        any_address: whether every address is right, because all of this machine's are listened at.
+    `any_address`: every address is right, because all of this machine's are listened at.
     """
 
     hosts: frozenset[str] = frozenset()

@@ -4,7 +4,6 @@ import pytest
 
 from persist.compute.sql.algebra import TopK, walk
 from persist.compute.sql.compile import plan_query
-from persist.compute.sql.reasons import explain_rewrites
 from persist.compute.sql.rewrite import rewrite_plan
 from tests.compute.sql.oracle import TABLES, changes, check, schemas
 
@@ -93,8 +92,3 @@ def test_rows_that_agree_in_the_order_are_in_together(counted: str) -> None:
     assert first.counted == counted
     assert limits(f"{NUMBER} QUALIFY rank() OVER ({PEERS}) <= 2") == [], "the other function has another order"
     check(sql, changes(7, size=12))
-
-
-def test_what_is_looked_at_is_explained() -> None:
-    plan = plan_query(f"{NUMBER} QUALIFY r <= 3", schemas(TABLES))[0]
-    assert "a window looks at the first 3 of each partition: no others are asked for" in explain_rewrites(plan)

@@ -91,27 +91,6 @@ def test_a_run_looks_at_the_log_once_before_it_reads_and_once_after(
     assert looks.count(threading.current_thread().name) <= 4
 
 
-def test_reading_goes_on_from_the_offsets_of_an_earlier_version(client: Any, cluster: Cluster, topic: str) -> None:
-    cluster.send(topic, {"id": 1}, {"id": 2}, at_ms=NOON_MS)
-    taken(client, cluster, topic, key=["id"])
-    transactions = client.load("rows.transactions")
-    said = [name for name in transactions.about.properties if name.startswith("ingest.ne")]
-    transactions.describe(properties=dict.fromkeys(said)).result()
-    value = {"next": pa.int64(), "newest": pa.timestamp("ms", "UTC")}
-    key = {"topic": pa.string(), "partition": pa.int32()}
-    offsets = client.create_or_load("rows.offsets", key=key, value=value, keyed=persist.Keyed())
-    newest = datetime.fromtimestamp(NOON_MS / 1000, UTC)
-    offsets.upsert([((topic, 0), (2, newest))], time=0, seal=transactions.upper).result()
-    cluster.send(topic, {"id": 3}, {"id": 4}, at_ms=NOON_MS - 60_000)
-    cluster.send(topic, {"id": 5}, at_ms=NOON_MS)
-    assert taken(client, cluster, topic, late_s=30.0).rows == 3
-    assert held(client) == [{"id": 1}, {"id": 2}, {"id": 5}]
-    assert [at for at, _ in reasons(client)] == [2, 3]
-    assert positions(client, topic)[0] == 5
-    client.load("rows.offsets").drop().result()
-    assert taken(client, cluster, topic).rows == 0
-
-
 def test_topics_become_collections_in_one_commit(client: Any, cluster: Cluster) -> None:
     orders, users = next(_topics), next(_topics)
     cluster.send(orders, {"id": 1, "user": "a"})

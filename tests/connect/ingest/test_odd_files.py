@@ -231,7 +231,7 @@ def test_another_field_inside_of_a_column_stops_before_its_file(
 @pytest.mark.parametrize(
     ("first", "second", "path"),
     [
-        (rows({"a": 1}), rows({"a": "x"}), "v.a"),
+        (rows({"a": 1}), rows({"a": "x"}), "v"),
         ('{"id": 1, "v": {"a": 1}}', '{"id": 2, "v": {"a": "x"}}', "v"),
     ],
 )

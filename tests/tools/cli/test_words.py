@@ -32,7 +32,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "clone": ([Client.clone], {"name"}),  # Its `target`.
     "compact": ([Collection.compact, Collection.allow_compaction, persist.Settings], {"collections", "yes"}),
     "copy": ([backup.copy], set()),
-    "cost": ([], {"hours", "prices"}),
+    "cost": ([], {"prices"}),
     "create": ([Client.create_or_load, persist.Keyed], {"format"}),
     "delete": ([Collection.delete], {"format", "ignore"}),
     "diff": ([Collection.diff], LIMITED),

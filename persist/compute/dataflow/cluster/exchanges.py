@@ -79,11 +79,7 @@ class StagePlan:
 
 
 def cut_into_stages(plan: Plan) -> list[StagePlan]:
-    """Return the stages of a plan, each after its inputs.
-
-    Args:
-        plan: not optimised; its joins are of two inputs.
-    """
+    """Return the stages of a plan, each after its inputs. `plan`: not optimised; its joins are of two inputs."""
     return _Cutting(plan).stages()
 
 

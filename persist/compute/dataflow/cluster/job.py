@@ -79,11 +79,7 @@ class Job:
         return any(self.until > output.upper for output in self._outputs.every)
 
     def tasks(self, partitions: int) -> list[StageTask]:
-        """Return what the tasks of each stage do.
-
-        Args:
-            partitions: how many tasks a keyed stage has.
-        """
+        """Return what the tasks of each stage do. `partitions`: how many tasks a keyed stage has."""
         written = {
             output.sink.collection: Written(self._make_target(output), output.done, output.upper == 0)
             for output in self._outputs.every

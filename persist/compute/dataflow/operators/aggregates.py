@@ -63,11 +63,7 @@ class Wanted:
 
 
 def result_type(kind: str, of: pa.DataType, name: str) -> pa.DataType:
-    """Return the type of an aggregate of values of a type.
-
-    Raises:
-        SchemaMismatch: such values have no such aggregate.
-    """
+    """Return the type of an aggregate of values of a type."""
     if kind == "count":
         return pa.int64()
     if kind in ("wide_sum", "total") and pat.is_integer(of):
@@ -170,11 +166,7 @@ def to_float(total: int, divisor: int = 1) -> float:
 
 
 def check_int64(sums: list[int], name: str) -> Ints:
-    """Return sums as int64.
-
-    Raises:
-        DiffOverflow: one does not fit.
-    """
+    """Return sums as int64. Raises DiffOverflow: one does not fit."""
     if sums and (max(sums) >= 2**63 or min(sums) <= -(2**63)):
         raise DiffOverflow(f"the sum {name!r} became {max(sums, key=abs)}, which does not fit int64; cast to float64")
     return np.array(sums, np.int64)

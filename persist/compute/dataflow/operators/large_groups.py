@@ -31,11 +31,7 @@ Made: TypeAlias = dict[Record, int]
 
 
 class Group(ABC):
-    """One group: its records with their multiplicities, and its results.
-
-    Attributes:
-        results: its results, if they are kept.
-    """
+    """One group: its records with their multiplicities, and its results. `results`: its results, if they are kept."""
 
     orders: Collection[Ranked]
     results: Made | None = None
@@ -264,11 +260,7 @@ def make_fold_ranking(
 
 
 class LargeGroups:
-    """The ranked groups of a reduction, by key.
-
-    Args:
-        ranking: makes one.
-    """
+    """The ranked groups of a reduction, by key. `ranking`: makes one."""
 
     def __init__(self, ranking: Ranking, costs: Costs = USUAL) -> None:
         self._ranking = ranking

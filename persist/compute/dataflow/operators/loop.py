@@ -135,8 +135,7 @@ class LeaveOperator(Operator):
 class Loop(Operator):
     """A scope: its operators in the order in which they run, and the variables that close its cycles.
 
-    Args:
-        limit: how many iterations there may be after the last in which something enters.
+    `limit`: how many iterations there may be after the last in which something enters.
     """
 
     def __init__(self, at: Position, limit: int) -> None:

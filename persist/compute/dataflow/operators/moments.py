@@ -67,8 +67,7 @@ def product_digits(factors: Sequence[Floats]) -> tuple[Ints, Ints, Ints]:
 def sum_products(owners: Ints, factors: Sequence[Floats], count: int) -> list[int]:
     """Return for each of count groups the exact sum of the products of finite floats, in `2**(-1126 * factors)`.
 
-    Args:
-        owners: the group of each row.
+    `owners`: the group of each row.
     """
     rows, places, amounts = product_digits(factors)
     every = owners.take(rows)

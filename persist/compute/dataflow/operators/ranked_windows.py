@@ -44,8 +44,7 @@ Span: TypeAlias = tuple[int, int, int, int]  # Records from and to, before the c
 class _Reach:
     """The neighbours that the answer of a row depends on: so many rows back and ahead, and totals over rows.
 
-    Attributes:
-        of: what is counted of the rows before or behind: "rows", "peers", a sum by its number; "first" is a row.
+    `of`: what is counted of the rows before or behind: "rows", "peers", a sum by its number; "first" is a row.
     """
 
     back: int = 0
@@ -164,8 +163,7 @@ class _Block:
 class _Partition:
     """A partition as it was at one time.
 
-    Args:
-        known: the totals over blocks of other partitions, by the identity of the block; this one adds its own.
+    `known`: the totals over blocks of other partitions, by the identity of the block; this one adds its own.
     """
 
     def __init__(self, blocks: list[Ints], window: _Window, known: dict[int, tuple[Ints, _Block]]) -> None:

@@ -255,8 +255,7 @@ class TotalReduce(ReduceOperator):
     ) -> Ints:
         """Return the changes of the output of keys, from their old records and the new updates.
 
-        Args:
-            numbered: the times of each key. Moments are the pairs (key, time) at which something changes.
+        `numbered`: the times of each key. Moments are the pairs (key, time) at which something changes.
         """
         layout = self.arrangement.layout
         count = keys.shape[1]

@@ -55,8 +55,7 @@ class DefinedAs(NamedTuple):
 class Captured:
     """The complete updates of a stream, in memory, while its program runs.
 
-    Args:
-        early: what waits for its time to be complete is shown, too, and marked by a column `_early`.
+    `early`: what waits for its time to be complete is shown, too, and marked by a column `_early`.
     """
 
     def __init__(self, early: bool = False) -> None:
@@ -142,8 +141,7 @@ def make_hold_name(program: str) -> str:
 class Draft:
     """The plan of a program, and its captures and probes by the number of their node.
 
-    Attributes:
-        name: names the program's holds; unique in a location.
+    `name`: names the program's holds; unique in a location.
     """
 
     def __init__(self, name: str, dimensions: int) -> None:

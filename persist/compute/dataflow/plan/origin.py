@@ -119,11 +119,7 @@ def depends_on_times(node: Node) -> bool:
 
 
 def find_separate(plan: Plan) -> set[int]:
-    """Return the operators that depend on times; they may not be merged.
-
-    Raises:
-        InvalidUsage: one is inside an iteration, where its output is not stored.
-    """
+    """Return the operators that depend on times; they may not be merged."""
     kinds = {type(node.operator) for node in plan.nodes.values()}
     if not {Persist, Source} <= kinds:
         return set()

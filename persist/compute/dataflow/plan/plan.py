@@ -247,8 +247,7 @@ class Arrange:
 class Enter:
     """Bring a collection into a scope: it is there from its first iteration on.
 
-    Attributes:
-        at: the column of the input that is the first iteration of each record. It does not enter.
+    `at`: the column of the input that is the first iteration of each record. It does not enter.
     """
 
     at: str = ""
@@ -283,11 +282,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Keep the complete updates of the input in memory.
-
-    Attributes:
-        early: also show updates whose time is not complete.
-    """
+    """Keep the complete updates of the input in memory. `early`: also show updates whose time is not complete."""
 
     name: str
     early: bool = False
@@ -348,11 +343,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ScopeInfo:
-    """A scope of iteration.
-
-    Attributes:
-        depth: the number of coordinates of its times, besides the program's.
-    """
+    """A scope of iteration. `depth`: the number of coordinates of its times, besides the program's."""
 
     number: int
     parent: int
@@ -381,8 +372,7 @@ class Plan:
     def add_plan(self, other: "Plan", places: Mapping[int, int]) -> dict[int, int]:
         """Add another plan's nodes and scopes; return their new numbers.
 
-        Args:
-            places: the nodes that are here already, by their numbers there.
+        `places`: the nodes that are here already, by their numbers there.
         """
         first, scopes = max(self.nodes, default=0), max(self.scopes)
         numbers = {number: places.get(number, first + number) for number in other.nodes}

@@ -258,11 +258,7 @@ def trace_columns(stages: Sequence[Stage], columns: Sequence[str], names: Sequen
 
 
 def derive_schema(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_time: bool) -> pa.Schema:
-    """Return the columns after some stages; each stage is checked.
-
-    Args:
-        has_time: expressions may read `_time`.
-    """
+    """Return the columns after some stages; each stage is checked. `has_time`: expressions may read `_time`."""
     for stage in stages:
         columns = schema.append(pa.field(TIME, pa.int64())) if has_time else schema
         schema = stage.schema(columns, operator)
@@ -270,11 +266,7 @@ def derive_schema(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, 
 
 
 def to_record_schema(columns: Any, operator: str) -> pa.Schema:
-    """Return the declared columns of a function: a dict of names and types, or a schema.
-
-    Raises:
-        SchemaMismatch: it is neither, or a type is not supported.
-    """
+    """Return the declared columns of a function: a dict of names and types, or a schema."""
     pairs = list(columns.items()) if isinstance(columns, Mapping) else columns
     try:
         schema = pa.schema(pairs)

@@ -38,11 +38,7 @@ _COARSER = {"s": ("s",), "ms": ("s", "ms"), "us": ("s", "ms", "us"), "ns": ("s",
 
 
 def as_names(operator: str, names: Any, schema: pa.Schema) -> tuple[str, ...]:
-    """Return names of columns.
-
-    Raises:
-        SchemaMismatch: one is not there, or there twice.
-    """
+    """Return names of columns."""
     column_names = tuple(names)
     unknown = [name for name in column_names if not isinstance(name, str) or schema.get_field_index(name) < 0]
     if unknown:
@@ -53,11 +49,7 @@ def as_names(operator: str, names: Any, schema: pa.Schema) -> tuple[str, ...]:
 
 
 def pair_join_columns(operator: str, on: On, left: pa.Schema, right: pa.Schema) -> Pairs:
-    """Return the keys of a join as pairs of column names, of equal types.
-
-    Raises:
-        SchemaMismatch: a column is not there, or types differ.
-    """
+    """Return the keys of a join as pairs of column names, of equal types."""
     if isinstance(on, str):
         on = [on]
     if not isinstance(on, Mapping | Sequence):
@@ -80,11 +72,7 @@ def pair_join_columns(operator: str, on: On, left: pa.Schema, right: pa.Schema) 
 
 
 def join_schemas(operator: str, left: pa.Schema, right: pa.Schema, pairs: Pairs) -> pa.Schema:
-    """Return the columns of a join: the left's, and the right's without its key.
-
-    Raises:
-        SchemaMismatch: a name is on both sides.
-    """
+    """Return the columns of a join: the left's, and the right's without its key."""
     keys = {right_name for _, right_name in pairs}
     fields = [field for field in right if field.name not in keys]
     common = [field.name for field in fields if left.get_field_index(field.name) >= 0]
@@ -97,11 +85,7 @@ def join_schemas(operator: str, left: pa.Schema, right: pa.Schema, pairs: Pairs)
 
 
 def check_same_schema(schemas: Sequence[tuple[pa.Schema, str]]) -> pa.Schema:
-    """Return the common columns of all schemas; raise if they differ.
-
-    Raises:
-        SchemaMismatch: they are not.
-    """
+    """Return the common columns of all schemas; raise if they differ."""
     first, title = schemas[0]
     for schema, other_title in schemas[1:]:
         if (schema.names, schema.types) != (first.names, first.types):

@@ -76,8 +76,7 @@ def make_kept_schema(columns: pa.Schema) -> pa.Schema:
 class KeptLinear(Operator):
     """A linear operator that depends on times; a hidden collection stores its output.
 
-    Attributes:
-        kept: the changes of the hidden collection by this pass: words, time from which on, time, diff.
+    `kept`: the changes of the hidden collection by this pass: words, time from which on, time, diff.
     """
 
     def __init__(self, at: Position, shape: Traced) -> None:
@@ -219,8 +218,7 @@ class Output:
     def restore(self, at: int) -> None:
         """Restore the operator of a hidden collection as of a time, if the collection is sealed beyond it.
 
-        Raises:
-            SourceLost: another copy of the program has gone on, and compacted it.
+        Raises SourceLost: another copy of the program has gone on, and compacted it.
         """
         if self.keeps is None or self.corrects or self.upper <= at:
             return
@@ -269,8 +267,7 @@ class Output:
     def compare(self) -> None:
         """Refuse a collection of unknown origin that differs from the results.
 
-        Raises:
-            OutputConflict: they differ, so new updates would not fit.
+        Raises OutputConflict: they differ, so new updates would not fit.
         """
         if not self.compares or self.sealed_to < self.began_at:
             return
@@ -358,8 +355,7 @@ class Output:
     def follow(self, actual: int) -> None:
         """Skip updates that another copy of the program has committed up to actual.
 
-        Raises:
-            OutputConflict: the other copy's updates differ.
+        Raises OutputConflict: the other copy's updates differ.
         """
         if actual < self.upper:
             raise OutputConflict(self.handle.name, f"its upper went back from {self.upper} to {actual}")
@@ -384,8 +380,7 @@ class Output:
     def _read_others_updates(self, until: int) -> tuple[int, Ints]:
         """Return the updates that another copy of the program has committed.
 
-        Raises:
-            OutputConflict: that has been compacted.
+        Raises OutputConflict: that has been compacted.
         """
         try:
             since = self.handle.contents().since

@@ -189,8 +189,7 @@ class Outputs:
     def commit(self) -> int | None:
         """Commit and seal all outputs as far as complete; return the seqno.
 
-        Raises:
-            OutputConflict: another program writes an output.
+        Raises OutputConflict: another program writes an output.
         """
         seqno = None
         for output in self.every:

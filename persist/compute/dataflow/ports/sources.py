@@ -112,9 +112,6 @@ class SourceReader:
         """Use the schema version with which the outputs began, if any.
 
         They were computed from these columns. A newer version may give the name of one of them to another column.
-
-        Raises:
-            SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
         """
         holds = [contents.holds[name] for name in self._holders if name in contents.holds]
         # A view that only reads views of it began with any version.
@@ -150,11 +147,7 @@ class SourceReader:
                 )
 
     def get_requested_time(self) -> int | None:
-        """Return the time as of which the program reads the contents, if it sets one.
-
-        Raises:
-            InvalidUsage: the time is a moment, and the collection has no timeline.
-        """
+        """Return the time as of which the program reads the contents, if it sets one."""
         if self.operator.as_of is None:
             return None
         with self._explained:
@@ -163,8 +156,7 @@ class SourceReader:
     def start(self, as_of: int) -> None:
         """Begin with the contents as of a time, which need not be sealed yet.
 
-        Raises:
-            HoldNotFound: a hold is not there (any more) that is not made here.
+        Raises HoldNotFound: a hold is not there (any more) that is not made here.
         """
         self.as_of = as_of
         if self._engine.mode == "read":
@@ -234,8 +226,7 @@ class SourceReader:
     def take(self, contents: CollectionState, until: int | None = None) -> bool:
         """Take the updates that a state seals; return whether there were any.
 
-        Args:
-            until: take what is before this time only, beyond the contents that it begins with.
+        `until`: take what is before this time only, beyond the contents that it begins with.
         """
         with self._explained:
             if self._listen is None and not self._read_contents():
@@ -364,11 +355,7 @@ class UpperReader:
 
 
 def writable(handle: CollectionHandle) -> CollectionHandle:
-    """Return a collection that a program may write from an input.
-
-    Raises:
-        InvalidUsage: it is keyed, or has codecs.
-    """
+    """Return a collection that a program may write from an input."""
     if handle.keyed is not None or {handle.schema.key.codec_name, handle.schema.value.codec_name} != {None}:
         raise InvalidUsage(
             f"source {handle.name!r}: written=True is for collections of plain updates, and this one is keyed or has "

@@ -124,8 +124,7 @@ class Partial:
     def begin(self, *, refuses: bool) -> None:
         """Begin a refresh: forget the readings of the previous one.
 
-        Args:
-            refuses: whether to refuse to read all of a source that is not small.
+        `refuses`: whether to refuse to read all of a source that is not small.
         """
         for past in self.pasts:
             past.readings = []

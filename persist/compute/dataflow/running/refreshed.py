@@ -38,11 +38,7 @@ class Refreshed:
 
     @classmethod
     def by(cls, running: Running, *, is_new: bool, seqno: int | None = None) -> "Refreshed":
-        """Return the report of a running program's last refresh.
-
-        Args:
-            is_new: whether the program was opened for it.
-        """
+        """Return the report of a running program's last refresh. `is_new`: whether the program was opened for it."""
         if running.partial is None:
             reads: Reads = "everything" if is_new else "changes"
             reason = running.why_whole if is_new and running.why_whole else "this handle keeps its state"

@@ -135,11 +135,7 @@ class Ranked:
         return sum(self._counts)
 
     def add(self, record: Record, diff: int) -> None:
-        """Change the multiplicity of a record.
-
-        Raises:
-            DiffOverflow: it does not fit int64.
-        """
+        """Change the multiplicity of a record. Raises DiffOverflow: it does not fit int64."""
         key = self._order.key(record)
         if not self._blocks:
             self._insert_block(0, np.array([*record, diff], np.int64)[:, None])
@@ -265,11 +261,7 @@ def _sum_of_positive(diffs: Ints) -> int:
 
 
 def _consolidate(rows: Ints) -> Ints:
-    """Merge equal adjacent rows of [words …, diff].
-
-    Raises:
-        DiffOverflow: a sum does not fit int64.
-    """
+    """Merge equal adjacent rows of [words …, diff]. Raises DiffOverflow: a sum does not fit int64."""
     if not rows.shape[1]:
         return rows
     starts = np.ones(rows.shape[1], np.bool_)

@@ -124,11 +124,7 @@ def find_uncancelled(updates: Ints) -> Flags:
 
 
 def sort_and_consolidate(batch: Ints) -> Ints:
-    """Sort and consolidate a batch whose hashes are set.
-
-    Raises:
-        DiffOverflow: a sum of diffs does not fit int64.
-    """
+    """Sort and consolidate a batch whose hashes are set. Raises DiffOverflow: a sum of diffs does not fit int64."""
     order = _sort_order(batch[0])
     if order is not None:
         batch = batch.take(order, axis=1, mode="clip")
@@ -216,8 +212,7 @@ def _sort_runs(batch: Ints, tied: Ints) -> None:
 def sum_runs(diffs: Ints, firsts: Ints) -> Ints:
     """Return the sum of diffs of each run; firsts are the runs' beginnings.
 
-    Raises:
-        DiffOverflow: one does not fit int64.
+    Raises DiffOverflow: one does not fit int64.
     """
     if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
         exact = np.add.reduceat(diffs.astype(object), firsts)
@@ -227,11 +222,7 @@ def sum_runs(diffs: Ints, firsts: Ints) -> Ints:
 
 
 def multiply_diffs(ones: Ints, others: Ints) -> Ints:
-    """Return the products of diffs.
-
-    Raises:
-        DiffOverflow: one does not fit int64.
-    """
+    """Return the products of diffs. Raises DiffOverflow: one does not fit int64."""
     product = ones * others
     if len(ones) and largest_magnitude(ones) * largest_magnitude(others) >= 2**63:
         exact = ones.astype(object) * others.astype(object)
@@ -241,11 +232,7 @@ def multiply_diffs(ones: Ints, others: Ints) -> Ints:
 
 
 def negate_diffs(diffs: Ints) -> Ints:
-    """Return the opposite diffs.
-
-    Raises:
-        DiffOverflow: one does not fit int64.
-    """
+    """Return the opposite diffs. Raises DiffOverflow: one does not fit int64."""
     if len(diffs) and diffs.min() == -(2**63):
         raise DiffOverflow(f"the opposite of the multiplicity {-(2**63)} does not fit int64: the diffs are too large")
     return -diffs
@@ -332,9 +319,8 @@ class Keys:
     def trace(self, origins: Sequence[int | None]) -> tuple["Keys | None", bool]:
         """Return the keys of the columns that were copied, and whether they suffice.
 
-        Args:
-            origins: for each column, the place of the column that it copies; None if it is computed. Computed columns
-                do not select records, so the result may request more; None requests all.
+        `origins`: for each column, the place of the column that it copies; None if it is computed. Computed columns do
+        not select records, so the result may request more; None requests all.
         """
         places = [origins[column] for column in self.columns]
         rows: dict[int, int] = {}

@@ -8,8 +8,7 @@ Beside the collections of rows, a source has two of its own, which are sealed wi
 
 Each commit stores positions as properties of `NAME.transactions`. These are the next offsets of each topic that moved
 (`ingest.next TOPIC`, JSON: by partition, null without one yet), and the newest timestamp of all, in ms since 1970
-(`ingest.newest_ms`). So the state has them without a read of any part. Earlier versions used a collection
-`NAME.offsets`; without a newer property, reading continues there.
+(`ingest.newest_ms`). So the state has them without a read of any part.
 
 A time is a number that only counts. Messages of one key stay in order: Kafka keeps it within a partition, and a
 collection takes events of one time in the order of their arrival.
@@ -73,12 +72,6 @@ class Positions:
                 offsets_by_place |= {(topic, at): offset for at, offset in enumerate(offsets) if offset is not None}
         return cls(offsets_by_place, int(properties.get(NEWEST, -1)))
 
-    @classmethod
-    def from_rows(cls, rows: list[dict[str, Any]]) -> "Positions":
-        """Return the positions in rows of an offsets collection, an earlier format."""
-        newest = [int(row["newest"].timestamp() * 1000) for row in rows if row["newest"] is not None]
-        return cls({(row["topic"], row["partition"]): row["next"] for row in rows}, max(newest, default=-1))
-
     def after(self, poll: Poll) -> "Positions":
         """Return the positions after the messages of a poll."""
         return Positions({**self.next, **poll.next}, max([self.newest_ms, poll.newest_ms]))
@@ -106,7 +99,6 @@ class Kafka:
         name = self._topics.side_name
         self.moments = f"{name}.transactions"
         self._warned: set[tuple[str, str]] = set()
-        self._offsets = f"{name}.offsets"
         comment = f"messages of {self.name} that could not be taken in"
         self._rejected = Target(f"{name}.rejected", _REJECTED_KEY, _REJECTED_VALUE, False, None, comment)
 
@@ -134,7 +126,7 @@ class Kafka:
         if run.stop.is_set():
             return
         try:
-            yield from self._follow(run, self._load_positions(run))
+            yield from self._follow(run, Positions.from_properties(run.collections[self.moments].about.properties))
         except Unavailable:
             self._topics.close()
             self._topics = Topics(self._brokers, self.config)
@@ -143,17 +135,6 @@ class Kafka:
     def close(self) -> None:
         """End the threads of the client library."""
         self._topics.close()
-
-    def _load_positions(self, run: Run) -> Positions:
-        """Return the next offsets, by the last commit, or by an earlier version's collection."""
-        positions = Positions.from_properties(run.collections[self.moments].about.properties)
-        if positions.next or self._offsets not in run.client:
-            return positions
-        offsets = run.client.load(self._offsets)
-        if not offsets.upper.time:
-            return positions
-        with offsets.snapshot() as snapshot:
-            return Positions.from_rows(snapshot.to_arrow().to_pylist())
 
     def _follow(self, run: Run, positions: Positions) -> Generator[Batch]:
         clock = run.client.engine.clock

@@ -185,15 +185,12 @@ class Gtids(Protocol):
     @property
     def measure(self) -> int:
         """A number that grows with each transaction."""
-        ...
 
     def add(self, gtid: str) -> None:
         """Add the next transaction; raise InvalidUsage if it, or a later one, is there."""
-        ...
 
     def has(self, other: str) -> bool:
         """Return whether this set contains another one."""
-        ...
 
 
 def parse_gtids(text: str, *, is_mariadb: bool) -> Gtids:

@@ -178,10 +178,7 @@ GAP = (date(1582, 10, 5), date(1582, 10, 24))
 def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression | None:
     """Return an expression for all rows that may pass the filters; None for no restriction.
 
-    Args:
-        filters: what Spark pushed.
-        schema: the key and value columns. `_time` and `_diff` are not among them: filters on them hold for sums, and
-            would drop summands.
+    `_time` and `_diff` are not in the schema: filters on them hold for sums, and would drop summands.
     """
     usable = []
     for spark_filter in filters:

@@ -93,14 +93,7 @@ class DataFrameWrite:
 
     @classmethod
     def append(cls, options: WriteOptions, schema: StructType, *, folds: bool = True) -> "DataFrameWrite":
-        """Plan to append, and check what can be checked before any task starts.
-
-        Args:
-            folds: as of `Rows`.
-
-        Raises:
-            CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
-        """
+        """Plan to append, and check what can be checked before any task starts."""
         with writable(options.collection):
             planned = PlannedWrite.append(
                 options, has_times="_time" in match_names(schema.names, RESERVED, folds=folds)
@@ -113,15 +106,7 @@ class DataFrameWrite:
     ) -> "DataFrameWrite":
         """Plan to make the contents equal to a DataFrame.
 
-        The default time is the time of the commit, and the commit seals it.
-
-        Args:
-            where: the text of a condition: only records that fulfil it are replaced.
-            folds: as of `Rows`.
-
-        Raises:
-            UpdatesBeyondUpper: another writer appends to the collection.
-            CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
+        The default time is that of the commit, which seals it. Raises UpdatesBeyondUpper: another writer appends.
         """
         if extra := sorted({TIME, DIFF} & {*match_names(schema.names, RESERVED, folds=folds)}):
             raise InvalidUsage(
@@ -161,16 +146,7 @@ class DataFrameWrite:
 def create_target(
     options: WriteOptions, schema: StructType, *, timeline: Any = ..., is_new: bool = False, folds: bool = True
 ) -> None:
-    """Create the collection that a DataFrame is written to, unless it is there with this key.
-
-    Args:
-        timeline: of a new collection, as for `Client.write`.
-        is_new: refuse a collection that exists.
-        folds: as of `Rows`.
-
-    Raises:
-        CollectionExists, SchemaMismatch, InvalidUsage: it is there, and may not; or does not have this key.
-    """
+    """Create the collection that a DataFrame is written to, unless it is there with this key, and may be."""
     assert options.key is not None, "only a write with a key creates"
     with open_engine(options.location, options.storage) as engine:
         is_there = options.collection in engine.names()
@@ -258,13 +234,7 @@ def commit_difference(planned: PlannedWrite, new: Uploaded, *, multiset: bool) -
 
 
 def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool) -> tuple[Part, ...]:
-    """Upload the updates that turn the present contents into the rows of parts; return their descriptors.
-
-    Raises:
-        DuplicateKeys: rows repeat a key, and may not.
-        AsOfCompacted: since has passed the last sealed time.
-        CorruptBlob, DiffOverflow, Unavailable.
-    """
+    """Upload the updates that turn the present contents into the rows of parts; return their descriptors."""
     time, target = planned.time, planned.target
     assert time is not None, "an overwrite has one time"
     with ExitStack() as stack:
@@ -386,11 +356,7 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
                 commit_batch(engine, mark, [Share(target, [*uploaded.parts])], self._times)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Delete the parts of tasks if one failed, so that the commit was not tried.
-
-        Otherwise `commit` itself has deleted the parts of a rejected commit; or it is unknown whether the commit
-        landed. Then the parts stay, because a record may name them, and the next run reads the log.
-        """
+        """Delete the parts of tasks if one failed; see `PersistWriter.abort`. The next run reads the log."""
         if not all(messages):
             discard(self._task.target, messages)
 

@@ -178,8 +178,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
     ) -> None:
         """Listen from lower on, after the pieces of first.
 
-        Args:
-            plan: returns the pieces of the updates from a time up to a frontier, at least one, in order.
+        `plan`: returns the pieces of the updates from a time up to a frontier, at least one, in order.
         """
         self._follower = follower
         self.id = id_
@@ -261,8 +260,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
     def advance(self, contents: CollectionState, until: int | None = None) -> Progress:
         """Return all new sealed updates of a state that `has_advanced`; see `poll`.
 
-        Args:
-            until: only times before this one, which is beyond `reached`; None for all.
+        `until`: only times before this one, which is beyond `reached`; None for all.
         """
         pieces = self.plan_advance(contents, until)
         updates = self.read(pieces)

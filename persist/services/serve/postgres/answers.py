@@ -27,10 +27,8 @@ class Answer:
     Attributes:
         tag: the text of CommandComplete, with `{}` for the number of rows.
         columns: None if it has no rows.
-        copy: how its rows are copied, for COPY.
         is_live: rows come as they happen, so each batch is sent at once.
         start: runs the statement, if it is not run yet, and returns its answer.
-        is_change: whether that changes a collection.
     """
 
     tag: str
@@ -156,10 +154,7 @@ def subscription_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the updates of a subscription as rows, and its progress, until it ends.
 
-    Args:
-        listen: see `persist.engine.read.following`.
-        end: the time before which updates come; None for all.
-        schema: of the rows.
+    `end`: the time before which updates come; None for all.
     """
     while not ends():
         progress = listen.step(_LOOK_S)

@@ -19,13 +19,7 @@ _SECONDS = Timeline("s")  # Any unit tells whether a text is a moment.
 
 
 class Backend:
-    """Answers the statements of sessions; for any thread.
-
-    Args:
-        url: of the location, which no error shows.
-        load: returns the collection of a name, for SUBSCRIBE.
-        queries: run statements, each at one point of the log.
-    """
+    """Answers the statements of sessions; for any thread. `url` is shown in no error."""
 
     def __init__(self, url: str, load: Callable[[str], Any], queries: ServedSql) -> None:
         self.url = url

@@ -159,12 +159,7 @@ class Catalog:
     def answer(
         self, sql: str, tables: Sequence[Any], session: Settings, running: Callable[[Callable[[], None]], None]
     ) -> pa.Table | None:
-        """Return the answer of a query; None if it reads something else than the catalogs.
-
-        Args:
-            tables: the collections; see `persist.compute.query.catalog.TableAbout`.
-            running: takes a function that ends the query.
-        """
+        """Return the answer of a query; None if it reads something else. `running` takes a function that ends it."""
         text = rewrite(sql, session.user)
         with self._lock:
             if self._tables != tables:

@@ -50,16 +50,7 @@ class PostgresServer(Closes):
         insecure: bool = False,
         slow_s: float = 60.0,
     ) -> None:
-        """Begin to listen. The server closes the backend at its end.
-
-        Args:
-            port: 0 for any that is free.
-            token: what clients send as their password, by SCRAM; None lets everybody in.
-            write_token: lets its holders write; None lets all clients write.
-            may_write: whether statements may change collections.
-            certificate: the chain and the key as PEM: then a connection must use TLS.
-            insecure: allow an address that other machines reach without a token.
-        """
+        """Begin to listen. The server closes the backend at its end. Arguments are those of `Client.serve`."""
         check_strangers(join_host_port(host, port), host, is_safe=token is not None or insecure)
         self.backend = backend
         self.may_write = may_write

@@ -124,9 +124,7 @@ _INSERTED = re.compile(
 def parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str, Sequence[Column]]) -> list[int]:
     """Return the types of parameters: as declared, or inferred from the compared column, else text.
 
-    Args:
-        declared: their oids, 0 for those without a type, and perhaps not for all.
-        tables: the columns of the tables that the statement may name, by the names of these.
+    `declared` has oids, 0 for those without a type, and perhaps not for all; `tables` has columns by table.
     """
     types = [*declared, *[0] * (count_parameters(sql) - len(declared))]
     names = {name: oid for oid, (sql_name, pg_name, _, _) in values.TYPES.items() for name in (sql_name, pg_name)}

@@ -22,13 +22,9 @@ class ProtocolViolation(Exception):
 
 
 class Failure(Exception):
-    """An error for the client.
+    """An error for the client: its SQLSTATE, the fault with its remedy, and more about what to do.
 
-    Args:
-        code: its SQLSTATE.
-        text: the fault, and the remedy.
-        hint: more about what to do.
-        position: the character of the statement that it is about, counted from 1.
+    `position`: the character of the statement that it is about, counted from 1.
     """
 
     def __init__(self, code: str, text: str, hint: str = "", position: int | None = None) -> None:
@@ -38,12 +34,9 @@ class Failure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of an answer.
+    """A column of an answer, with the oid of its type.
 
-    Attributes:
-        oid: its type in Postgres.
-        size: the bytes of each value; -1 where they vary.
-        modifier: the precision and scale of a numeric; -1 where there are none.
+    `size` is the bytes of each value, -1 where they vary; `modifier` the precision and scale of a numeric, or -1.
     """
 
     name: str
