@@ -110,7 +110,7 @@ class Lift:
         return list(dict.fromkeys(name for name in sources if name is not None))
 
     def adapt_table(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """Compute columns from those of `list_source_columns`; cost: one pass if types differ.
+        """Compute columns from the part's `list_source_columns`; cost: one pass if types differ.
 
         Raises:
             SchemaMismatch: a value does not fit the narrower type that a column had in an earlier version.
@@ -125,7 +125,6 @@ class Lift:
         return read_default(self.wanted, name)
 
     def _adapt_column(self, table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-        """Return one column of the requested schema, computed from the part's table."""
         source = self.find_source(field.name)
         if source is None:
             return pa.chunked_array([pa.repeat(self.get_default(field.name), len(table))], field.type)
@@ -151,7 +150,6 @@ def make_lift(schema: CollectionSchema, version: int) -> Lift | None:
 
 @lru_cache(maxsize=256)
 def _build_lift(stored: CollectionSchema, requested: CollectionSchema) -> Lift:
-    """Match the columns of two versions by their ids."""
     named = dict(zip(stored.ids, stored.names, strict=True))
     sources = {name: named[id_] for id_, name in zip(requested.ids, requested.names, strict=True) if id_ in named}
     stored_shapes = dict(zip(stored.names, stored.shapes, strict=True))
@@ -173,7 +171,6 @@ def find_newest_types(schema: CollectionSchema) -> CollectionSchema:
 
 
 def _build_newest_types(schema: CollectionSchema) -> CollectionSchema:
-    """Build the schema that `find_newest_types` returns."""
     last = {
         id_: (version, name) for version in schema.known for id_, name in zip(version.ids, version.names, strict=True)
     }
@@ -242,7 +239,6 @@ def _convert_to_type(
 
 
 def _make_narrow_error(field: pa.Field, version: int, why: Exception) -> SchemaMismatch:
-    """Return the error for values that do not fit an older, narrower type."""
     kind = "json" if field.type == JSON else field.type
     return SchemaMismatch(
         f"column {field.name!r} holds values that its type {kind} of schema version {version} cannot hold: {why}. "
@@ -288,13 +284,8 @@ def check_successor(
         raise SchemaMismatch("what may be NULL stays so, and what may not be, too; columns that are added may be NULL")
     for at, (id_, name) in enumerate(zip(after.ids, after.names, strict=True)):
         if id_ in names:
-            _check_type_change(
-                get_column_node(before, names[id_]),
-                get_column_node(after, name),
-                name,
-                is_key=at < keys,
-                is_column=True,
-            )
+            was, now = get_column_node(before, names[id_]), get_column_node(after, name)
+            _check_type_change(was, now, name, is_key=at < keys, is_column=True)
             _check_default(before, after, id_)
         elif id_ in used or id_ < 0:
             raise SchemaMismatch(f"column {name!r} has the id {id_}, which is that of another column")
@@ -467,7 +458,6 @@ def evolve_schema(
 
 
 def _change_column(schema: CollectionSchema, name: str, changes: InnerChanges) -> Node:
-    """Return a column's node after changes inside of it."""
     last = max((node.number for node in iterate_column_nodes(schema, name)), default=COLUMN)
     return change_node(get_column_node(schema, name), changes, count(last + 1))
 
@@ -484,7 +474,6 @@ def _collect_inner_numbers(
 
 
 def _check_codec(schema: CollectionSchema) -> None:
-    """Raise SchemaMismatch if a codec encodes the value."""
     if schema.value.codec_name is not None:
         raise SchemaMismatch(
             f"the value of this collection is what the codec {schema.value.codec_name!r} makes, one column that stays "
@@ -493,7 +482,6 @@ def _check_codec(schema: CollectionSchema) -> None:
 
 
 def _check_names(names: list[str]) -> None:
-    """Raise SchemaMismatch for a column name that occurs twice."""
     twice = sorted({name for name in names if names.count(name) > 1}) if len({*names}) < len(names) else []
     if twice:
         raise SchemaMismatch(

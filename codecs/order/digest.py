@@ -110,7 +110,7 @@ def _hash_values(array: pa.Array, key: np.uint64) -> Words:
 
 
 def _hash_values_except_nulls(array: pa.Array, key: np.uint64) -> Words:
-    """Return one hash for each value; those of NULLs are arbitrary."""
+    """Return one hash for each value; hashes of NULLs are arbitrary."""
     kind = array.type
     if not len(array) or pt.is_null(kind):
         return np.zeros(len(array), np.uint64)

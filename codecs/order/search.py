@@ -167,7 +167,7 @@ class SortedKeys:
         return self._first
 
     def count_bounds(self, others: "SortedKeys") -> tuple[Rows, Rows] | None:
-        """For each given key, count the smaller and the not greater ones; None if unknown."""
+        """For each requested key, count the smaller and the not greater ones; None if unknown."""
         layout = others._layout
         if layout is None:
             return None

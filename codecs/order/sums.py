@@ -147,7 +147,7 @@ def split_into_limbs(values: Ints, count: int) -> list[Ints]:
 
 
 def join_limbs(limbs: Sequence[Ints]) -> Ints:
-    """Return the numbers that normalized limbs stand for: int64 if all of them fit."""
+    """Return the numbers of normalized limbs: int64 if all of them fit."""
     *lower, values = limbs
     for limb in reversed(lower):
         if values.dtype != object and len(values) and find_largest_magnitude(values) >= 2**31:

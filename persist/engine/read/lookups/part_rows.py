@@ -389,7 +389,7 @@ class PartRows:
         names = [*self._keys, *self._columns]
         table = pa.concat_tables([self._reader.table(part, self._schema, names) for part in self._parts])
         if self._is_joined:  # Sorting is stable, so rows with equal keys stay in the order of their parts.
-            table = table.remove(sort_indices(table, [*self._keys]))
+            table = table.take(sort_indices(table, [*self._keys]))
         kinds = [kind for kind in (self._keys, self._columns) if kind]
         return {kind: self._cache_piece(kind, WHOLE, table.select(kind)) for kind in kinds}[columns]
 
