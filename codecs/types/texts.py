@@ -4,8 +4,8 @@ bool                    true and false in any case, 1 and 0
 integers, decimals      digits that the type holds without rounding
 floats                  the nearest float of a fraction; a whole number must be exact; neither infinity nor zero
                         stands for another number
-date, time, timestamp   ISO 8601, no finer than the type; with an offset only if the type has a zone, and without
-                        one in UTC then
+date, time, timestamp   ISO 8601, no finer than the type, but for zeros; with an offset only if the type has a zone,
+                        and without one in UTC then
 duration                a whole number of the type's unit; or ISO 8601 with days to seconds, no finer than the type
 string                  itself, if it is UTF-8
 """
@@ -25,6 +25,7 @@ _DURATION = re.compile(
     r"(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+)(?:\.(?P<fraction>\d{1,9}))?S)?)?",
     re.ASCII,
 )
+_ZEROS = r"(?:(\.\d*[1-9])|\.)0+((?:Z|z|[+-]\d\d:?(?:\d\d)?)?)$"  # At the end of a fraction, before an offset.
 _EXACT_BITS = {16: 11, 32: 24, 64: 53}
 
 
@@ -40,7 +41,13 @@ def parse_column(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray
         return texts.cast(target)
     if not is_flat(target) or pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target):
         raise pa.ArrowNotImplementedError(f"{target} is not read from text")
-    return _choose_parser(target)(pc.utf8_trim_whitespace(texts), target)
+    texts = pc.utf8_trim_whitespace(texts)
+    try:
+        return _choose_parser(target)(texts, target)
+    except pa.ArrowInvalid:
+        if not pat.is_time(target) and not pat.is_timestamp(target):
+            raise
+        return _choose_parser(target)(pc.replace_substring_regex(texts, _ZEROS, r"\1\2"), target)
 
 
 def _choose_parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]:

@@ -117,9 +117,9 @@ def iterate_tables_by_columns(data: Any, schema: CollectionSchema) -> Iterator[t
     if not isinstance(data, (list, tuple, Mapping, str, bytes)) and not _is_arrow(data) and isinstance(data, Iterable):
         data = data if hasattr(data, "to_batches") or hasattr(data, "collect_batches") else [*data]
     if isinstance(data, (list, tuple)) and (not data or not _is_table(data[0])):
-        if (odd := next((row for row in data if not is_record(row, schema)), None)) is not None:
+        if odd := [row for row in data if not is_record(row, schema)]:
             raise InvalidUpdate(
-                f"{shorten(odd)} does not name its columns: give rows that lack columns as dicts, a table or a frame"
+                f"{shorten(odd[0])} does not name its columns: give rows that lack columns as dicts, a table or a frame"
             )
         numbers: dict[frozenset[Any], list[int]] = {}
         records = [*map(to_dict, data)]

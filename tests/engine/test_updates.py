@@ -82,6 +82,7 @@ def test_rows_that_do_not_fit_are_refused(client: persist.Client, keyed: persist
         ([{"id": 1, "c": 1}], "'c' is unexpected"),
         ([{"id": 1, "a": "text"}], "column 'a'"),
         ([(1, (2, "x", 5, False))], "does not name its columns"),
+        ([None], "None does not name its columns"),
         ([{"id": None, "a": 1}], "NULL in the key"),
         ([{"id": 1, "_deleted": True}], "an update deletes nothing"),
         ([{"id": 1, "a": 2, "_time": 9}, {"id": 1, "a": 2}], "some rows have a '_time'"),

@@ -78,19 +78,19 @@ def tracked() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory, tracked: list[str]) -> Path:
-    # Of a copy, because setuptools packs again what it has packed from a folder before; and through an sdist, as it
-    # would be published, because a wheel built in place would pick up leftovers of earlier builds.
-    tree, folder = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("built")
+def tree(tmp_path_factory: pytest.TempPathFactory, tracked: list[str]) -> Path:
+    """A copy of the checkout: setuptools packs again what it has packed from a folder before."""
+    tree = tmp_path_factory.mktemp("tree")
     for name in tracked:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
-    built(tree, "build_sdist", folder)
-    [packed] = folder.glob("*.tar.gz")
-    place = tmp_path_factory.mktemp("unpacked")
-    subprocess.run(["tar", "-xzf", str(packed), "-C", str(place)], check=True)  # Python takes seconds for that.
-    [unpacked] = place.iterdir()
-    built(unpacked, "build_wheel", folder)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, tree: Path) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    built(tree, "build_wheel", folder)
     [found] = folder.glob("*.whl")
     return found
 
@@ -104,8 +104,10 @@ def built(tree: Path, hook: str, folder: Path) -> None:
     subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True)
 
 
-def test_a_source_distribution_holds_the_whole_tree(wheel: Path, tracked: list[str]) -> None:
-    [packed] = wheel.parent.glob("*.tar.gz")
+@pytest.mark.thorough  # To pack it takes as long as all else here; a wheel is built from the same tree above.
+def test_a_source_distribution_holds_the_whole_tree(tree: Path, tmp_path: Path, tracked: list[str]) -> None:
+    built(tree, "build_sdist", tmp_path)
+    [packed] = tmp_path.glob("*.tar.gz")
     with tarfile.open(packed) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     # The links make a checkout importable; a source distribution is installed.

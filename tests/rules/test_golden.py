@@ -50,8 +50,9 @@ def test_whatever_is_stored_has_the_members_that_its_format_number_stands_for() 
 @pytest.mark.parametrize("name", FORMATS)
 def test_golden_files_read_as_they_did(name: str) -> None:
     folder = HERE / name
-    for collection, expected in json.loads((folder / "expected.json").read_text()).items():
-        assert digest(folder / "location", collection) == expected, f"{collection}: {PROCEDURE}"
+    with persist.open(folder / "location", mode="read") as client:
+        for collection, expected in json.loads((folder / "expected.json").read_text()).items():
+            assert digest(client, collection) == expected, f"{collection}: {PROCEDURE}"
 
 
 @pytest.mark.parametrize(
@@ -214,5 +215,6 @@ def test_golden_files_hold_every_type_and_codec() -> None:
 def test_reading_golden_files_changes_nothing() -> None:
     blob = FileBlob(PRESENT)
     before = {entry.key: blob.get(entry.key) for entry in blob.list("")}
-    digest(PRESENT, "large")
+    with persist.open(PRESENT, mode="read") as client:
+        digest(client, "large")
     assert {entry.key: blob.get(entry.key) for entry in blob.list("")} == before

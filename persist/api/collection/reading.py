@@ -270,7 +270,8 @@ class ReadingCalls(CollectionBase):
         schema are as for `changes`.
 
         Raises:
-            NotKeyed, and what `changes` raises. InvalidUsage, when read: a key has more than one value.
+            NotKeyed, and what `changes` raises. InvalidUsage, when read: a key has more than one value, or a NULL that
+                as a tuple would be a deletion.
         """
         return upserts(self.handle, start, until, schema=schema, timeout_s=timeout_s)
 

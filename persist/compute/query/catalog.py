@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.compute.query.parsing import walk_parts
-from persist.compute.query.tables import MAIN, format_path, quote_name
+from persist.compute.query.tables import MAIN, find_sql_schema, format_path, quote_name
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.form import has_one_value
 from persist.core.state_rules.contents import CollectionState
@@ -109,6 +109,6 @@ def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str
 def _name_type(connection: Any, kind: pa.DataType) -> str:
     """Return DuckDB's name of a type; VARIANT if it lacks the type."""
     try:
-        return str(connection.from_arrow(pa.schema({"x": kind}).empty_table()).types[0])
+        return str(connection.from_arrow(find_sql_schema(pa.schema({"x": kind})).empty_table()).types[0])
     except Exception:  # It has errors of several kinds for that.
         return "VARIANT"

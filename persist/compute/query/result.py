@@ -34,11 +34,11 @@ from persist.compute.query.tables import (
     Path,
     TableAt,
     add_functions,
-    check_durations,
     distinguish_tables,
     explain_refusal,
     format_path,
     frames_read,
+    make_dataset,
     register,
     resolve_table,
     with_catalogs,
@@ -82,21 +82,16 @@ class _Notes:
 
     def watch(self, path: Path, snapshot: Snapshot, where: pc.Expression | None) -> Any:
         """Return a snapshot as a dataset whose reads are noted; where is a filter besides those of DuckDB."""
-        from persist.engine.read.results.dataset import ResultDataset
 
-        def narrowed(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
+        def read(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
             names = snapshot.schema.names if columns is None else columns
             if where is not None:
                 filter = where if filter is None else filter & where
             if self.reads is not None:
                 self.reads.append(f"{format_path(path)}: {snapshot.explain_narrowed(names, filter)}")
-            try:
-                yield from check_durations(snapshot.read_narrowed(names, filter))
-            except PersistError as error:
-                self.failures.append(error)
-                raise
+            yield from snapshot.read_narrowed(names, filter)
 
-        return ResultDataset(snapshot.schema, narrowed)
+        return make_dataset(snapshot.schema, read, self.failures)
 
 
 class QueryResult(ArrowResult):

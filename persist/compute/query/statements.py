@@ -33,13 +33,14 @@ from persist.compute.query.tables import (
     Path,
     TableAt,
     add_functions,
-    check_durations,
     distinguish_tables,
     explain_refusal,
+    find_sql_schema,
     format_path,
     frames_read,
     iterate_paths,
     list_paths,
+    make_dataset,
     make_schema,
     match_collection,
     quote_name,
@@ -246,12 +247,9 @@ def add_table(
         make_schema(connection, path)
         connection.execute(f"CREATE VIEW {format_path(path)} AS FROM {format_path(target)}")
         return
-    from persist.engine.read.results.dataset import ResultDataset
-
     with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
         other = snapshot(load_handle(handle.engine, table.name), table.as_of, timeout_s=0.0)
-        read = stack.enter_context(other).read_narrowed
-        register(connection, path, ResultDataset(other.schema, lambda *by: check_durations(read(*by))))
+        register(connection, path, make_dataset(other.schema, stack.enter_context(other).read_narrowed))
 
 
 def check_each_row_once(connection: Any, statement: StatementText, handle: CollectionHandle) -> None:
@@ -329,7 +327,7 @@ def make_table(connection: Any, path: Path, handle: CollectionHandle) -> None:
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
     check_sql_names(handle.name, schema)
     make_schema(connection, path)
-    connection.register(_CONTENTS, schema.empty_table())
+    connection.register(_CONTENTS, find_sql_schema(schema).empty_table())
     connection.execute(f"CREATE TABLE {format_path(path)} AS FROM {quote_name(_CONTENTS)}")
     connection.unregister(_CONTENTS)
     back_types = connection.sql(f"FROM {format_path(path)} LIMIT 0").to_arrow_table().schema

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from persist.codecs.errors import did_you_mean
-from persist.codecs.types.arrow_types import list_inner_arrays
+from persist.codecs.types.arrow_types import children, list_inner_arrays, with_children
 from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.codecs.updates.inputs import TableStream, open_stream, to_table
 from persist.compute.query.time_windows import add_time_windows
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, PersistError
 from persist.core.expression.python_functions import list_python_functions
 from persist.engine.location.collection_times import LATEST
 
@@ -39,6 +39,7 @@ FILES_REMEDY = "{files:option:True} lets it read files, URLs and your frames wit
 MAIN = "main"  # The schema of names without a dot.
 
 Path = tuple[str, ...]  # Of a table in a query: its catalog and its schema, as far as they are there, and its name.
+Narrowed = Callable[[Sequence[str] | None, Any], Iterator[pa.RecordBatch]]
 
 
 def quote_name(name: str) -> str:
@@ -111,7 +112,7 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
     """Make a dataset a table of a connection: in a schema if it has two parts, and in a catalog if it has three."""
     check_sql_names(".".join(parts), dataset.schema)
     if isinstance(dataset, pa.Table):
-        for _ in check_durations(dataset.to_batches()):
+        for _ in _adapt_batches(dataset.to_batches(), dataset.schema):
             pass
     name = format_path(parts) if len(parts) > 1 else parts[0]
     try:
@@ -127,18 +128,69 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
         connection.execute(f"CREATE OR REPLACE VIEW {format_path(parts)} AS FROM {quote_name(name)}")
 
 
-def check_durations(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches, whose durations an INTERVAL of DuckDB, of microseconds, gives back as they are."""
+def make_dataset(schema: pa.Schema, read: Narrowed, failures: list[PersistError] | None = None) -> Any:
+    """Return a dataset for DuckDB, whose values come back as they are or raise InvalidUsage.
+
+    A type that DuckDB does not have becomes another one. DuckDB's filters are of that one, so they apply to its values.
+
+    Args:
+        read: yields batches of some columns (None: all) that pass a filter, if there is one.
+        failures: gets the errors of reads; DuckDB keeps only their texts.
+    """
+    from persist.engine.read.results.dataset import ResultDataset
+
+    sql_schema = find_sql_schema(schema)
+
+    def read_adapted(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
+        is_here = filter is not None and sql_schema != schema
+        try:
+            for batch in _adapt_batches(read(None, None) if is_here else read(columns, filter), sql_schema):
+                yield from _select(batch, columns or sql_schema.names, filter) if is_here else [batch]
+        except PersistError as error:
+            if failures is not None:
+                failures.append(error)
+            raise
+
+    return ResultDataset(sql_schema, read_adapted)
+
+
+def _select(batch: pa.RecordBatch, columns: Sequence[str], filter: Any) -> list[pa.RecordBatch]:
+    return pa.Table.from_batches([batch]).filter(filter).select(columns).to_batches()  # type: ignore[no-any-return]
+
+
+def find_sql_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with types that DuckDB has."""
+    return pa.schema([field.with_type(_find_sql_type(field.type)) for field in schema])
+
+
+def _find_sql_type(kind: pa.DataType) -> pa.DataType:
+    """Return a type of DuckDB for the values of a type; the type itself if there is none."""
+    if pt.is_float16(kind):
+        return pa.float32()
+    if pt.is_decimal256(kind) and 0 <= kind.scale <= 38:
+        return pa.decimal128(38, kind.scale)
+    if not pt.is_nested(kind) or pt.is_dictionary(kind):
+        return kind
+    inner = [field.type for field in children(kind)]
+    sql_types = [*map(_find_sql_type, inner)]
+    return kind if sql_types == inner else with_children(kind, sql_types)
+
+
+def _adapt_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield batches in the types of a schema, if DuckDB, whose INTERVAL has microseconds, keeps their values."""
     for batch in batches:
+        columns = []
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             try:
                 _check_intervals(column)
+                kind = schema.field(name).type
+                columns.append(column if column.type == kind else column.cast(kind))
             except pa.ArrowInvalid as error:
                 raise InvalidUsage(
-                    f"column {name!r} has a duration that SQL would change: {error}. Durations in SQL have "
-                    "microseconds, and up to 292 years. Read it with snapshot()"
+                    f"column {name!r} has a value that SQL would change: {error}. SQL has decimals of 38 digits, and "
+                    "durations in microseconds of up to 292 years. Read it with snapshot()"
                 ) from error
-        yield batch
+        yield pa.RecordBatch.from_arrays(columns, batch.schema.names) if columns else batch
 
 
 def _check_intervals(column: pa.Array) -> None:

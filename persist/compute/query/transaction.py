@@ -40,6 +40,7 @@ from persist.compute.query.tables import (
     add_functions,
     explain_refusal,
     format_path,
+    make_dataset,
     make_schema,
     quote_name,
     register,
@@ -318,7 +319,7 @@ class Transaction:
         with suppress(AsOfNotSealed, CollectionNotFound):  # Likewise.
             as_of = self._pins.get(at.name) if is_present else at.as_of
             contents = stack.enter_context(snapshot(load_handle(self._engine, at.name), as_of, timeout_s=0.0))
-            register(connection, path, contents.dataset())
+            register(connection, path, make_dataset(contents.schema, contents.read_narrowed))
             name = format_path(path) if len(path) > 1 else path[0]
             stack.callback(connection.unregister, name)
             if len(path) > 1:

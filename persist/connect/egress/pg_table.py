@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -359,7 +360,11 @@ def _encode_column(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
         if pt.is_time(kind):
             return values.cast(pa.time64("us"))
         if pt.is_timestamp(kind):
-            return values.cast(pa.timestamp("us", None if kind.tz is None else "UTC"))
+            return _encode_moments(
+                values.cast(pa.timestamp("us", None if kind.tz is None else "UTC")), "i8", 86_400_000_000
+            )
+        if pt.is_date(kind):
+            return _encode_moments(values.cast(pa.date32()), "i4", 1)
         if pt.is_duration(kind):
             number = values.cast(pa.duration("us")).cast(pa.int64()).cast(pa.string())
             return pc.binary_join_element_wise(number, pa.scalar("microseconds"), " ")
@@ -375,10 +380,26 @@ def _encode_column(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
     return values
 
 
+def _encode_moments(values: pa.Array | pa.ChunkedArray, number: str, day: int) -> pa.Array | pa.ChunkedArray:
+    """Return dates or moments; the least and the greatest become Postgres's infinities, which DuckDB has there, too.
+
+    Raises:
+        ValueError: one is before the year 1 or after 29999, which Arrow does not write as Postgres does.
+    """
+    ends = np.iinfo(number).max, -np.iinfo(number).max
+    numbers = values.cast(pa.int32() if day == 1 else pa.int64()).cast(pa.int64())
+    is_far = pc.or_(pc.less(numbers, -719_162 * day), pc.greater_equal(numbers, 10_237_747 * day))
+    if not pc.any(is_far, min_count=0).as_py():
+        return values
+    is_end = [pc.equal(numbers, end) for end in ends]
+    if pc.any(pc.and_not(is_far, pc.or_(*is_end)), min_count=0).as_py():
+        raise ValueError("a date is before the year 1 or after 29999")
+    texts = pc.if_else(pc.or_(*is_end), None, values).cast(pa.string())
+    return pc.if_else(is_end[0], "infinity", pc.if_else(is_end[1], "-infinity", texts))
+
+
 def _encode_hex(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return bytes as Postgres's hexadecimal text."""
-    import numpy as np
-
     chunk = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     chunk = chunk.cast(pa.large_binary())
     offsets = np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]

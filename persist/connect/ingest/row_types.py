@@ -135,6 +135,8 @@ def _do_all_parse(values: pa.Array, kind: pa.DataType) -> bool:
         return bool(pc.all(pc.is_in(pc.utf8_lower(values), pa.array(["true", "false"]))).as_py())
     if pat.is_timestamp(kind) and kind.tz and not pc.all(pc.match_substring_regex(values, _OFFSET)).as_py():
         return False
+    if getattr(kind, "unit", None) == "s" and pc.any(pc.match_substring(values, ".")).as_py():
+        return False  # Other files may have fractions that are not zero.
     try:
         values.cast(kind) if pat.is_floating(kind) else parse_column(pa.chunked_array([values]), kind)
     except pa.ArrowInvalid:

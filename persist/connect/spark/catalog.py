@@ -46,8 +46,8 @@ from persist.connect.spark.data_source.writers import DataFrameWrite, present_ti
 from persist.connect.spark.jar import find_jar
 from persist.connect.spark.options import WriteOptions, resolve_for_tasks
 from persist.connect.spark.read_functions.locations import SparkLocation
-from persist.connect.spark.read_functions.plans import read_extremes
-from persist.connect.spark.read_functions.store import find_unused_name, local_frame
+from persist.connect.spark.read_functions.plans import count_rows, read_extremes, repeat_rows, tells_count
+from persist.connect.spark.read_functions.store import local_frame
 from persist.connect.spark.types import quote_column, spark_schema, to_stored_schema
 from persist.connect.spark.uploads import partition_by_key, upload_by_tasks
 from persist.connect.spark.write_functions.dataframes import write
@@ -71,7 +71,6 @@ from persist.engine.location.opening import find_row_target, load_handle, read_e
 EXTENSIONS = "dev.persist.spark.PersistExtensions"
 CATALOG = "dev.persist.spark.PersistCatalog"
 RECORD = "_persist_record"  # As in `PersistTable`.
-COPIES_MAX = 1 << 20
 _PROPERTIES = {"comment", "timeline", "key"}  # Properties of CREATE TABLE with a meaning for us.
 _OF_SPARK = {"provider", "owner", "location", "external", "is_managed_location"}
 _STORAGE: dict[str, dict[str, Any]] = {}  # By location: options that a configuration would show, and make texts.
@@ -199,52 +198,42 @@ class Planner:
 
     def read(self, options: Mapping[str, Any]) -> DataFrame:
         """Return the contents of a collection as of the time of its table."""
-        with self._reading(options) as opened:
+        with self._reading(options) as (at, _, schema):
             if options["as_of"] is None:
-                return self._empty(opened.schema)
+                return self._empty(schema)
             columns = options.get("columns")
-            return opened.at.snapshot(
-                options["name"], as_of=options["as_of"], columns=columns, schema=options["version"]
-            )
+            return at.snapshot(options["name"], as_of=options["as_of"], columns=columns, schema=options["version"])
 
     def extremes(self, options: Mapping[str, Any]) -> DataFrame | None:
         """Return rows with the least and the greatest value of columns; None if they have to be read."""
-        with self._reading(options) as opened:
+        with self._reading(options) as (_, handle, _):
             if options["as_of"] is None:
                 return None
             reading: dict[str, Any] = {"columns": options["columns"], "schema": options["version"], "timeout_s": 0}
-            with engine_snapshot(opened.handle, options["as_of"], **reading) as contents:
+            with engine_snapshot(handle, options["as_of"], **reading) as contents:
                 extremes = read_extremes(contents.scan)
         return None if extremes is None else local_frame(self._spark, extremes)
 
     def changes(self, options: Mapping[str, Any]) -> DataFrame:
         """Return the updates in a range of times, one row per record and time."""
-        with self._reading(options) as opened:
-            start, until = _range(opened.handle, options)
+        with self._reading(options) as (at, handle, schema):
+            start, until = _range(handle, options)
             if start >= until:
-                frame = self._empty(opened.schema)
+                frame = self._empty(schema)
                 frame = frame.withColumns({"_time": F.lit(0).cast("long"), "_diff": F.lit(1).cast("long")})
             else:
-                frame = opened.at.changes(options["name"], start, until, schema=options["version"], timeout_s=0)
-            timeline = opened.handle.timeline
+                frame = at.changes(options["name"], start, until, schema=options["version"], timeout_s=0)
+            timeline = handle.timeline
         moment = F.lit(None).cast("timestamp") if timeline is None else _moment(timeline)
-        names = opened.schema.names
+        names = schema.names
         if fixed := {"_change_type", "_commit_version", "_commit_timestamp"} & {*names}:
             raise InvalidUsage(f"CHANGES and the collection have a column {min(fixed)!r}: use persist.spark.changes")
-        count = F.abs(F.col("_diff"))
-        refused = F.lit(f"a record came more than {COPIES_MAX:,} times at once: use persist.spark.changes")
-        copies = F.array_repeat(
-            F.lit(0), F.when(count <= COPIES_MAX, count.cast("int")).otherwise(F.raise_error(refused).cast("int"))
-        )
-        copy = find_unused_name("_copy", names)
-        rows = frame.select(
+        return repeat_rows(frame).select(
             *(F.col(quote_column(name)) for name in names),
             F.when(F.col("_diff") > 0, "insert").otherwise("delete").alias("_change_type"),
             F.col("_time").cast("long").alias("_commit_version"),
             moment.alias("_commit_timestamp"),
-            F.explode(copies).alias(copy),
         )
-        return rows.drop(copy)
 
     def stream(self, options: Mapping[str, Any]) -> DataFrame:
         """Return the updates of a collection as a stream of the data source."""
@@ -390,13 +379,16 @@ class Planner:
         return open_client(self._location, storage_options=self._storage, settings=Settings(background=False))
 
     @contextmanager
-    def _reading(self, options: Mapping[str, Any]) -> Iterator["_Opened"]:
+    def _reading(
+        self, options: Mapping[str, Any]
+    ) -> Iterator[tuple[SparkLocation, CollectionHandle, CollectionSchema]]:
         """Open the location to read the collection of a table."""
         with read_engine(self._location, self._storage) as engine:
             handle = load_handle(engine, options["name"])
             if handle.id != options["id"]:
                 raise CollectionNotFound(options["name"], engine.url, tuple(engine.names()))
-            yield _Opened(SparkLocation(self._spark, engine, self._storage), handle, options["version"])
+            at = SparkLocation(self._spark, engine, self._storage)
+            yield at, handle, handle.reading_schema(options["version"])
 
     def _empty(self, schema: CollectionSchema) -> DataFrame:
         return self._spark.createDataFrame([], _columns(schema))
@@ -426,14 +418,6 @@ def _check_same(id_: str, schema: CollectionSchema, options: Mapping[str, Any]) 
         raise SchemaMoved(options["version"], schema.version, ("a statement of Spark SQL",), ("by another writer",))
 
 
-class _Opened:
-    """A location and a collection that are open for one call."""
-
-    def __init__(self, at: SparkLocation, handle: CollectionHandle, version: int) -> None:
-        self.at, self.handle = at, handle
-        self.schema = handle.reading_schema(version)
-
-
 def _columns(schema: CollectionSchema) -> StructType:
     return spark_schema(pa.schema([schema.arrow.field(name) for name in schema.names]))
 
@@ -443,7 +427,7 @@ def _get_stored_type(schema: str) -> pa.DataType:
     return to_stored_schema(StructType.fromJson(json.loads(schema)), creates=True).field(0).type
 
 
-def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, int | None]:
+def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, Any]:
     """Return the time that a query names, and the size; no time if nothing was ever sealed."""
     time = named
     if kind == "latest":
@@ -454,12 +438,11 @@ def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, int | N
         time = int(named)
     try:
         with engine_snapshot(handle, time, timeout_s=0) as contents:
-            parts = contents.scan.all_parts
-            size, rows = sum(part.bytes for part in parts), sum(part.diff_sum for part in parts)
-            return {"as_of": contents.as_of, "bytes": size, "rows": rows}
+            size, counted = sum(part.bytes for part in contents.scan.all_parts), tells_count(contents)
+            return {"as_of": contents.as_of, "bytes": size, "rows": count_rows(contents.scan), "counted": counted}
     except AsOfNotSealed:
         if kind == "latest":
-            return {"as_of": None, "bytes": 0, "rows": 0}
+            return {"as_of": None, "bytes": 0, "rows": 0, "counted": True}
         raise
 
 

@@ -606,6 +606,24 @@ def test_an_added_column_has_its_default_in_the_rows_that_are_there(target: Targ
     assert set(third) == {None}
 
 
+@pytest.mark.parametrize(
+    ("kind", "bits"), [(pa.date32(), 32), (pa.timestamp("us"), 64), (pa.timestamp("us", "UTC"), 64)], ids=str
+)
+def test_infinities_stay_and_other_far_moments_are_refused(target: Target, kind: pa.DataType, bits: int) -> None:
+    number, end = pa.int32() if bits == 32 else pa.int64(), 2 ** (bits - 1) - 1
+    day = 1 if bits == 32 else 86_400_000_000
+    with persist.open(target.location) as client:
+        wide = client.create_or_load("wide", key={"id": pa.int64()}, value={"x": kind}, keyed=persist.Keyed())
+        values = pa.array([end, -end, None, -719_162 * day, 2_932_897 * day], number).view(kind)
+        wide.upsert(pa.table({"id": [*range(5)], "x": values}), time=0, seal=1).result()
+        target.egress("wide", location=client)
+        texts = [text for (text,) in target.rows("SELECT x::text FROM wide ORDER BY id")]
+        assert [text and text[:10] for text in texts] == ["infinity", "-infinity", None, "0001-01-01", "10000-01-0"]
+        wide.upsert(pa.table({"id": [1], "x": pa.array([-719_163 * day], number).view(kind)}), time=1, seal=2).result()
+        with pytest.raises(persist.InvalidUsage, match=r"wide\.x does not fit .*before the year 1 or after 29999"):
+            target.egress("wide", location=client)
+
+
 @pytest.mark.parametrize("value", [[1.0, float("nan")], [float("inf")]])
 def test_values_that_json_cannot_hold_are_refused(target: Target, value: list[float]) -> None:
     with persist.open(target.location) as client:

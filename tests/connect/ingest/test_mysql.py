@@ -8,7 +8,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import datetime, time
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +21,7 @@ import pytest
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.connect.ingest.mysql.binlog import parse_effect, parse_gtids
+from persist.connect.ingest.mysql.server import decode_logged_values
 from persist.connect.ingest.mysql.stream import _read_events, follow_transaction
 from tests.connect.ingest import mariadb
 from tests.connect.ingest.mariadb import MariaDb, mariadb_programs
@@ -205,6 +209,24 @@ def test_a_transaction_ends_with_its_last_statement() -> None:
         assert ends == [False] * 5 + [True, True, False, False]
     assert follow_transaction("XA COMMIT X'78',X'',1", False) == (False, True)
     assert follow_transaction("CREATE TABLE `o` (a int) START TRANSACTION", False) == (True, False)
+
+
+def test_documents_of_mysql_are_texts_as_its_queries_return_them() -> None:
+    pytest.importorskip("pymysqlreplication")
+    from pymysqlreplication.json_binary import JsonDiff, JsonDiffOperation, parse_json
+
+    def logged(value: Any) -> Any:
+        column = SimpleNamespace(name="j", type=245)
+        return decode_logged_values([column], {"j": value}, {})[0]
+
+    stored = bytes.fromhex("0100 0d00 0b00 0200 05 0700") + "é".encode()  # {"é": 7}
+    assert logged(parse_json(0, stored)) == '{"é": 7}'
+    document = {b"a": [b'"\\\n', Decimal("1.50"), 2.5, None, True], b"at": datetime(2026, 1, 2, 3), b"t": time(4)}
+    text = r'{"a": ["\"\\\n", 1.50, 2.5, null, true], "at": "2026-01-02 03:00:00.000000", "t": "04:00:00.000000"}'
+    assert logged(document) == text
+    assert (logged([]), logged({}), logged(b"x"), logged(None)) == ("[]", "{}", '"x"', None)
+    with pytest.raises(persist.InvalidUsage, match="binlog_row_value_options of a session"):
+        logged(JsonDiff(JsonDiffOperation.Remove, b"$.a"))
 
 
 def test_what_lay_unread_does_not_say_that_nothing_came_since() -> None:

@@ -73,6 +73,17 @@ def test_a_tombstone_stays_while_an_older_event_is_pending(client: persist.Clien
     assert stored(users) == 1
 
 
+def test_a_tombstone_without_an_order_stays_while_such_an_event_is_pending(client: persist.Client) -> None:
+    form = persist.Keyed(order_by=["a", "b"], tombstone="gone", late_bound=persist.Behind(1))
+    users = client.create_or_load("users", key=KEY, value={"a": int, "b": int, "gone": bool}, keyed=form)
+    users.upsert([(1, (None, 5, True), 0)], seal=1).result()
+    users.upsert([(1, (None, 3, False), 5), (2, (100, 1, False), 1)]).result()
+    users.seal(2).result()
+    assert stored(users) == 2
+    users.seal(6).result()
+    assert users.snapshot().to_arrow()["k"].to_pylist() == [2], "what was deleted is back"
+
+
 def test_what_is_pending_beyond_the_seal_and_came_after_the_bound_keeps_no_tombstone(client: persist.Client) -> None:
     users = keyed(client, "seal")
     users.upsert([(k, (5, None, True), 0) for k in range(3)], seal=1).result()

@@ -57,6 +57,19 @@ def test_a_tombstone_is_an_event_that_keeps_its_watermark(tmp_path: Path) -> Non
         ]
 
 
+def test_a_value_that_is_null_is_not_told_as_a_deletion(tmp_path: Path) -> None:
+    with persist.open(tmp_path, settings=QUIET) as client:
+        users, copy = (
+            client.create_or_load(name, key={"k": int}, value={"v": str}, keyed=persist.Keyed())
+            for name in ("users", "copy")
+        )
+        users.upsert(pa.table({"k": [1, 2], "v": ["a", None]}), time=0, seal=1).result()
+        with pytest.raises(persist.InvalidUsage, match=r"key 2 at time 0 is NULL.*to_arrow\(\)"):
+            list(users.upserts(0))
+        copy.upsert(users.upserts(0).to_arrow(), seal=1).result()
+        assert copy.to_pylist() == users.to_pylist() == [{"k": 1, "v": "a"}, {"k": 2, "v": None}]
+
+
 def test_a_tombstone_that_nothing_needs_any_more_goes_without_an_event(tmp_path: Path) -> None:
     with persist.open(tmp_path, settings=QUIET) as client:
         users = made(client, "users", late_bound=persist.Behind(10))

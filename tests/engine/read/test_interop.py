@@ -290,6 +290,20 @@ def test_what_polars_cannot_hold_is_refused_rather_than_wrapped(kind: pa.DataTyp
                 call()
 
 
+def test_values_that_a_frame_cannot_hold_are_refused_by_one_kind_of_error() -> None:
+    struct = pa.struct([("n", pa.int64()), ("at", pa.timestamp("us"))])
+    values = {"d": pa.list_(pa.decimal256(50, 2)), "s": struct}
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": int}, value=values)
+        moment = pa.array([{"n": None, "at": 2**62}], pa.struct([("n", pa.int64()), ("at", pa.int64())])).cast(struct)
+        c.write(pa.table({"k": [1], "d": pa.array([[1]], values["d"]), "s": moment})).result()
+        with pytest.raises(InvalidUsage, match="to_pandas"):
+            c.to_pandas()
+        for call in (c.to_polars, c.snapshot().lazy):
+            with pytest.raises(InvalidUsage, match="Polars has no decimal256"):
+                call()
+
+
 def test_moments_that_python_cannot_hold_are_read_otherwise() -> None:
     with persist.open(MemoryBlob(), settings=QUIET) as client:
         c = client.create_or_load("c", key={"k": int}, timeline="s")

@@ -164,7 +164,8 @@ def main() -> None:
     write_directories(folder / "location")
     with persist.open(folder / "location", mode="read") as client:
         names = client.collections()
-    expected = {name: digest(folder / "location", name) for name in names}
+    with persist.open(folder / "location", mode="read") as client:
+        expected = {name: digest(client, name) for name in names}
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
     (folder / "members.json").write_text(json.dumps(stored_members(), indent=1, sort_keys=True) + "\n")
 
@@ -221,27 +222,26 @@ def write_directories(location: Path) -> None:
             write_one(1 << 20, 1 << 20)
 
 
-def digest(location: Path, name: str) -> dict[str, Any]:
+def digest(client: persist.Client, name: str) -> dict[str, Any]:
     """Return all that can be read of one collection, as text; of many rows their checksum and the first and last."""
-    with persist.open(location, mode="read") as client:
-        collection = client.load(name)
-        snapshot = collection.snapshot(form="diff")
-        first = collection.snapshot(collection.since.time, form="diff") if collection.since.time else snapshot
-        since, upper = collection.since.time or 0, collection.upper.time
-        after = min(since + 1, TIME_MAX)  # After the last of all times there are no changes.
-        changes = collection.changes(after, max(after, 40 if upper is None else upper)) if since < TIME_MAX else None
-        return {
-            "since": repr(collection.since),
-            "upper": repr(collection.upper),
-            "tags": collection.tags(),
-            "about": repr(collection.about),
-            "holds": list(map(repr, collection.holds())),
-            "schema": collection.schema.to_json(),
-            "as_of": snapshot.as_of,
-            "snapshot": _rows(snapshot.to_arrow()),
-            "snapshot as of since": _rows(first.to_arrow()),
-            "changes": None if changes is None else _rows(changes.to_arrow()),
-        }
+    collection = client.load(name)
+    snapshot = collection.snapshot(form="diff")
+    first = collection.snapshot(collection.since.time, form="diff") if collection.since.time else snapshot
+    since, upper = collection.since.time or 0, collection.upper.time
+    after = min(since + 1, TIME_MAX)  # After the last of all times there are no changes.
+    changes = collection.changes(after, max(after, 40 if upper is None else upper)) if since < TIME_MAX else None
+    return {
+        "since": repr(collection.since),
+        "upper": repr(collection.upper),
+        "tags": collection.tags(),
+        "about": repr(collection.about),
+        "holds": list(map(repr, collection.holds())),
+        "schema": collection.schema.to_json(),
+        "as_of": snapshot.as_of,
+        "snapshot": _rows(snapshot.to_arrow()),
+        "snapshot as of since": _rows(first.to_arrow()),
+        "changes": None if changes is None else _rows(changes.to_arrow()),
+    }
 
 
 def _rows(table: pa.Table) -> dict[str, Any]:

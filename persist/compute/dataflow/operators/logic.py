@@ -39,7 +39,6 @@ from persist.compute.dataflow.operators.aggregates import (
 from persist.compute.dataflow.operators.linear import Column, Frame, encode_records
 from persist.compute.dataflow.operators.moments import LOWEST, STATISTICS, Sums, compute_non_finite
 from persist.compute.dataflow.plan.plan import Counted
-from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.batch import (
     check_sum,
     find_starts,
@@ -341,7 +340,6 @@ def top_k(
     *,
     skip: int = 0,
     counted: Counted = "row_number",
-    costs: Costs = USUAL,
 ) -> Logic:
     """The first records of each group by some columns; the other columns break ties.
 
@@ -361,7 +359,7 @@ def top_k(
             groups, values, diffs = groups[keep], values[:, keep], diffs[keep]
         if not len(groups):
             return groups, values, diffs
-        if len(groups) >= costs.foremost_rows and count + skip < len(groups) and counted != "dense_rank":
+        if count + skip < len(groups) and counted != "dense_rank":
             row, down, first = every[0]
             foremost = _preselect(groups, rank_in_direction(domain, values[row], kinds[row], down, first), count + skip)
             groups, values, diffs = groups.take(foremost), values.take(foremost, axis=1), diffs.take(foremost)

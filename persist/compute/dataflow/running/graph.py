@@ -444,7 +444,7 @@ class Builder:
                 return multiset_aggregates(requests, self.domain)
             case TopK(count, _, skip, _, counted):
                 order = _make_order(reduce.logic, values)
-                return top_k(count, order, values.types, self.domain, skip=skip, counted=counted, costs=self._costs)
+                return top_k(count, order, values.types, self.domain, skip=skip, counted=counted)
             case Windowed(calls):
                 return windows(calls, values, self.domain, self._costs)
             case Folded(calls):

@@ -12,7 +12,6 @@ class Costs:
     Attributes:
         cells: of versions (records times moments) that a reduction looks at together.
         piece_rows: that are shaped or reduced at once; some 60 MiB of updates of sums of floats.
-        sort_rows: from so many look-ups of a join on, sorting them pays: neighbours then share what they touch.
         large_rows: groups of fewer rows are looked at as a whole.
         change_rows: a change of a ranked group costs as much as looking at so many rows.
         ranked_at_once: so many groups are ranked in one step at most: to rank one costs more than to look at it.
@@ -20,13 +19,11 @@ class Costs:
         block_rows: of a block of a ranked multiset; it is split when it has twice as many.
         window_rows: of a long stretch of a partition that are computed at once.
         frame_rows: of frames that are looked at together, if no frame has more.
-        foremost_rows: from so many records on, first records are looked for by the first column of the order alone.
         catch_up_updates: that a step which catches up takes at least.
     """
 
     cells: int = 1 << 22
     piece_rows: int = 1 << 17
-    sort_rows: int = 4096
     large_rows: int = 1024
     change_rows: int = 512
     ranked_at_once: int = 16
@@ -34,7 +31,6 @@ class Costs:
     block_rows: int = 1024
     window_rows: int = 1 << 17
     frame_rows: int = 1 << 21
-    foremost_rows: int = 256
     catch_up_updates: int = 1 << 17
 
     def __post_init__(self) -> None:

@@ -80,19 +80,19 @@ class Texts:
 
     def numbers(self, array: pa.Array) -> Ints:
         """Return the numbers of an array of texts without NULL, new ones for those not seen before. `int64[n]`."""
-        if len(array) > AT_ONCE:
-            pieces = [self.numbers(array.slice(first, AT_ONCE)) for first in range(0, len(array), AT_ONCE)]
-            return np.concatenate(pieces)
+        coded = array.dictionary_encode()
+        distinct = coded.dictionary
+        pieces = [self._number_distinct(distinct.slice(at, AT_ONCE)) for at in range(0, len(distinct), AT_ONCE)]
+        return np.concatenate([np.empty(0, np.int64), *pieces]).take(coded.indices.to_numpy())
+
+    def _number_distinct(self, array: pa.Array) -> Ints:
+        """Return the numbers of distinct texts, new ones for those not seen before."""
         texts = TextArray(array)
         tags = texts.tags()
         numbers = self._find_numbers(texts, tags)
         absent = (numbers < 0).nonzero()[0]
         if len(absent):
-            new = array if len(absent) == len(array) else array.take(pa.array(absent))
-            codes = new.dictionary_encode().indices.to_numpy()
-            so_far = np.maximum.accumulate(codes)  # Codes ascend in the order of first occurrences.
-            firsts = np.concatenate(([0], np.flatnonzero(so_far[1:] != so_far[:-1]) + 1))
-            numbers[absent] = self._add_texts(texts, tags, absent.take(firsts)).take(codes)
+            numbers[absent] = self._add_texts(texts, tags, absent)
         return numbers
 
     def text(self, number: int) -> bytes:

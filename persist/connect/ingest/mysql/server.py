@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -377,7 +377,7 @@ def decode_logged_values(columns: Sequence[Any], values: dict[str, Any], sources
         elif column.type in (7, 17) and value == ZERO:
             value = None  # A timestamp of zeros; the first moment that one can have is a second later.
         elif column.type == 245:
-            value = json.dumps(value, default=_decode_value)
+            value = _format_document(value)
         row.append(value)
     return row
 
@@ -388,8 +388,30 @@ def _fix_negative_time(value: timedelta) -> timedelta:
     return value + 2 * fraction - SECOND if fraction else value
 
 
-def _decode_value(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else str(value)
+def _format_document(value: Any) -> str:
+    """Return a decoded document as the server writes it as text. The library keeps names and texts as bytes."""
+    match value:
+        case dict():
+            members = (f"{_format_document(name)}: {_format_document(inner)}" for name, inner in value.items())
+            return f"{{{', '.join(members)}}}"
+        case list():
+            return f"[{', '.join(map(_format_document, value))}]"
+        case Decimal():
+            return f"{value:f}"
+        case bytes():
+            value = value.decode()
+        case datetime():
+            value = value.isoformat(" ", "microseconds")
+        case time():
+            value = value.isoformat("microseconds")
+        case None | bool() | int() | float() | str():
+            pass
+        case _:
+            raise InvalidUsage(
+                "the log has only a part of a document, because binlog_row_value_options of a session is "
+                "PARTIAL_JSON: leave it empty, drop the collections, and copy the tables again"
+            )
+    return json.dumps(value, ensure_ascii=False)
 
 
 def to_column(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:

@@ -10,6 +10,7 @@ public final class PersistExtensions extends AbstractFunction1<SparkSessionExten
   public BoxedUnit apply(SparkSessionExtensions extensions) {
     extensions.injectPlanNormalizationRule(Functions.of(session -> new Rewrite()));
     extensions.injectResolutionRule(Functions.of(session -> new StreamRewrite()));
+    extensions.injectPreCBORule(Functions.of(session -> new KeyFilter()));
     return BoxedUnit.UNIT;
   }
 }

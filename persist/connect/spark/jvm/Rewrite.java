@@ -17,11 +17,14 @@ import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.MicrosToTimestamp;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Count;
 import org.apache.spark.sql.catalyst.expressions.aggregate.Max;
 import org.apache.spark.sql.catalyst.expressions.aggregate.Min;
 import org.apache.spark.sql.Row;
+import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.AppendData;
+import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.OverwriteByExpression;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
@@ -49,7 +52,8 @@ import scala.jdk.javaapi.CollectionConverters;
  *
  * <ul>
  *   <li>A table that is read becomes the plan of the DataFrame that Python makes of the collection as of its time.
- *   <li>Where a query needs no column, as in {@code SELECT count(*)}, that plan has as many rows, and reads none.
+ *   <li>{@code SELECT count(*)} becomes a number, if descriptors tell it. Any other query that needs no column has a plan
+ *       with as many rows.
  *   <li>Where it needs least and greatest values alone, the plan has those of the parts' descriptors.
  *   <li>A row-level operation becomes an insert of updates: records that go have {@code _diff} -1, new ones 1.
  *   <li>The condition of an overwrite becomes SQL text, because Python reads what it replaces.
@@ -130,10 +134,24 @@ final class Rewrite extends Rule<LogicalPlan> {
     LogicalPlan below = aggregate.child();
     while (below instanceof SubqueryAlias || below instanceof Project) below = below.children().head();
     if (!(below instanceof DataSourceV2Relation relation && relation.table() instanceof PersistTable table)) return null;
+    List<NamedExpression> terms = CollectionConverters.asJava(aggregate.aggregateExpressions());
+    if (table.description.get("counted").asBoolean() && aggregate.groupingExpressions().isEmpty()
+        && terms.stream().allMatch(Rewrite::countsRows)) {
+      Literal number = count(table.description.get("rows").asLong());
+      LogicalPlan row = new LocalRelation(emptySeq(), seq(List.of(InternalRow.empty())), false, Option.empty());
+      return new Project(seq(terms.stream().<NamedExpression>map(term -> alias(number, term.toAttribute())).toList()), row);
+    }
     Map<String, Object> arguments = table.arguments();
     arguments.put("columns", List.of());
     LogicalPlan rows = Python.rows("read", arguments).queryExecution().analyzed();
     return aggregate.withNewChildren(seq(List.of(rows)).toIndexedSeq());
+  }
+
+  /** Return whether a term is {@code count(*)} or means the same. */
+  private static boolean countsRows(NamedExpression named) {
+    return named instanceof Alias alias && alias.child() instanceof AggregateExpression term && term.filter().isEmpty()
+        && !term.isDistinct() && term.aggregateFunction() instanceof Count count
+        && count.children().forall(Functions.of(child -> child instanceof Literal literal && literal.value() != null));
   }
 
   /** Return the table of persist that a plan reads and does nothing else; null for others. */
@@ -208,7 +226,7 @@ final class Rewrite extends Rule<LogicalPlan> {
         .orElseThrow(() -> new IllegalStateException(name + " is not in " + source));
   }
 
-  private static Alias alias(Expression term, String name) {
+  static Alias alias(Expression term, String name) {
     return new Alias(term, name, NamedExpression.newExprId(), emptySeq(), Option.empty(), emptySeq());
   }
 

@@ -10,6 +10,8 @@ that key, and compares keys only. In all other cases it reads the rows of these 
 the tail. Spark prunes columns, filters and parts of both. The updates of one part are consolidated, so two parts can
 only hold equal updates if both their times and their keys overlap.
 
+A session with the extension of the catalog filters by sorted keys in place of the anti join (`jvm/KeyFilter.java`).
+
 A `Route` changes the speed only, never the rows. The data source reads everything, slice by slice, if Spark's scan
 cannot, or if most keys are touched. `Route.reason` explains the choice.
 
@@ -52,11 +54,12 @@ from persist.engine.read.following.changes import Changes, read_changes, with_mo
 from persist.engine.read.merging import TOUCH_FRACTION, Form, Split
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import Explanation
 from persist.engine.read.results.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
-BROADCAST_ROWS_MAX = 4_000_000  # Keys in an anti join: each executor holds all of them.
+BROADCAST_ROWS_MAX = 4_000_000  # Updates whose keys are joined by a broadcast: each executor holds all of them.
+SORTED_ROWS_MAX = 2_000_000  # Updates whose keys are sorted: each task holds three copies of them.
+GONE = "_persist_gone_"  # Names of columns by which `jvm/KeyFilter.java` knows the join.
 BLOCK = 1 << 20  # Spark repeats a row through an array of at most so many.
 
 Kind = Literal["count", "scan", "tail", "source"]
@@ -115,35 +118,27 @@ class Tail:
 
 @dataclass(frozen=True)
 class PlannedSnapshot:
-    """A snapshot planned for Spark; print it to see what will be read, and how.
-
-    Attributes:
-        explanation: of `Snapshot.explain`.
-    """
+    """A snapshot planned for Spark; print it to see what will be read, and how."""
 
     snapshot: Snapshot
     route: Route
     address: CollectionAddress
     tombstoned: Tombstoned
 
-    @property
-    def explanation(self) -> Explanation:
-        return self.snapshot.explain()
-
     def __str__(self) -> str:
-        return f"{self.explanation}\n{self.route}"
+        return f"{self.snapshot.explain()}\n{self.route}"
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the rows, as a DataFrame; nothing is read before an action."""
         if logger.isEnabledFor(logging.INFO):
-            explanation = self.explanation
+            explanation = self.snapshot.explain()
             pruned = ", ".join(f"{count} by {reason}" for reason, count in explanation.pruned.items() if count)
             text = "reads %r as of %d by %s: %d parts, %d rows, %d bytes; parts pruned: %s"
             way = _WAYS[self.route.kind]
             counts = explanation.parts, explanation.rows, explanation.bytes
             logger.info(text, self.address.collection, explanation.as_of, way, *counts, pruned or "none")
         if self.route.kind == "count":
-            return spark.range(_count(self.snapshot.scan)).select()
+            return spark.range(count_rows(self.snapshot.scan)).select()
         if self.route.kind == "source":
             scan = self.snapshot.scan
             return _by_source(spark, scan, self.address, as_of=scan.as_of, form=self.snapshot.form)
@@ -169,7 +164,7 @@ def plan(
     def by(route: Route) -> PlannedSnapshot:
         return PlannedSnapshot(snapshot, route, address, tombstoned)
 
-    if not scan.columns and native is not False and form == "rows" and _tells_count(scan, tail):
+    if not scan.columns and native is not False and tells_count(snapshot):
         return by(Route("count", "no columns are asked for"))
     source = _source_route(
         native, lambda: _why_not(spark, scan, form, tail, address, tombstoned), lambda: _why_slow(scan, tail)
@@ -183,12 +178,15 @@ def plan(
     return by(Route("tail", f"{rows:,} updates may cancel what stands, and {keys}"))
 
 
-def _tells_count(scan: Scan, tail: Tail) -> bool:
+def tells_count(snapshot: Snapshot) -> bool:
     """Return whether descriptors suffice to count the rows."""
-    return scan.filter is None and all(map(scan.is_inside, scan.parts)) and (tail.is_single or not tail.added)
+    scan, tail = snapshot.scan, Tail.of(snapshot.scan, snapshot.form)
+    is_whole = scan.filter is None and scan.sign > 0 and all(map(scan.is_inside, scan.parts))
+    return snapshot.form == "rows" and is_whole and (tail.is_single or not tail.added)
 
 
-def _count(scan: Scan) -> int:
+def count_rows(scan: Scan) -> int:
+    """Return the sum of the diffs of all parts."""
     return sum(part.diff_sum for part in scan.all_parts)
 
 
@@ -286,6 +284,8 @@ class _NativeFrame:
         self._tail = Tail.of(snapshot.scan, snapshot.form)
         self._schema = spark_schema(snapshot.schema)
         self._keys = [*self._scan.schema.key_names]
+        added = self._tail.added
+        self._nullable = {name for name in self._keys if any(_may_be_null(part, self._scan, name) for part in added)}
         self._names = list(dict.fromkeys([*self._scan.columns, *(self._keys if self._tail.added else ())]))
 
     def frame(self) -> DataFrame:
@@ -293,7 +293,12 @@ class _NativeFrame:
         standing = self._standing()
         frames = standing
         if self._tail.added:
-            tail = self._sum_diffs(self._rows([*self._names, DIFF], self._tail.added))
+            tail = self._rows([*self._names, DIFF], self._tail.added)
+            for name in self._keys:
+                if name not in self._nullable:  # The join asks for it, so both uses of the tail share one sum.
+                    tail = tail.where(F.col(quote_column(name)).isNotNull())
+            if self._tail.is_single and not self._is_summed():
+                tail = self._sum_diffs(tail)
             is_gone = F.col(DIFF) < 0 if self._tail.is_single or self._form == "rows" else F.lit(True)
             gone_keys = tail.where(is_gone).select(*map(quote_column, self._keys))
             frames = [self._join_tail(rows, gone_keys, "left_anti") for rows in standing]
@@ -304,6 +309,11 @@ class _NativeFrame:
                 frames.append(self._check_diffs(self._sum_diffs(_union_all([*touched, tail]))))
         results = [self._repeat_rows(rows) for rows in frames]
         return _union_all(results) if results else self._spark.createDataFrame([], self._schema)
+
+    def _is_summed(self) -> bool:
+        """Return whether no two updates of the tail are of one record."""
+        times = {time for part in self._tail.added for time in (part.time_min, part.time_max)}
+        return len(times) == 1 and not may_share_updates(replace(self._scan, parts=self._tail.added))
 
     def _standing(self) -> list[DataFrame]:
         """Return the standing rows, with `_diff` where it is needed or not always 1."""
@@ -363,27 +373,33 @@ class _NativeFrame:
 
     def _join_tail(self, rows: DataFrame, gone: DataFrame, how: str) -> DataFrame:
         """Return the rows whose keys are in the tail, or are not."""
-        keys = gone.toDF(*(f"_gone_{number}" for number in range(len(self._keys))))
-        if sum(map(self._scan.bound_row_count, self._tail.added)) <= BROADCAST_ROWS_MAX:
+        count = sum(map(self._scan.bound_row_count, self._tail.added))
+        prefix = GONE if count <= SORTED_ROWS_MAX else "_gone_"
+        keys = gone.toDF(*(f"{prefix}{number}" for number in range(len(self._keys))))
+        if count <= BROADCAST_ROWS_MAX:
             keys = F.broadcast(keys)
         conditions = []
         for name, alias in zip(self._keys, keys.columns, strict=True):
             ours, of_tail = rows[quote_column(name)], keys[alias]
             # A comparison without regard to NULL is several times as fast.
-            is_nullable = any(_may_be_null(part, self._scan, name) for part in self._tail.added)
-            conditions.append(ours.eqNullSafe(of_tail) if is_nullable else ours == of_tail)
+            conditions.append(ours.eqNullSafe(of_tail) if name in self._nullable else ours == of_tail)
         return rows.join(keys, reduce(and_, conditions), how)
 
     def _repeat_rows(self, rows: DataFrame) -> DataFrame:
         """Return rows with the columns of the result, each repeated by its multiplicity."""
-        if self._form == "rows" and DIFF in rows.columns:
-            block, number = (find_unused_name(name, self._names) for name in ("_block", "_number"))
-            within = F.least(F.lit(BLOCK).cast("long"), F.col(DIFF) - F.col(block) * BLOCK)
-            blocks = F.explode(F.sequence(F.lit(0).cast("long"), F.expr(f"({DIFF} - 1) div {BLOCK}"))).alias(block)
-            rows = rows.select(*map(quote_column, self._names), DIFF, blocks)
-            times = F.explode(F.sequence(F.lit(1).cast("long"), within)).alias(number)
-            rows = rows.select(*map(quote_column, self._names), times)
+        if self._form == "rows" and DIFF in rows.columns and not self._tail.is_single:
+            rows = repeat_rows(rows)
         return rows.select(*map(quote_column, self._schema.names))
+
+
+def repeat_rows(rows: DataFrame) -> DataFrame:
+    """Return the columns of rows and more, each row as often as the absolute value of `_diff` says."""
+    block, number = (find_unused_name(name, rows.columns) for name in ("_block", "_number"))
+    count = F.abs(F.col(DIFF))
+    within = F.least(F.lit(BLOCK).cast("long"), count - F.col(block) * BLOCK)
+    blocks = F.explode(F.sequence(F.lit(0).cast("long"), F.expr(f"(abs({DIFF}) - 1) div {BLOCK}")))
+    rows = rows.select("*", blocks.alias(block))
+    return rows.select("*", F.explode(F.sequence(F.lit(1).cast("long"), within)).alias(number))
 
 
 def _or_overflow(diff: Column) -> Column:

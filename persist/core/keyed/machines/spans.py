@@ -137,8 +137,10 @@ class Sessions:
     def __init__(
         self, gap: int, *, at: str = "at", start: str = "start", end: str = "end", count: str = "events"
     ) -> None:
-        if not isinstance(gap, int) or isinstance(gap, bool) or gap < 0:
-            raise SchemaMismatch(f"gap={gap!r}: give a distance in the unit of the moments, an integer of 0 or more.")
+        if not isinstance(gap, int) or isinstance(gap, bool) or not 0 <= gap < 2**64:
+            raise SchemaMismatch(
+                f"gap={gap!r}: give a distance in the unit of the moments, an integer from 0 to {2**64 - 1}."
+            )
         self._gap, self._at, self._start, self._end, self._count = gap, at, start, end, count
         self.options: Mapping[str, Any] = {"gap": gap, "at": at, "start": start, "end": end, "count": count}
 

@@ -458,14 +458,22 @@ class Upserts(Closes):
         return pa.Table.from_batches(self.to_batches(), self.schema)
 
     def __iter__(self) -> Iterator[tuple[Any, Any, int]]:
-        """Yield `(key, value, time)`; value is None for a deletion, and () without value columns."""
-        nothing = () if not self._schema.value_names else None
+        """Yield `(key, value, time)`; value is None for a deletion, and () without value columns.
+
+        Raises:
+            InvalidUsage: a value is NULL, which would read as a deletion.
+        """
         for batch in self.to_batches():
             table = pa.Table.from_batches([batch])
             deleted, times = table[DELETED].to_pylist(), table["_time"].to_pylist()
             keys = _blank_deleted_values(table, self._schema, deleted)
             for (key, value), time, is_gone in zip(keys, times, deleted, strict=True):
-                yield key, None if is_gone else (nothing if value is None and nothing is not None else value), time
+                if value is None and not is_gone and self._schema.value_names:
+                    raise InvalidUsage(
+                        f"the value of key {key!r} at time {time} is NULL, and None in an event deletes the key: read "
+                        "the events by to_arrow(), where _deleted tells them apart"
+                    )
+                yield key, None if is_gone else () if value is None else value, time
 
     def close(self) -> None:
         """Give up the claim; idempotent."""

@@ -44,7 +44,12 @@ from persist.core.keyed.machine import GIVEN, NAME, NUMBER, Machine, Replacing
 from persist.core.keyed.partial import complete_events
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState, append_parts
-from persist.core.state_rules.keyed_rules import list_due_parts, list_still_pending, load_form
+from persist.core.state_rules.keyed_rules import (
+    WATERMARK_OF_NULL,
+    list_due_parts,
+    list_still_pending,
+    load_form,
+)
 from persist.core.state_rules.schemas import attach_versions
 from persist.engine.read.keyed.key_replacement import match_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted, drop_diffs
@@ -235,21 +240,23 @@ SHARE = 4  # This fraction of the rows must be resolved between two searches for
 def _find_floor(
     contents: CollectionState, schema: CollectionSchema, form: KeyedForm, start: int, reader: PartReader
 ) -> pa.Scalar | None:
-    """Return a watermark that no event is below that comes or is pending at times from start on; None without a bound.
+    """Return a watermark that no event is below that comes or is pending at times from start on.
 
-    An order of NULL is below every floor. Cost: the ordering column of pending parts with such times.
+    None without a bound, or if such an event may have no order: NULL is below every floor. Cost: the ordering column of
+    pending parts with such times.
     """
-    if contents.late_bound is None or form.groups:
+    if contents.late_bound in (None, WATERMARK_OF_NULL) or form.groups:
         return None  # Tombstones keep the orders of groups, which the late bound does not limit.
     name = form.order_by[0]
     kind, events = schema.arrow.field(name).type, make_event_schema(schema, list_event_fields(schema, form))
     stored = kind if pa.types.is_integer(kind) else pa.int32() if kind.bit_width == 32 else pa.int64()
     limits = np.iinfo(stored.to_pandas_dtype())
-    bound = min(max(contents.late_bound, int(limits.min)), int(limits.max))
-    least, floor = pa.array([limits.min, bound], stored).view(kind)
+    floor = pa.array([min(max(contents.late_bound, int(limits.min)), int(limits.max))], stored).view(kind)[0]
     scan = Scan(events, tuple(list_still_pending(contents, start).values()), start, END, events.names)
     for table in scan.updates(reader, [name]):
-        floor = pc.min_element_wise(floor, pc.min(pc.fill_null(table[name], least)))
+        if table[name].null_count:
+            return None
+        floor = pc.min_element_wise(floor, pc.min(table[name]))
     return floor
 
 
@@ -301,10 +308,10 @@ class Purging:
             return None
         if not self._is_due(contents):
             return None
-        mark = pc.field(form.order_by[0])
-        dead = make_tombstone_filter(schema, form) & (
-            (mark < _find_floor(contents, schema, form, end, reader)) | mark.is_null()
-        )
+        mark, floor = pc.field(form.order_by[0]), _find_floor(contents, schema, form, end, reader)
+        if floor is None:
+            return None
+        dead = make_tombstone_filter(schema, form) & ((mark < floor) | mark.is_null())
         scan = snapshot_scan(contents, schema, lower - 1, None, dead, raw=True)
         tables = [scan.empty(schema.names)]
         bytes_left = reader.memory_budget // 16

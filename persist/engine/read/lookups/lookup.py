@@ -213,16 +213,19 @@ class Lookup:
 
     def _read_updates(self, request: Wanted, reader: PartReader) -> list[Found]:
         """Return the updates with a requested key by part, first of the parts in memory."""
-        in_memory: list[Found] = []
+        updates: list[Found] = []
         cold: list[tuple[_Source, PartRows]] = []
         for source in self._sources if request.rows else ():
             rows = self._rows(source, reader)
             if rows.are_in_memory(request.keys):
-                in_memory.append((source, self._select_updates(source, rows.with_keys(request.keys))))
+                updates.append((source, self._select_updates(source, rows.with_keys(request.keys))))
             elif rows.may_hold(request.keys):
                 cold.append((source, rows))
-        read = reader.map(lambda pair: (pair[0], self._select_updates(pair[0], pair[1].with_keys(request.keys))), cold)
-        return [(source, table) for source, table in (*in_memory, *read) if len(table)]
+        if cold:
+            updates += reader.map(
+                lambda pair: (pair[0], self._select_updates(pair[0], pair[1].with_keys(request.keys))), cold
+            )
+        return [(source, table) for source, table in updates if len(table)]
 
     def _select_updates(self, source: _Source, table: pa.Table) -> pa.Table:
         """Return the updates at the scan's times that pass its filter, with the scan's sign.

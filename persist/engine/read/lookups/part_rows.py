@@ -272,10 +272,16 @@ class PartRows:
             rows = _find_rows(keys, requested_keys)
             if not len(rows):
                 continue
+            touched = self._select_touched(rows, groups)
+            values = self._load(self._columns, (first, end), touched, fetched, rows) if self._columns else []
+            if [(start, len(piece)) for start, piece in keys] == [(start, len(piece)) for start, piece in values[:1]]:
+                # Both are mostly one piece. One call for all columns takes half the time of two.
+                arrays = [*_batch(keys[0][1]).columns, *_batch(values[0][1]).columns]
+                block = pa.RecordBatch.from_arrays(arrays, names=self._row_fields.names)
+                columns.append(pa.Table.from_batches([block.take(make_int64_array(rows - keys[0][0]))]).columns)
+                continue
             columns.append(_take_rows(keys, rows).columns)
-            if self._columns:
-                touched = self._select_touched(rows, groups)
-                values = self._load(self._columns, (first, end), touched, fetched, rows)
+            if values:
                 columns[-1] += _take_rows(values, rows).columns
         tables = [decode_dictionaries(table_columns, self._row_fields) for table_columns in columns]
         return tables[0] if len(tables) == 1 else pa.concat_tables([self._row_fields.empty_table(), *tables])
@@ -358,11 +364,14 @@ class PartRows:
         Args:
             touched: the rows of the part that the caller will use, ascending; None for all rows of the groups.
         """
+        if self._is_small:
+            piece = self._fetch_cached(columns, WHOLE, touched)
+            return [(0, self._load_whole(columns) if piece is None else piece)]
         pieces: dict[Span, Piece] = {}
         missing: list[Span] = []
         for span in self._list_spans(columns, block, groups):
             inside = touched
-            if touched is not None and self._spilled is not None and span != WHOLE:  # Only files check rows.
+            if touched is not None and self._spilled is not None:  # Only files check rows.
                 start, end = self._bounds().firsts[[*span]]
                 inside = touched[touched.searchsorted(start) : touched.searchsorted(end)] - start
             piece = self._fetch_cached(columns, span, inside)
@@ -373,8 +382,6 @@ class PartRows:
                         self._reader.decoded.remove(self._name(columns, (group, group + 1)))
             else:
                 pieces[span] = piece
-        if missing == [WHOLE]:
-            return [(0, self._load_whole(columns))]
         for run in _group_consecutive([group for span in missing for group in range(*span)]):
             table, at = self._read(columns, run, fetched), 0
             for span in missing:

@@ -30,6 +30,7 @@ from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.filters import select_matching_ranges
 from persist.codecs.part.index import OpenGroups, PartIndex, decode_groups
 from persist.codecs.part.key_range import KeyRange, load_comparable_keys
+from persist.codecs.part.lending import give_back_freed
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import LeaseExpired
@@ -145,7 +146,7 @@ class PartReader:
 
         if self._executor is None:
             return ((piece.part, read(piece)) for piece in pieces())
-        return _in_order(self._executor, read, pieces(), room)
+        return _in_order(self._executor, read, pieces(), room, self._portion(1))
 
     def table(
         self,
@@ -449,11 +450,18 @@ class _PartSection:
 
 
 def _in_order(
-    executor: Executor, read: Callable[[_PartSection], pa.Table], pieces: Iterator[_PartSection], room: int
+    executor: Executor,
+    read: Callable[[_PartSection], pa.Table],
+    pieces: Iterator[_PartSection],
+    room: int,
+    freed_bytes: int,
 ) -> Iterator[tuple[Part, pa.Table]]:
     """Yield the table of each piece, in order; as many are read ahead as there is room for, one at least.
 
     An inline part is in memory and small, so it is decoded by the caller.
+
+    Args:
+        freed_bytes: after so many allocated bytes, the allocator returns what this thread has freed.
     """
     under_way: deque[tuple[_PartSection, Future[pa.Table] | None]] = deque()
     bytes_ahead = 0
@@ -468,6 +476,7 @@ def _in_order(
             piece, future = under_way.popleft()
             yield piece.part, read(piece) if future is None else future.result()
             bytes_ahead -= piece.size
+            give_back_freed(freed_bytes)  # The caller's thread has freed rows, too.
     finally:
         for _, future in under_way:
             if future is not None:

@@ -51,7 +51,7 @@ def to_frame(table: pa.Table, dtype_backend: DtypeBackend | None, options: Mappi
     try:
         apart = [] if options.get("integer_object_nulls") else _list_separate_columns(table, options)
         return _with_columns(table, apart, options)
-    except (TypeError, ValueError, KeyError, pa.ArrowNotImplementedError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError, pa.ArrowNotImplementedError) as error:
         raise InvalidUsage(f"to_pandas() takes the options of pyarrow.Table.to_pandas: {error}") from error
 
 
@@ -133,7 +133,7 @@ def in_milliseconds(table: pa.Table) -> pa.Table:
     """Return a table with moments and durations in milliseconds in place of seconds, at any depth.
 
     Raises:
-        InvalidUsage: one does not fit.
+        InvalidUsage: one does not fit, or there is a decimal of 256 bits, which Polars has not.
     """
     try:
         schema = pa.schema([field.with_type(_in_milliseconds(field.type)) for field in table.schema])
@@ -150,6 +150,8 @@ def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
         inner = [field.type for field in list_inner_fields(kind)]
         converted = [_in_milliseconds(inner_type) for inner_type in inner]
         return kind if converted == inner else replace_inner_types(kind, converted)
+    if pat.is_decimal256(kind):
+        raise InvalidUsage(f"Polars has no {kind}, but decimals of at most 38 digits: read it as Arrow")
     if pat.is_timestamp(kind) and kind.unit == "s":
         return pa.timestamp("ms", kind.tz)
     return pa.duration("ms") if kind == pa.duration("s") else kind
@@ -183,7 +185,7 @@ def make_lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any
             if rows is not None and rows <= 0:
                 return
 
-    empty = polars.from_arrow(schema.empty_table())
+    empty = polars.from_arrow(in_milliseconds(schema.empty_table()))
     return plugins.register_io_source(source, schema=empty.schema, is_pure=True)
 
 

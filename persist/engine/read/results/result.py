@@ -91,7 +91,8 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         """Return the whole result as a `polars.DataFrame`. No value changes on the way; sums are as in `to_pandas`.
 
         Raises:
-            InvalidUsage: a moment or duration does not fit Polars, whose largest unit is a millisecond.
+            InvalidUsage: a moment or duration does not fit Polars, whose largest unit is a millisecond; or there is a
+                decimal of 256 bits.
         """
         polars = require_package("polars>=1.36")
         return polars.from_arrow(in_milliseconds(cast_whole_to_int64(self.to_arrow())))

@@ -182,7 +182,7 @@ def _escape_texts(values: pa.Array, separator: str) -> pa.Array:
 
 
 def _quote_elements(values: pa.Array, separator: str, null: str) -> pa.Array:
-    quotes = pc.equal(values, null)
+    quotes = pc.is_in(values, pa.array([null, "\\."], values.type))  # The second alone on a line ends the data.
     for character in (separator, '"', "\n", "\r"):
         quotes = pc.or_(quotes, pc.match_substring(values, character))
     quote, nothing = pa.scalar('"', pa.large_string()), pa.scalar("", pa.large_string())
@@ -366,7 +366,7 @@ def _json_parts(array: pa.Array) -> list[str]:
             else:
                 parts.append("[" + ", ".join(f"[{name}, {value}]" for name, value in pairs) + "]")
     elif pat.is_nested(kind):
-        parts = ["[" + ", ".join(values) + "]" for values in _children(array, array.flatten)]
+        parts = ["[" + ", ".join(values) + "]" for values in _children(array)]
     else:
         text = text_values(array)
         texts = text.cast(pa.string()).to_pylist()
@@ -382,20 +382,17 @@ def _json_parts(array: pa.Array) -> list[str]:
     return ["null" if null else part for part, null in zip(parts, nulls, strict=True)]
 
 
-def _children(array: pa.Array, values: Any) -> list[list[str]]:
-    """Return the values of each list of an array as JSON."""
-    sizes = [0] * len(array) if not len(array) else pc.list_value_length(array).fill_null(0).to_pylist()
-    if callable(values):
-        flat = values()
-    else:  # The keys or items of a map, with the entries of other slices and of NULL.
-        starts = array.offsets.to_pylist()
-        pieces = [values.slice(start, size) for start, size in zip(starts, sizes, strict=False)]
-        flat = pa.concat_arrays(pieces) if pieces else values.slice(0, 0)
-    parts, lists, at = _json_parts(flat), [], 0
-    for size in sizes:
-        lists.append(parts[at : at + size])
-        at += size
-    return lists
+def _children(array: pa.Array, values: pa.Array | None = None) -> list[list[str]]:
+    """Return the values of each list of an array as JSON; of a map, `values` are its keys or items."""
+    if values is None:
+        sizes, flat = pc.list_value_length(array).fill_null(0).to_pylist(), array.flatten()
+    else:  # With the entries of other slices and of NULL.
+        starts = array.offsets.to_numpy()[: len(array)]
+        sizes = np.where(_nulls(array), 0, np.diff(array.offsets.to_numpy())).tolist()
+        pieces = [values.slice(start, size) for start, size in zip(starts, sizes, strict=True)]
+        flat = pa.concat_arrays([values.slice(0, 0), *pieces])
+    parts, ends = _json_parts(flat), np.cumsum(sizes, dtype=np.int64).tolist()
+    return [parts[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 _TEXT: dict[int, Callable[[pa.Array], pa.Array]] = {

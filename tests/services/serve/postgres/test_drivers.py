@@ -41,6 +41,23 @@ def test_psycopg_reads_and_writes_with_parameters(servers: Servers, binary: bool
         cursor.execute("DELETE FROM orders WHERE id = 10")
 
 
+@pytest.mark.parametrize("binary", [False, True])
+def test_maps_are_json(servers: Servers, binary: bool) -> None:
+    texts, numbers = "map {'b': [1, NULL], 'a': NULL}", "map {1: map {'x': 2.50}}"
+    query = (
+        f"SELECT * FROM (VALUES (0, {texts}, {numbers}), (1, map {{}}, NULL), (2, NULL, map {{7: NULL}})) t(k, m, n) "
+        "WHERE k >= %s ORDER BY k"
+    )
+    rows = [
+        (0, {"b": [1, None], "a": None}, [[1, {"x": 2.5}]]),
+        (1, {}, None),
+        (2, None, [[7, None]]),
+    ]
+    with psycopg.connect(servers.postgres_url + "?user=me", autocommit=True) as connection:
+        for first in range(4):
+            assert connection.cursor(binary=binary).execute(query, (first,)).fetchall() == rows[first:]
+
+
 def test_psycopg_copies_in_all_formats(servers: Servers) -> None:
     with psycopg.connect(servers.postgres_url + "?user=me", autocommit=True) as connection:
         cursor = connection.cursor()
@@ -51,6 +68,8 @@ def test_psycopg_copies_in_all_formats(servers: Servers) -> None:
             assert list(copy.rows()) == [(row[0], row[1], row[2], row[4], row[5]) for row in ROWS]
         with cursor.copy("COPY (SELECT k, codes FROM shop.items ORDER BY k) TO STDOUT (FORMAT csv, HEADER)") as copy:
             assert b"".join(copy) == b'k,codes\n1,"[1, 2]"\n2,\n'
+        with cursor.copy("COPY (SELECT '\\.' AS x) TO STDOUT (FORMAT csv)") as copy:
+            assert b"".join(copy) == b'"\\."\n'
         with cursor.copy("COPY shop.items (k, price) TO STDOUT") as copy:
             assert sorted(b"".join(copy).splitlines()) == [b"1\t12.30", b"2\t\\N"]
         with cursor.copy("COPY (SELECT 1 WHERE false) TO STDOUT (FORMAT BINARY)") as copy:

@@ -1,0 +1,74 @@
+package dev.persist.spark;
+
+import java.util.ArrayList;
+import java.util.List;
+import org.apache.spark.sql.catalyst.expressions.CreateNamedStruct;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.IsNotNull;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression;
+import org.apache.spark.sql.catalyst.expressions.Not;
+import org.apache.spark.sql.catalyst.expressions.RowOrdering;
+import org.apache.spark.sql.catalyst.expressions.ScalarSubquery;
+import org.apache.spark.sql.catalyst.expressions.SortArray;
+import org.apache.spark.sql.catalyst.expressions.aggregate.CollectList;
+import org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys;
+import org.apache.spark.sql.catalyst.plans.LeftAnti$;
+import org.apache.spark.sql.catalyst.plans.LeftSemi$;
+import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.BROADCAST$;
+import org.apache.spark.sql.catalyst.plans.logical.Filter;
+import org.apache.spark.sql.catalyst.plans.logical.Join;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.rules.Rule;
+import org.apache.spark.sql.types.DataTypes;
+import scala.Option;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * The rule that makes a join with the keys of a tail a filter by {@link IsAmong}, after conditions were pushed down.
+ *
+ * <p>Such a join is told by the names of its columns (see {@code read_functions/plans.py}). It would search a hash table
+ * for each row, and the tables of large tails do not fit the caches of a processor.
+ */
+final class KeyFilter extends Rule<LogicalPlan> {
+  private static final String GONE = "_persist_gone_";
+
+  @Override
+  public LogicalPlan apply(LogicalPlan plan) {
+    return plan.transformUpWithSubqueries(Functions.where(KeyFilter::filter));
+  }
+
+  private static LogicalPlan filter(LogicalPlan node) {
+    if (!(node instanceof Join join)) return null;
+    boolean isAnti = join.joinType() == LeftAnti$.MODULE$;
+    if (!isAnti && join.joinType() != LeftSemi$.MODULE$) return null;
+    if (!join.right().output().forall(Functions.of(column -> column.name().startsWith(GONE)))
+        || !join.hint().rightHint().exists(Functions.of(hint -> hint.strategy().contains(BROADCAST$.MODULE$)))) return null;
+    var found = ExtractEquiJoinKeys.unapply(join);
+    if (found.isEmpty() || found.get()._4().isDefined()) return null;
+    LogicalPlan gone = join.right();
+    for (Expression key : CollectionConverters.asJava(found.get()._3()))
+      if (key.nullable()) gone = new Filter(new IsNotNull(key), gone);
+    Expression key = keyOf(found.get()._2());
+    Expression goneKey = keyOf(found.get()._3());
+    if (!key.dataType().sameType(goneKey.dataType()) || !RowOrdering.isOrderable(key.dataType())) return null;
+    Expression all = new SortArray(new CollectList(goneKey).toAggregateExpression());
+    NamedExpression column = Rewrite.alias(all, GONE + "keys");
+    LogicalPlan keys = new Aggregate(Rewrite.seq(List.of()), Rewrite.seq(List.of(column)), gone, Option.empty());
+    Expression isAmong = new IsAmong(new ScalarSubquery(keys, Rewrite.seq(List.of()), NamedExpression.newExprId(), Rewrite.seq(List.of()),
+        Option.empty(), Option.empty(), Option.empty()), key);
+    return new Filter(isAnti ? new Not(isAmong) : isAmong, join.left());
+  }
+
+  /** Return the one key, or a struct of several. */
+  private static Expression keyOf(scala.collection.immutable.Seq<Expression> terms) {
+    if (terms.length() == 1) return terms.head();
+    List<Expression> named = new ArrayList<>();
+    for (Expression term : CollectionConverters.asJava(terms)) {
+      named.add(Literal.create("_" + named.size(), DataTypes.StringType));
+      named.add(term);
+    }
+    return new CreateNamedStruct(Rewrite.seq(named));
+  }
+}
