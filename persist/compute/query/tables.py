@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from persist.codecs.errors import did_you_mean
-from persist.codecs.types.arrow_types import children, list_inner_arrays, with_children
+from persist.codecs.types.arrow_types import list_inner_arrays, list_inner_fields, replace_inner_types
 from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.codecs.updates.inputs import TableStream, open_stream, to_table
 from persist.compute.query.time_windows import add_time_windows
@@ -171,9 +171,9 @@ def _find_sql_type(kind: pa.DataType) -> pa.DataType:
         return pa.decimal128(38, kind.scale)
     if not pt.is_nested(kind) or pt.is_dictionary(kind):
         return kind
-    inner = [field.type for field in children(kind)]
+    inner = [field.type for field in list_inner_fields(kind)]
     sql_types = [*map(_find_sql_type, inner)]
-    return kind if sql_types == inner else with_children(kind, sql_types)
+    return kind if sql_types == inner else replace_inner_types(kind, sql_types)
 
 
 def _adapt_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

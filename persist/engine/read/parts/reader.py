@@ -30,7 +30,7 @@ from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.filters import select_matching_ranges
 from persist.codecs.part.index import OpenGroups, PartIndex, decode_groups
 from persist.codecs.part.key_range import KeyRange, load_comparable_keys
-from persist.codecs.part.lending import give_back_freed
+from persist.codecs.part.lending import release_freed
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import LeaseExpired
@@ -476,7 +476,7 @@ def _in_order(
             piece, future = under_way.popleft()
             yield piece.part, read(piece) if future is None else future.result()
             bytes_ahead -= piece.size
-            give_back_freed(freed_bytes)  # The caller's thread has freed rows, too.
+            release_freed(freed_bytes)  # The caller's thread has freed rows, too.
     finally:
         for _, future in under_way:
             if future is not None:
