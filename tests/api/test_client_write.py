@@ -22,12 +22,6 @@ from tests.support.tuned import tuned
 FRAME = pd.DataFrame({"id": [1, 2], "status": ["new", "new"], "amount": [9.5, 3.0]})
 
 
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob()) as opened:
-        yield opened
-
-
 def test_a_write_creates_the_collection_with_the_columns_of_the_frame(client: persist.Client) -> None:
     client.write("orders", FRAME, key=["id"]).result()
     orders = client.load("orders")

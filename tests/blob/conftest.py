@@ -13,7 +13,7 @@ import pytest
 import persist
 from persist.blob.protocol import Blob, MemoryBlob
 from tests.blob.places import WRAPPERS, Place
-from tests.support.servers.fixtures import make_bucket
+from tests.support.servers.fixtures import load_service_models_once, make_bucket
 from tests.support.servers.moto_s3 import PAGE_KEYS
 
 # Numbers without leading zeros, so that byte order is not the order in which they are made; and names around.
@@ -25,6 +25,11 @@ FSSPEC = pytest.param("fsspec", marks=pytest.mark.thorough)
 CLOUDS = {"azure": "abfs://box", "gcs": "gs://box"}
 KINDS = ("memory", *filter(None, WRAPPERS), "cached-folder", "file", "served", "s3", FSSPEC)
 KINDS += tuple(pytest.param(kind, marks=pytest.mark.outside) for kind in CLOUDS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_clients() -> None:
+    load_service_models_once()
 
 
 @pytest.fixture(scope="session")

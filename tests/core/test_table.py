@@ -1,6 +1,5 @@
 """A collection as a table: made from a frame, read with conditions in text, compared between two times, queried."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,6 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob()) as opened:
-        yield opened
 
 
 @pytest.fixture

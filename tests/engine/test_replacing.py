@@ -1,6 +1,5 @@
 """Overwrites, upserts and deletes of every collection, keyed or not, against a model of a few lines."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -19,12 +18,6 @@ KEYED: dict[str, persist.Keyed | None] = {
     "keyed": persist.Keyed(),
     "keyed, in the background": persist.Keyed(resolve="background"),
 }
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob()) as opened:
-        yield opened
 
 
 def made(client: persist.Client, keyed: persist.Keyed | None = None, name: str = "orders") -> persist.Collection:

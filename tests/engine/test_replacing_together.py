@@ -1,6 +1,5 @@
 """Overwrites, upserts and deletes of several collections in one commit, also if others come first."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -18,12 +17,6 @@ KEYED: dict[str, persist.Keyed | None] = {
     "keyed": persist.Keyed(),
     "background": persist.Keyed(resolve="background"),
 }
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(MemoryBlob()) as opened:
-        yield opened
 
 
 def made(client: persist.Client) -> dict[str, persist.Collection]:

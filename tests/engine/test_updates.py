@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -25,12 +24,6 @@ KEYED: dict[str, persist.Keyed | None] = {
 }
 every_kind = pytest.mark.parametrize("keyed", KEYED.values(), ids=KEYED)
 VALUE = {"a": int, "b": str, "ts": int, "gone": bool}
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob()) as opened:
-        yield opened
 
 
 def filled(client: persist.Client, keyed: persist.Keyed | None = None, rows: int = 3) -> persist.Collection:

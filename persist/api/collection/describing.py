@@ -172,7 +172,6 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
             keyed: make the collection keyed: from now on it takes events, and no updates. It must have one value per
                 key at every time that can be read, and nothing that is not sealed. Cost: reading it.
             properties: texts by name, as `describe` takes them, in the same commit.
-            message, metadata: as for `write`.
 
         Raises:
             SchemaMismatch: a column is unknown, a name taken, a default does not fit, a type is not wider, or a key

@@ -50,11 +50,6 @@ class Mortal(UnreliableBlob):
 
 
 @pytest.fixture
-def blob() -> MemoryBlob:
-    return MemoryBlob()
-
-
-@pytest.fixture
 def bank(blob: MemoryBlob) -> Iterator[Bank]:
     """Yield transfers that views have taken in, and some that they have not."""
     with persist.open(blob, settings=QUIET) as client:

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,6 @@ from tests.support.servers.fixtures import make_bucket
 
 ORDERS: dict[str, Any] = {"key": {"id": pa.int64()}, "value": {"status": pa.string()}}
 Rows = list[dict[str, Any]]
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob()) as found:
-        yield found
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ read, and nobody is fenced. So these tests cut a sink off where nothing of a tra
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -27,12 +27,6 @@ Messages = list[tuple[Any, Any, int | None]]
 @pytest.fixture(scope="module")
 def cluster() -> Cluster:
     return Cluster()
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob()) as found:
-        yield found
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import itertools
 import json
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,12 +29,6 @@ def cluster() -> Cluster:
 @pytest.fixture
 def topic() -> str:
     return next(_topics)
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(MemoryBlob()) as opened:
-        yield opened
 
 
 def taken(client: persist.Client, cluster: Cluster, topic: str, **options: Any) -> Any:

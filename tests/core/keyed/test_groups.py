@@ -1,7 +1,6 @@
 """Groups of columns with an order of their own: late, partial and deleting events, against a model of a few lines."""
 
 import itertools
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -21,12 +20,6 @@ from tests.support.tiers import examples
 
 NAMES = ("a", "b", "g_1", "c", "d", "g_2", "g_3")
 POLICIES: Any = st.sampled_from(["seal", "background"])
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob()) as opened:
-        yield opened
 
 
 def grouped(client: persist.Client, names: tuple[str, ...], groups: dict[Any, list[str]]) -> persist.Collection:

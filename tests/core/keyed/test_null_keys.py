@@ -1,7 +1,6 @@
 """NULL in a field of a composite key is a value: NULL equals NULL, for whatever touches keys."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -19,12 +18,6 @@ KINDS: dict[str, tuple[dict[str, pa.DataType], list[Key]]] = {
     "floats": ({"a": pa.float64(), "b": pa.bool_()}, [(a, b) for a in (None, 0.0, 1.5) for b in (None, False, True)]),
     "lists": ({"a": pa.list_(pa.int64()), "b": pa.int64()}, [(a, b) for a in (None, [], [None]) for b in (None, 1)]),
 }
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob()) as client:
-        yield client
 
 
 def same(key: Key) -> str:

@@ -1,7 +1,6 @@
 """Which event stands: watermarks of every type and of several columns, and which row of which column is a tombstone."""
 
 import datetime
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -36,12 +35,6 @@ WATERMARKS: list[tuple[pa.DataType, list[Any]]] = [
     (pa.string(), ["", "A", "a", "aa", "ä", "\U0001f600"]),
     (pa.binary(), [b"", b"\x00", b"\x00\x01", b"\xff"]),
 ]
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob()) as client:
-        yield client
 
 
 def held(users: persist.Collection) -> dict[int, Any]:

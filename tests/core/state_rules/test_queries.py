@@ -22,11 +22,6 @@ SETTINGS = persist.Settings(background=False)
 KEY = {"k": pa.int64()}
 
 
-@pytest.fixture
-def blob() -> MemoryBlob:
-    return MemoryBlob()
-
-
 def opened(blob: MemoryBlob) -> Client:
     return persist.open(blob, settings=SETTINGS)
 

@@ -34,11 +34,6 @@ NEWER = evolve_schema(SCHEMA, add={"v": pa.int64()}, defaults={}, drop=[], renam
 
 
 @pytest.fixture
-def blob() -> MemoryBlob:
-    return MemoryBlob()
-
-
-@pytest.fixture
 def parts(blob: MemoryBlob) -> PartWriter:
     return PartWriter(blob, lambda: 7, memory_budget=8 << 20)
 

@@ -1,7 +1,6 @@
 """`Collection.restore`: the contents of an earlier time again, as a change of one later time."""
 
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,12 +13,6 @@ import persist
 from tests.support.tiers import examples
 
 ORDERS: dict[str, Any] = {"key": {"id": int}, "value": {"amount": float}}
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob()) as opened:
-        yield opened
 
 
 def contents(collection: persist.Collection, as_of: int | None = None) -> Counter[Any]:

@@ -44,11 +44,6 @@ class Call:
 
 
 @pytest.fixture
-def blob() -> MemoryBlob:
-    return MemoryBlob()
-
-
-@pytest.fixture
 def calls(blob: MemoryBlob) -> BlobCalls:
     return BlobCalls(blob)
 

@@ -45,11 +45,6 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def blob() -> MemoryBlob:
-    return MemoryBlob()
-
-
-@pytest.fixture
 def store(blob: MemoryBlob) -> Stepped:
     """The store as the server reaches it."""
     return Stepped(blob)

@@ -80,11 +80,6 @@ USES: dict[str, Use] = {
 
 
 @pytest.fixture
-def blob() -> MemoryBlob:
-    return MemoryBlob()
-
-
-@pytest.fixture
 def client(blob: MemoryBlob) -> Iterator[persist.Client]:
     with persist.open(blob, settings=QUIET) as client:
         orders = client.create_or_load("orders", key={"id": int}, value={"status": str})

@@ -27,11 +27,6 @@ QUIET = persist.Settings(background=False)
 
 
 @pytest.fixture
-def blob() -> MemoryBlob:
-    return MemoryBlob()
-
-
-@pytest.fixture
 def serving(blob: MemoryBlob) -> Iterator[Client]:
     with persist.open(blob, settings=QUIET) as client:
         orders = client.create_or_load("orders", key={"k": int}, value={"v": str})

@@ -25,11 +25,6 @@ QUIET = persist.Settings(background=False)
 
 
 @pytest.fixture
-def blob() -> MemoryBlob:
-    return MemoryBlob()
-
-
-@pytest.fixture
 def url(blob: MemoryBlob) -> Iterator[str]:
     with persist.open(blob, settings=QUIET) as client:
         orders = client.create_or_load("orders", key={"id": int}, value={"status": str})

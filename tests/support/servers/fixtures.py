@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,15 @@ class Served:
         assert self.process.stdout is not None
         print(command, file=self.process.stdin, flush=True)
         assert self.process.stdout.readline() == "done\n", "the server ended; its error is above"
+
+
+@cache
+def load_service_models_once() -> None:
+    """Let all clients of S3 share what boto3 reads of a service: it takes half of the time that a client takes."""
+    from botocore.loaders import JSONFileLoader
+
+    load = JSONFileLoader().load_file
+    JSONFileLoader.load_file = staticmethod(cache(load))
 
 
 @contextmanager
@@ -109,6 +119,7 @@ def running_moto() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def s3_options(request: pytest.FixtureRequest) -> dict[str, Any]:
     """`storage_options` of S3Blob for the server of this run: moto, or with --rgw a gateway of Ceph."""
+    load_service_models_once()
     if request.config.getoption("--rgw"):
         rgw: Served = request.getfixturevalue("rgw")
         return rgw.options("a")

@@ -19,6 +19,7 @@ from tests.support.stepped import WAIT_S
 HEAVY = {"pyarrow", "numpy", "msgspec", "fsspec", "boto3", "duckdb", "pandas", "starlette", "uvicorn", "click", "rich"}
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("arguments", [["--help"], ["read", "--help"], ["write"], ["frobnicate"]])
 def test_help_and_mistakes_in_the_call_load_nothing_that_takes_long(arguments: list[str]) -> None:
     code = f"""if True:

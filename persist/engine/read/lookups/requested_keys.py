@@ -61,11 +61,7 @@ def _sort_distinct(keys: pa.Table, schema: CollectionSchema) -> pa.Table:
 
 
 def arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:
-    """Return Arrow data as a table of the key columns; None for anything else.
-
-    Raises:
-        SchemaMismatch: it has other columns.
-    """
+    """Return Arrow data as a table of the key columns; None for anything else."""
     if isinstance(keys, pa.RecordBatch):
         keys = pa.Table.from_batches([keys])
     elif not isinstance(keys, pa.Table):
