@@ -177,6 +177,7 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
             SchemaMismatch: a column is unknown, a name taken, a default does not fit, a type is not wider, or a key
                 column may not change so; the message has the remedy.
             NotOneValue: it is to become keyed, and some keys have several values; the first ten are named.
+            InvalidUsage: it is to become keyed, and some of its rows would be tombstones.
             UpdatesBeyondUpper: it is to become keyed, and holds updates that are not sealed.
             SchemaMoved: the collection was evolved since this handle was loaded; load it again, and decide anew.
         """
