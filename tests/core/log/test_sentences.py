@@ -65,7 +65,7 @@ SENTENCES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("mutation", "sentence"), SENTENCES, ids=[sentence for _, sentence in SENTENCES])
 def test_a_record_is_told_in_a_sentence(mutation: Any, sentence: str) -> None:
-    assert mutation.sentence("'c'", lambda time: f"t{time}") == sentence
+    assert mutation.describe("'c'", lambda time: f"t{time}") == sentence
 
 
 def test_a_note_on_no_collection_names_none() -> None:
