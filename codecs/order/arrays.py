@@ -71,8 +71,7 @@ def copy_table(table: pa.Table) -> pa.Table:
 def get_stored_numbers(array: pa.Array, dtype: str | None = None) -> npt.NDArray[Any]:
     """Return the stored numbers of fixed-width values; those of NULLs are arbitrary.
 
-    Args:
-        dtype: of numbers that are narrower than the values, several for each; None for one number of the value's width.
+    `dtype`: of numbers that are narrower than the values, several for each; None for one number of the value's width.
     """
     width = array.type.bit_width // 8
     number = _number_of_width(array.type) if dtype is None else np.dtype(dtype)

@@ -120,8 +120,7 @@ class SortedKeys:
     def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Return the rows of a table that have one of these keys, which are distinct, and the others.
 
-        Args:
-            table: sorted by the columns of these keys, floats canonical; may have more columns.
+        `table`: sorted by the columns of these keys, floats canonical; may have more columns.
         """
         rows = self._find_places(table)
         if not len(rows):

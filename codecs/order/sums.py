@@ -78,8 +78,7 @@ def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
 def sum_runs(diffs: Diffs, firsts: Rows) -> Diffs:
     """Sum each run of diffs; firsts holds the ascending positions where runs begin, the first of them 0.
 
-    Raises:
-        DiffOverflow: when a sum is outside int64.
+    Raises DiffOverflow: when a sum is outside int64.
     """
     largest = max(-int(diffs.min()), int(diffs.max()))
     if largest * len(diffs) <= _INT64_MAX:

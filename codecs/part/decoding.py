@@ -146,8 +146,7 @@ def filtered(table: pa.Table, filter: pc.Expression | None, columns: Sequence[st
 def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
     """Read all of a part whose bytes match its descriptor, even if their contents contradict each other.
 
-    Raises:
-        CorruptBlob: it does not hold the columns of this collection, or not as many rows.
+    Raises CorruptBlob: it does not hold the columns of this collection, or not as many rows.
     """
 
     arrow = schema.arrow

@@ -66,9 +66,6 @@ class CheckedFooter:
         """Return the row groups that may have a matching row, by their statistics.
 
         All of them if the filter may compare with NaN: Arrow would conclude too much. Cost: 0.2 ms.
-
-        Raises:
-            pa.ArrowException: the file does not have a column of the filter.
         """
         if may_compare_with_nan(filter):
             return [*range(len(self.group_rows))]
@@ -108,9 +105,8 @@ def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter
 class GroupFile:
     """A file, or what has some of its row groups where the file has them, open to decode these piece by piece.
 
-    Args:
-        coded: columns that come as dictionaries, if they are of strings or bytes. All others have their types in the
-            schema.
+    `coded`: columns that come as dictionaries, if they are of strings or bytes. All others have their types in the
+    schema.
     """
 
     def __init__(
@@ -257,8 +253,7 @@ class ValueFilter:
     ) -> "ValueFilter | None":
         """Return how to apply a filter with the values of a part; None if it has none of these.
 
-        Raises:
-            CorruptBlob: the entry of its footer is malformed.
+        Raises CorruptBlob: the entry of its footer is malformed.
         """
         if not schema.json:
             return None

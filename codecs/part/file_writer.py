@@ -140,10 +140,6 @@ class FileWriter:
 
         Floats for which statistics would mislead make the file be written again without these, once for a few columns
         and once more for all.
-
-        Raises:
-            InvalidUpdate: a value does not fit its stored type (a timestamp[s] beyond the range of milliseconds, a
-                date64 that is not a whole day, a time32[s] of more than a day).
         """
         misled = misled_columns(group) - self.without_statistics
         if misled:

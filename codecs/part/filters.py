@@ -95,12 +95,7 @@ def _with_both(options: pa.Array) -> pa.Array:
 
 
 def bind_filter(filter: pc.Expression, schema: pa.Schema) -> None:
-    """Raise an error of Arrow unless a filter can be evaluated over columns. It is not evaluated: 20 µs.
-
-    Raises:
-        pa.ArrowException: a column is missing, or values of two types cannot be compared; a TypeError if the
-            filter is not a condition.
-    """
+    """Raise an error of Arrow unless a filter can be evaluated over columns. It is not evaluated: 20 µs."""
     from pyarrow.dataset import Scanner
 
     bound = Scanner.from_batches([], schema=schema, columns={"": filter}).projected_schema

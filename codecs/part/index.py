@@ -276,8 +276,7 @@ class OpenGroups:
     ) -> pa.Table:
         """Return columns of some of the row groups, ascending, or of rows that are chosen from these.
 
-        Raises:
-            CorruptBlob: they are not of a part of this collection.
+        Raises CorruptBlob: they are not of a part of this collection.
         """
         table = decoded(self._part, lambda: self._file.read(numbers, columns, use_threads=use_threads, chosen=chosen))
         check_updates(table, self._part)
@@ -340,9 +339,6 @@ def check_accepted(data: bytes, part: Part, schema: CollectionSchema) -> None:
 
     A part goes through the code that readers use: its descriptor is written and read back, its footer is held against
     the descriptor, and row groups against the index. Nothing is decoded, but for a batch: that is read as readers do.
-
-    Raises:
-        InvalidUpdate: a reader would reject it; the message has the reason.
     """
     try:
         if _descriptor.decode(msgspec.json.encode(part)) != part:

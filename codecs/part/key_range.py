@@ -216,8 +216,7 @@ def parts_within(
 def comparable_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
     """Return the sampled keys of part in comparable form, or None if it has none.
 
-    Raises:
-        CorruptBlob: they are not keys of this schema, or not in order.
+    Raises CorruptBlob: they are not keys of this schema, or not in order.
     """
     written = bytes(part.keys_json)
     types = schema.key_types

@@ -103,9 +103,6 @@ class MappedRows:
         """Verify the checksums of some rows; None means all.
 
         Cost: the checksums of the chunks they are in, about 1 µs for each that no one has checked before.
-
-        Raises:
-            ValueError: they are not.
         """
         if self._is_whole:
             return

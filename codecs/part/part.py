@@ -123,8 +123,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def keys(self) -> list[list[Scalar]] | None:
         """Some whole keys in order, the first and the last among them; None if there are none.
 
-        Raises:
-            CorruptBlob: they are not written as they should be.
+        Raises CorruptBlob: they are not written as they should be.
         """
         keys = self._parsed(self.keys_json, _Keys)
         if keys is not None and len(keys) not in {min(samples, self.rows) for samples in KEY_SAMPLES}:
@@ -151,8 +150,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def lift(self, schema: CollectionSchema) -> Lift | None:
         """Return how the part is read under a schema; None if it was written with this version.
 
-        Raises:
-            CorruptBlob: its schema version does not exist.
+        Raises CorruptBlob: its schema version does not exist.
         """
         if self.schema == schema.version and not schema.is_widened:
             return None
@@ -165,8 +163,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def footer_range(self) -> tuple[int, int]:
         """The bytes `[start, end)` of the footer in the blob.
 
-        Raises:
-            CorruptBlob: there is none, or it has more bytes than all of the blob.
+        Raises CorruptBlob: there is none, or it has more bytes than all of the blob.
         """
         if self.footer is None:
             raise CorruptBlob(self.name, "its descriptor has no footer, so it can only be read as a whole")

@@ -161,11 +161,7 @@ def encode_entry(names: Sequence[str], files: Sequence[tuple[int, int]]) -> byte
 
 
 def read_entry(metadata: Mapping[bytes, bytes], groups: int) -> StoredValues | None:
-    """Return the entry of a footer; None if it has none, or one of a later version.
-
-    Raises:
-        ValueError: it is malformed, or is not of so many row groups.
-    """
+    """Return the entry of a footer; None if it has none, or one of a later version."""
     written = metadata.get(VALUES_KEY.encode())
     if written is None or json.loads(written)["version"] != VALUES_VERSION:
         return None

@@ -153,9 +153,6 @@ class PartStream:
 
         Returns:
             The parts that they complete, in key order.
-
-        Raises:
-            InvalidUpdate: a value that Parquet cannot hold, or a part that readers would not accept.
         """
         if table.num_rows:
             self._pending.append(table)

@@ -41,12 +41,7 @@ _TICKS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_
 
 
 def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedArray:
-    """Return the column in type `target`; itself, without a copy, when it has that type already.
-
-    Raises:
-        SchemaMismatch: the types are of different families.
-        InvalidUpdate: a value would change, or Parquet could not hold it.
-    """
+    """Return the column in type `target`; itself, without a copy, when it has that type already."""
     column = _strip_extension(column)
     source = column.type
     if source.equals(target, check_metadata=True):

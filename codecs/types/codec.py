@@ -155,8 +155,7 @@ class Json(Codec[Any]):
     def decode(self, stored: Any) -> Any:
         """Return the value of a text; None for NULL, which `encode` never returns.
 
-        Raises:
-            Corruption: `encode` never returns such a text: not JSON, NaN, an integer of thousands of digits.
+        Raises Corruption: `encode` never returns such a text: not JSON, NaN, an integer of thousands of digits.
         """
         try:
             return None if stored is None else json.loads(stored, parse_constant=_refuse_constant)

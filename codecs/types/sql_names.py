@@ -19,8 +19,7 @@ def sql_name(name: str) -> str:
 def check_sql_names(collection: str, schema: pa.Schema) -> None:
     """Raise InvalidUsage if SQL would take two columns, or two fields of a struct, for one.
 
-    Args:
-        collection: what the message calls the table.
+    `collection`: what the message calls the table.
     """
     alike = _alike(schema, "")
     if alike is not None:

@@ -68,9 +68,6 @@ def to_array(values: _Values, t: pa.DataType, where: str) -> pa.Array:
         values: Python values, None for NULL.
         t: a plain supported type.
         where: what the column is, for messages, such as "field 'amount'".
-
-    Raises:
-        InvalidUpdate: a value the type does not take; the message names the index of the first one.
     """
     try:
         check_values(values, t)

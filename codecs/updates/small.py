@@ -34,8 +34,7 @@ Column = list[Any]
 class SmallUpdates:
     """Updates in columns as in `CollectionSchema.arrow`; every value is certain to convert, and no diff is 0.
 
-    Attributes:
-        bytes: roughly what they occupy.
+    `bytes`: roughly what they occupy.
     """
 
     columns: list[Column]

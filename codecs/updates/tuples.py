@@ -53,9 +53,6 @@ def from_tuples(
 
     NULL times and diffs are refused; the range of times is not checked here. If to_times is set, it first converts
     times that are not numbers.
-
-    Raises:
-        InvalidUpdate: a tuple of another shape, or a value its field cannot hold; names the tuple's index.
     """
     rows = data if isinstance(data, (list, tuple)) else list(data)
     if not rows:
@@ -353,8 +350,7 @@ def as_dict(record: Any) -> Mapping[Any, Any]:
 def describe_lacking_columns(names: Iterable[str], null: str = "None") -> str:
     """Return an error for a row that lacks columns, with a remedy.
 
-    Args:
-        null: how NULL is written where the row comes from.
+    `null`: how NULL is written where the row comes from.
     """
     first, *more = names
     them = f"the columns {', '.join(map(repr, [first, *more]))}" if more else f"the column {first!r}"

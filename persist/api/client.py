@@ -245,7 +245,6 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         (extra `sql`). `docs/use/views-sql.md` lists the supported SQL.
 
         Args:
-            name: as of `create_or_load`.
             sql: a SELECT.
             key: columns of the answer that become the collection's key; None for what the query groups by, if that is
                 among its columns, or else all of them.
@@ -362,7 +361,6 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
             tables: the identifier in the catalog for each collection, by its name: `{"orders": "shop.orders"}`.
             catalog: a catalog of pyiceberg, or its name in the configuration of pyiceberg.
             as_of: None means the latest time that all of them have sealed.
-            digest: as for `Collection.publish`.
 
         Raises:
             Unavailable: the catalog did not take the versions, which are published: publish again.
@@ -386,7 +384,6 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
 
         Args:
             token: names the commit, as in `Collection.write`; every collection it touches remembers it.
-            allow_future, message, metadata: as in `Collection.write`.
         """
         options = WriteOptions(token=token, allow_future=allow_future, message=message, metadata=metadata)
         return MultiWrite(Commit(self.engine, options))

@@ -129,7 +129,6 @@ class CreatingCalls:
         create it at once, one does, and the rows of the other are written to what that one created.
 
         Args:
-            name: as for `create_or_load`.
             rows: as for `Collection.write`. To create a collection, they must have names and types: a frame, a table,
                 dicts. A column that holds nothing but NULL becomes one of strings. No row deletes: None in a tuple is
                 NULL, and a column `_deleted` is refused. A collection that has one is only appended to, or overwritten.

@@ -87,7 +87,6 @@ class ReadingTogether:
             collections: of this client, each with the time after which its changes are returned. None means all
                 changes, or with contents the latest sealed time.
             contents: begin with the contents of all of them as of their times, taken at one point of the log.
-            times: as in `Collection.changes`.
             timeout_s: with contents, how long to wait for the times to be sealed; None waits without limit.
 
         Raises:

@@ -98,8 +98,7 @@ _work: ContextVar[LimitedWork | None] = ContextVar("persist_work", default=None)
 def limit_work(timeout_s: float | None, memory_limit: int | None) -> Iterator[LimitedWork]:
     """Let the work in this block end with an error at a limit, where it calls `check_limits`.
 
-    Args:
-        memory_limit: bytes that this process may take more than when the block began.
+    `memory_limit`: bytes that this process may take more than when the block began.
     """
     for name, limit in (("timeout_s", timeout_s), ("memory_limit", memory_limit)):
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0):

@@ -157,11 +157,7 @@ def open_storage(
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> Storage:
-    """Return the store at location, or the passed one, in its wrappers.
-
-    Raises:
-        InvalidUsage: the location, an option or a setting does not fit.
-    """
+    """Return the store at location, or the passed one, in its wrappers."""
     settings, clock = settings or Settings(), clock or SystemClock()
     metered = MeteredBlob(_open(location, options, settings.retry_s))
     retry_s = settings.retry_s

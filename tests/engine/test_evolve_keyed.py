@@ -277,6 +277,17 @@ def test_a_key_that_is_null_in_all_fields_stands_against_it(client: persist.Clie
         users.evolve(keyed=persist.Keyed())
 
 
+def test_a_row_that_would_become_a_tombstone_stands_against_it(client: persist.Client) -> None:
+    users = client.create_or_load("users", key=KEY, value={"at": int, "gone": bool})
+    users.write([(1, (1, True)), (2, (2, False)), (3, (3, None))]).result()
+    users.delete([1]).result()
+    sealed = users.snapshot(0).to_pylist()
+    with pytest.raises(persist.InvalidUsage, match=r"column 'gone' would vanish .* such as the key \(1,\) at time 0"):
+        users.evolve(keyed=persist.Keyed(order_by=["at"], tombstone="gone"))
+    users.evolve(add={"dead": bool}, keyed=persist.Keyed(order_by=["at"], tombstone="dead"))
+    assert [{**row, "dead": None} for row in sealed] == users.snapshot(0).to_pylist()
+
+
 def test_what_is_not_sealed_stands_against_it(client: persist.Client) -> None:
     users = client.create_or_load("users", key=KEY, value={"city": pa.string()})
     users.write([((1, "a"), 0, 1)]).result()

@@ -21,6 +21,9 @@ class Collection(
 
     It stands for that very collection, by id: after `drop`, it never becomes a new one of the same name.
 
+    An argument means the same in all calls: `write` explains `token`, `allow_future`, `message` and `metadata`;
+    `snapshot` explains `where` and `schema`, and `changes` explains `times`.
+
     Attributes:
         handle: the operations on the collection, for the rest of the package.
         id: unique in the location, for ever.

@@ -172,12 +172,12 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
             keyed: make the collection keyed: from now on it takes events, and no updates. It must have one value per
                 key at every time that can be read, and nothing that is not sealed. Cost: reading it.
             properties: texts by name, as `describe` takes them, in the same commit.
-            message, metadata: as for `write`.
 
         Raises:
             SchemaMismatch: a column is unknown, a name taken, a default does not fit, a type is not wider, or a key
                 column may not change so; the message has the remedy.
             NotOneValue: it is to become keyed, and some keys have several values; the first ten are named.
+            InvalidUsage: it is to become keyed, and some of its rows would be tombstones.
             UpdatesBeyondUpper: it is to become keyed, and holds updates that are not sealed.
             SchemaMoved: the collection was evolved since this handle was loaded; load it again, and decide anew.
         """

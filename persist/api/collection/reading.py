@@ -205,12 +205,10 @@ class ReadingCalls(CollectionBase):
         Args:
             start, until: the bounds, as numbers, frontiers or, if the collection has a timeline, moments. Until None
                 means all that is sealed; then start may be at the collection's upper, which gives no update.
-            where: as for `snapshot`.
             form: "updates" (each update with its `_diff`) or "transitions": what became of keys at each time. A row has
                 `_change`, which is "insert", "update" or "delete", the new values, and the old ones as `_old_…`.
             times: "timestamp" gives `_time` as timestamps in UTC of the collection's timeline, "int" as numbers; None
                 gives timestamps if there is a timeline.
-            schema: as for `snapshot`.
             timeout_s: how long to wait for `until - 1` to be sealed, if it is not; None waits without limit.
 
         Raises:
@@ -248,7 +246,6 @@ class ReadingCalls(CollectionBase):
         Args:
             first, second: times, moments, tags or "latest", in any order.
             columns: the value columns that are compared and shown; None means all of them.
-            where: as for `snapshot`.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: one of the times cannot be read.
@@ -283,7 +280,6 @@ class ReadingCalls(CollectionBase):
 
         Args:
             as_of: updates after this time are returned; None returns all, from the first time on.
-            times: as in `changes`.
 
         Raises:
             AsOfCompacted: as_of is before since, or None and since is not 0 any more.
@@ -303,7 +299,6 @@ class ReadingCalls(CollectionBase):
 
         Args:
             as_of: the time; None means the latest sealed one.
-            times: as in `changes`.
             timeout_s: how long to wait for as_of to be sealed, if it is not; None waits without limit.
 
         Raises:
@@ -322,7 +317,6 @@ class ReadingCalls(CollectionBase):
 
         Args:
             name: the consumer's; a hold of that name that was taken by hand counts as acknowledged up to its time.
-            times: as in `changes`.
         """
 
         moments = self.handle.moments(times)

@@ -65,8 +65,6 @@ class KeyedCalls(CollectionBase):
                 the key is deleted. Events without a time get the time of the commit, which seals them.
             time: one time for all events, or the name of the column with the time of each; as for `write`.
             seal: the upper to seal to, where the times are named. With nothing pending before it, that is one commit.
-            token, message, metadata: as for `write`.
-            allow_future: as for `write`.
             late: the treatment of events at sealed times and below the late bound. "raise" refuses all events;
                 "collect" leaves the late ones out, and returns them, with `_reason`, as `late` of the future.
 
@@ -228,7 +226,6 @@ class WritingCalls(KeyedCalls):
                 name of the column with the time of each row.
             missing: what becomes of a row whose key holds nothing: "error" refuses all rows, and names some keys;
                 "insert" inserts it, with the default or NULL in columns that it lacks; "ignore" leaves it out.
-            token, allow_future, message, metadata: as for `write`.
 
         Returns: a future, as `overwrite`.
 
@@ -271,7 +268,6 @@ class WritingCalls(KeyedCalls):
             multiset: let keys have several rows, if the collection is not keyed.
             token: as for `write`: of an overwrite that was done before, with the same rows, time and filter, nothing is
                 done again, though its time is sealed.
-            message, metadata: as for `write`.
 
         Returns:
             a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if time is set and
@@ -311,8 +307,6 @@ class WritingCalls(KeyedCalls):
                 is keyed and its events are ordered, rows with the key and the columns of order_by.
             where: instead of keys, a condition that is true for what to retract; as for `overwrite`.
             time: of the retractions; as for `overwrite`.
-            token: as for `overwrite`.
-            message, metadata: as for `write`.
 
         Returns, raises: as `overwrite`.
         """
@@ -340,7 +334,6 @@ class WritingCalls(KeyedCalls):
         Args:
             as_of: a sealed time, a moment, or a tag, that is not compacted away.
             time: of the change; None means the time of the commit. Then it is computed again while others come first.
-            token, allow_future, message, metadata: as for `overwrite`.
 
         Returns: a future, as `overwrite`.
 
@@ -364,7 +357,6 @@ class WritingCalls(KeyedCalls):
 
         Args:
             upper: a time, a moment, "now", or a frontier.
-            expected_upper, allow_future: as for `write`.
 
         Returns:
             a future that resolves when the seal is durable, or to `FrontierRegression` if upper is behind the

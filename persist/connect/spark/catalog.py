@@ -89,7 +89,6 @@ def catalog(
             was created with it.
         location: as in `persist.open`; the driver and all executors can reach it.
         name: of the catalog.
-        storage_options: as in `persist.open`.
     """
     place = {"": CATALOG, ".location": resolve_for_tasks(location)}
     needed = {"spark.jars": str(find_jar()), "spark.sql.extensions": EXTENSIONS}

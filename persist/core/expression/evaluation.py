@@ -159,11 +159,7 @@ def _evaluate_part(expression: Term, columns: Mapping[str, pa.Array], kind: pa.D
 
 
 def infer_type(expression: Term, schema: pa.Schema, operator: str) -> pa.DataType:
-    """Return the type of an expression over columns of a schema.
-
-    Raises:
-        SchemaMismatch: a column is missing, or a function does not take the types; the error names operator.
-    """
+    """Return the type of an expression over columns of a schema."""
 
     def checked(term: Term) -> Value:
         """Evaluate a term on empty columns of the schema."""

@@ -44,12 +44,7 @@ DuckDBCall = tuple[str, Sequence[Any], pa.DataType]  # Text, columns, type.
 
 
 def compute_by_duckdb(text: str, *arguments: Any) -> pa.Array:
-    """Return the value of an expression for each row of some columns; the last argument is its type.
-
-    Raises:
-        InvalidUsage: DuckDB is not installed, or is another version.
-        ValueError: DuckDB raises on a row.
-    """
+    """Return the value of an expression for each row of some columns; the last argument is its type."""
     *columns, kind = arguments
     return compute_together([(text, columns or [pa.nulls(1, pa.int8())], kind)])[0]  # Constants have one value.
 
@@ -81,8 +76,7 @@ def compute_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
 def _renumber(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
     """Renumber the columns `$1`, `$2` … of an expression; leave its constants as they are.
 
-    Args:
-        columns: the number of each, and whether it is of intervals, which are structs in Arrow.
+    `columns`: the number of each, and whether it is of intervals, which are structs in Arrow.
     """
     names = {}
     for old, (new, is_interval) in enumerate(columns, 1):

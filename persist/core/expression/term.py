@@ -83,11 +83,7 @@ class Lit(Term):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call(Term):
-    """A function of other terms, with constant options.
-
-    Attributes:
-        at: where it is in the text of a query, for messages.
-    """
+    """A function of other terms, with constant options. `at`: where it is in the text of a query, for messages."""
 
     function: str
     arguments: tuple[Term, ...]
@@ -199,8 +195,7 @@ def _build_reflected(function: str) -> _Binary:
 class Expression:
     """A value for each record. Combine it with operators and methods; `==` also builds an expression.
 
-    Attributes:
-        term: its term, for evaluators.
+    `term`: its term, for evaluators.
     """
 
     __slots__ = ("term",)
@@ -400,11 +395,7 @@ def lit(value: Any, kind: pa.DataType | None = None) -> Expression:
 
 
 def to_term(value: Any) -> Term:
-    """Return the term of an expression, or of a constant; a term is returned as it is.
-
-    Raises:
-        InvalidUsage: it is neither, and cannot be a constant.
-    """
+    """Return the term of an expression, or of a constant; a term is returned as it is."""
     return value if isinstance(value, Term) else lit(value).term
 
 

@@ -57,8 +57,7 @@ def event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Field, .
 def events_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> CollectionSchema:
     """Return the schema of parts that hold events of a collection.
 
-    Args:
-        fields: of an event besides its key. In a collection that has evolved, these are its value fields.
+    `fields`: of an event besides its key. In a collection that has evolved, these are its value fields.
     """
     if schema.version == 1 and not schema.known:
         return _events_schema(schema.key, fields, schema.timeline)
@@ -167,9 +166,8 @@ class Prepared:
 def prepare_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Prepared:
     """Return events ready to be resolved.
 
-    Args:
-        events: rows of `persist.core.keyed.events`, floats canonical, the events of each key in the order of their
-            arrival.
+    `events`: rows of `persist.core.keyed.events`, floats canonical, the events of each key in the order of their
+    arrival.
     """
     names = list(schema.key_names)
     events = events.drop_columns([SEQ, "_diff"]).combine_chunks()
@@ -226,8 +224,7 @@ def has_column(text: str, at: int) -> bool:
 def resolve_to_updates(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:
     """Return the updates that events amount to, not consolidated.
 
-    Args:
-        present: the rows that the keys hold, in any order.
+    `present`: the rows that the keys hold, in any order.
     """
     names = [*prepared.schema.names]
     present = present.select(names)
@@ -274,8 +271,7 @@ def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
 def _by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], names: Sequence[str]) -> Ints:
     """Return the order of events with ties sorted by their values, and deletions before them.
 
-    Args:
-        starts: bool[n]: whether an event, in that order, does not tie with the one before it.
+    `starts`: bool[n]: whether an event, in that order, does not tie with the one before it.
     """
     is_tied = ~starts
     is_tied[:-1] |= ~starts[1:]

@@ -107,11 +107,7 @@ def _are_names(names: Any) -> bool:
 
 
 def build_form(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
-    """Return a declaration as it is stored, after checking that it fits a schema.
-
-    Raises:
-        SchemaMismatch: it does not; the message names the column.
-    """
+    """Return a declaration as it is stored, after checking that it fits a schema."""
     if not schema.key_names:
         raise SchemaMismatch("a keyed collection needs a key: give key= at least one column")
     if reserved := [name for name in (*schema.names,) if name in RESERVED]:
@@ -343,9 +339,6 @@ def find_machine(form: KeyedForm, given: Machine | None, collection: str) -> Mac
     Args:
         given: the user's machine.
         collection: its name, for messages.
-
-    Raises:
-        SchemaMismatch: that is another one than is stored.
     """
     stored = form.machine
     if given is not None and machine_form(given) != stored:

@@ -94,10 +94,6 @@ def to_events(
         machine: of the collection, if it is none of those in the box.
         may_delete: None in a tuple deletes the key; otherwise it is the value NULL.
         columns: the value columns that must not be NULL where the schema says so; None for all.
-
-    Raises:
-        SchemaMismatch: a column is missing, unexpected, or of a type that does not convert.
-        InvalidUpdate: a value does not fit, a key is NULL, or a deletion cannot be marked as one; names the event.
     """
     fields = event_fields(schema, form)
     if form.fields is None:
@@ -183,8 +179,7 @@ class _Needed:
     def check(self, rows: pa.Table, deleted: pa.ChunkedArray, unchanged: "Mapping[str, pa.Array]") -> None:
         """Raise InvalidUpdate for the first event without a value that it must have.
 
-        Args:
-            unchanged: by column, which events leave it as it is.
+        `unchanged`: by column, which events leave it as it is.
         """
         for name in self.live:
             if not rows[name].null_count:

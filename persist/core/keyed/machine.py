@@ -98,9 +98,6 @@ class Machine(Protocol):
         """Return the fields of an event besides its key, of which none is called `_time`, `_seq`, `_deleted`, `_diff`.
 
         Names that are also columns of the collection may have other types here, but not the names in `order_by`.
-
-        Raises:
-            SchemaMismatch: a collection of that schema cannot have this machine; called when it is created.
         """
 
     def step(self, touched: Touched) -> pa.Table:

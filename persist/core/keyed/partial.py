@@ -71,10 +71,6 @@ def to_partial_events(
     Args:
         data: dicts, which may have different columns; tables, frames and streams of these.
         missing: what becomes of a row if its key holds nothing.
-
-    Raises:
-        SchemaMismatch, InvalidUpdate: as `to_events`; or a row lacks a key column.
-        InvalidUsage: missing is not one of the policies.
     """
     if missing not in get_args(Missing):
         raise InvalidUsage(f'missing={missing!r} is not a policy for missing keys: use "error", "insert" or "ignore"')
@@ -278,8 +274,7 @@ def _group_setters(
 ) -> dict[str, Flags]:
     """Return for each column of a group whether the event at each place sets it.
 
-    Args:
-        is_known: whether the key may hold something; counts: whether the event changes the first unit.
+    `is_known`: whether the key may hold something; counts: whether the event changes the first unit.
     """
     setters = dict[str, Flags]()
     for group in form.groups:
@@ -315,9 +310,6 @@ def complete_events(
         name: of the collection, for errors.
         find_floor: returns the least order that a tombstone must have to count; called if it may matter.
         on_refused: called with the events that a policy refuses, which are left out then.
-
-    Raises:
-        InvalidUsage: a key holds several rows; or it holds none, and the policy for that is "error".
     """
     is_partial = GIVEN in ready.events.column_names
     if not (is_partial or form.groups) or not len(ready.events):

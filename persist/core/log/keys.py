@@ -55,9 +55,6 @@ def check_keys(append: BringsParts) -> list[str]:
     """Check that a mutation's blobs are uploads of its collection; return their keys.
 
     Shared parts of a clone are not among them.
-
-    Raises:
-        ValueError: a key is another one, or a part has no bytes, or twice.
     """
     named = check_parts(append.collection, append.parts, get_shared_folders(append))
     keys = [key for key in named if collection_part(key) == append.collection]
@@ -89,11 +86,7 @@ def get_shared_folders(mutation: BringsParts) -> tuple[str, ...]:
 
 
 def check_parts(collection: str, parts: Iterable[Part], folders: Iterable[str] = ()) -> list[str]:
-    """Check that parts are uploads of a collection; return keys of those not inline.
-
-    Raises:
-        ValueError: a key is not an upload to the collection or to one of folders.
-    """
+    """Check that parts are uploads of a collection; return keys of those not inline."""
     keys, uploaded_to = [], (collection, *folders)
     for part in parts:
         if bool(part.blob) == bool(part.inline):
@@ -186,8 +179,7 @@ def part_key(collection: str, seqno: int) -> str:
 def vectors_key(collection: str, seqno: int, size: int | None = None) -> tuple[str, uuid.UUID]:
     """Return a new key for deletion vectors, and the id in it.
 
-    Args:
-        size: of the blob, below 2**32, for `size_of_vectors`; None if nobody asks for it.
+    `size`: of the blob, below 2**32, for `size_of_vectors`; None if nobody asks for it.
     """
     id_ = uuid.uuid4()
     if size is not None:

@@ -368,8 +368,7 @@ class AdvanceLateBound(CollectionMutation, frozen=True, tag="late_bound"):
 class Evolve(CollectionMutation, frozen=True, tag="evolve"):
     """Make the next version of the schema, from the one before it.
 
-    Attributes:
-        keyed: how the collection resolves events from now on, if it was not keyed before.
+    `keyed`: how the collection resolves events from now on, if it was not keyed before.
     """
 
     is_alone: ClassVar[bool] = True

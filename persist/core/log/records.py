@@ -142,8 +142,7 @@ class RecordReader:
     def read_after(self, applied: Callable[[], int], last: float) -> Iterator[Record]:
         """Yield the next records up to `last`. The caller applies each before the next.
 
-        Args:
-            applied: returns the seqno of the last applied record; another thread may apply some.
+        `applied`: returns the seqno of the last applied record; another thread may apply some.
         """
         yielded, slots = 0, AHEAD_FIRST
         while applied() < last:

@@ -56,8 +56,7 @@ class ColumnAbout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The description of a location or a collection; columns are identified by their ids.
 
-    Attributes:
-        version: how often it was changed.
+    `version`: how often it was changed.
     """
 
     comment: str = ""
@@ -154,11 +153,7 @@ def add_tokens(
 
 
 def update_archives(archives: Archives | None, step: kinds.Tokens) -> Archives | None:
-    """Return the token archives of a collection after a commit.
-
-    Raises:
-        ValueError: `plan_archiving` does not make such a step.
-    """
+    """Return the token archives of a collection after a commit."""
     archiving, stored = step.archiving, () if archives is None else archives.stored
     if archiving is None:
         if step.unused:
@@ -269,8 +264,7 @@ class LastBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def is_batch_repeated(queries: Mapping[str, LastBatch], step: kinds.Batch) -> bool:
     """Return whether a batch of a streaming query was committed before.
 
-    Raises:
-        QueryMismatch: its query may not commit this batch now.
+    Raises QueryMismatch: its query may not commit this batch now.
     """
     last = queries.get(step.query)
     if last is None:
@@ -287,8 +281,7 @@ def is_batch_repeated(queries: Mapping[str, LastBatch], step: kinds.Batch) -> bo
 def record_batch(queries: Mapping[str, LastBatch], step: kinds.Batch) -> dict[str, LastBatch]:
     """Return the last batch of each query after a step.
 
-    Raises:
-        QueryMismatch: as `is_batch_repeated`; or the batch was committed and `again` is not set.
+    Raises QueryMismatch: as `is_batch_repeated`; or the batch was committed and `again` is not set.
     """
     if is_batch_repeated(queries, step) != step.again:
         raise QueryMismatch(step.query, step.batch, step.batch, None)

@@ -116,11 +116,7 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
 def load_form(contents: CollectionState, schema: CollectionSchema, *, resolves: bool = True) -> KeyedForm | None:
     """Return how contents resolve events, with the column names of a schema.
 
-    Args:
-        resolves: whether events are to be resolved. A reader needs no watermarks.
-
-    Raises:
-        SchemaMismatch: that version lacks a column that is needed.
+    `resolves`: whether events are to be resolved. A reader needs no watermarks.
     """
     if contents.keyed is None or schema.version == len(contents.earlier) + 1:
         return contents.keyed
@@ -156,12 +152,7 @@ def _rename_form_columns(form: KeyedForm, before: CollectionSchema, after: Colle
 
 
 def evolve_form(contents: CollectionState, after: CollectionSchema) -> KeyedForm | None:
-    """Return how contents resolve events under another version of their schema.
-
-    Raises:
-        SchemaMismatch: the declaration does not fit it.
-        InvalidUsage: the events have columns of their own, which are not in the schema.
-    """
+    """Return how contents resolve events under another version of their schema."""
     form = contents.keyed
     if form is None:
         return None
@@ -237,11 +228,7 @@ def make_keyed(contents: CollectionState, form: KeyedForm) -> CollectionState:
 
 
 def get_keyed_form(contents: CollectionState) -> KeyedForm:
-    """Return how contents resolve events.
-
-    Raises:
-        NotKeyed: they do not.
-    """
+    """Return how contents resolve events. Raises NotKeyed: they do not."""
     if contents.keyed is None:
         raise NotKeyed(contents.name)
     return contents.keyed
@@ -339,8 +326,7 @@ def resolve_events(contents: CollectionState, step: kinds.Resolve) -> Collection
 def seal_contents(contents: CollectionState, upper: Frontier) -> CollectionState:
     """Return contents sealed to upper, which is not behind the present one.
 
-    Raises:
-        PendingEvents: events before upper are pending, and are to be resolved with the seal.
+    Raises PendingEvents: events before upper are pending, and are to be resolved with the seal.
     """
     after = msgspec.structs.replace(contents, upper_times=upper)
     if contents.keyed is None:
@@ -373,8 +359,7 @@ def apply_late_bound(contents: CollectionState, step: kinds.AdvanceLateBound) ->
 def _apply_watermarks(contents: CollectionState, watermarks: Watermarks | None) -> CollectionState:
     """Return contents with the late bound that the watermarks of events imply.
 
-    Raises:
-        LateEvents: the least of them is below the late bound.
+    Raises LateEvents: the least of them is below the late bound.
     """
     if watermarks is None:
         return contents

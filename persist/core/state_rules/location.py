@@ -170,8 +170,7 @@ def _grant_lease(control: LocationState, mutation: kinds.GrantLease, _: int) -> 
 def _end_lease(control: LocationState, mutation: kinds.EndLease, _: int) -> LocationState:
     """Return control without a lease, if it is there. The caller releases its holds.
 
-    Raises:
-        Conflict: it was renewed meanwhile.
+    Raises Conflict: it was renewed meanwhile.
     """
     lease = control.leases.get(mutation.lease)
     if lease is None:
@@ -205,11 +204,7 @@ def _void_uploads(control: LocationState, mutation: kinds.VoidUploads, seqno: in
 
 
 def _take_over(control: LocationState, mutation: kinds.TakeOver, seqno: int) -> LocationState:
-    """Return control after a `TakeOver`; nothing changes if an earlier one refuses.
-
-    Raises:
-        ValueError: it names no checkpoint before its own record.
-    """
+    """Return control after a `TakeOver`; nothing changes if an earlier one refuses."""
     checkpoint = mutation.checkpoint
     checkpoint_at = checkpoint_seqno(checkpoint.blob)
     if checkpoint_at is None or checkpoint_at >= seqno:

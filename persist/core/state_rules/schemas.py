@@ -26,11 +26,7 @@ from persist.core.state_rules.keyed_rules import evolve_form, make_keyed
 
 
 def load_schema_version(contents: CollectionState, version: int) -> CollectionSchema:
-    """Return a version of a collection's schema, which knows all others.
-
-    Raises:
-        SchemaMismatch: there is none of that number.
-    """
+    """Return a version of a collection's schema, which knows all others."""
     newest = contents.schema
     schema = next((known_schema for known_schema in newest.known or (newest,) if known_schema.version == version), None)
     if schema is None or type(version) is not int:
@@ -150,11 +146,7 @@ def build_schema_moved(contents: CollectionState, base_version: int, own_changes
 
 
 def check_writable_version(contents: CollectionState, version: int) -> None:
-    """Check that updates of a schema version may still be written.
-
-    Raises:
-        SchemaMismatch: they mean something else under the newest version, or nothing.
-    """
+    """Check that updates of a schema version may still be written."""
     if version == len(contents.earlier) + 1:
         return
     newest = contents.schema

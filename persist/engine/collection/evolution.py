@@ -23,7 +23,7 @@ from persist.codecs.types.python_types import field_types
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.types.widening import may_overflow, widen_column
 from persist.core.errors import InvalidUsage, NotOneValue, Superseded, UpperMismatch
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import dead_filter, event_fields, events_schema
 from persist.core.keyed.form import Keyed, build_form, find_machine
 from persist.core.log import kinds as record_kinds
 from persist.core.log.fields import KeyedForm, Words
@@ -34,7 +34,12 @@ from persist.core.state_rules.keyed_rules import check_new_names
 from persist.core.state_rules.schemas import attach_versions, build_schema_moved, check_made_from_newest
 from persist.engine.collection.descriptions import get_newest_ids
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.engine.read.keyed.key_history import keys_with_less_than_none, keys_with_null, keys_with_several
+from persist.engine.read.keyed.key_history import (
+    find_keys,
+    keys_with_less_than_none,
+    keys_with_null,
+    keys_with_several,
+)
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step
@@ -51,14 +56,25 @@ def parse_declaration(keyed: Any, schema: CollectionSchema) -> KeyedForm:
 
 
 def check_one_value(
-    handle: CollectionHandle, contents: CollectionState, keyed: Keyed, form: KeyedForm
+    handle: CollectionHandle, contents: CollectionState, then: CollectionState, keyed: Keyed, form: KeyedForm
 ) -> ExpectNothingBeyondUpper:
     """Check that a collection has one value per key; return the condition under which that stays true.
 
-    Raises NotOneValue: some keys have several, or are NULL; the first ten are named.
+    Args:
+        then: the contents when they are keyed.
+
+    Raises:
+        NotOneValue: some keys have several, or are NULL; the first ten are named.
+        InvalidUsage: some rows would be tombstones, which no read shows.
     """
     machine = find_machine(form, keyed.machine, handle.name)
     reader = handle.engine.reader()
+    if form.tombstone is not None and (dead := next(find_keys(then, dead_filter(then.schema, form), reader), None)):
+        raise InvalidUsage(
+            f"the rows of {handle.name!r} that are tombstones by the column {form.tombstone!r} would vanish from all "
+            f"times, such as the key {dead[0]} at time {dead[1]}: declare another column, or write the changes into a "
+            "new keyed collection"
+        )
     if nulls := [*islice(keys_with_null(contents, reader), KEYS_NAMED)]:
         raise NotOneValue(handle.name, nulls, are_null=True)
     for keys_with in (keys_with_several, keys_with_less_than_none):
@@ -128,7 +144,9 @@ def _evolve(
     form = None if evolution.keyed is None else parse_declaration(evolution.keyed, after)
     step = record_kinds.Evolve(handle.id, after.to_json(), form)
     then = apply_step(contents, step)  # Raise rule violations before anything is read.
-    steps: list[Step] = [step] if form is None else [check_one_value(handle, contents, evolution.keyed, form), step]
+    steps: list[Step] = (
+        [step] if form is None else [check_one_value(handle, contents, then, evolution.keyed, form), step]
+    )
     if risky := _find_risky(schema_before, after):
         _check_fits(handle, contents, schema_before, risky)
         steps.insert(0, ExpectParts(handle.id, contents.next_number))

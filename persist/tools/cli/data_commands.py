@@ -17,6 +17,7 @@ from persist.tools.cli.listing import Listing, make_column, make_time_column
 from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.read_commands import AsOf, Columns, Where, build_read_arguments
 from persist.tools.cli.text import print_json, print_remark, print_text
+from persist.tools.cli.write_commands import OrderBy, Ties, Tombstone, make_keyed_form
 from persist.tools.reports.times import make_time_format
 
 TOKEN_VARIABLE, WRITE_TOKEN_VARIABLE = "PERSIST_SERVE_TOKEN", "PERSIST_SERVE_WRITE_TOKEN"
@@ -36,15 +37,9 @@ def evolve(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="What older records have in an added column.")
     ] = None,
     keyed: Annotated[bool, typer.Option("--keyed", help="From now on it takes events by upsert.")] = False,
-    order_by: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="With --keyed: of two events, the later by this.")
-    ] = None,
-    tombstone: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="With --keyed: says that a key is deleted.")
-    ] = None,
-    ties: Annotated[
-        str, typer.Option(help='With --keyed: of events that are equal in order, "last" to arrive or "greatest" value.')
-    ] = "last",
+    order_by: OrderBy = None,
+    tombstone: Tombstone = None,
+    ties: Ties = "last",
 ) -> int:
     """Change the schema for every reader and every time from now on; no data is rewritten."""
     from persist.tools.cli.columns import parse_named_type
@@ -52,9 +47,7 @@ def evolve(
     names = dict(_parse_pair(renaming) for renaming in rename or [])
     if not (add or drop or names or widen or keyed):
         raise persist.InvalidUsage("say what is to change: --add, --drop, --rename, --widen or --keyed")
-    if not keyed and (order_by or tombstone is not None or ties != "last"):
-        raise persist.InvalidUsage("--order-by, --tombstone and --ties go with --keyed")
-    form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties}
+    form = make_keyed_form(keyed, order_by, tombstone, ties)
     added = dict(map(parse_named_type, add or []))
     with at.open_writer() as client:
         loaded = client.load(collection)
@@ -64,7 +57,7 @@ def evolve(
             drop=drop or [],
             rename=names,
             widen=dict(map(parse_named_type, widen or [])),
-            keyed=persist.Keyed(**form) if keyed else None,
+            keyed=form,
         )
         columns = {name: str(loaded.schema.arrow.field(name).type) for name in loaded.schema.columns}
         report_done(

@@ -119,14 +119,13 @@ def log(
     at: Place,
     collection: Annotated[str | None, typer.Option("--collection", "-c", help="Only records about this one.")] = None,
     last: Annotated[int, typer.Option("--last", "-n", min=1, max=100_000, help="How many records.")] = 20,
-    before: Annotated[int | None, typer.Option(min=0, help="Only records before this seqno.")] = None,
 ) -> int:
     """Show the newest records of the log as a person reads them, the oldest of them first."""
-    from persist.tools.cli.portrait import RecordTexts, read_records_before
+    from persist.tools.cli.portrait import RecordTexts, read_last_records
 
     with at.open_reader() as client:
         id_ = None if collection is None else client.load(collection).id
-        records, is_cut = read_records_before(client, before, last, id_)
+        records, is_cut = read_last_records(client, last, id_)
         teller = RecordTexts(client)
         did = [teller.sentences(record) for record in records]
     for record, sentences in zip(records, did, strict=True):

@@ -50,7 +50,6 @@ class Plan:
     diff: int | None = None
     seal: int | str | None = None
     token: str | None = None
-    piece_rows: int = PIECE_ROWS
     skip_bad: bool = False
     late: str | None = None
     allow_future: bool = False
@@ -128,13 +127,13 @@ def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, p
         return LoadResult(
             rows, skipped, int(bool(rows) and not done_before), int(done_before), future.result(), future.time
         )
-    pieces = max(1, -(-rows // plan.piece_rows))
+    pieces = max(1, -(-rows // PIECE_ROWS))
     is_ours = plan.token is None  # Our own token identifies the contents. For other tokens, the library compares that.
     if is_ours and _has_token(handle, contents, f"{token}/{pieces - 1}"):
         return LoadResult(rows, skipped, 0, pieces, None)
     earlier_commits, seqno = sum(_has_token(handle, contents, f"{token}/{n}") for n in range(pieces)), None
     with task("write", file.name, total=rows) as done:
-        for n, piece in enumerate(_resize_pieces(read_pieces(file, columns, Misfits()), plan.piece_rows)):
+        for n, piece in enumerate(_resize_pieces(read_pieces(file, columns, Misfits()), PIECE_ROWS)):
             seal = plan.seal if n == pieces - 1 else None
             if not is_ours or not _has_token(handle, contents, f"{token}/{n}"):
                 seqno = _write_piece(collection, piece, plan, f"{token}/{n}", seal)
@@ -190,7 +189,7 @@ def _resize_pieces(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
 def _build_token(collection: "persist.Collection", file: RowFile, plan: Plan) -> str:
     """Return a token for a load, from file, collection and options."""
     mode = () if plan.mode == "append" else (plan.mode,)
-    way = (plan.time, plan.diff, plan.piece_rows, plan.skip_bad, plan.late, *mode)
+    way = (plan.time, plan.diff, PIECE_ROWS, plan.skip_bad, plan.late, *mode)
     return f"file {_compute_digest(file, collection.id, file.format, *way)}"
 
 

@@ -203,7 +203,6 @@ def apply(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="With a file NAME.sql for each view.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Drop views that have no file, too.")] = False,
-    no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Leave new views empty for now.")] = False,
     yes: Yes = False,
 ) -> int:
     """Create, replace and drop views to match a folder of queries: a plan first, then one commit, then one refresh.
@@ -228,10 +227,9 @@ def apply(
             print_remark("persist: nothing was done")
             return MISTAKE
         seqno = plan.commit()
-        if not no_refresh:
-            plan.refresh()
+        plan.refresh()
         done = "all is as defined" if seqno is None else f"done in record {seqno}"
-        report_done(at, {"changes": changes, "seqno": seqno}, done + ("" if no_refresh else ", and refreshed"))
+        report_done(at, {"changes": changes, "seqno": seqno}, f"{done}, and refreshed")
     return OK
 
 

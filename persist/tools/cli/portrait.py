@@ -74,14 +74,12 @@ def _print_runs(portrait: Portrait, title: str, runs: list[dict[str, Any]], time
     print_table(head, rows, right=range(len(head)))
 
 
-def read_records_before(
-    client: "persist.Client", before: int | None, last: int, collection: str | None
-) -> tuple[list[Record], bool]:
-    """Return the last records before a seqno, and whether older ones are gone. Cost: a GET for each.
+def read_last_records(client: "persist.Client", last: int, collection: str | None) -> tuple[list[Record], bool]:
+    """Return the last records, and whether older ones are gone. Cost: a GET for each.
 
     `collection`: the id of the only one of interest.
     """
-    seqno = client.seqno if before is None else min(before - 1, client.seqno)
+    seqno = client.seqno
     records: list[Record] = []
     while seqno >= 0 and len(records) < last:
         record = read_record(client.engine.blob, seqno)

@@ -133,14 +133,13 @@ def maintain(
         float | None,
         typer.Option(metavar="SECONDS", min=0.1, help="Again and again with this pause, until it is interrupted."),
     ] = None,
-    no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Leave views as they are.")] = False,
 ) -> int:
     """Do the work that is due: refresh views, compact, destroy deleted data, and collect garbage."""
     with at.open_writer(background=every is not None) as client, catch_sigterm() as stop:
         while True:
             done: dict[str, int] = {}
             try:
-                done = maintain_once(client, refreshes=not no_refresh, is_repeated=every is not None)
+                done = maintain_once(client, is_repeated=every is not None)
             except persist.PersistError as error:
                 if every is None:
                     raise
@@ -151,7 +150,7 @@ def maintain(
                 return OK
 
 
-def maintain_once(client: "persist.Client", *, refreshes: bool = True, is_repeated: bool = False) -> dict[str, int]:
+def maintain_once(client: "persist.Client", *, is_repeated: bool = False) -> dict[str, int]:
     """Do all due work; return counts by kind. The first error is raised last."""
     from persist.tools.cli.name_commands import refresh_together
     from persist.tools.reports.health import report_health
@@ -159,7 +158,7 @@ def maintain_once(client: "persist.Client", *, refreshes: bool = True, is_repeat
     due = {item.work for item in report_health(client).due}
     done = {"views refreshed": 0, "collections compacted": 0, "blobs deleted": 0}
     failed: persist.PersistError | None = None
-    if refreshes and "refresh views" in due:
+    if "refresh views" in due:
         try:
             done["views refreshed"] = sum(1 for _ in refresh_together(client, {}))
         except persist.PersistError as error:

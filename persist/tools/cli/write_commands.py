@@ -39,7 +39,6 @@ TimeColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The colu
 Future = Annotated[bool, typer.Option("--allow-future", help="Take times that are more than a day ahead of the clock.")]
 SealTo = Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last of it.")]
 Token = Annotated[str | None, typer.Option(help="Names the load, which happens once; else the file's contents do.")]
-CommitRows = Annotated[int | None, typer.Option(min=1, help="Rows of one commit; 1,000,000. Of rows with times.")]
 Ignore = Annotated[list[str] | None, typer.Option("--ignore", metavar="COLUMN", help="Leave out; may be repeated.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave rows out that do not fit, and write the others.")]
 Where = Annotated[
@@ -48,6 +47,25 @@ Where = Annotated[
 
 
 Keys = Annotated[str | None, typer.Option("--keys", metavar="FILE", help="A file with the key columns.")]
+OrderBy = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN", help="With --keyed: of two events of a key, the later by this.")
+]
+Tombstone = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="With --keyed: the column that says that its key is deleted.")
+]
+Ties = Annotated[
+    str, typer.Option(help='With --keyed: of events that are equal in order, "last" to arrive or "greatest" value.')
+]
+
+
+def make_keyed_form(
+    keyed: bool, order_by: list[str] | None, tombstone: str | None, ties: str, resolve: str = "seal"
+) -> "persist.Keyed | None":
+    """Return the form of a keyed collection; None if it is not keyed."""
+    if not keyed and (order_by or tombstone is not None or ties != "last" or resolve != "seal"):
+        raise persist.InvalidUsage("--order-by, --tombstone, --ties and --resolve go with --keyed")
+    form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties, "resolve": resolve}
+    return persist.Keyed(**form) if keyed else None
 
 
 @command
@@ -67,16 +85,9 @@ def create(
     keyed: Annotated[
         bool, typer.Option("--keyed", help="One value per key: it takes events by upsert, and no plain updates.")
     ] = False,
-    order_by: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="With --keyed: of two events of a key, the later by this."),
-    ] = None,
-    tombstone: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="With --keyed: the column that says that its key is deleted.")
-    ] = None,
-    ties: Annotated[
-        str, typer.Option(help='With --keyed: of events that are equal in order, "last" to arrive or "greatest" value.')
-    ] = "last",
+    order_by: OrderBy = None,
+    tombstone: Tombstone = None,
+    ties: Ties = "last",
     resolve: Annotated[
         str, typer.Option(help='With --keyed: who turns events into updates, "seal" or "background".')
     ] = "seal",
@@ -85,10 +96,7 @@ def create(
     """Make a collection, empty; the location, too, if it is not there."""
     from persist.tools.cli.columns import parse_columns
 
-    if not keyed and (order_by or tombstone is not None or ties != "last" or resolve != "seal"):
-        raise persist.InvalidUsage("--order-by, --tombstone, --ties and --resolve go with --keyed")
-    form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties, "resolve": resolve}
-
+    form = make_keyed_form(keyed, order_by, tombstone, ties, resolve)
     sides_of = parse_columns(key or [], value or [], like, format)
     with at.open_writer(may_be_new=True) as client:
         if client.seqno >= 0 and collection in client:
@@ -98,7 +106,7 @@ def create(
             key=sides_of[0],
             value=sides_of[1],
             timeline=timeline,
-            keyed=persist.Keyed(**form) if keyed else None,
+            keyed=form,
         )
         columns = {
             name: str(collection_handle.schema.arrow.field(name).type) for name in collection_handle.schema.columns
@@ -123,7 +131,6 @@ def write(
     token: Token = None,
     ignore: Ignore = None,
     skip_bad: SkipBad = False,
-    commit_rows: CommitRows = None,
     allow_future: Future = False,
     key: Annotated[
         list[str] | None,
@@ -148,7 +155,7 @@ def write(
 
     With --key, the collection, and the location, are created if they are not there, with the columns of the file.
     """
-    from persist.tools.cli.loading import PIECE_ROWS, Plan
+    from persist.tools.cli.loading import Plan
 
     if key and no_key:
         raise persist.InvalidUsage("--key and --no-key exclude each other")
@@ -156,10 +163,9 @@ def write(
         raise persist.InvalidUsage("--timeline is of a collection that is created: it goes with --key or --no-key")
 
     when = _choose_row_times(time, time_column, "a row")
-    plan = Plan(when, diff, seal, token, commit_rows or PIECE_ROWS, skip_bad)
-    plan = replace(plan, allow_future=allow_future)
+    plan = Plan(when, diff, seal, token, skip_bad, allow_future=allow_future)
     own_key = key or ([] if no_key else None)
-    return _load_file(at, collection, file, format, plan, time_column, ignore, own_key, timeline, mode, commit_rows)
+    return _load_file(at, collection, file, format, plan, time_column, ignore, own_key, timeline, mode)
 
 
 @command
@@ -176,16 +182,14 @@ def upsert(
     ] = "raise",
     ignore: Ignore = None,
     skip_bad: SkipBad = False,
-    commit_rows: CommitRows = None,
     allow_future: Future = False,
     format: Format = None,
 ) -> int:
     """Give keys of a keyed collection new values, or delete them where a column _deleted is true."""
-    from persist.tools.cli.loading import PIECE_ROWS, Plan
+    from persist.tools.cli.loading import Plan
 
     when, upper = _choose_row_times(time, time_column, "an event"), seal
-    plan = Plan(when, None, upper, token, commit_rows or PIECE_ROWS, skip_bad, late=late or "raise")
-    plan = replace(plan, allow_future=allow_future)
+    plan = Plan(when, None, upper, token, skip_bad, late=late or "raise", allow_future=allow_future)
     return _load_file(at, collection, file, format, plan, time_column, ignore)
 
 
@@ -215,7 +219,6 @@ def _load_file(
     key: list[str] | None = None,
     timeline: str | None = None,
     mode: Any = None,
-    commit_rows: int | None = None,
 ) -> int:
     """Write the updates of a file, or its events if the plan has `late`.
 
@@ -243,11 +246,6 @@ def _load_file(
             raise persist.InvalidUsage(
                 f"--seal {plan.seal} goes with times, and neither --time nor a column _time says any: the commit gives "
                 "rows one, and seals just after it. Leave --seal out, or give a time"
-            )
-        if commit_rows is not None and (plan.mode != "append" or (plan.time is None and not has_times)):
-            raise persist.InvalidUsage(
-                f"--commit-rows {commit_rows} goes with --mode append and rows that have times: "
-                f"{'rows without a time' if plan.mode == 'append' else f'--mode {plan.mode}'} are one commit"
             )
         source = "_time" if has_times else time_column
         is_new = target.handle.create is not None

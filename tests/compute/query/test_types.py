@@ -92,3 +92,10 @@ def test_a_block_refuses_durations_that_sql_would_change(client: persist.Client)
         pytest.raises(persist.InvalidUsage, match="SQL would change"),
     ):
         block.execute("INSERT INTO n SELECT id, v::text FROM t")
+
+
+@pytest.mark.parametrize("value", ["INTERVAL 1 MONTH", "[INTERVAL 1 DAY]"])
+def test_polars_has_no_intervals(client: persist.Client, value: str) -> None:
+    pytest.importorskip("polars")
+    with pytest.raises(persist.InvalidUsage, match=r"Polars has no month_day_nano_interval: .*epoch_us"):
+        client.sql(f"SELECT {value} AS i").to_polars()

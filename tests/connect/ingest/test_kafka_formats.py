@@ -343,18 +343,20 @@ def test_members_become_columns_if_drift_adds_them(client: Any, cluster: Cluster
         {"id": 1, "at": {"x": 1}, "body": "[1]"},
         {"id": 2, "at": {"x": 1, "y": {"z": 2}}, "more": 3, "a.b": "q", "later": None, "_time": 5, "_deleted": 7},
         {"id": 3, "at": {"x": None, "y": {"z": 4, "w": [1.5]}}, "later": [True]},
-        {"id": 4, "odd": 1},
+        {"id": 4, "odd": 1, "new": {"x": 1}},
         {"id": 5, "odd": "text"},
+        {"id": 6, "new": {"x": 2, "y": 3}},
     ]
     for some in (rows[:1], rows[1:2], rows[2:3], rows[3:]):
         for row in some:
             cluster.send(topic, ({"id": row["id"]}, row if form == "json" else debezium_message("c", None, row)))
         taken(client, cluster, topic, **options)
-    none = {"body": None, "more": None, "a.b": None, "later": None}
+    none = {"body": None, "more": None, "a.b": None, "later": None, "odd": None, "new": None}
     assert held(client)[:3] == [
         {"id": 1, "at": {"x": 1, "y": None}, **none, "body": "[1]"},
         {"id": 2, "at": {"x": 1, "y": {"z": 2, "w": None}}, **none, "more": 3, "a.b": "q"},
         {"id": 3, "at": {"x": None, "y": {"z": 4, "w": [1.5]}}, **none, "later": [True]},
     ]
-    assert [row["id"] for row in held(client)[3:]] == [4, 5]
-    assert reasons(client) == []
+    news = [(4, 1, {"x": 1, "y": None}), (6, None, {"x": 2, "y": 3})]
+    assert [(row["id"], row["odd"], row["new"]) for row in held(client)[3:]] == news
+    assert ["odd" in reason for _, reason in reasons(client)] == [True]  # Of the message that contradicts the first.

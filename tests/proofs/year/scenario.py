@@ -428,7 +428,9 @@ class Year:
         for name in self._plain[:CHECKED]:
             self._expect(name, self._contents(self._handle(name)), self.books.rows[name])
         with suppress(StoreFull):
-            maintain_once(self.maintainer, refreshes=False)
+            self.maintainer.engine.writer("maintain").compaction.sweep(destroys=True)
+        with suppress(StoreFull):
+            self.maintainer.gc()
         self.store.room_bytes = None
         self._count("refused for lack of room", refused)
 

@@ -257,13 +257,16 @@ def test_a_row_at_a_sealed_time_does_not_fit(place: str, tmp_path: Path, capsys:
     assert "line 4: column '_time' is empty" in err
 
 
-def test_a_load_goes_on_where_it_was_and_happens_once(place: str, tmp_path: Path, capsys: Printed) -> None:
+def test_a_load_goes_on_where_it_was_and_happens_once(
+    place: str, tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first commits are there, as after a crash; the same command writes the others, and a third time nothing."""
     rows = pa.table({"id": range(95), "name": ["x"] * 95, "amount": [None] * 95, "at": [None] * 95})
     pq.write_table(rows, tmp_path / "many.parquet")
     options = ["--time", "1", "--seal", "2", "--mode", "append"]
     command = ["write", place, "orders", str(tmp_path / "many.parquet"), *options]
-    command += ["--commit-rows", "10", "--json"]
+    command += ["--json"]
+    monkeypatch.setattr("persist.tools.cli.loading.PIECE_ROWS", 10)
     from persist.engine.write.commit_future import CommitFuture
 
     waits, result = 0, CommitFuture.result
@@ -417,16 +420,6 @@ def test_the_mode_of_a_write_says_what_becomes_of_what_is_there(tmp_path: Path, 
     assert "was written before" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "mode", [["--no-key"], ["--key", "id"], ["--key", "id", "--mode", "overwrite", "--time", "now"]]
-)
-def test_rows_that_are_one_commit_refuse_a_number_of_rows(tmp_path: Path, capsys: Printed, mode: list[str]) -> None:
-    file = tmp_path / "orders.csv"
-    file.write_text("id,amount\n1,9.5\n2,3\n")
-    assert written(str(tmp_path / "shop"), "orders", str(file), *mode, "--commit-rows", "1") == 2
-    assert "are one commit" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("times", [[], ["--time", "3"], ["--time-column", "t"]])
 def test_a_file_that_does_not_fit_creates_no_collection(tmp_path: Path, capsys: Printed, times: list[str]) -> None:
     location, file = str(tmp_path / "shop"), tmp_path / "orders.csv"
@@ -467,11 +460,14 @@ def test_a_file_for_a_collection_with_a_key_needs_the_key_or_the_mode(tmp_path: 
         assert [client[name].snapshot().count() for name in ("orders", "log")] == [1, 2]
 
 
-def test_a_file_in_pieces_creates_its_collection_with_the_first(tmp_path: Path) -> None:
+def test_a_file_in_pieces_creates_its_collection_with_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.tools.cli.loading.PIECE_ROWS", 2)
     location, file = str(tmp_path / "shop"), tmp_path / "orders.csv"
     file.write_text("id,t\n1,1\n2,2\n3,3\n")
-    assert written(location, "orders", str(file), "--no-key", "--time-column", "t", "--commit-rows", "2") == 0
-    assert written(location, "orders", str(file), "--no-key", "--time-column", "t", "--commit-rows", "2") == 0
+    assert written(location, "orders", str(file), "--no-key", "--time-column", "t") == 0
+    assert written(location, "orders", str(file), "--no-key", "--time-column", "t") == 0
     with persist.open(location) as client:
         client["orders"].seal(4).result()
         assert sorted(client["orders"].snapshot().to_arrow()["id"].to_pylist()) == [1, 2, 3]

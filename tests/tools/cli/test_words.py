@@ -25,7 +25,7 @@ ROWS_IN = {"file", "format", "ignore", "skip_bad"}  # Calls take frames.
 
 # The calls that a command makes, and what it has of its own.
 CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
-    "apply": ([], {"folder", "dry_run", "prune", "no_refresh", "yes"}),
+    "apply": ([], {"folder", "dry_run", "prune", "yes"}),
     "backup": ([backup.backup], set()),
     "bench": ([], set()),
     "changes": ([Collection.changes], LIMITED),
@@ -48,9 +48,9 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "hold": ([Collection.hold], set()),
     "holds": ([], {"collections", "watch"}),
     "ingest": ([persist.ingest], {"key", "publication", "tables", "exclude", "as_text"}),
-    "log": ([Client.history], {"before"}),
+    "log": ([Client.history], set()),
     "ls": ([Client.collections], {"watch"}),
-    "maintain": ([], {"every", "no_refresh"}),
+    "maintain": ([], {"every"}),
     "overwrite": ([Collection.overwrite], ROWS_IN),
     "publish": ([Collection.publish], set()),
     "read": ([Collection.snapshot], LIMITED),
@@ -72,11 +72,11 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "untag": ([Collection.untag], set()),
     "policy": ([Client.set_policy, Policy], {"yes"}),
     "upgrade": ([Client.upgrade], set()),
-    "upsert": ([Collection.upsert], ROWS_IN | {"time_column", "commit_rows"}),
+    "upsert": ([Collection.upsert], ROWS_IN | {"time_column"}),
     "verify": ([backup.verify], {"target_option"}),  # Its `against_options`.
     "view": ([Client.create_view, View.redefine], {"query", "redefine"}),
     "wait": ([Collection.changes], set()),
-    "write": ([Client.write, Collection.write], ROWS_IN | {"time_column", "commit_rows", "no_key"}),
+    "write": ([Client.write, Collection.write], ROWS_IN | {"time_column", "no_key"}),
 }
 
 # The calls that do what a use of Spark's format does, and the options that only Spark needs.

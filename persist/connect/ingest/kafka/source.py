@@ -237,18 +237,15 @@ class Kafka:
 
     def _follow_drift(self, route: Route, messages: pa.Table, collection: Collection) -> None:
         """Add members without a column if `drift` allows; warn once of others, and of columns that rows lack."""
-        schema = collection.schema
         used = {*route.metadata, *(path.partition(".")[0] for path in route.metadata.values())}
-        fields = pa.schema([schema.arrow.field(name) for name in schema.names])
-        more, less = find_drift(route, messages["value"], fields)
-        more = {path for path in more if path.partition(".")[0] not in {*used, DELETED, UNCHANGED}}
+        is_changed = True
+        while is_changed:
+            schema = collection.schema
+            fields = pa.schema([schema.arrow.field(name) for name in schema.names])
+            more, less = find_drift(route, messages["value"], fields)
+            more = {path for path in more if path.partition(".")[0] not in {*used, DELETED, UNCHANGED}}
+            is_changed = self.config.drift == "add" and self._add_columns(route, messages, collection, more)
         less = {name for name in less if name in schema.value_names and name not in used}
-        found = _find_new_columns(route, messages, collection, more) if more and self.config.drift == "add" else {}
-        for path, kind in found.items():
-            with suppress(InvalidUsage):  # A collection cannot have such a name or type.
-                collection.evolve(add={path: arrow_type(kind, path)})
-                more.remove(path)
-                logger.warning("%s: %r has a new column from now on: %s", self.name, route.collection, path)
         what = ("members that no column takes: they are left out", "rows without these columns, which are NULL there")
         for names, text in ((more, what[0]), (less, what[1])):
             if new := {(route.collection, name) for name in names} - self._warned:
@@ -257,6 +254,15 @@ class Kafka:
                     "%s: messages for %r have %s: %s", self.name, route.collection, text,
                     ", ".join(sorted(name for _, name in new)),
                 )  # fmt: skip
+
+    def _add_columns(self, route: Route, messages: pa.Table, collection: Collection, paths: set[str]) -> bool:
+        """Add members that no column takes, by path; return whether there was a change."""
+        version = collection.schema.version
+        for path, kind in (_find_new_columns(route, messages, collection, paths) if paths else {}).items():
+            with suppress(InvalidUsage):  # A collection cannot have such a name or type.
+                collection.evolve(add={path: arrow_type(kind, path)})
+                logger.warning("%s: %r has a new column from now on: %s", self.name, route.collection, path)
+        return collection.schema.version != version
 
     def _has_all_types(self, route: Route) -> bool:
         """Return whether the options have the types of all columns that they name."""
@@ -336,17 +342,26 @@ def _parse_events(
 def _find_new_columns(
     route: Route, messages: pa.Table, collection: Collection, paths: set[str]
 ) -> dict[str, pa.DataType]:
-    """Return the types of members that no column takes, by path, if the messages agree on them."""
-    schema, found = collection.schema, dict[str, pa.DataType]()
-    types = {name: schema.arrow.field(name).type for name in schema.names}
-    with suppress(InvalidUsage):  # Messages contradict each other.
+    """Return the types of members that no column takes, by path; the first if messages contradict each other.
+
+    Each half with a contradiction is read by itself, so that one message of n costs the reading of 2n messages.
+    """
+    schema, types = collection.schema, dict[str, pa.DataType]()
+    try:
         rows = _parse_events(route, _encode_documents(route, messages, schema.json), schema.key_names or None, None)
-        for field in rows.table.schema:
-            if field.name not in types:
-                found[quote_name(field.name)] = field.type
-            elif pat.is_nested(types[field.name]):
-                found |= find_new_fields(field.name, field.type, types[field.name])
-    return {path: kind for path, kind in found.items() if path in paths and not contains_null(kind)}
+    except InvalidUsage:
+        if len(messages) > 1:
+            middle = len(messages) // 2
+            for half in (messages.slice(middle), messages.slice(0, middle)):
+                types |= _find_new_columns(route, half, collection, paths)
+        return types
+    columns = {name: schema.arrow.field(name).type for name in schema.names}
+    for name, kind in zip(rows.table.schema.names, rows.table.schema.types, strict=True):
+        if name not in columns:
+            types[quote_name(name)] = kind
+        elif pat.is_nested(columns[name]):
+            types |= find_new_fields(name, kind, columns[name])
+    return {path: kind for path, kind in types.items() if path in paths and not contains_null(kind)}
 
 
 def _encode_documents(route: Route, messages: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -357,7 +357,6 @@ def as_of_join(
         on: the columns to match with the key fields, in their order; None for the columns of the same names.
         columns: the value columns wanted; None for all.
         partitions: how many tasks look up; None lets Spark choose by the size of the data.
-        storage_options: as for `persist.open`.
         timeout_s: how long a task waits for the last of its times to be sealed.
 
     Raises:

@@ -97,8 +97,6 @@ def write(
             df is computed all the same, to see that it is the same: nothing is uploaded.
         partitions: how many tasks write. None lets Spark choose by the size of the data, up to
             `spark.sql.shuffle.partitions`.
-        allow_future: take times more than a day ahead of the clock; see `Collection.write`.
-        storage_options: as for `persist.open`.
 
     Raises:
         CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
@@ -266,8 +264,6 @@ def delete(
         time: of the retractions; None means the time of the commit.
         token: names this deletion, so that doing it again does nothing.
         partitions: how many tasks write; None lets Spark choose.
-        allow_future: take a time more than a day ahead of the clock; see `Collection.write`.
-        storage_options: as for `persist.open`.
 
     Raises:
         CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.

@@ -74,7 +74,6 @@ def foreach_batch_writer(
             noticed.
         first_batch: the number of the batch at which a query that wrote elsewhere before goes on here.
         allow_future: on a timeline, take times that are more than a day ahead of the clock.
-        storage_options: as for `persist.open`.
 
     Raises:
         InvalidUsage: the arguments contradict each other. The query raises errors of the collections.

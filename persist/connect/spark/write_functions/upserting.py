@@ -102,8 +102,6 @@ def upsert(
         machine: of the collection, if it is none of those in the box.
         late: what to do with events at sealed times and below the late bound: "raise" refuses all, "collect" leaves
             them out and returns them. If another writer makes more of them late meanwhile, tasks begin again.
-        allow_future: take a time or a seal more than a day ahead of the clock; see `Collection.write`.
-        storage_options: as for `persist.open`.
 
     Returns:
         late events that were collected, as an Arrow table with `_reason`; None if there are none.

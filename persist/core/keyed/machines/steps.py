@@ -135,8 +135,7 @@ def _join(parts: Sequence[Ints]) -> Ints:
 class AppendDistinct:
     """Appends values, those apart that a key holds already; an event that deletes takes all values of its key.
 
-    Args:
-        by: the value columns by which an event is known again, such as an event's id; None means all of them.
+    `by`: the value columns by which an event is known again, such as an event's id; None means all of them.
     """
 
     name, version, has_one_value = "append-distinct", 1, False
@@ -267,8 +266,7 @@ class Checked:
     def step(self, touched: Touched) -> pa.Table:
         """Return the updates; see `persist.core.keyed.machine.Machine.step`.
 
-        Raises:
-            BeforeDiffers: some event does, and the policy is "fail".
+        Raises BeforeDiffers: some event does, and the policy is "fail".
         """
         groups, times, is_deletion = event_groups(touched), event_times(touched), deletions(touched)
         present_identity, after, image_before, unchecked = self._identities(touched, is_deletion)
@@ -395,11 +393,7 @@ class PerKey:
         return schema.value.fields if self._event is None else Side.of(self._event, "value").fields
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`.
-
-        Raises:
-            InvalidUpdate: the function returned an invalid value, or several for a collection with one value per key.
-        """
+        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
         schema = touched.schema
         # A codec's objects belong to the collection's value, and an event may have other fields.
         side = schema.value if self._event is None else Side(self.event_fields(schema))

@@ -128,8 +128,7 @@ def _order_retractions_first(
 ) -> NDArray[np.int64] | None:
     """Return an order with the retractions of each time and key first; None if updates are in it.
 
-    Args:
-        order: of updates by time, then key; None if they are in it.
+    `order`: of updates by time, then key; None if they are in it.
     """
     comes = int64_values(combined(updates["_diff"])) > 0
     if comes.all() or not comes.any():
@@ -282,11 +281,7 @@ class Transitions:
 
     @classmethod
     def of_columns(cls, schema: CollectionSchema, columns: Sequence[str] | None) -> "Transitions":
-        """Return the transitions of updates with these columns, None for all.
-
-        Raises:
-            InvalidUsage: a key column is missing, or a column has the name of a column of transitions.
-        """
+        """Return the transitions of updates with these columns, None for all."""
         names = [*schema.names] if columns is None else [*columns]
         if missing := [name for name in schema.key_names if name not in names]:
             raise InvalidUsage(
@@ -310,11 +305,7 @@ class Transitions:
         return pa.schema([*fields, pa.field(CHANGE, pa.string(), nullable=False), *old])
 
     def of(self, updates: pa.Table) -> pa.Table:
-        """Return the transitions of updates, which must hold each (time, key) as a whole; by time, then key.
-
-        Raises:
-            InvalidUsage: they are more rows than a table may have.
-        """
+        """Return the transitions of updates, which must hold each (time, key) as a whole; by time, then key."""
         if not len(updates):
             return self.schema.empty_table()
         updates = updates.combine_chunks()
@@ -351,8 +342,7 @@ def _pair_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return int64[transitions] twice: the retracted and the inserted update; -1 for none.
 
-    Args:
-        groups: int64[updates], ascending: only updates of one group are paired, and none unless is_paired.
+    `groups`: int64[updates], ascending: only updates of one group are paired, and none unless is_paired.
     """
     updates = np.arange(len(diffs))
     # Each update as often as its diff.
@@ -374,11 +364,7 @@ def _pair_rows(
 
 @dataclass(frozen=True)
 class UpsertEvents:
-    """Makes events of changes.
-
-    Attributes:
-        form: of the collection, with the names that its columns have in the schema.
-    """
+    """Makes events of changes. `form`: of the collection, with the names that its columns have in the schema."""
 
     columns: CollectionSchema
     form: KeyedForm | None
@@ -392,11 +378,7 @@ class UpsertEvents:
         return pa.schema([*keys, *values, time, deleted])
 
     def of(self, changes: pa.Table) -> pa.Table:
-        """Return the events of changes with tombstones, which must hold each (time, key) as a whole.
-
-        Raises:
-            InvalidUsage: a key has more than one value.
-        """
+        """Return the events of changes with tombstones, which must hold each (time, key) as a whole."""
         if not len(changes):
             return self.schema.empty_table()
         names = ["_time", *self.columns.key_names]

@@ -236,12 +236,20 @@ def _find_wrong_keys_of_slice(
 
 def keys_with_null(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
     """Yield the keys that are NULL in all fields, which no event can have, and a time of each."""
-    schema, keys = contents.schema, list(contents.schema.key_names)
+    keys = list(contents.schema.key_names)
     null = pc.field(keys[0]).is_null()
     for name in keys[1:]:
         null &= pc.field(name).is_null()
+    yield from find_keys(contents, null, reader)
+
+
+def find_keys(
+    contents: CollectionState, condition: pc.Expression, reader: PartReader
+) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yield keys and times of updates that meet a condition, at most ten of each part."""
+    schema, keys = contents.schema, list(contents.schema.key_names)
     for part in contents.parts:
-        table = reader.table(part, schema, [*keys, "_time"], filter=null)
+        table = reader.table(part, schema, [*keys, "_time"], filter=condition)
         for row in to_dicts(table.slice(0, 10)):
             *key, time = row.values()
             yield tuple(key), time

@@ -230,8 +230,7 @@ class Lookup:
     def _select_updates(self, source: _Source, table: pa.Table) -> pa.Table:
         """Return the updates at the scan's times that pass its filter, with the scan's sign.
 
-        Args:
-            table: the rows of a source with a requested key.
+        `table`: the rows of a source with a requested key.
         """
         scan = self.scan
         if source.cuts_time:

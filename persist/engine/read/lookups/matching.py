@@ -115,11 +115,7 @@ def _estimate_part_bytes(part: Part, scan: Scan, first: SortedKeys) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Consecutive row groups of a part, or, without any, all of it.
-
-    Attributes:
-        is_base: whether the part is of the keyframe.
-    """
+    """Consecutive row groups of a part, or, without any, all of it. `is_base`: whether the part is of the keyframe."""
 
     part: Part
     is_base: bool

@@ -59,8 +59,7 @@ class KeySamples:
     def of(cls, part: Part, schema: CollectionSchema, count: int | None = None) -> "KeySamples | None":
         """Return the samples in the descriptor of a part, or None if it has none. Cost: some 2 µs for each value.
 
-        Args:
-            count: how many key columns to return, from the first; None for all.
+        `count`: how many key columns to return, from the first; None for all.
         """
         if not schema.key_names or comparable_keys(part, schema) is None:
             return None
@@ -115,8 +114,7 @@ class GroupBounds:
     ) -> "GroupBounds":
         """Return the bounds from a footer. Cost: some 10 µs for each row group.
 
-        Args:
-            block_bytes: the greatest decoded size of a block, unless a single row group is larger.
+        `block_bytes`: the greatest decoded size of a block, unless a single row group is larger.
         """
         firsts = np.array([*(group.first_row for group in index.groups), part.rows], np.int64)
         count = max(1, block_bytes * len(index.groups) // max(part.memory, 1))
@@ -361,8 +359,7 @@ class PartRows:
     ) -> Pieces:
         """Return columns of row groups of a block, from the cache or decoded.
 
-        Args:
-            touched: the rows of the part that the caller will use, ascending; None for all rows of the groups.
+        `touched`: the rows of the part that the caller will use, ascending; None for all rows of the groups.
         """
         if self._is_small:
             piece = self._fetch_cached(columns, WHOLE, touched)

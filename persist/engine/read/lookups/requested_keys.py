@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.order.arrays import int64_array
 from persist.codecs.order.sums import consolidate
 from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import CollectionSchema, Side
@@ -56,16 +57,12 @@ def _sort_distinct(keys: pa.Table, schema: CollectionSchema) -> pa.Table:
     """Return distinct keys in order."""
     if len(keys) < 2:
         return keys
-    diffs = pa.array(np.ones(len(keys), np.int64))
+    diffs = int64_array(np.ones(len(keys), np.int64))
     return consolidate(keys.append_column("_diff", diffs), schema.key_names).select(schema.key_names)
 
 
 def arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:
-    """Return Arrow data as a table of the key columns; None for anything else.
-
-    Raises:
-        SchemaMismatch: it has other columns.
-    """
+    """Return Arrow data as a table of the key columns; None for anything else."""
     if isinstance(keys, pa.RecordBatch):
         keys = pa.Table.from_batches([keys])
     elif not isinstance(keys, pa.Table):

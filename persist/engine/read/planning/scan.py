@@ -117,11 +117,7 @@ class Scan:
         return self.schema if self.narrow is None else self.narrow
 
     def cast_to_result(self, table: pa.Table) -> pa.Table:
-        """Return consolidated rows of the requested times with the types of `result_schema`.
-
-        Raises:
-            SchemaMismatch: a value does not fit its type.
-        """
+        """Return consolidated rows of the requested times with the types of `result_schema`."""
         return table if self.narrow is None else cast_columns(table, self.columns, self.narrow)
 
     def with_newest_types(self) -> "Scan":

@@ -49,12 +49,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         filter: pc.Expression | None = None,
         **options: Any,
     ) -> ds.Scanner:
-        """Return a scanner of some columns of the rows that pass a filter, for one scan; options are PyArrow's.
-
-        Raises:
-            SchemaMismatch: a column is not in the result, or is requested twice.
-            InvalidUsage: the filter or a column's expression does not fit the columns.
-        """
+        """Return a scanner of some columns of the rows that pass a filter, for one scan; options are PyArrow's."""
         self._check(columns, filter)
         # Computed columns may need any column: Arrow does not list the columns of an expression.
         names = columns if columns and not isinstance(columns, dict) else None
@@ -82,11 +77,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
             return self.scanner(columns, filter, **options).head(num_rows)
 
     def take(self, indices: Any, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
-        """Return rows by their positions among the rows that pass a filter, in the order of reading.
-
-        Raises:
-            InvalidUsage: an index is not a whole number from 0 to less than the number of these rows.
-        """
+        """Return rows by their positions among the rows that pass a filter, in the order of reading."""
         scanner = self.scanner(columns, filter, **options)
         try:
             with under_way():

@@ -133,7 +133,7 @@ def in_milliseconds(table: pa.Table) -> pa.Table:
     """Return a table with moments and durations in milliseconds in place of seconds, at any depth.
 
     Raises:
-        InvalidUsage: one does not fit, or there is a decimal of 256 bits, which Polars has not.
+        InvalidUsage: one does not fit, or there is an interval or a decimal of 256 bits, which Polars lacks.
     """
     try:
         schema = pa.schema([field.with_type(_in_milliseconds(field.type)) for field in table.schema])
@@ -150,8 +150,8 @@ def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
         inner = [field.type for field in children(kind)]
         converted = [_in_milliseconds(inner_type) for inner_type in inner]
         return kind if converted == inner else with_children(kind, converted)
-    if pat.is_decimal256(kind):
-        raise InvalidUsage(f"Polars has no {kind}, but decimals of at most 38 digits: read it as Arrow")
+    if pat.is_decimal256(kind) or pat.is_interval(kind):
+        raise InvalidUsage(f"Polars has no {kind}: read it as Arrow, or cast it in SQL, an interval by epoch_us(…)")
     if pat.is_timestamp(kind) and kind.unit == "s":
         return pa.timestamp("ms", kind.tz)
     return pa.duration("ms") if kind == pa.duration("s") else kind

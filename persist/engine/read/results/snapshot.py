@@ -55,12 +55,7 @@ def build_filter(
     columns: Sequence[str] | None = None,
     form: Form = "diff",
 ) -> pc.Expression | None:
-    """Return the filter of a condition, after a check of columns and form.
-
-    Raises:
-        SchemaMismatch: a column is unknown or appears twice.
-        InvalidUsage: form is not a form, or where not a condition over the key and value columns, by their names.
-    """
+    """Return the filter of a condition, after a check of columns and form."""
     if form not in get_args(Form):
         raise InvalidUsage(f'form={form!r} is not a form of a snapshot: use "rows" or "diff"')
     if columns is not None:
@@ -387,9 +382,6 @@ class Snapshot(ArrowResult):
             folder: not there yet, or empty; or a URL, as `persist.open` takes it, where nothing is yet.
             rows_per_file: the most rows of a file; it also ends at 64 MiB.
             storage_options: as for `persist.open`, for a URL.
-
-        Raises:
-            InvalidUsage: the place is not empty; or form "rows" cannot show a multiplicity (`NegativeMultiplicity`).
         """
         return export_parquet(self, self.as_of, folder, rows_per_file, storage_options)
 
