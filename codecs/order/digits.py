@@ -102,7 +102,8 @@ def _sort_stably(packed: Bits) -> Rows:
     """The stable order of packed integers."""
     least, row_bits = packed.min(), len(packed).bit_length()
     # Row numbers fit below the values: sorting values is several times as fast as sorting indices by them.
-    pairs = (packed - least) << np.uint64(row_bits)
+    pairs = packed - least
+    pairs <<= np.uint64(row_bits)
     pairs |= np.arange(len(packed), dtype=np.uint64)
     pairs.sort()
     pairs &= np.uint64((1 << row_bits) - 1)
@@ -175,8 +176,12 @@ def _pack_digits(columns: Sequence[pa.Array]) -> tuple[Bits, int]:
             values = values - values.min()
             width, room = int(values.max()).bit_length(), bits - used
             if width > room:
-                return (packed << np.uint64(room)) | (values >> np.uint64(width - room)), whole
-            packed = (packed << np.uint64(width)) | values
+                packed <<= np.uint64(room)
+                values >>= np.uint64(width - room)
+                packed |= values
+                return packed, whole
+            packed <<= np.uint64(width)
+            packed |= values
             used += width
     return packed, len(columns)
 
@@ -199,11 +204,17 @@ def to_ordered_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return unsigned integers of the same width and order; canonical floats keep theirs, NaN last."""
     width = values.dtype.itemsize
     bits: npt.NDArray[Any] = values.view(f"u{width}")
-    top = bits.dtype.type(1 << (8 * width - 1))
     if values.dtype.kind == "u":
         return bits
-    ordered: npt.NDArray[Any] = bits ^ top if values.dtype.kind == "i" else np.where(bits & top, ~bits, bits | top)
-    return ordered
+    top = bits.dtype.type(1 << (8 * width - 1))
+    if values.dtype.kind == "i":
+        flipped: npt.NDArray[Any] = bits ^ top
+        return flipped
+    # All bits of negative floats are turned over, and the sign of others.
+    turned: npt.NDArray[Any] = (values.view(f"i{width}") >> (8 * width - 1)).view(bits.dtype)
+    turned |= top
+    turned ^= bits
+    return turned
 
 
 def _replace_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

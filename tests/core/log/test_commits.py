@@ -30,6 +30,7 @@ from persist.core.log.records import (
     store_part_list,
 )
 from persist.engine.follow.follower import Follower
+from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import ImpatientClock
 
 SCHEMA = CollectionSchema.of({"k": pa.int64()}, None)
@@ -287,6 +288,7 @@ def test_a_damaged_collection_is_no_concern_of_those_who_read_another() -> None:
         handles[1].seal(1).result()
         for time in range(40, 60):
             handles[0].seal(time + 1).result()
+            wait_for_checkpoint(writer)  # A late one would store what is damaged below once more.
         for entry in list(blob.list("state/")):
             blob.set(entry.key, b"damaged")
         with persist.open(blob, mode="read") as reader:

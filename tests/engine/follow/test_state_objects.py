@@ -26,6 +26,7 @@ from persist.engine.follow.state_objects import StateLevel, StateObject, new_lev
 from tests.core.state_rules.test_refusals import part
 from tests.engine.follow.test_directory import SCHEMA, CountingBlob, Writer, assert_opens_as_the_log_says
 from tests.rules.golden.kinds import write_compacted
+from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import ImpatientClock
 
 ID = "1" * 32
@@ -162,6 +163,7 @@ def test_compactions_resolutions_and_erasures_are_stored_in_levels(monkeypatch: 
         users = client.create_or_load("users", key={"k": int}, value={"v": str}, keyed=persist.Keyed())
         for time in range(20):
             users.upsert([(time % 3, str(time), time)], seal=time + 1).result()
+            wait_for_checkpoint(client)  # Or else a late one stands for the next, and nothing goes between two levels.
         checkpoint.write_checkpoint(blob, *client.engine.follower.recent())
     assert any(b'"gone"' in (blob.get(entry.key) or b"") for entry in blob.list("state/"))
     assert_opens_as_the_log_says(blob)

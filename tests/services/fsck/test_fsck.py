@@ -1092,6 +1092,7 @@ def quiet_and_busy(dated: DatedBlob, minutes: int) -> str:
         quiet.compact()
         for time in range(60):
             busy.write([((time, "x"), time, 1)], seal=time + 1).result()
+            wait_for_checkpoint(client)  # The log begins after the checkpoints that are there, each of its own age.
             dated.clock.sleep(60.0 * minutes)
         client.gc()
         client.gc()
