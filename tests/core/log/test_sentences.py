@@ -73,5 +73,5 @@ def test_a_note_on_no_collection_names_none() -> None:
 
 
 def test_every_kind_that_makes_its_sentence_has_one_here() -> None:
-    making = {kind for kind in KINDS.values() if "sentence" in vars(kind)}
+    making = {kind for kind in KINDS.values() if "describe" in vars(kind)}
     assert making == {type(mutation) for mutation, _ in SENTENCES}
