@@ -567,7 +567,7 @@ chance = random.Random(int(sys.argv[4]))
 for _ in range(1500):
     number = min(int(chance.expovariate(0.05)), 99)
     assert cached.get(f"part/{number}") == random.Random(number).randbytes(1000)
-counts = cached.counts()
+counts = cached.get_counts()
 assert counts.disk_errors == counts.corrupt == 0, counts
 print(counts.folder_hits, counts.misses, counts.evictions)
 """
