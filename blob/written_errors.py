@@ -49,8 +49,7 @@ class WrittenErrors:
     def encode_error(self, error: PersistError, hide: Callable[[str], str] = str) -> WrittenError:
         """Encode an error as data that `decode_error` decodes.
 
-        Args:
-            hide: takes out of each text what the other side may not see.
+        `hide`: takes out of each text what the other side may not see.
         """
         kind, text = type(error), hide(str(error))
         if self._kinds.get(kind.__name__) is kind:

@@ -85,11 +85,7 @@ class Lift:
         return self.wanted.version > self.stored.version
 
     def find_source(self, name: str) -> str | None:
-        """Return the name of a column in the part; None if it is younger than the part.
-
-        Raises:
-            SchemaMismatch: the part was written after the column had been dropped.
-        """
+        """Return the name of a column in the part; None if it is younger than the part."""
         name_in_part = self.sources.get(name)
         if self.is_younger:
             return name_in_part
@@ -110,11 +106,7 @@ class Lift:
         return list(dict.fromkeys(name for name in sources if name is not None))
 
     def adapt_table(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """Compute columns from the part's `list_source_columns`; cost: one pass if types differ.
-
-        Raises:
-            SchemaMismatch: a value does not fit the narrower type that a column had in an earlier version.
-        """
+        """Compute columns from the part's `list_source_columns`; cost: one pass if types differ."""
         arrow = self.wanted.arrow
         fields = [arrow.field(name) for name in columns]
         lifted_columns = [self._adapt_column(table, field) for field in fields]
@@ -135,11 +127,7 @@ class Lift:
 
 
 def make_lift(schema: CollectionSchema, version: int) -> Lift | None:
-    """Return how parts of a version are read under a schema; None if they are of that very version.
-
-    Raises:
-        ValueError: the version does not exist.
-    """
+    """Return how parts of a version are read under a schema; None if they are of that very version."""
     if version == schema.version and not schema.is_widened:
         return None
     stored = next((known_schema for known_schema in schema.known if known_schema.version == version), None)
@@ -208,11 +196,7 @@ def _find_newest_type(
 
 
 def cast_columns(table: pa.Table, columns: Sequence[str], schema: CollectionSchema) -> pa.Table:
-    """Cast some columns of a table to their types in a schema.
-
-    Raises:
-        SchemaMismatch: a value does not fit; the message names the column.
-    """
+    """Cast some columns of a table to their types in a schema."""
     former_documents = {*schema.json} - {*find_newest_types(schema).json}
     for name in columns:
         at, target = table.schema.get_field_index(name), schema.arrow.field(name)
@@ -259,11 +243,7 @@ def check_successor(
 ) -> None:
     """Check that a schema may follow another one.
 
-    Args:
-        used: the `list_all_ids` of earlier versions; by default those of `known`.
-
-    Raises:
-        SchemaMismatch: an invariant of the module's docstring would break.
+    `used`: the `list_all_ids` of earlier versions; by default those of `known`.
     """
     if after.version != before.version + 1:
         raise SchemaMismatch(f"version {after.version} of the schema does not follow version {before.version}")
@@ -311,8 +291,7 @@ def _check_default(before: CollectionSchema, after: CollectionSchema, id_: int) 
 def _check_type_change(before: Node, after: Node, path: str, *, is_key: bool, is_column: bool = False) -> None:
     """Raise SchemaMismatch unless a column, or a field inside of one, may get another type and other fields.
 
-    Args:
-        is_key: it is a key column, or in a key: of the collection or of a map.
+    `is_key`: it is a key column, or in a key: of the collection or of a map.
     """
     if before.kind == after.kind and before.inner == after.inner:
         return
@@ -403,11 +382,7 @@ def evolve_schema(
 ) -> CollectionSchema:
     """Return the next version of a schema, whose `known` are all versions; arguments as of `Collection.evolve`.
 
-    Args:
-        inner: changes of the fields inside of columns; all other arguments have plain names of columns.
-
-    Raises:
-        SchemaMismatch: something does not fit, with what to do instead.
+    `inner`: changes of the fields inside of columns; all other arguments have plain names of columns.
     """
     inner = inner or {}
     for what, names in (("drop", drop), ("rename", [*rename]), ("widen", [*widen]), ("inner", [*inner])):

@@ -180,11 +180,7 @@ def quote_name(name: str) -> str:
 
 
 def parse_new_names(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by the plain names of new columns; quotes are removed.
-
-    Raises:
-        SchemaMismatch: it is for a field inside of a column.
-    """
+    """Return values by the plain names of new columns; quotes are removed."""
     if inner := [path for path in changes if isinstance(path, str) and len(split_path(path)) > 1]:
         raise SchemaMismatch(
             f"defaults= names {inner[0]!r}: a field inside of a column has no default, and is NULL in older records. "
@@ -200,11 +196,7 @@ def split_changes(
     rename: Mapping[str, str],
     widen: Mapping[str, pa.DataType],
 ) -> tuple[dict[str, pa.DataType], list[str], dict[str, str], dict[str, pa.DataType], dict[str, InnerChanges]]:
-    """Split changes into those of whole columns, and those inside each column.
-
-    Raises:
-        SchemaMismatch: a path leads nowhere, or the change inside is not allowed.
-    """
+    """Split changes into those of whole columns, and those inside each column."""
     drop = drop if isinstance(drop, str) or not isinstance(drop, Iterable) else tuple(drop)
     if not isinstance(drop, tuple) or not all(isinstance(path, str) for path in drop):
         schema.check_distinct("drop", drop)
@@ -308,12 +300,7 @@ def _check_field(schema: CollectionSchema, steps: Sequence[str], path: str, what
 
 
 def change_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path: str = "") -> Node:
-    """Return a node with other fields inside; added ones get the next numbers.
-
-    Raises:
-        SchemaMismatch: a struct would lose its last field or have two fields of one name, or a field is both dropped
-            and changed.
-    """
+    """Return a node with other fields inside; added ones get the next numbers."""
     path = f"{path}{quote_name(node.name)}"
     inner = []
     for child in node.inner:

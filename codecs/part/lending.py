@@ -68,11 +68,7 @@ def delay_exit() -> Iterator[None]:
 
 
 def stop_at_exit(batches: Iterator[T]) -> Iterator[T]:
-    """Return batches for a scan that C++ drives; in a daemon thread, only until the process begins to end.
-
-    Raises:
-        InvalidUsage: the interpreter has begun to end, now or at the next batch.
-    """
+    """Return batches for a scan that C++ drives; in a daemon thread, only until the process begins to end."""
     if not threading.current_thread().daemon:
         return batches
     _check_not_ending()

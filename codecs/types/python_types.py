@@ -64,9 +64,6 @@ def parse_fields(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
 
     Args:
         side: "key" or "value", or "schema" for both, for messages.
-
-    Raises:
-        SchemaMismatch: spec does not describe fields, or a field's type is not supported.
     """
     pairs = _list_fields(spec)
     if pairs is None:
@@ -96,11 +93,7 @@ def _parse_field(name: Any, value: Any, where: str) -> tuple[Any, pa.DataType, b
 
 
 def to_arrow_type(value: Any, where: str) -> pa.DataType:
-    """Return the Arrow type for storing values of a Python or library type; where names the field in errors.
-
-    Raises:
-        SchemaMismatch: it is not a type; `check_type` decides whether an Arrow type is supported.
-    """
+    """Return the Arrow type for storing values of a Python or library type; where names the field in errors."""
     try:
         converted = _convert_type(value)
         is_json = getattr(converted, "extension_name", None) == JSON.extension_name

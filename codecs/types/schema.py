@@ -239,10 +239,6 @@ class CollectionSchema:
             key: names with types (dict or pa.Schema), a codec (class or instance), or None for unit.
             value: the same, for values.
             timeline: a unit of time, or None.
-
-        Raises:
-            SchemaMismatch: a name, type, codec or unit that is not allowed, a name used twice, or more than
-                `LEAVES_MAX` leaf columns.
         """
         if timeline is not None and timeline not in TIME_UNITS:
             raise SchemaMismatch(
@@ -275,11 +271,7 @@ class CollectionSchema:
         return self.compute_once(_describe_reading)
 
     def check_distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
-        """Return an argument's column names; raise an error for unknown or repeated ones.
-
-        Raises:
-            SchemaMismatch: it is not a list of names, or a name is unknown or repeated.
-        """
+        """Return an argument's column names; raise an error for unknown or repeated ones."""
         if isinstance(names, str):
             raise SchemaMismatch(f"{what}={names!r} is one string; give a list of names, such as [{names!r}]")
         try:

@@ -48,8 +48,7 @@ _IN_MEMORY = ("nbytes", "memory_usage", "estimated_size")  # The methods by whic
 class TableStream:
     """Tables that come one after the other, once.
 
-    Attributes:
-        tables: takes the schema of their columns, or None for any types, and yields the tables.
+    `tables`: takes the schema of their columns, or None for any types, and yields the tables.
     """
 
     tables: Callable[[CollectionSchema | None], Iterator[pa.Table]]
@@ -92,10 +91,6 @@ def to_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
     """Return data from `open_stream` as one table; None for a stream, or data that is not a table, such as tuples.
 
     Python values get the types of the schema; without a schema, those that Arrow infers.
-
-    Raises:
-        SchemaMismatch: its columns are invalid.
-        InvalidUpdate: a value does not convert; the message names its column and row.
     """
     if isinstance(data, pa.Table):
         return data
@@ -109,11 +104,7 @@ def to_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
 
 
 def iterate_tables_by_columns(data: Any, schema: CollectionSchema) -> Iterator[tuple[pa.Table, Sequence[int]]]:
-    """Yield rows as tables, each of rows with the same columns, and the numbers of these rows.
-
-    Raises:
-        InvalidUpdate: the rows are neither dicts nor tables, or a value does not convert.
-    """
+    """Yield rows as tables, each of rows with the same columns, and the numbers of these rows."""
     if not isinstance(data, (list, tuple, Mapping, str, bytes)) and not _is_arrow(data) and isinstance(data, Iterable):
         data = data if hasattr(data, "to_batches") or hasattr(data, "collect_batches") else [*data]
     if isinstance(data, (list, tuple)) and (not data or not _is_table(data[0])):
@@ -210,12 +201,7 @@ def select_sides_like(
 ) -> tuple[dict[str, pa.Field] | None, dict[str, pa.Field] | None]:
     """Return key and value columns as data, or a schema, has them; its columns of updates are none.
 
-    Args:
-        key: the names of the key columns; [] for none.
-
-    Raises:
-        InvalidUsage: key is not a list of existing names, or value is set as well.
-        SchemaMismatch: data has no columns, or a type is missing.
+    `key`: the names of the key columns; [] for none.
     """
     if value is not None:
         raise InvalidUsage(
@@ -236,11 +222,7 @@ def select_sides_like(
 
 
 def select_columns_like(data: Any) -> dict[str, pa.Field]:
-    """Return the columns of data, or of a schema, by name, with the types that a collection of them has.
-
-    Raises:
-        SchemaMismatch: it has no columns, or a type is missing.
-    """
+    """Return the columns of data, or of a schema, by name, with the types that a collection of them has."""
     _refuse_path(data)
     if isinstance(data, (list, tuple)) or (isinstance(data, Mapping) and any(map(_is_column, data.values()))):
         table = to_table(data, None)
@@ -392,11 +374,7 @@ def _add_index_column(data: Any) -> Any:
 
 
 def _convert_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
-    """Return rows that are dicts as a table.
-
-    Raises:
-        InvalidUpdate: a row lacks a column of the others, which would be NULL there.
-    """
+    """Return rows that are dicts as a table."""
     if not all(issubclass(kind, Mapping) for kind in {*map(type, rows)}):
         for row, record in enumerate(rows):
             if not is_record(record, schema):

@@ -292,12 +292,7 @@ class Stamp:
 
 
 def add_times(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
-    """Return plain rows as updates, with times and diffs from a stamp.
-
-    Raises:
-        SchemaMismatch: the rows have a `_time` already, or lack the column that it is to come from.
-        InvalidUpdate: what reading the rows raises.
-    """
+    """Return plain rows as updates, with times and diffs from a stamp."""
     data = open_stream(data)
     if isinstance(data, TableStream):
         tables = data.tables

@@ -27,11 +27,7 @@ END = TIME_MAX + 1
 
 
 def to_time_integer(what: str, value: Any, *, most: int = TIME_MAX) -> int:
-    """Return a time as a Python integer, from any kind of integer.
-
-    Raises:
-        InvalidUsage: it is not an integer in `[0, most]`; the message begins with what.
-    """
+    """Return a time as a Python integer, from any kind of integer."""
     try:
         time = operator.index(value)
     except TypeError:
@@ -42,11 +38,7 @@ def to_time_integer(what: str, value: Any, *, most: int = TIME_MAX) -> int:
 
 
 def to_coordinates(what: str, time: Any, dimensions: int | None = None) -> Coordinates:
-    """Return a time as the tuple of its coordinates.
-
-    Raises:
-        InvalidUsage: it is not a time of that many dimensions; the message begins with what.
-    """
+    """Return a time as the tuple of its coordinates."""
     point = tuple(time) if isinstance(time, tuple | list) else (time,)
     if not point or (dimensions is not None and len(point) != dimensions):
         allowed = "an integer" if dimensions == 1 else f"a tuple of {dimensions or 'some'} integers"
@@ -171,11 +163,7 @@ def to_time(frontier: int) -> int | None:
 
 
 def to_frontier(value: int | Antichain) -> int:
-    """Return a frontier of a collection from the public API as an integer.
-
-    Raises:
-        InvalidUsage: it is not a time, or has several dimensions.
-    """
+    """Return a frontier of a collection from the public API as an integer."""
     if type(value) is int and 0 <= value <= END:
         return value
     antichain = value if isinstance(value, Antichain) else Antichain(value)

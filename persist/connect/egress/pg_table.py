@@ -381,11 +381,7 @@ def _encode_column(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
 
 
 def _encode_moments(values: pa.Array | pa.ChunkedArray, number: str, day: int) -> pa.Array | pa.ChunkedArray:
-    """Return dates or moments; the least and the greatest become Postgres's infinities, which DuckDB has there, too.
-
-    Raises:
-        ValueError: one is before the year 1 or after 29999, which Arrow does not write as Postgres does.
-    """
+    """Return dates or moments; the least and the greatest become Postgres's infinities, which DuckDB has there, too."""
     ends = np.iinfo(number).max, -np.iinfo(number).max
     numbers = values.cast(pa.int32() if day == 1 else pa.int64()).cast(pa.int64())
     is_far = pc.or_(pc.less(numbers, -719_162 * day), pc.greater_equal(numbers, 10_237_747 * day))

@@ -39,11 +39,7 @@ _TO_TYPE = "to_type"  # The option of a cast, which is a NULL of the type.
 
 
 def parse_filter_term(filter: pc.Expression) -> Term:
-    """Convert an Arrow filter to a term.
-
-    Raises:
-        ValueError: this release of Arrow writes the filter in another way.
-    """
+    """Convert an Arrow filter to a term."""
     buffers: list[pickle.PickleBuffer] = []
     pickle.dumps(filter, protocol=5, buffer_callback=buffers.append)
     (written,) = buffers

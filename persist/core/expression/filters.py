@@ -102,11 +102,7 @@ class _Operand:
 
 
 def to_arrow_filter(condition: Term, schema: pa.Schema) -> pc.Expression:
-    """Return a condition as a filter that Arrow evaluates over columns of a schema.
-
-    Raises:
-        InvalidUsage: it compares what Arrow does not compare.
-    """
+    """Return a condition as a filter that Arrow evaluates over columns of a schema."""
     filter_ = _to_arrow(condition)
     try:
         bind_filter(filter_, schema)
@@ -127,11 +123,7 @@ def _to_arrow(term: Term) -> pc.Expression:
 
 
 def parse_where(text: str, schema: CollectionSchema) -> pc.Expression:
-    """Return the filter that a condition means over the columns of a collection.
-
-    Raises:
-        InvalidUsage: the text is not a condition, names an unknown column, or compares types that do not compare.
-    """
+    """Return the filter that a condition means over the columns of a collection."""
     return to_arrow_filter(_Parser(text, schema).parse_all(), schema.arrow)
 
 

@@ -63,11 +63,7 @@ class PythonFunction:
         return of_columns
 
     def call_on_columns(self, *columns: Any) -> pa.Array:
-        """Return the values for columns, which are cast to the types of the arguments.
-
-        Raises:
-            ValueError: the function raised, or did not return a value of its type for each row.
-        """
+        """Return the values for columns, which are cast to the types of the arguments."""
         whole = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
         if not len(whole[0]):
             return pa.array([], self.returns)

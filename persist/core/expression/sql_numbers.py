@@ -195,11 +195,7 @@ LIMB = 62  # Bits of the lower limb of a wide decimal.
 
 
 def extract_limb(value: pa.Array, number: int) -> pa.Array:
-    """Return the lower (0) or the upper (1) limb of decimals: value * 10**scale = lower + upper * 2**62.
-
-    Raises:
-        ValueError: a value is 2**125 or beyond, so that its upper limb does not fit.
-    """
+    """Return the lower (0) or the upper (1) limb of decimals: value * 10**scale = lower + upper * 2**62."""
     if isinstance(value, pa.ChunkedArray):
         value = value.combine_chunks()
     mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
@@ -217,11 +213,7 @@ def extract_limb(value: pa.Array, number: int) -> pa.Array:
 
 
 def join_decimal_limbs(lower: pa.Array, upper: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return sums of limbs as decimals.
-
-    Raises:
-        ValueError: one does not fit.
-    """
+    """Return sums of limbs as decimals."""
     lower, upper = (limbs.combine_chunks() if isinstance(limbs, pa.ChunkedArray) else limbs for limbs in (lower, upper))
     if lower.type.bit_width == kind.bit_width == 128 and kind.precision == 38 and not _has_upper(upper):
         return pa.Array.from_buffers(kind, len(lower), lower.buffers(), offset=lower.offset)
@@ -287,11 +279,7 @@ def normalize_for_order(value: pa.Array) -> pa.Array:
 
 
 def cast_values(value: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return values as another type.
-
-    Raises:
-        ValueError: one does not fit.
-    """
+    """Return values as another type."""
     if value.type == kind:
         return value
     if value.null_count == len(value):

@@ -47,11 +47,7 @@ _NOTHING = pa.schema([("nothing", pa.int8())])  # Stands for a stream without co
 
 @dataclass(frozen=True)
 class Slice:
-    """The input of one task.
-
-    Attributes:
-        is_changes: it is one of changes, and otherwise one of contents.
-    """
+    """The input of one task. `is_changes`: it is one of changes, and otherwise one of contents."""
 
     scan: Scan
     is_changes: bool

@@ -85,11 +85,7 @@ class Path:
 
 
 class JoinOperator(Operator):
-    """A join of as many inputs as there are paths.
-
-    Attributes:
-        paths: what a change of each input does.
-    """
+    """A join of as many inputs as there are paths. `paths`: what a change of each input does."""
 
     def __init__(self, at: Position, paths: Sequence[Path], shape: Shape, *, null_equals: bool) -> None:
         super().__init__(at)

@@ -95,8 +95,7 @@ class Column:
 class Frame(Mapping[str, pa.Array]):
     """Updates between stages; as a mapping, their columns as Arrow, and `_time`.
 
-    Args:
-        origins: for each row, the row of the stack's input that it comes from; None if these are the input.
+    `origins`: for each row, the row of the stack's input that it comes from; None if these are the input.
     """
 
     def __init__(
@@ -268,8 +267,7 @@ def _pick_columns(stage: Map, input_schema: pa.Schema, names: Sequence[str], dom
 def apply_stage(stage: Stage, frame: Frame, operator: str) -> Frame:
     """Return a frame after one stage that is not a filter.
 
-    Raises:
-        OperatorFailed: a function or an expression raised.
+    Raises OperatorFailed: a function or an expression raised.
     """
     match stage:
         case Map(outputs):

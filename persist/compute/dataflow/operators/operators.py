@@ -263,8 +263,7 @@ class StashingOperator(Operator):
 class EntryOperator(Operator):
     """An input or a source: updates come in from outside. Its owner sets `out` and `frontier`.
 
-    Attributes:
-        has_few: whether every request reads all that it holds.
+    `has_few`: whether every request reads all that it holds.
     """
 
     def __init__(self, at: Position) -> None:

@@ -90,8 +90,7 @@ def optimise_plan(plan: Plan) -> Plan:
 def trim_plan(plan: Plan) -> Plan:
     """Return an equivalent plan without unread columns and unneeded records.
 
-    Args:
-        plan: as it was written, or with its linear operators fused: its joins and reductions have no stages.
+    `plan`: as it was written, or with its linear operators fused: its joins and reductions have no stages.
     """
     smaller_plan = plan.drop_unused()
     apart, readers, placed = find_separate(smaller_plan), smaller_plan.consumers(), list[int]()
@@ -304,8 +303,7 @@ def _is_cheap(inner: Map, outer: Map) -> bool:
 def _merge_operators(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bool:
     """Merge operators with their readers, of these kinds; return whether any merged.
 
-    Args:
-        apart: the operators that are not merged.
+    `apart`: the operators that are not merged.
     """
     changed = False
     # Both sides of a self-join may read an operator: then its work is shared as it is.

@@ -260,11 +260,7 @@ class Past:
 
 
 class ExplainLoss:
-    """Context that explains why a source cannot be read, with a remedy.
-
-    Args:
-        collection: the source, or its name.
-    """
+    """Context that explains why a source cannot be read, with a remedy. `collection`: the source, or its name."""
 
     __slots__ = ("_collection",)
 

@@ -79,11 +79,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
-        """Return options by name.
-
-        Raises:
-            InvalidUsage: an option is unknown, or cannot have this value.
-        """
+        """Return options by name."""
         unknown = [name for name in given if name not in cls.__dataclass_fields__]
         if unknown:
             names = ", ".join(cls.__dataclass_fields__)
@@ -359,11 +355,7 @@ class Running(Closes):
     def run(self, until: Time | None = None, *, timeout_s: float | None = None) -> None:
         """Step until all times up to until, inclusive, are done; without until, until nothing more is complete.
 
-        Args:
-            timeout_s: how long to wait for the sources to be sealed that far; None waits without limit.
-
-        Raises:
-            InvalidUsage: an input was not advanced that far, so it would never be done; or the time is over.
+        `timeout_s`: how long to wait for the sources to be sealed that far; None waits without limit.
         """
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
         self.first_seqno = None
@@ -545,8 +537,7 @@ def list_requested_indexes(
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Return (collection, columns) pairs for which an index would help refreshes.
 
-    Args:
-        key_of: returns the key columns of a collection.
+    `key_of`: returns the key columns of a collection.
     """
     plan = program.optimise()
     if explain_why_not_partial(plan) is not None:

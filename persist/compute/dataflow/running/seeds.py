@@ -239,8 +239,7 @@ def _is_exact(kind: pa.DataType) -> bool:
 class NullsAndSigns:
     """Proves by descriptors of parts that columns have no NULL, and that multiplicities are not negative.
 
-    Args:
-        pasts: what reads each source, by the number of its node.
+    `pasts`: what reads each source, by the number of its node.
     """
 
     def __init__(self, plan: Plan, pasts: Mapping[int, Past]) -> None:

@@ -290,11 +290,7 @@ class Domain:
         return kind_interner
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Ints:
-        """Return the words of a column.
-
-        Raises:
-            InvalidUsage: an integer is -2**63, which is the word of NULL.
-        """
+        """Return the words of a column."""
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         if isinstance(array, pa.ChunkedArray):  # It has no chunks, or more bytes than one buffer holds.
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)

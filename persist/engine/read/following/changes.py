@@ -440,11 +440,7 @@ class Upserts(Closes):
         return pa.Table.from_batches(self.to_batches(), self.schema)
 
     def __iter__(self) -> Iterator[tuple[Any, Any, int]]:
-        """Yield `(key, value, time)`; value is None for a deletion, and () without value columns.
-
-        Raises:
-            InvalidUsage: a value is NULL, which would read as a deletion.
-        """
+        """Yield `(key, value, time)`; value is None for a deletion, and () without value columns."""
         for batch in self.to_batches():
             table = pa.Table.from_batches([batch])
             deleted, times = table[DELETED].to_pylist(), table["_time"].to_pylist()

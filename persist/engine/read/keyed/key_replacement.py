@@ -47,11 +47,7 @@ class KeyReplacement:
     where: pc.Expression | None
 
     def replace_keys(self, new: pa.Table, present: pa.Table) -> pa.Table:
-        """Return the updates to add, consolidated by the columns of key and value.
-
-        Raises:
-            InvalidUsage: a key that goes cannot become a tombstone, and a late event could bring it back.
-        """
+        """Return the updates to add, consolidated by the columns of key and value."""
         names = [*self.schema.names]
         present = consolidate(present, names)
         is_new, goes = match_keys(present, new, self.schema.key_names), self._is_live(present)
@@ -149,11 +145,7 @@ def check_one_row_per_key(rows: pa.Table, schema: CollectionSchema, name: str, a
 def find_repeated_keys(
     rows: pa.Table, keys: Sequence[str], repeats: "np.ndarray[Any, np.dtype[np.int64]]"
 ) -> list[tuple[Any, ...]]:
-    """Return the first distinct keys of some rows.
-
-    Args:
-        repeats: the numbers of these rows, in the order of keys.
-    """
+    """Return the first distinct keys of some rows. `repeats`: the numbers of these rows, in the order of keys."""
     some = rows.select(keys).take(make_int64_array(np.asarray(repeats, np.int64))).combine_chunks()
     _, starts = sort_table(some, keys)
     firsts = some.take(make_int64_array(np.flatnonzero(starts)[:KEYS_NAMED]))
