@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.codecs.evolution import read_default
-from persist.codecs.nested import column_node, find_differences
+from persist.codecs.nested import find_differences, get_column_node
 from persist.codecs.types.objects import to_objects
 from persist.codecs.types.schema import CollectionSchema
 from persist.connect.egress.files import are_finite
@@ -144,7 +144,7 @@ class PgTable:
 
     def _check_inner_changes(self, before: "PgTable", name: str, new_name: str) -> None:
         """Check that the documents that are there still mean the same: fields inside may be added, or hold more."""
-        nodes = column_node(before.schema, name), column_node(self.schema, new_name)
+        nodes = get_column_node(before.schema, name), get_column_node(self.schema, new_name)
         for path, was, now in find_differences(*nodes):
             if was is None or (now and now.name == was.name and all(map(_is_number, (was.kind, now.kind)))):
                 continue

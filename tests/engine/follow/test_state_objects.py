@@ -15,7 +15,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
 from persist.core.log.framing import FORMAT, BlobRef, decode_framed, encode_framed, store_framed
-from persist.core.log.keys import state_prefix
+from persist.core.log.keys import make_state_prefix
 from persist.core.state_rules import frozen_map
 from persist.core.state_rules.contents import CollectionState, Held
 from persist.core.state_rules.state import CollectionEntry
@@ -122,9 +122,9 @@ def test_what_makes_checkpoints_does_not_read_again_what_it_wrote() -> None:
     blob = MeteredBlob(MemoryBlob())
     writer = grown(blob, 1000)  # type: ignore[arg-type]
     append_in_turn(writer, 100)
-    before = blob.counts()["get"].bytes
+    before = blob.get_counts()["get"].bytes
     append_in_turn(writer, 200)
-    assert blob.counts()["get"].bytes - before < 1_000_000
+    assert blob.get_counts()["get"].bytes - before < 1_000_000
 
 
 def test_only_large_objects_are_remembered_and_only_so_many_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_objects_that_do_not_fit_to_each_other_are_refused() -> None:
     more = state_objects.changes(LOCATION, msgspec.structs.replace(contents, tags={}), contents)
 
     def loaded(*stored: StateObject) -> CollectionState | None:
-        pointers = [store_framed(blob, state_prefix(ID, n), each) for n, each in enumerate(stored)]
+        pointers = [store_framed(blob, make_state_prefix(ID, n), each) for n, each in enumerate(stored)]
         entry = CollectionEntry(ID, "c", base=pointers[0], levels=tuple(pointers[1:]))
         return checkpoint.load_base(blob, LOCATION, entry, KnownLevels())
 

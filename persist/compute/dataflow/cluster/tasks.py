@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.digest import row_hashes
+from persist.codecs.order.digest import hash_rows
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX
 from persist.codecs.updates.updates import to_updates
@@ -173,7 +173,7 @@ class StageTask:
                 yield block_row(exchange.number, 0, block)
             return
         by = exchange.columns.names if exchange.keys is None else exchange.keys
-        to = (row_hashes(table, by) % np.uint64(self.partitions)).astype(np.int64)
+        to = (hash_rows(table, by) % np.uint64(self.partitions)).astype(np.int64)
         order = to.argsort(kind="stable")
         table, to = table.take(pa.array(order)), to[order]
         starts = [0, *(np.flatnonzero(to[1:] != to[:-1]) + 1).tolist()]

@@ -32,7 +32,7 @@ from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Time
 from persist.core.closing import Closes
 from persist.core.expression.term import Term
-from persist.core.progress import task
+from persist.core.progress import report_work
 from persist.engine.compact import give_back
 from persist.engine.location.engine import Engine
 
@@ -339,7 +339,7 @@ class Running(Closes):
     def catch_up(self) -> None:
         """Process all that is complete now; ignore what is sealed meanwhile."""
         self.first_seqno = None
-        with task("refresh", self.program.name, unit="updates") as tell:
+        with report_work("refresh", self.program.name, unit="updates") as tell:
             self._catch_up(tell)
             tell(self.step().updates)
 
@@ -367,7 +367,7 @@ class Running(Closes):
         """
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
         self.first_seqno = None
-        with task("refresh", self.program.name, unit="updates") as tell:
+        with report_work("refresh", self.program.name, unit="updates") as tell:
             self._catch_up(tell)
             while True:
                 done = self.step()
