@@ -35,6 +35,7 @@ from persist.core.state_rules.location import Dropped
 from persist.engine.follow.checkpoint import Checkpoint, write_checkpoint
 from persist.engine.follow.state_objects import StateObject
 from persist.engine.write.part_writer import PartWriter
+from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.forks import forked_python
 from tests.support.iam import Gate
 from tests.support.parts import commit_parts
@@ -678,6 +679,7 @@ def life(folder: str, commits: int) -> None:
         PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(kept.id, kept.schema, table(5, 10))
         for time in range(2, commits):
             kept.seal(time).result()
+            wait_for_checkpoint(client)
         gone.drop().result()
 
 
