@@ -418,7 +418,7 @@ def test_a_first_write_that_fails_creates_nothing() -> None:
         with pytest.raises(OSError, match="the source is gone"):
             client.write("orders", cut_off(), key=["id"])
         for operation in ("set", "create"):
-            store.next_faults(operation, *[Fault.UNAVAILABLE] * 1000)
+            store.script_faults(operation, *[Fault.UNAVAILABLE] * 1000)
         with pytest.raises(persist.Unavailable):
             client.write("orders", rows, key=["id"]).result()
         store.clear_faults()

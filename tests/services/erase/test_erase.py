@@ -15,6 +15,7 @@ from persist.blob.errors import StoreFull, Unavailable
 from persist.blob.protocol import Blob
 from persist.services.erase import receipt_digest
 from tests.services.erase.searching import mentions
+from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.servers.fixtures import make_bucket
 from tests.support.stepped import Stepped
@@ -710,6 +711,7 @@ def test_what_a_directory_object_says_of_a_collection_goes_where_there_are_many(
         client.create_view("all", "SELECT email FROM orders").refresh()
         for number in range(300):
             client.create_or_load(f"other {number}", key=KEY, value=VALUE)
+            wait_for_checkpoint(client)
         client.load("orders").erase([3], reason="request 17")
         assert any(key.startswith("directory/") for key in mentions(dated, ADA))
     collected(dated)
