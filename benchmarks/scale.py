@@ -39,10 +39,10 @@ from persist.core.state_rules.contents import CollectionState
 from persist.engine.follow import directory
 from persist.engine.follow.checkpoint import STORED_PENDING_MAX, build_checkpoint
 from persist.engine.follow.directory_pages import Writing
-from persist.engine.follow.state_objects import StateLevel, StateObject, new_levels
+from persist.engine.follow.state_objects import StateLevel, StateObject, make_levels
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.merging import snapshot_slices
-from persist.engine.read.planning.snapshot_plan import snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_snapshot
 
 PARTS = (100, 1_000, 10_000)
 COLLECTIONS = (10, 1_000, 100_000)
@@ -141,13 +141,13 @@ def of_parts(sizes: Sequence[int]) -> Iterator[Curve]:
 def state_bytes(state: CollectionState, location: str, rounds: int = 100) -> float:
     """Return the bytes of state objects that checkpoints write for each append, if each is one part."""
     (like,), spent = state.list_parts(state.history[-1]), 0
-    levels, _ = new_levels(location, 0, state, (), format=FORMAT)
+    levels, _ = make_levels(location, 0, state, (), format=FORMAT)
     for seqno in range(1, rounds + 1):
         for number in range(STORED_PENDING_MAX):
             blob = f"{like.blob.rpartition('/')[0]}/{seqno:020}-{number:032x}.parquet"
             append = kinds.Append(state.id, (msgspec.structs.replace(like, blob=blob, time_min=2, time_max=2),))
             state = apply_step(state, append)
-        levels, data = new_levels(location, seqno, state, levels, format=FORMAT)
+        levels, data = make_levels(location, seqno, state, levels, format=FORMAT)
         spent += len(data)
     return spent / (rounds * STORED_PENDING_MAX)
 
@@ -158,19 +158,19 @@ def _on_parts(contents: CollectionState, location: str, size: int) -> dict[str, 
     blob = f"{like.blob.rpartition('/')[0]}/{size:020}-{size:032x}.parquet"
     append = kinds.Append(state.id, (msgspec.structs.replace(like, blob=blob, time_min=2, time_max=2),))
     stored = StateObject(location=location, collection=state)
-    data, whole = encode_framed(stored), snapshot_scan(state, state.schema, 1, None)
+    data, whole = encode_framed(stored), plan_snapshot(state, state.schema, 1, None)
     base = StateLevel(make_pointer(make_state_prefix(state.id, 0), data), state)
     after = apply_step(state, append)
     by_key = pc.field("k") == 12_345
     return {
         "apply an append": (lambda: apply_step(state, append), False),
         "apply a seal": (lambda: apply_step(state, kinds.Seal(state.id, (3,))), False),
-        "plan a snapshot": (lambda: snapshot_scan(state, state.schema, 1, None), True),
-        "plan with a filter, by what is known": (lambda: snapshot_scan(state, state.schema, 1, None, by_key), True),
+        "plan a snapshot": (lambda: plan_snapshot(state, state.schema, 1, None), True),
+        "plan with a filter, by what is known": (lambda: plan_snapshot(state, state.schema, 1, None, by_key), True),
         "prepare a look-up by key": (lambda: Lookup(whole), True),
         "cut into slices": (lambda: snapshot_slices(whole, "rows", 50 << 20), True),
         "write what an append changed in the state": (
-            lambda: new_levels(location, 1, after, (base,), format=FORMAT),
+            lambda: make_levels(location, 1, after, (base,), format=FORMAT),
             True,
         ),
         "write a whole state object": (lambda: encode_framed(stored), True),
@@ -201,8 +201,8 @@ def made_up_location(blob: Blob, count: int) -> None:
         location=state.location,
         seqno=state.seqno,
         collections=(),
-        entries=entries.objects(),
-        names=names.objects(),
+        entries=entries.finish(),
+        names=names.finish(),
     )
     pointer = store_framed(blob, make_directory_prefix(state.seqno), objects)
     levels = directory.KnownLevels().read(blob, state.location, [pointer])

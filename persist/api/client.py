@@ -19,7 +19,7 @@ from persist.api.upkeep import UpkeepCalls
 from persist.api.view import View
 from persist.blob.threads import Clock, SystemClock
 from persist.compute.index import keep_indexes_current
-from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult, statement_kind
+from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult, classify_statement
 from persist.core.antichain import END
 from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
@@ -28,9 +28,9 @@ from persist.core.metrics import Metrics
 from persist.core.rendering import Completed, render_html_rows, render_html_table
 from persist.core.settings import Location, Settings
 from persist.core.timeline import Moment, Timeline, show_time
-from persist.engine.collection.clones import clone
+from persist.engine.collection.clones import commit_clone
 from persist.engine.collection.commit import Commit
-from persist.engine.collection.descriptions import About, about_location, read_version, words
+from persist.engine.collection.descriptions import About, about_location, check_words, read_version
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import Origin, describe_origin, open_engine
 from persist.engine.location.writer import Mode, OpenOptions
@@ -86,7 +86,7 @@ def open(
     """
     settings, clock = Settings() if settings is None else settings, clock or SystemClock()
     options = OpenOptions(mode, reentrance_id, force, seqno, settings, clock)
-    told_by, committed_by = _check_server("notify", notify), _check_server("commit_through", commit_through)
+    told_by, committed_by = _parse_server("notify", notify), _parse_server("commit_through", commit_through)
     if committed_by is not None and mode != "shared":
         raise InvalidUsage(f'commit_through is for mode="shared", and this is mode={mode!r}')
     client = Client(open_engine(location, storage_options, options), told_by)
@@ -112,7 +112,8 @@ def _check_text(option: str, text: object) -> None:
         )
 
 
-def _check_server(option: str, notify: str | Notify | None) -> Notify | None:
+def _parse_server(option: str, notify: str | Notify | None) -> Notify | None:
+    """Return an option that names a server, parsed; None without one."""
     server = Notify(notify) if isinstance(notify, str) else notify
     if server is not None and not isinstance(server, Notify):
         raise InvalidUsage(f"{option}={notify!r} is not a server: give its URL, or persist.Notify(url, token=…)")
@@ -206,7 +207,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
             Conflict: the source was compacted again and again meanwhile; nothing was made.
         """
         self.engine.writer("clone")
-        return Collection(clone(self.load(source).handle, target, as_of))
+        return Collection(commit_clone(self.load(source).handle, target, as_of))
 
     @property
     def about(self) -> About:
@@ -223,7 +224,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
     ) -> CommitFuture:
         """Set the comment and properties of the location; others stay. See `Collection.describe`."""
         self.engine.writer("describe")
-        step = kinds.DescribeLocation(words(comment, properties), read_version(expected))
+        step = kinds.DescribeLocation(check_words(comment, properties), read_version(expected))
         return self.engine.submit("describe", [step], {})
 
     def create_view(
@@ -312,7 +313,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         here = inspect.currentframe() if files else None
         caller = None if here is None else here.f_back
         variables = None if caller is None else ChainMap(caller.f_locals, caller.f_globals)
-        if statement_kind(query) is not None:
+        if classify_statement(query) is not None:
             if as_of is not None:
                 raise InvalidUsage(
                     "a statement takes no as_of=, because it changes what is there now: write orders VERSION AS OF … "

@@ -25,9 +25,9 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import Moment, Retention, read_timeline, show_time, to_retention_times
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import choose_write_mode, find_row_target, load_handle, load_or_create, open_handle
-from persist.engine.read.planning.snapshot_plan import record_count
+from persist.engine.read.planning.snapshot_plan import count_records
 from persist.engine.write.commit_future import CommitFuture
-from persist.engine.write.write_options import WriteMode, WriteOptions, with_token
+from persist.engine.write.write_options import WriteMode, WriteOptions, add_token
 
 
 class CreatingCalls:
@@ -174,7 +174,7 @@ class CreatingCalls:
         if is_empty and (handle.create is not None or handle.contents().upper == 0):
             # Without a row, the commit seals a time all the same, so that a new collection can be read.
             steps = [handle.dating(allow_future=allow_future).commit_time_step()]
-            future = handle.submit("write", [*with_token(token, [handle.id], steps), *options.notes([handle.id])])
+            future = handle.submit("write", [*add_token(token, [handle.id], steps), *options.notes([handle.id])])
         else:
             future = write_rows(handle, rows, chosen, options, diff=diff, seal=seal)
         if handle.create is not None:
@@ -242,7 +242,7 @@ class Collections(list[str]):
                     contents = self._engine.follower.require(id_, name)
                 except CollectionNotFound:
                     continue  # It was destroyed just now.
-                count, size = record_count(contents), sum(part.bytes for part in contents.stored_parts)
+                count, size = count_records(contents), sum(part.bytes for part in contents.stored_parts)
                 cells = (name, count, size, to_time(contents.since), to_time(contents.upper))
                 rows.append(dict(zip(COLUMNS.names, cells, strict=True)))
         return pa.Table.from_pylist(rows, schema=COLUMNS)
@@ -272,12 +272,13 @@ class Collections(list[str]):
             cells = ("", "", "")
             if contents is not None:
                 with suppress(PersistError):
-                    cells = _format_cells(contents)
+                    cells = _format_collection(contents)
             rows.append((name, *cells))
         return rows
 
 
-def _format_cells(contents: CollectionState) -> tuple[str, str, str]:
-    rows, upper = record_count(contents), contents.upper
+def _format_collection(contents: CollectionState) -> tuple[str, str, str]:
+    """Return the rows, sealed time and comment of a collection as text."""
+    rows, upper = count_records(contents), contents.upper
     sealed = "for ever" if upper == END else "-" if upper == 0 else show_time(upper, read_timeline(contents.schema))
     return "?" if rows is None else f"{rows:,}", sealed, contents.about.comment

@@ -28,9 +28,9 @@ from persist.compute.query import (
     Definition,
     QueryLimits,
     QueryResult,
+    classify_statement,
     copy_rows,
     execute,
-    statement_kind,
 )
 from persist.core.errors import CollectionExists, InvalidUsage, PersistError
 from persist.core.keyed.form import Keyed, build_form
@@ -81,7 +81,7 @@ def run_statement(
 
     It takes the arguments of `execute`, `define` and `copy_rows`, and raises their errors.
     """
-    kind = statement_kind(sql)
+    kind = classify_statement(sql)
     if kind == "change":
         return asdict(execute(client.engine, sql, time, variables=variables))
     if time is not None:
@@ -148,7 +148,7 @@ def _create(
     if statement.kind == "VIEW":
         if query is None:
             raise InvalidUsage("CREATE VIEW needs a query: CREATE VIEW name AS SELECT …")
-        _create_view(client, name, query, exists=is_there)
+        _define_view(client, name, query, exists=is_there)
     elif is_there:
         raise InvalidUsage(
             f"CREATE OR REPLACE TABLE would drop the history of {name!r}: client.write({name!r}, rows, "
@@ -194,7 +194,8 @@ def _create_filled_table(client: Definer, name: str, result: QueryResult) -> int
     return count
 
 
-def _create_view(client: Definer, name: str, query: str, *, exists: bool) -> None:
+def _define_view(client: Definer, name: str, query: str, *, exists: bool) -> None:
+    """Create a view, or redefine an existing one."""
     from persist.compute.sql import (  # Here: the dataflow takes long to load.
         collect_options,
         load_or_create_view,

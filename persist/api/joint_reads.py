@@ -12,7 +12,7 @@ import pyarrow as pa
 from persist.api.collection import Collection
 from persist.core.errors import InvalidUsage
 from persist.core.timeline import Moment, Times
-from persist.engine.collection.reads import READ_TIMEOUT_S, WantedListen, listens_together, snapshots_together
+from persist.engine.collection.reads import READ_TIMEOUT_S, WantedListen, open_listens, open_snapshots
 from persist.engine.follow.log_queries import LAST
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_handles
@@ -54,7 +54,7 @@ class ReadingTogether:
         self.engine.settle()
         with self.engine.follower.looks.once():
             handles = load_handles(self.engine, named)
-            snapshots = snapshots_together([*zip(handles, wanted.values(), strict=True)], timeout_s)
+            snapshots = open_snapshots([*zip(handles, wanted.values(), strict=True)], timeout_s)
         return dict(zip(wanted, snapshots, strict=True))
 
     def history(self, last: int | None = LAST) -> pa.Table:
@@ -102,7 +102,7 @@ class ReadingTogether:
             wanted.append(WantedListen(collection.handle.newest(), time, collection.handle.moments(times)))
             if contents:
                 collection.handle.wait_sealed(time, timeout_s)
-        listens = listens_together(wanted, contents=contents)
+        listens = open_listens(wanted, contents=contents)
         return JointListen(self.engine.follower, dict(zip(collections, listens, strict=True)))
 
 

@@ -144,7 +144,7 @@ class Lineage:
         for id_, mutations in by_collection.items():
             contents = self._load_contents(id_)
             if contents is not None:  # Else it was dropped meanwhile.
-                yield self._make_event(record, contents, mutations)
+                yield self._make_run_event(record, contents, mutations)
 
     def _load_contents(self, id_: str) -> CollectionState | None:
         try:
@@ -152,7 +152,8 @@ class Lineage:
         except CollectionNotFound:
             return None
 
-    def _make_event(self, record: Record, contents: CollectionState, mutations: Sequence[Any]) -> Any:
+    def _make_run_event(self, record: Record, contents: CollectionState, mutations: Sequence[Any]) -> Any:
+        """Return the event of a record's job that wrote a collection."""
         from openlineage.client import event_v2 as events
         from openlineage.client import facet_v2 as facets
 
@@ -203,6 +204,7 @@ def _find_new_upper(mutations: Sequence[Any]) -> int | None:
 
 
 def _make_dataset_facets(facets: Any, contents: CollectionState, upper: int | None) -> dict[str, Any]:
+    """Return the schema and the sealed time of a collection as facets."""
     fields = [
         facets.schema_dataset.SchemaDatasetFacetFields(name=field.name, type=str(field.type))
         for field in list(contents.schema.arrow)[:-2]

@@ -14,9 +14,9 @@ from persist.core.log import kinds
 from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit
-from persist.engine.collection.descriptions import describe_step
-from persist.engine.collection.keyed_events import check_upserts, get_keyed_form, take_events
-from persist.engine.collection.plain_rows import plain_events
+from persist.engine.collection.descriptions import make_describe_step
+from persist.engine.collection.keyed_events import check_upserts, convert_events, get_keyed_form
+from persist.engine.collection.plain_rows import convert_plain_events
 from persist.engine.read.results.snapshot import build_filter
 
 
@@ -72,7 +72,7 @@ class MultiWrite:
         if handle.as_keyed().keyed is not None:
             self.transition(collection, events, time=time)
             return
-        self._commit.add_upsert(handle, plain_events(handle, events, handle.stamp(time, None)))
+        self._commit.add_upsert(handle, convert_plain_events(handle, events, handle.stamp(time, None)))
 
     def update(
         self, collection: Collection, rows: Any, *, time: int | Moment | None = None, missing: Missing = "error"
@@ -97,7 +97,7 @@ class MultiWrite:
         handle = commit.check_time(collection.handle, time)
         commit.check(handle)
         get_keyed_form(handle)
-        commit.add_events(handle, take_events(handle, events, handle.stamp(time, None)))
+        commit.add_events(handle, convert_events(handle, events, handle.stamp(time, None)))
 
     def overwrite(
         self,
@@ -150,7 +150,7 @@ class MultiWrite:
 
     def describe(self, collection: Collection, *, properties: Mapping[str, str | None]) -> None:
         """Change properties of a collection in the commit, as `Collection.describe`; None removes one."""
-        self._commit.add(collection.handle, [describe_step(collection.handle, None, properties, None, None)])
+        self._commit.add(collection.handle, [make_describe_step(collection.handle, None, properties, None, None)])
 
     def ack(self, following: Following) -> None:
         """Acknowledge all updates that `following` returned, in the commit.

@@ -376,7 +376,7 @@ def test_rule_10_who_names_what_its_source_does_not_name_any_more_is_refused(
 ) -> None:
     orders = filled(client)
     contents = orders.handle.contents()
-    steps = cloning._steps(contents, "f" * 32, "orders-test", cloning._cheapest(contents, 2), ())
+    steps = cloning._make_steps(contents, "f" * 32, "orders-test", cloning._choose_cheapest(contents, 2), ())
     orders.allow_compaction(3).result()
     orders.compact()
     names = {"f" * 32: "orders-test", orders.id: "orders"}

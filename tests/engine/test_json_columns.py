@@ -20,7 +20,7 @@ from persist.codecs.types.documents import check_documents
 from persist.core.expression.filters import parse_where
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, MachineForm
-from persist.engine.read.planning.snapshot_plan import snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_snapshot
 from persist.errors import InvalidUsage, SchemaMismatch
 from tests.support.forks import forked_python
 from tests.support.tiers import examples
@@ -263,7 +263,7 @@ def test_a_plan_in_a_fresh_process_knows_the_functions_of_its_condition() -> Non
     with client() as here:
         handle = documents(here).handle
         condition = parse_where("payload->>'a' = '1'", handle.schema)
-        scan = snapshot_scan(handle.contents(), handle.schema, 0, None, condition)
+        scan = plan_snapshot(handle.contents(), handle.schema, 0, None, condition)
         program = "import pickle, sys, pyarrow as pa; scan = pickle.load(sys.stdin.buffer)\n"
         program += "print(pa.table({'payload': ['{\"a\": 1}', '2']}).filter(scan.filter).num_rows)"
         python = [*forked_python(), "-c", program]

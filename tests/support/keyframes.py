@@ -17,7 +17,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.read.merging import Form
-from persist.engine.read.planning.snapshot_plan import _build_scan
+from persist.engine.read.planning.snapshot_plan import _make_scan
 from persist.engine.read.results.snapshot import Snapshot
 from persist.engine.write.part_writer import PartWriter
 
@@ -63,7 +63,7 @@ def snapshots(
         if keyframe is None and contents.history_from:
             continue
         names = collection.schema.names if columns is None else columns
-        scan = _build_scan(contents, contents.history_parts, collection.schema, keyframe, as_of, names, filter).prune()
+        scan = _make_scan(contents, contents.history_parts, collection.schema, keyframe, as_of, names, filter).prune()
         with Snapshot(scan, form, reading, contents, 1 << 20) as snapshot:
             yield snapshot
 

@@ -20,7 +20,7 @@ LATE_S, SHARE = 0.4, 0.1
 
 _chance = random.Random(os.environ.get("LATE_SEED", "1"))
 _sleep = time.sleep  # Tests may replace it.
-_run, _submit, _make = threading.Thread.run, ThreadPoolExecutor.submit, Checkpointing._make
+_run, _submit, _make = threading.Thread.run, ThreadPoolExecutor.submit, Checkpointing._make_checkpoint
 
 
 def _wait(share: float) -> None:

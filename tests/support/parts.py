@@ -7,7 +7,7 @@ from persist.codecs.part.part import Part
 from persist.core.antichain import Antichain
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Step
-from persist.engine.write.write_options import with_token
+from persist.engine.write.write_options import add_token
 
 
 def commit_parts(
@@ -18,4 +18,4 @@ def commit_parts(
     steps: list[Step] = [*handle.part_steps(parts)]
     if seal is not None:
         steps.append(handle.seal_step(seal))
-    return handle.submit("write", with_token(token, [collection.id], steps))
+    return handle.submit("write", add_token(token, [collection.id], steps))

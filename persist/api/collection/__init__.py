@@ -35,10 +35,11 @@ class Collection(
     """
 
     def __reduce__(self) -> Any:
-        return _reopen, (describe_origin(self.handle.engine, self), self.id, self.name)
+        return _load_pickled, (describe_origin(self.handle.engine, self), self.id, self.name)
 
 
-def _reopen(origin: Origin, id_: str, name: str) -> Collection:
+def _load_pickled(origin: Origin, id_: str, name: str) -> Collection:
+    """Return the collection that a pickled handle names."""
     engine = origin.open_shared()
     contents = engine.follower.refresh_and_require(id_, name)
     return Collection(open_handle(engine, contents, contents.schema))

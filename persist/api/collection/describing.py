@@ -21,7 +21,7 @@ from persist.core.names import OWN_PREFIX, check_free_name
 from persist.core.rendering import Completed, render_html_table
 from persist.core.state_rules.contents import Unsealed, summarize_unsealed
 from persist.core.timeline import Moment, Timeline, add_timeline, show_time
-from persist.engine.collection.descriptions import About, about_collection, describe_step
+from persist.engine.collection.descriptions import About, about_collection, make_describe_step
 from persist.engine.collection.evolution import WantedEvolution, evolve
 from persist.engine.follow.log_queries import LAST
 from persist.engine.location.collection_handle import CollectionHandle
@@ -184,7 +184,7 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
         wanted = WantedEvolution(add or {}, defaults or {}, drop, rename or {}, widen or {}, reorder, keyed)
         beside: list[kinds.Describe | kinds.Note] = [*WriteOptions(message=message, metadata=metadata).notes([self.id])]
         if properties:
-            beside.append(describe_step(self.handle, None, properties, None, None))
+            beside.append(make_describe_step(self.handle, None, properties, None, None))
         self.handle = evolve(self.handle, wanted, comments, beside)
         self.schema = self.handle.schema
         return self.schema.version
@@ -219,7 +219,7 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
             InvalidUsage: a value is not a text.
         """
         self.handle.engine.writer("describe")
-        return self.handle.submit("describe", [describe_step(self.handle, comment, properties, columns, expected)])
+        return self.handle.submit("describe", [make_describe_step(self.handle, comment, properties, columns, expected)])
 
     def history(self, last: int | None = LAST) -> pa.Table:
         """Return the records of the log that concern the collection, as a table; see `Client.history`.

@@ -17,7 +17,7 @@ from persist.engine.collection.descriptions import (
     allow_compaction,
     describe_retention,
     list_holds,
-    retention_step,
+    make_retention_step,
     set_tag,
     take_hold,
     untag,
@@ -427,7 +427,7 @@ class KeepingCalls(CollectionBase):
             InvalidUsage: it is none of these.
         """
         self.handle.engine.writer("retain")
-        return self.handle.submit("retain", [retention_step(self.handle, retention)])
+        return self.handle.submit("retain", [make_retention_step(self.handle, retention)])
 
     def allow_compaction(self, since: int | Moment | Antichain) -> CommitFuture:
         """Allow compaction of times before since. Reads before it fail then.

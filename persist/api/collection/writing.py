@@ -20,16 +20,16 @@ from persist.core.keyed.partial import Missing
 from persist.core.log import kinds
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit, commit_one
-from persist.engine.collection.keyed_events import AskedEvents, check_upserts, get_keyed_form, take_events
-from persist.engine.collection.plain_rows import plain_events
-from persist.engine.collection.planned_commits import seal
+from persist.engine.collection.keyed_events import AskedEvents, check_upserts, convert_events, get_keyed_form
+from persist.engine.collection.plain_rows import convert_plain_events
+from persist.engine.collection.planned_commits import commit_seal
 from persist.engine.collection.planned_commits import submit as submit_keyed
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.resolver import Late
 from persist.engine.read.results.snapshot import build_filter
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import AtCommit
-from persist.engine.write.write_options import WriteMode, WriteOptions, make_seal_error, with_token
+from persist.engine.write.write_options import WriteMode, WriteOptions, add_token, make_seal_error
 
 
 class KeyedCalls(CollectionBase):
@@ -95,7 +95,7 @@ class KeyedCalls(CollectionBase):
         `events`: as for `upsert`, with what the machine calls an event (`Machine.event_fields`) in place of values.
         """
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
-        return _write_events(self.handle, "transition", events, options, seal, late, self._late_counts)
+        return _commit_events(self.handle, "transition", events, options, seal, late, self._late_counts)
 
     @property
     def late_counts(self) -> dict[str, int]:
@@ -197,7 +197,7 @@ class WritingCalls(KeyedCalls):
             handle.engine.abandon(writes)
             raise make_seal_error(seal)
         return handle.submit(
-            "write", [*with_token(token, [self.id], [*expected, *writes, *sealing]), *options.notes([self.id])]
+            "write", [*add_token(token, [self.id], [*expected, *writes, *sealing]), *options.notes([self.id])]
         )
 
     def update(
@@ -364,7 +364,7 @@ class WritingCalls(KeyedCalls):
             current one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
         """
         self.handle.check_plausible("upper", upper, allow_future=allow_future)
-        return seal(self.handle, upper, expected_upper=expected_upper)
+        return commit_seal(self.handle, upper, expected_upper=expected_upper)
 
     def seal_to(self, upper: int | Moment | Antichain, *, allow_future: bool = False) -> CommitFuture:
         """Seal a keyed collection at least to upper: `seal_to(max_time - lateness)`.
@@ -419,7 +419,7 @@ def upsert_rows(
     """
     check_upserts(handle)
     if handle.as_keyed().keyed is not None:
-        return _write_events(handle, "upsert", rows, options, seal, late, late_counts, may_delete=may_delete)
+        return _commit_events(handle, "upsert", rows, options, seal, late, late_counts, may_delete=may_delete)
     end = _check_event_arguments(handle, "upsert", options, seal, late)
     if late == "collect":
         raise InvalidUsage(
@@ -435,7 +435,7 @@ def upsert_rows(
                 raise make_seal_error(seal)
             commit.overwrite(handle, rows, time=None if stamp is None else stamp.time, by_key=True)
         else:
-            events = plain_events(handle, rows, stamp, may_delete=may_delete)
+            events = convert_plain_events(handle, rows, stamp, may_delete=may_delete)
             if end is not None and events.at_commit and len(events.table):
                 raise make_seal_error(seal)
             commit.add_upsert(handle, events)
@@ -451,7 +451,7 @@ def _can_stream(rows: Any, stamp: Stamp | None) -> bool:
     return is_reader and (stamp is None or isinstance(stamp.time, int))
 
 
-def _write_events(
+def _commit_events(
     handle: CollectionHandle,
     action: str,
     events: Any,
@@ -462,10 +462,11 @@ def _write_events(
     *,
     may_delete: bool = True,
 ) -> CommitFuture:
+    """Commit events of a collection, and perhaps a seal."""
     get_keyed_form(handle)
     end = _check_event_arguments(handle, action, options, seal, late)
     handle = handle.dating(allow_future=options.allow_future)
-    taken = take_events(handle, events, handle.stamp(options.time, None), may_delete=may_delete)
+    taken = convert_events(handle, events, handle.stamp(options.time, None), may_delete=may_delete)
     counts = late_counts if late == "collect" else None
     asked = AskedEvents(taken, end, options.token, tuple(options.notes([handle.id])), late=counts)
     return submit_keyed(handle, action, asked)

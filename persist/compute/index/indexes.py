@@ -32,7 +32,7 @@ from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
 from persist.core.names import INDEX_PREFIX, OWN_PREFIX, make_index_name
 from persist.core.state_rules.contents import CollectionState, get_last_sealed
-from persist.engine.location.arrangements import list_arrangements, steps_to_drop
+from persist.engine.location.arrangements import list_arrangements, make_drop_steps
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.write.commit_future import CommitFuture
@@ -171,7 +171,9 @@ def is_indexable(schema: CollectionSchema, column: str) -> bool:
     return column not in schema.json and is_flat(schema.arrow.field(column).type)
 
 
-def draft(handle: CollectionHandle, schema: CollectionSchema, wanted: Sequence[int]) -> tuple[Index, kinds.Create]:
+def draft_index(
+    handle: CollectionHandle, schema: CollectionSchema, wanted: Sequence[int]
+) -> tuple[Index, kinds.Create]:
     """Return an index that is not there yet, and the step that creates it.
 
     Args:
@@ -202,7 +204,7 @@ def drop_index(handle: CollectionHandle, columns: Sequence[str]) -> CommitFuture
     indexes = load_indexes(handle)
     for index in indexes:
         if index.name_columns(schema) == names or list_ids(schema, names) == index.indexed:
-            return handle.engine.submit("drop_index", *steps_to_drop(handle.engine, [index.contents]))
+            return handle.engine.submit("drop_index", *make_drop_steps(handle.engine, [index.contents]))
     present = [list(index.name_columns(schema) or ()) for index in indexes]
     raise InvalidUsage(
         f"collection {handle.name!r} has no index by {list(names)}; it has {present or 'none'}: name the columns of one"

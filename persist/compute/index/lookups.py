@@ -29,8 +29,8 @@ from persist.engine.read.following.changes import read_changes
 from persist.engine.read.lookups.matching import estimate_matching, read_matching
 from persist.engine.read.merging import Form, read_snapshot, repeat_rows
 from persist.engine.read.parts.reader import PartReader, make_collected_error
-from persist.engine.read.planning.scan import Scan, narrow_scan, negate
-from persist.engine.read.planning.snapshot_plan import plan_changes_scan, snapshot_scan
+from persist.engine.read.planning.scan import Scan, narrow_scan, negate_diffs
+from persist.engine.read.planning.snapshot_plan import plan_changes_scan, plan_snapshot
 from persist.engine.read.results.snapshot import Snapshot
 
 PAYS = 2  # An index is used if it reads so many times less.
@@ -72,8 +72,8 @@ class Path:
             for table in read_matching(self.contents, self._rename_keys(keys), reader):
                 yield table.select([*self.held_columns, "_diff"]).rename_columns(names)
             if self.changes is not None:
-                new = among(read_changes(self.changes, reader), keys).select(names)
-                yield negate(new) if self.is_ahead else new
+                new = filter_by_keys(read_changes(self.changes, reader), keys).select(names)
+                yield negate_diffs(new) if self.is_ahead else new
         except MissingBlob as error:
             raise make_collected_error(error) from error
 
@@ -81,7 +81,7 @@ class Path:
         return keys.select([*self.columns]).rename_columns([*self.contents.schema.key_names])
 
 
-def among(table: pa.Table, keys: pa.Table, *, others: bool = False) -> pa.Table:
+def filter_by_keys(table: pa.Table, keys: pa.Table, *, others: bool = False) -> pa.Table:
     """Return the rows that have one of some keys in the columns of these; or the others."""
     names = keys.column_names
     sorted_keys = SortedKeys.of(keys, names)
@@ -114,7 +114,7 @@ def plan_paths(
         first, last = sorted((index.as_of, as_of))
         if first < contents.since or last >= contents.upper:
             continue
-        index_scan = snapshot_scan(
+        index_scan = plan_snapshot(
             index.contents, index.handle.schema, index.as_of, [held_names[name] for name in requested]
         )
         new = plan_changes_scan(contents, schema, first + 1, last + 1, requested) if first < last else None
@@ -184,6 +184,7 @@ class FoundByIndex:
         return iter([table]) if form == "diff" else repeat_rows(table, self.scan)
 
     def _find_matching_rows(self, reader: PartReader) -> pa.Table:
+        """Return the collection's rows that the index finds."""
         path, scan = self.path, self.scan
         names, kinds = [*path.names, "_diff"], scan.empty([*path.names, "_diff"]).schema
         tables = [kinds.empty_table()]
@@ -193,7 +194,7 @@ class FoundByIndex:
                 tables.append(filter_table(table, scan.filter, names, scan.schema.arrow))
         if self.changes is not None:
             new = read_changes(self.changes, reader)
-            tables.append((negate(new) if path.is_ahead else new).select(names).cast(kinds))
+            tables.append((negate_diffs(new) if path.is_ahead else new).select(names).cast(kinds))
         return consolidate(pa.concat_tables(tables), [*scan.columns]).select([*scan.columns, "_diff"])
 
 
@@ -217,7 +218,7 @@ def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max
     paths = plan_paths(handle, handle.fold(peeked), scan.schema, scan.as_of, requested, adds_key=True)
     if count_erasures(handle.get_known_state()) != erasures:
         return None
-    candidates = [candidate for path in paths if (candidate := _plan_find(path, scan)) is not None]
+    candidates = [candidate for path in paths if (candidate := _plan_lookup(path, scan)) is not None]
     best = min(candidates, key=lambda candidate: candidate.memory, default=None)
     return None if best is None or best.memory > bytes_max or PAYS * best.memory > scan.memory else best
 
@@ -228,8 +229,8 @@ def enable_index_reads(handle: CollectionHandle, snapshot: Snapshot) -> Snapshot
     return snapshot
 
 
-def _plan_find(path: Path, scan: Scan) -> FoundByIndex | None:
-    """Return what an index finds of a scan."""
+def _plan_lookup(path: Path, scan: Scan) -> FoundByIndex | None:
+    """Return a plan that finds a scan's rows by an index, or None."""
     changes = path.changes if path.changes is None else narrow_scan(path.changes, scan.filter)
     if path.changes is not None and changes is None:
         return None

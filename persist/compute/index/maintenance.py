@@ -20,7 +20,7 @@ from persist.codecs.updates.inputs import TableStream
 from persist.compute.index.indexes import (
     Index,
     check_columns,
-    draft,
+    draft_index,
     list_ids,
     load_index,
     load_indexes,
@@ -44,7 +44,7 @@ from persist.core.state_rules.contents import CollectionState, get_first_time
 from persist.core.state_rules.erasures import count_erasures
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.reads import snapshot
-from persist.engine.location.arrangements import list_arrangements, steps_to_drop
+from persist.engine.location.arrangements import list_arrangements, make_drop_steps
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_handle_by_id, open_handle
@@ -88,14 +88,14 @@ def build_index(handle: CollectionHandle, wanted: Sequence[int], old: Index | No
     Raises:
         CollectionExists: another client has built it.
     """
-    drops = [] if old is None else steps_to_drop(handle.engine, [old.contents])[0]
+    drops = [] if old is None else make_drop_steps(handle.engine, [old.contents])[0]
     contents = handle.contents()
     if contents.upper == 0:
-        index, create = draft(handle, contents.schema, wanted)
+        index, create = draft_index(handle, contents.schema, wanted)
         _make(handle, index, [*drops, create], None, get_first_time(contents), wanted, count_erasures(contents))
         return index
     with snapshot(handle.newest(), form="diff") as contents_as_of:
-        index, create = draft(handle, contents_as_of.scan.result_schema, wanted)
+        index, create = draft_index(handle, contents_as_of.scan.result_schema, wanted)
         _make(handle, index, [*drops, create], contents_as_of, contents_as_of.as_of, wanted, count_erasures(contents))
     return load_index(handle.engine, index.handle.id) or index
 
@@ -162,7 +162,7 @@ def bring_up(handle: CollectionHandle, *, least_rows: int = 0) -> None:
     `least_rows`: leave those alone that lack fewer changes, in few parts.
     """
     commit_with_retry(
-        partial(_bring_up, handle, least_rows),
+        partial(_refresh_indexes, handle, least_rows),
         action="refresh",
         clock=handle.engine.clock,
         conflicts=(*CAME_BETWEEN, CollectionNotFound),
@@ -170,10 +170,11 @@ def bring_up(handle: CollectionHandle, *, least_rows: int = 0) -> None:
     )
 
 
-def _bring_up(handle: CollectionHandle, least_rows: int) -> None:
+def _refresh_indexes(handle: CollectionHandle, least_rows: int) -> None:
+    """Refresh or rebuild the stale indexes of a collection."""
     contents = handle.contents()
     schema = handle.load_schema(contents, None)
-    stale = [index for index in load_indexes(handle) if _is_due(index, contents, least_rows)]
+    stale = [index for index in load_indexes(handle) if _is_refresh_due(index, contents, least_rows)]
     going_on = [index for index in stale if index.fits(schema) and _can_continue(index, contents)]
     for index in stale:
         if index not in going_on:
@@ -181,10 +182,11 @@ def _bring_up(handle: CollectionHandle, least_rows: int) -> None:
     if going_on:
         with Commit(handle.engine) as commit:
             for index in going_on:
-                _continue(commit, handle.newest(), contents, index)
+                _add_new_updates(commit, handle.newest(), contents, index)
 
 
-def _is_due(index: Index, contents: CollectionState, least_rows: int) -> bool:
+def _is_refresh_due(index: Index, contents: CollectionState, least_rows: int) -> bool:
+    """Return whether an index lags by so many rows."""
     if index.contents.upper >= contents.upper:
         return not index.fits(contents.schema)
     new = [part for part in contents.history_parts if part.time_max > index.as_of]
@@ -195,7 +197,8 @@ def _can_continue(index: Index, contents: CollectionState) -> bool:
     return make_index_hold_name(index.handle.id) in contents.holds and max(index.as_of, 0) >= contents.since
 
 
-def _continue(commit: Commit, handle: CollectionHandle, contents: CollectionState, index: Index) -> None:
+def _add_new_updates(commit: Commit, handle: CollectionHandle, contents: CollectionState, index: Index) -> None:
+    """Add to a commit what the index lacks, and a seal."""
     id_, index_id = handle.id, index.handle.id
     until = contents.upper
     schema = handle.load_schema(contents, None)
@@ -217,12 +220,12 @@ def keep_indexes_current(engine: Engine) -> None:
 
     def look_after(contents: CollectionState) -> bool:
         alive = engine_ref()
-        return alive is not None and _keep(alive, contents)
+        return alive is not None and _maintain_collection(alive, contents)
 
     engine.writer("index").compaction.also.append(look_after)
 
 
-def _keep(engine: Engine, contents: CollectionState) -> bool:
+def _maintain_collection(engine: Engine, contents: CollectionState) -> bool:
     """Do the due work for a collection; return whether it is an index, which is dropped with its collection."""
     if read_indexed_ids(contents) is not None and contents.view is not None:
         (collection,) = contents.view["inputs"]

@@ -7,7 +7,7 @@ at nothing else that its user may read. Views, which are kept up to date, are in
 
 from persist.compute.query.copying import copy_rows
 from persist.compute.query.databases import QueryLimits
-from persist.compute.query.definition import Definition, statement_kind
+from persist.compute.query.definition import Definition, classify_statement
 from persist.compute.query.parsing import walk_parts
 from persist.compute.query.result import QUERIES_MAX, AsOf, Queries, QueryResult, check_reads
 from persist.compute.query.statements import Outcome, execute

@@ -46,19 +46,19 @@ class TableAbout:
         return self.table if self.schema == MAIN else f"{self.schema}.{self.table}"
 
 
-def contents_of(engine: Engine) -> list[CollectionState]:
+def load_all_states(engine: Engine) -> list[CollectionState]:
     """Return the state of each collection, all at one point of the log."""
     names, ids = engine.names(""), engine.follower.state.ids
     return engine.follower.read_known_states([(ids[name], name) for name in names if name in ids])[1]
 
 
-def tables_there(engine: Engine) -> list[TableAbout]:
+def list_tables(engine: Engine) -> list[TableAbout]:
     """Return all collections, by schema and table."""
-    tables = map(table_about, contents_of(engine))
+    tables = map(describe_table, load_all_states(engine))
     return sorted(tables, key=lambda about: (about.schema, about.table))
 
 
-def table_about(contents: CollectionState) -> TableAbout:
+def describe_table(contents: CollectionState) -> TableAbout:
     """Describe a collection as a table."""
     schema, _, table = contents.name.rpartition(".")
     known = contents.schema
@@ -67,7 +67,7 @@ def table_about(contents: CollectionState) -> TableAbout:
     return TableAbout(schema or MAIN, table, contents.view is not None, key, columns)
 
 
-def asks_what_there_is(parsed: Any) -> bool:
+def reads_catalog(parsed: Any) -> bool:
     """Return whether a parsed query asks for tables, columns or the like."""
     for node in walk_parts(parsed):
         kind, name = node.get("type"), str(node.get("table_name") or "")
@@ -81,7 +81,7 @@ def asks_what_there_is(parsed: Any) -> bool:
     return False
 
 
-def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str]) -> None:
+def create_tables(connection: Any, tables: Sequence[TableAbout], known: Collection[str]) -> None:
     """Make all tables of a connection, without rows. `known`: the names of collections that are there already."""
     names: dict[tuple[str, str], str] = {}
     for about in tables:

@@ -44,7 +44,10 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
     duckdb = require_package(DUCKDB)
     source, target = parts
     failed: list[Exception] = []
-    with QueryResult(engine, _query(source), None, variables=variables) as result, duckdb.connect() as connection:
+    with (
+        QueryResult(engine, _parse_copied_query(source), None, variables=variables) as result,
+        duckdb.connect() as connection,
+    ):
 
         def batches() -> Iterator[pa.RecordBatch]:
             try:
@@ -73,7 +76,7 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
     return target.strip() if file is None else file[1].replace("''", "'"), int(rows)
 
 
-def _query(source: str) -> str:
+def _parse_copied_query(source: str) -> str:
     """Return the query of the rows that a COPY names before its TO."""
     source = source.strip()
     if source.startswith("("):

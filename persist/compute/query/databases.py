@@ -61,7 +61,7 @@ class _Settings:
     reads_files: bool
     memory_bytes: int | None
 
-    def open(self) -> Any:
+    def open_database(self) -> Any:
         """Return a new database."""
         duckdb = require_package(DUCKDB)
         if self.memory_bytes is None:
@@ -84,7 +84,7 @@ class Lent:
 
     def __init__(self, settings: _Settings) -> None:
         self._kind = os.getpid(), settings
-        self._database = _take_idle(self._kind) or settings.open()
+        self._database = _take_idle(self._kind) or settings.open_database()
         self.connection = self._database.cursor()
         self.is_empty = False
 
@@ -103,7 +103,7 @@ class Lent:
 
 def open_database(limits: QueryLimits) -> Any:
     """Return a connection to an empty database that reads no files; the caller closes it."""
-    return _Settings(False, limits.memory_bytes).open()
+    return _Settings(False, limits.memory_bytes).open_database()
 
 
 @contextmanager

@@ -14,13 +14,13 @@ import pyarrow as pa
 
 from persist.codecs.types.arrow_types import JSON
 from persist.codecs.types.sql_names import fold_case
-from persist.compute.query.catalog import declare, table_about
+from persist.compute.query.catalog import create_tables, describe_table
 from persist.compute.query.copying import is_copy
 from persist.compute.query.databases import QueryLimits, lend_database
 from persist.compute.query.parsing import refuse_statement
 from persist.compute.query.result import check_arrow_types
 from persist.compute.query.statement_text import is_statement, split_text
-from persist.compute.query.tables import MAIN, Path, explain_refusal, format_path, parts_of, resolve_table, words_of
+from persist.compute.query.tables import MAIN, Path, explain_refusal, format_path, resolve_table, split_name, words_of
 from persist.core.errors import InvalidUsage
 from persist.core.names import check_free_name
 from persist.core.state_rules.contents import CollectionState
@@ -71,7 +71,7 @@ class Definition:
         verb, kind, condition = (
             " ".join((match[part] or "").upper().split()) for part in ("verb", "kind", "condition")
         )
-        return cls(verb, kind, condition, parts_of(match["path"]), match["rest"], match["replace"] is not None)
+        return cls(verb, kind, condition, split_name(match["path"]), match["rest"], match["replace"] is not None)
 
     @property
     def words(self) -> str:
@@ -111,7 +111,7 @@ class Definition:
         with lend_database(limits=QueryLimits()) as lent:
             connection = lent.connection
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {format_path(path[:1])}")
-            self._run(connection, path)
+            self._run_on(connection, path)
             if "collate" in {*map(str.lower, words_of(self.rest))}:
                 raise _refuse(name, "COLLATE")
             for kind, names, text in connection.execute(_CONSTRAINTS).fetchall():
@@ -124,18 +124,18 @@ class Definition:
                     raise _refuse(name, f"{column} … {default}")
             relation = connection.sql(f"FROM {format_path(path)} LIMIT 0")
             check_arrow_types(relation)
-            fields = [field.with_nullable(field.name not in not_null) for field in _fields_of(relation)]
+            fields = [field.with_nullable(field.name not in not_null) for field in _list_fields(relation)]
         return pa.schema(fields), key
 
     def change_table(self, contents: CollectionState) -> "TableChange":
         """Return what a DROP, ALTER or COMMENT does to a collection."""
-        about = table_about(contents)
+        about = describe_table(contents)
         path = (about.schema, about.table)
         with lend_database(limits=QueryLimits()) as lent:
             connection = lent.connection
-            declare(connection, [about], ())
+            create_tables(connection, [about], ())
             before = _Catalog.read(connection)
-            self._run(connection, path)
+            self._run_on(connection, path)
             if self.verb == "DROP":
                 if re.search(r"\bcascade\b", self.rest, re.IGNORECASE):
                     raise InvalidUsage(
@@ -150,10 +150,12 @@ class Definition:
                 return TableChange(comments={n: text for n, text in after.comments.items() if fold_case(n) == column})
             if after.table != before.table:
                 return TableChange(name=after.table if about.schema == MAIN else f"{about.schema}.{after.table}")
-            types = pa.schema([] if about.is_view else _fields_of(connection.sql(f"FROM {format_path(path)} LIMIT 0")))
-            return TableChange(evolution=self._evolution(before.columns, after.columns, types))
+            types = pa.schema(
+                [] if about.is_view else _list_fields(connection.sql(f"FROM {format_path(path)} LIMIT 0"))
+            )
+            return TableChange(evolution=self._diff_columns(before.columns, after.columns, types))
 
-    def _evolution(self, before: "_Columns", after: "_Columns", types: Any) -> dict[str, Any]:
+    def _diff_columns(self, before: "_Columns", after: "_Columns", types: Any) -> dict[str, Any]:
         """Return arguments of `evolve`; none if an IF EXISTS does not apply."""
         added = [name for name in after if name not in before]
         dropped = [name for name in before if name not in after]
@@ -179,7 +181,7 @@ class Definition:
             "or rename the table"
         )
 
-    def _run(self, connection: Any, path: Path) -> None:
+    def _run_on(self, connection: Any, path: Path) -> None:
         """Run the statement on the table of another path."""
         column = format_path(self.path[-1:]) if self.kind == "COLUMN" else ""
         words = (self.verb, "OR REPLACE" * self.is_replacing, self.kind, self.condition)
@@ -195,7 +197,7 @@ class Definition:
             raise InvalidUsage(f"there are {len(statements)} statements: give one, which is one commit")
 
 
-def _fields_of(relation: Any) -> list[pa.Field]:
+def _list_fields(relation: Any) -> list[pa.Field]:
     """Return the columns of an empty table, for which Arrow has types; it has text for JSON."""
     kinds = zip(relation.types, relation.to_arrow_table().schema, strict=True)
     return [field.with_type(JSON) if str(kind) == "JSON" else field for kind, field in kinds]
@@ -242,7 +244,7 @@ class _Catalog:
         return cls(table, comment or "", facts, {name: comment or "" for name, *_, comment in columns})
 
 
-def statement_kind(sql: str) -> Literal["change", "definition", "copy"] | None:
+def classify_statement(sql: str) -> Literal["change", "definition", "copy"] | None:
     """Return the kind of statement that a text begins like; None for a query."""
     if is_statement(sql):
         return "change"

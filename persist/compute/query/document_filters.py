@@ -68,19 +68,19 @@ def find_document_filters(parsed: Any, tables: Mapping[Path, Sequence[str]]) -> 
         selected = {fold_case(item["alias"]) for item in node["select_list"]}
         columns = {fold_case(name): name for name in tables[path] if fold_case(name) not in selected}
         names = {fold_case(table["alias"] or table["table_name"])}
-        tests = [_make_test(condition, columns, names) for condition in conjuncts(node["where_clause"])]
+        tests = [_convert_condition(condition, columns, names) for condition in iterate_conjuncts(node["where_clause"])]
         if conditions := [test for test in tests if test is not None]:
             filters[path] = reduce(and_, conditions)
     return filters
 
 
-def conjuncts(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def iterate_conjuncts(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the conditions that a parsed one joins by AND."""
     if node["type"] != "CONJUNCTION_AND":
         yield node
         return
     for child in node["children"]:
-        yield from conjuncts(child)
+        yield from iterate_conjuncts(child)
 
 
 def _table(node: dict[str, Any]) -> Path:
@@ -88,31 +88,32 @@ def _table(node: dict[str, Any]) -> Path:
     return whole_path(tuple(part for part in parts if part))
 
 
-def _make_test(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> pc.Expression | None:
+def _convert_condition(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> pc.Expression | None:
     """Return a filter that all rows which meet a condition on a document pass, or None."""
     if node["type"] in _COMPARED:
         compare = _COMPARED[node["type"]]
         turned = _TURNED.get(compare, compare)
         left, right = node["left"], node["right"]
         for value_node, literal_node, function in ((left, right, compare), (right, left, turned)):
-            if (test := _compare(value_node, literal_node, function, columns, names)) is not None:
+            if (test := _convert_comparison(value_node, literal_node, function, columns, names)) is not None:
                 return test
     elif node["type"] in ("COMPARE_IN", "OPERATOR_IS_NOT_NULL"):
-        found = _value(node["children"][0], columns, names)
+        found = _convert_value(node["children"][0], columns, names)
         if found is None or (not found[1] and node["type"] != "COMPARE_IN"):
             return None  # A document may have JSON's null, which is not NULL.
         value, is_text = found
-        texts = [_text(child, is_text=is_text) for child in node["children"][1:]]
+        texts = [_get_constant_text(child, is_text=is_text) for child in node["children"][1:]]
         if None not in texts:
             return value.isin(pa.array(texts, pa.string())) if texts else value.is_valid()
     return None
 
 
-def _compare(
+def _convert_comparison(
     value_node: dict[str, Any], literal_node: dict[str, Any], function: Any, columns: Mapping[str, str], names: set[str]
 ) -> pc.Expression | None:
+    """Return the filter of a comparison with a constant, or None."""
     is_cast = value_node["type"] == "OPERATOR_CAST"
-    found = _value(value_node["child"] if is_cast else value_node, columns, names)
+    found = _convert_value(value_node["child"] if is_cast else value_node, columns, names)
     if found is None:
         return None
     value, is_text = found
@@ -121,11 +122,13 @@ def _compare(
         if kind not in _NUMBERS or literal["kind"] == "STRING" or not _NUMBER.fullmatch(literal["text"]):
             return None
         return make_number_condition(value, kind, _SIGNS[function], literal["text"], is_text=is_text)
-    text = _text(literal_node, is_text=is_text)
+    text = _get_constant_text(literal_node, is_text=is_text)
     return function(value, pa.scalar(text)) if text is not None and (is_text or function is pc.equal) else None
 
 
-def _value(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> tuple[pc.Expression, bool] | None:
+def _convert_value(
+    node: dict[str, Any], columns: Mapping[str, str], names: set[str]
+) -> tuple[pc.Expression, bool] | None:
     """Return a value of a document as text, and whether the node has it as text; None if a node is something else."""
     steps: list[_Step] = []
     is_text = False
@@ -137,7 +140,7 @@ def _value(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) ->
             inner, path = (argument["expression"] for argument in node["arguments"])
         else:
             return None
-        text = _text(path)
+        text = _get_constant_text(path)
         if text is None or function not in (_DOCUMENT if steps else (*_DOCUMENT, *_TEXT)):
             return None
         is_text = is_text or function in _TEXT
@@ -155,7 +158,7 @@ def _value(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) ->
     )
 
 
-def _text(node: dict[str, Any], *, is_text: bool = True) -> str | None:
+def _get_constant_text(node: dict[str, Any], *, is_text: bool = True) -> str | None:
     """Return a constant text, or the text of the value that a constant document is; None if there is none."""
     literal = node.get("literal") if node["type"] == "VALUE_CONSTANT" else None
     if not literal or literal["kind"] != "STRING":

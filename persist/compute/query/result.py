@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.arrow_types import JSON
 from persist.compute.index import enable_index_reads
-from persist.compute.query.catalog import TableAbout, asks_what_there_is, contents_of, declare, tables_there
+from persist.compute.query.catalog import TableAbout, create_tables, list_tables, load_all_states, reads_catalog
 from persist.compute.query.databases import QueryLimits, leaves_nothing, lend_database
 from persist.compute.query.document_filters import find_document_filters
 from persist.compute.query.parsing import parse_query, walk_parts
@@ -36,18 +36,18 @@ from persist.compute.query.tables import (
     add_functions,
     distinguish_tables,
     explain_refusal,
+    find_read_frames,
     format_path,
-    frames_read,
     make_dataset,
-    register,
+    move_times_to_catalogs,
+    register_table,
     resolve_table,
-    with_catalogs,
 )
 from persist.compute.query.time_windows import find_windowed_table
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.core.rendering import list_some
 from persist.core.timeline import Moment
-from persist.engine.collection.reads import snapshots_together
+from persist.engine.collection.reads import open_snapshots
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.collection_times import LATEST
 from persist.engine.location.engine import Engine
@@ -148,7 +148,7 @@ class QueryResult(ArrowResult):
             lent = opening.enter_context(lend_database(reads_files=variables is not None, limits=limits))
             self._connection = lent.connection
             adds_functions = add_functions(self._connection, sql)
-            self._text, timed = with_catalogs(sql)
+            self._text, timed = move_times_to_catalogs(sql)
             parsed = parse_query(self._text, self._connection)
             tables = _list_tables(parsed)
             collections = {path: resolve_table(path, self._collections) for path in tables}
@@ -161,24 +161,24 @@ class QueryResult(ArrowResult):
                 read = {path: _strip_times(table) for path, table in read.items()}
             for path, table in [*read.items()]:
                 if table.as_of is None and changes is not None and table.name in changes:
-                    register(self._connection, path, changes[table.name])
+                    register_table(self._connection, path, changes[table.name])
                     del read[path]
             known = {path: pins[table.name] for path, table in read.items() if pins and table.name in pins}
             known = {path: time for path, time in known.items() if read[path].as_of is None}
             bound = _bind_tables(engine, read, as_of, {**known, **(times or {})})
             filters = find_document_filters(parsed, {path: handle.schema.json for path, (handle, _) in bound.items()})
-            for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
+            for path, result in zip(bound, open_snapshots([*bound.values()]), strict=True):
                 opening.enter_context(enable_index_reads(bound[path][0], result))
                 self.times[path] = result.as_of
                 dataset = self._notes.watch(path, result, filters.get(path))
-                register(self._connection, path, dataset)
+                register_table(self._connection, path, dataset)
                 if names := bound[path][0].schema.json:
                     self._with_documents[path] = (dataset, names)
             others = [path for path, table in collections.items() if table is None]
-            for name, frame in frames_read(others, variables or {}).items():
-                register(self._connection, (name,), frame)
-            if lists_tables := asks_what_there_is(parsed):
-                declare(self._connection, tables_there(engine), {table.name for table in read.values()})
+            for name, frame in find_read_frames(others, variables or {}).items():
+                register_table(self._connection, (name,), frame)
+            if lists_tables := reads_catalog(parsed):
+                create_tables(self._connection, list_tables(engine), {table.name for table in read.values()})
             self._bind_parameters(parameters)
             has_catalogs = any(len(path) > 1 for path in tables)
             lent.is_empty = leaves_nothing(sql) and not (adds_functions or lists_tables or has_catalogs)
@@ -186,6 +186,7 @@ class QueryResult(ArrowResult):
             self._close.atexit = False
 
     def _bind_parameters(self, parameters: Sequence[Any]) -> None:
+        """Bind the query with parameters; later reads use these."""
         self._parameters = [*parameters]
         try:
             # This reads no rows: the first reading of the answer does.
@@ -193,7 +194,7 @@ class QueryResult(ArrowResult):
             check_arrow_types(relation)
             types = relation.limit(0).to_arrow_table().schema.types
         except self._refusals as error:
-            self._refuse(error)
+            self._raise_refusal(error)
         self._schema = pa.schema([*zip(relation.columns, types, strict=True)])
 
     def bind(self, parameters: Sequence[Any]) -> None:
@@ -215,10 +216,10 @@ class QueryResult(ArrowResult):
         """Return the columns of the answer as a collection of it has them: documents are JSON, and not text."""
         for path, (dataset, names) in self._with_documents.items():
             fields = [field.with_type(JSON) if field.name in names else field for field in dataset.schema]
-            register(self._connection, path, pa.schema(fields).empty_table())
+            register_table(self._connection, path, pa.schema(fields).empty_table())
         kinds = self._bind().types
         for path, (dataset, _) in self._with_documents.items():
-            register(self._connection, path, dataset)
+            register_table(self._connection, path, dataset)
             self._unread = None  # It was bound before.
         columns = zip(self._schema, kinds, strict=True)
         return pa.schema([field.with_type(JSON) if str(kind) == "JSON" else field for field, kind in columns])
@@ -236,7 +237,7 @@ class QueryResult(ArrowResult):
             self._connection.interrupt()
         if self._busy.locked():
             # DuckDB forgets an interruption that comes just before it begins.
-            later(INTERRUPT_AGAIN_S, self.interrupt, why)
+            call_later(INTERRUPT_AGAIN_S, self.interrupt, why)
 
     def explain(self) -> str:
         """Read the answer, and return how each collection was read for it, with what DuckDB asked for: `print` it.
@@ -264,7 +265,7 @@ class QueryResult(ArrowResult):
         with ExitStack() as stack:
             if self._limits is not None:
                 timeout_s = self._limits.timeout_s
-                stack.callback(later(timeout_s, self.interrupt, f"it took longer than {timeout_s:g} s").cancel)
+                stack.callback(call_later(timeout_s, self.interrupt, f"it took longer than {timeout_s:g} s").cancel)
             rows, reader = 0, None
 
             def read() -> pa.RecordBatch | None:
@@ -276,7 +277,7 @@ class QueryResult(ArrowResult):
                         reader = self._take_relation().to_arrow_reader(BATCH_ROWS) if reader is None else reader
                         return next(reader, None)
                     except self._refusals as error:
-                        self._refuse(error)
+                        self._raise_refusal(error)
 
             # The main thread runs handlers of signals, and not before DuckDB returns: so another one waits for it.
             is_main = threading.current_thread() is threading.main_thread()
@@ -304,7 +305,7 @@ class QueryResult(ArrowResult):
         if self._interrupted:
             raise InvalidUsage(f"the query was ended: {self._interrupted}")
 
-    def _refuse(self, error: Exception) -> NoReturn:
+    def _raise_refusal(self, error: Exception) -> NoReturn:
         """Raise what a refusal by DuckDB means here."""
         if self._interrupted:
             raise InvalidUsage(f"the query was ended: {self._interrupted}") from error
@@ -330,7 +331,7 @@ class QueryResult(ArrowResult):
         return f"<Answer of {self.sql:.100}>"
 
 
-def later(after_s: float, do: Callable[[str], object], argument: str) -> threading.Timer:
+def call_later(after_s: float, do: Callable[[str], object], argument: str) -> threading.Timer:
     """Call a function after so many seconds, unless the timer is cancelled."""
     timer = threading.Timer(after_s, do, [argument])
     timer.daemon = True
@@ -433,7 +434,7 @@ class Queries:
         with lend_database() as lent:
             lent.is_empty = True
             try:
-                statements = lent.connection.extract_statements(with_catalogs(sql)[0])
+                statements = lent.connection.extract_statements(move_times_to_catalogs(sql)[0])
             except duckdb.Error as error:
                 raise InvalidUsage(f"DuckDB refuses the query: {explain_refusal(error)}") from error
         names = set().union(*(statement.named_parameters for statement in statements))
@@ -443,12 +444,12 @@ class Queries:
 
     def catalogs(self) -> list[str]:
         """Return the times that have a name: the latest, and the tags of all collections."""
-        tags = {tag for contents in contents_of(self._engine) for tag in contents.tags}
+        tags = {tag for contents in load_all_states(self._engine) for tag in contents.tags}
         return [LATEST, *sorted(tags - {LATEST})]
 
     def tables(self) -> list[TableAbout]:
         """Return all collections, by schema and table."""
-        return tables_there(self._engine)
+        return list_tables(self._engine)
 
 
 def check_reads(sql: str, place: str = "this server") -> None:

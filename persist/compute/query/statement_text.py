@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from persist.compute.query.tables import DUCKDB, Path, format_path, parts_of, quote_name
+from persist.compute.query.tables import DUCKDB, Path, format_path, quote_name, split_name
 from persist.core.errors import InvalidUsage
 from persist.engine.read.results.result import require_package
 
@@ -52,10 +52,10 @@ class StatementText:
     """A statement, its parts, and what it changes. `table`: the path of the table that it changes."""
 
     def __init__(self, sql: str, match: re.Match[str]) -> None:
-        self.table: Path = parts_of(match["table"])
+        self.table: Path = split_name(match["table"])
         self._what = match["what"].lower().split()
         self._rest = sql[match.end() :]
-        self._tokens = _tokens(self._rest)
+        self._tokens = _split_tokens(self._rest)
         self._end = len(self._rest.encode())
         while self._tokens and self._tokens[-1].text == ";":
             self._end = self._tokens.pop().at
@@ -75,7 +75,7 @@ class StatementText:
     def find_touched_rows(self) -> Touched | None:
         """Return which rows it may touch; None for all rows."""
         wheres = self._find_words("where")
-        condition = self._text(wheres[-1] + 1, None) if wheres else None
+        condition = self._slice_text(wheres[-1] + 1, None) if wheres else None
         if self._what[0] == "insert":
             return Touched(self.table[-1], condition="false")
         if self._what[0] == "merge":
@@ -84,30 +84,31 @@ class StatementText:
             return None
         first = "set" if self._what[0] == "update" else "using"
         sources = self._find_words("from" if first == "set" else "using")
-        source = self._text(sources[0] + 1, wheres[-1]) if sources else None
+        source = self._slice_text(sources[0] + 1, wheres[-1]) if sources else None
         ends = self._find_words(first) or wheres
-        return Touched(self._name(self._text(0, ends[0])), source, condition)
+        return Touched(self._parse_alias(self._slice_text(0, ends[0])), source, condition)
 
     def _find_merged_rows(self) -> Touched | None:
+        """Return which rows a MERGE may touch; None for all rows."""
         using, on, whens = self._find_words("using"), self._find_words("on"), self._find_words("when")
         if not using or not whens or any(self._tokens[at - 1].text == "matched" for at in self._find_words("by")):
             return None  # WHEN NOT MATCHED BY SOURCE may touch any row.
-        name = self._name(self._text(0, using[0]))
+        name = self._parse_alias(self._slice_text(0, using[0]))
         if len(using) > 1 and using[1] < whens[0]:
-            columns = parts_of(self._text(using[1] + 1, whens[0]).strip().strip("()").replace(",", " "))
-            return Touched(name, self._text(using[0] + 1, using[1]), None, columns)
+            columns = split_name(self._slice_text(using[1] + 1, whens[0]).strip().strip("()").replace(",", " "))
+            return Touched(name, self._slice_text(using[0] + 1, using[1]), None, columns)
         if not on or on[0] > whens[0]:
             return None
-        return Touched(name, self._text(using[0] + 1, on[0]), self._text(on[0] + 1, whens[0]))
+        return Touched(name, self._slice_text(using[0] + 1, on[0]), self._slice_text(on[0] + 1, whens[0]))
 
-    def _name(self, text: str) -> str:
+    def _parse_alias(self, text: str) -> str:
         """Return the alias in a text, or else the name of the table."""
-        words = parts_of(re.sub(r"--[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL).strip())
+        words = split_name(re.sub(r"--[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL).strip())
         return words[-1] if words else self.table[-1]
 
     def new_rows(self, table: str) -> str:
         """Return a statement that inserts the rows of this INSERT into another table, whatever is there."""
-        return f"INSERT INTO {quote_name(table)} {self._text(0, self._conflict)}"
+        return f"INSERT INTO {quote_name(table)} {self._slice_text(0, self._conflict)}"
 
     def repeats(self, key: Sequence[str], columns: Sequence[str], *, differ: bool = False) -> str | None:
         """Return a query for keys of rows that this changes for several rows of its source; None if it has none.
@@ -132,25 +133,27 @@ class StatementText:
         )
 
     def _find_repeated_updates(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
+        """Return the columns and the FROM of an UPDATE's rows, or None."""
         set_at, sources = self._find_words("set"), self._find_words("from")
         if not set_at or not sources:
             return None
-        alias, names = self._alias(self._text(0, set_at[0]), key, columns)
-        source = self._text(sources[0] + 1, None)
+        alias, names = self._select_row_columns(self._slice_text(0, set_at[0]), key, columns)
+        source = self._slice_text(sources[0] + 1, None)
         return f"{names}, 'update' AS persist_action", f"{format_path(self.table)} {alias}, {source}"
 
     def _find_repeated_merges(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
+        """Return the columns and the FROM of a MERGE's rows, or None."""
         using, whens = self._find_words("using"), self._find_words("when")
         if not using or not whens:
             return None
-        alias, names = self._alias(self._text(0, using[0]), key, columns)
-        source = self._text(using[0] + 1, whens[0])
+        alias, names = self._select_row_columns(self._slice_text(0, using[0]), key, columns)
+        source = self._slice_text(using[0] + 1, whens[0])
         actions = []
         for at, end in zip(whens, [*whens[1:], None], strict=True):
             if self._tokens[at + 1].text == "matched":
                 then = next(place for place in self._find_words("then") if place > at)
-                condition = self._text(at + 3, then) if self._tokens[at + 2].text == "and" else "true"
-                action = self._text(then + 1, end).split()[0].lower().strip(";")
+                condition = self._slice_text(at + 3, then) if self._tokens[at + 2].text == "and" else "true"
+                action = self._slice_text(then + 1, end).split()[0].lower().strip(";")
                 shown = f"'{action}'" if action in ("update", "delete") else "NULL"
                 actions.append(f"WHEN (\n{condition}\n) THEN {shown}")
         if not actions:
@@ -158,9 +161,9 @@ class StatementText:
         action = f"CASE {' '.join(actions)} END AS persist_action"
         return f"{names}, {action}", f"{format_path(self.table)} {alias} JOIN {source}"
 
-    def _alias(self, text: str, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
+    def _select_row_columns(self, text: str, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
         """Return the alias of the table as it is written, and the columns of a query that tell its rows apart."""
-        name = quote_name(self._name(text))
+        name = quote_name(self._parse_alias(text))
         row = name if "rowid" in map(str.lower, columns) else f"{name}.rowid"
         keys = (f"{name}.{quote_name(column)} AS {quote_name(f'persist_key_{at}')}" for at, column in enumerate(key))
         return text, ", ".join([f"{row} AS persist_row", *keys])
@@ -178,13 +181,13 @@ class StatementText:
             if token.text == word and token.is_outside and (word != "from" or self._tokens[at - 1].text != "distinct")
         ]
 
-    def _text(self, begin: int, end: int | None) -> str:
+    def _slice_text(self, begin: int, end: int | None) -> str:
         """Return the text from one token up to another."""
         ends = [*(token.at for token in self._tokens), self._end]
         return self._rest.encode()[ends[begin] : ends[len(ends) - 1 if end is None else end]].decode()
 
 
-def statement_text(sql: str) -> StatementText | None:
+def parse_statement_text(sql: str) -> StatementText | None:
     """Return the parts of a statement; None if a text begins like none."""
     match = _BEGINNING.match(sql) if isinstance(sql, str) else None
     return None if match is None else StatementText(sql, match)
@@ -198,13 +201,13 @@ def is_statement(sql: str) -> bool:
 def split_text(sql: str, word: str) -> tuple[str, str] | None:
     """Return what comes before and after the first such keyword outside of brackets; None if there is none."""
     text = sql.encode()
-    for token in _tokens(sql):
+    for token in _split_tokens(sql):
         if token.text == word and token.is_outside:
             return text[: token.at].decode(), text[token.at + len(word) :].decode()
     return None
 
 
-def _tokens(sql: str) -> list[_Token]:
+def _split_tokens(sql: str) -> list[_Token]:
     text, made, depth = sql.encode(), list[_Token](), 0
     tokens = require_package(DUCKDB).tokenize(sql)
     for (at, kind), end in zip(tokens, [*(at for at, _ in tokens[1:]), len(text)], strict=False):

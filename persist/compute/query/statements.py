@@ -24,8 +24,8 @@ import pyarrow.types as pat
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.compute.query.databases import QueryLimits, leaves_nothing, lend_database
-from persist.compute.query.result import later
-from persist.compute.query.statement_text import StatementText, statement_text
+from persist.compute.query.result import call_later
+from persist.compute.query.statement_text import StatementText, parse_statement_text
 from persist.compute.query.tables import (
     DUCKDB,
     FILES_REMEDY,
@@ -35,19 +35,19 @@ from persist.compute.query.tables import (
     add_functions,
     distinguish_tables,
     explain_refusal,
+    find_read_frames,
     find_sql_schema,
     format_path,
-    frames_read,
     iterate_paths,
     list_paths,
     make_dataset,
     make_schema,
     match_collection,
+    move_times_to_catalogs,
     quote_name,
-    register,
+    register_table,
     resolve_table,
     whole_path,
-    with_catalogs,
 )
 from persist.compute.query.touched_rows import read_touched
 from persist.core.antichain import END
@@ -138,7 +138,9 @@ def execute(
     names = engine.names("")
     sql, statement, handle = parse_statement_parts(engine, sql, names)
     others = list_other_tables(sql, statement.table, handle.name, names)
-    frames = frames_read([path for path in list_paths(sql) if match_collection(path, names) is None], variables or {})
+    frames = find_read_frames(
+        [path for path in list_paths(sql) if match_collection(path, names) is None], variables or {}
+    )
     count = 0
 
     def rewritten(read: ReadRows) -> Rewrite | None:
@@ -148,13 +150,13 @@ def execute(
             connection = lent.connection
             running(connection.interrupt)
             if limits is not None:
-                stack.callback(later(limits.timeout_s, lambda why: connection.interrupt(), "time").cancel)
+                stack.callback(call_later(limits.timeout_s, lambda why: connection.interrupt(), "time").cancel)
             try:
                 make_table(connection, statement.table, handle)
                 for path, table in others.items():
                     add_table(connection, path, table, statement.table, handle, stack)
                 for name, frame in frames.items():
-                    register(connection, (name,), frame)
+                    register_table(connection, (name,), frame)
                 adds_functions = add_functions(connection, sql)
                 connection.extract_statements(sql)  # Which is SQL, before its parts are looked at.
                 reads_itself = is_read(sql, statement.table) or TableAt(handle.name) in others.values()
@@ -187,8 +189,8 @@ def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[s
     `names`: of all collections.
     """
     engine.writer("sql")
-    sql, _ = with_catalogs(sql)
-    statement = statement_text(sql)
+    sql, _ = move_times_to_catalogs(sql)
+    statement = parse_statement_text(sql)
     if statement is None:
         raise InvalidUsage(
             f"{sql!r:.100} is not a statement that changes a collection: begin with UPDATE, DELETE FROM, INSERT "
@@ -212,6 +214,7 @@ def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[s
 
 
 def _match_table(path: Path, names: list[str]) -> str:
+    """Return the collection of a path; raise InvalidUsage without one."""
     table = resolve_table(path, names)
     if table is None:
         wanted = ".".join(path)
@@ -249,7 +252,7 @@ def add_table(
         return
     with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
         other = snapshot(load_handle(handle.engine, table.name), table.as_of, timeout_s=0.0)
-        register(connection, path, make_dataset(other.schema, stack.enter_context(other).read_narrowed))
+        register_table(connection, path, make_dataset(other.schema, stack.enter_context(other).read_narrowed))
 
 
 def check_each_row_once(connection: Any, statement: StatementText, handle: CollectionHandle) -> None:

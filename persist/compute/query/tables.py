@@ -108,7 +108,7 @@ def whole_path(path: Path) -> Path:
     return tuple(map(fold_case, (MAIN, *path) if len(path) == 1 else path))
 
 
-def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
+def register_table(connection: Any, parts: Sequence[str], dataset: Any) -> None:
     """Make a dataset a table of a connection: in a schema if it has two parts, and in a catalog if it has three."""
     check_sql_names(".".join(parts), dataset.schema)
     if isinstance(dataset, pa.Table):
@@ -201,7 +201,7 @@ def _check_intervals(column: pa.Array) -> None:
             _check_intervals(inner)
 
 
-def frames_read(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str, pa.Table]:
+def find_read_frames(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str, pa.Table]:
     """Return the caller's frames whose variables have the name of a table in the query."""
     frames: dict[str, tuple[str, Any]] = {}
     for name in {path[0]: None for path in paths if len(path) == 1}:
@@ -289,7 +289,7 @@ class TimedTable:
         return InvalidUsage(f"{wanted!r} is not a collection, so it has no times{hint} the collections are {[*names]}")
 
 
-def with_times(sql: str, named: Callable[[TimedTable], str]) -> str:
+def rename_timed_tables(sql: str, named: Callable[[TimedTable], str]) -> str:
     """Rename the tables of a query that have a time.
 
     `named`: the name of such a table, in quotes; it ends with the table's own.
@@ -299,13 +299,13 @@ def with_times(sql: str, named: Callable[[TimedTable], str]) -> str:
         if match["asked"] is None:
             return match[0]
         if match["time"] is None:
-            return _check_refusal(sql, match)
-        return named(TimedTable(parts_of(match["table"]), _unquote(match["time"])))
+            return _explain_time_syntax(sql, match)
+        return named(TimedTable(split_name(match["table"]), _unquote(match["time"])))
 
     return _TOKEN.sub(renamed, sql) if isinstance(sql, str) else sql
 
 
-def with_catalogs(sql: str) -> tuple[str, dict[Path, TimedTable]]:
+def move_times_to_catalogs(sql: str) -> tuple[str, dict[Path, TimedTable]]:
     """Return a query whose tables say their times by catalogs, and these tables."""
     timed: dict[Path, TimedTable] = {}
 
@@ -314,10 +314,10 @@ def with_catalogs(sql: str) -> tuple[str, dict[Path, TimedTable]]:
         timed[path] = table
         return format_path(path)
 
-    return with_times(sql, format_timed_path), timed
+    return rename_timed_tables(sql, format_timed_path), timed
 
 
-def parts_of(name: str) -> tuple[str, ...]:
+def split_name(name: str) -> tuple[str, ...]:
     """Return the parts of the name of a table, as SQL has it."""
     matches = _PART.finditer(name)
     return tuple((m[1] or "").replace('""', '"') or (m[2] or "").replace("``", "`") or m[3] for m in matches)
@@ -327,12 +327,12 @@ def words_of(sql: str) -> Iterable[str]:
     """Return all names of a query, and its other words, as they are written."""
     for match in _TOKEN.finditer(sql):
         if match["skipped"] is None:
-            yield from parts_of(match[0])
+            yield from split_name(match[0])
 
 
 def iterate_paths(sql: str) -> Iterator[Path]:
     """Yield each name in a statement with what stands before it: tables, columns, and its other words."""
-    return (parts_of(match[0]) for match in _PATH.finditer(sql) if match["skipped"] is None)
+    return (split_name(match[0]) for match in _PATH.finditer(sql) if match["skipped"] is None)
 
 
 def list_paths(sql: str) -> Iterable[Path]:
@@ -340,7 +340,7 @@ def list_paths(sql: str) -> Iterable[Path]:
     return dict.fromkeys(iterate_paths(sql))
 
 
-def _check_refusal(sql: str, match: re.Match[str]) -> str:
+def _explain_time_syntax(sql: str, match: re.Match[str]) -> str:
     rest = sql[match.end() :].split("\n")[0][:40].strip()
     if match["for"] is None and (not rest or rest[0] in ",);"):
         return match[0]  # A column with the name version, here called "of".

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.sql_names import fold_case
-from persist.compute.query.document_filters import conjuncts
+from persist.compute.query.document_filters import iterate_conjuncts
 from persist.compute.query.statement_text import StatementText, Touched
-from persist.compute.query.tables import DUCKDB, Path, format_path, quote_name, register
+from persist.compute.query.tables import DUCKDB, Path, format_path, quote_name, register_table
 from persist.engine.collection.keyed_events import ReadRows
 from persist.engine.read.results.result import require_package
 
@@ -52,26 +52,26 @@ def read_touched(
     duckdb = require_package(DUCKDB)
     try:
         if statement.is_upsert:
-            return _with_new_keys(connection, statement, schema, read)
+            return _read_inserted_keys(connection, statement, schema, read)
         touched = statement.find_touched_rows()
         if touched is None:
             return None
         if touched.condition == "false":
             return iter(())
         names = [] if touched.source is None else _columns(connection, touched.source)
-        pairs = _equal_columns(connection, touched, statement.table, schema, names)
+        pairs = _find_equal_columns(connection, touched, statement.table, schema, names)
         if touched.source is not None and pairs:
-            by = _values(connection, touched.source, pairs, schema)
+            by = _read_source_keys(connection, touched.source, pairs, schema)
             if by is not None:
                 return read(by)
-        return None if touched.condition is None else _that_pass(connection, touched, schema, read)
+        return None if touched.condition is None else _read_passing(connection, touched, schema, read)
     except duckdb.InterruptException:
         raise
     except duckdb.Error:
         return None  # The statement itself is refused then, or DuckDB needs its whole text.
 
 
-def _with_new_keys(
+def _read_inserted_keys(
     connection: Any, statement: StatementText, schema: CollectionSchema, read: ReadRows
 ) -> Iterator[pa.Table]:
     """Return the rows whose keys an INSERT brings again."""
@@ -86,7 +86,7 @@ def _columns(connection: Any, source: str) -> list[str]:
     return [fold_case(name) for name in connection.sql(f"SELECT * FROM {source}\nLIMIT 0").columns]
 
 
-def _equal_columns(
+def _find_equal_columns(
     connection: Any, touched: Touched, table: Path, schema: CollectionSchema, source: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Return columns of the collection, each with the column of the source that it equals, as SQL."""
@@ -98,17 +98,17 @@ def _equal_columns(
     query = f"SELECT 1 WHERE ({touched.condition}\n)"
     parsed = json.loads(connection.execute("SELECT json_serialize_sql($1)", [query]).fetchall()[0][0])
     pairs = list[tuple[str, str]]()
-    for node in conjuncts(parsed["statements"][0]["node"]["where_clause"]) if not parsed["error"] else ():
+    for node in iterate_conjuncts(parsed["statements"][0]["node"]["where_clause"]) if not parsed["error"] else ():
         if node["type"] != "COMPARE_EQUAL":
             continue
-        sides = [_column(node[side], (touched.alias, *table), stored, source) for side in ("left", "right")]
+        sides = [_parse_column(node[side], (touched.alias, *table), stored, source) for side in ("left", "right")]
         for left, right in (sides, sides[::-1]):
             if left is not None and right is not None and left[0] and not right[0]:
                 pairs.append((stored[fold_case(left[1])], right[2]))
     return pairs
 
 
-def _column(
+def _parse_column(
     node: dict[str, Any], names: Path, stored: dict[str, str], source: Sequence[str]
 ) -> tuple[bool, str, str] | None:
     """Return whether a column is of the collection, its name, and its text; None for anything else.
@@ -129,7 +129,7 @@ def _column(
     return is_own, path[-1], format_path(path)
 
 
-def _values(
+def _read_source_keys(
     connection: Any, source: str, pairs: Sequence[tuple[str, str]], schema: CollectionSchema
 ) -> pc.Expression | pa.Table | None:
     """Return the keys, or else a filter, of rows with values of a source; None if DuckDB must compare."""
@@ -162,7 +162,7 @@ def _table(connection: Any, query: str, schema: CollectionSchema, names: Sequenc
     return connection.sql(query).to_arrow_table().cast(fields)
 
 
-def _that_pass(connection: Any, touched: Touched, schema: CollectionSchema, read: ReadRows) -> Iterator[pa.Table]:
+def _read_passing(connection: Any, touched: Touched, schema: CollectionSchema, read: ReadRows) -> Iterator[pa.Table]:
     """Return the rows that pass the condition of a statement, by a query of DuckDB over all rows."""
     from persist.engine.read.results.dataset import ResultDataset
 
@@ -175,7 +175,7 @@ def _that_pass(connection: Any, touched: Touched, schema: CollectionSchema, read
     condition = f"({touched.condition}\n)"
     if touched.source is not None:
         condition = f"EXISTS (SELECT 1 FROM {touched.source} WHERE {condition})"
-    register(connection, (_ROWS,), ResultDataset(fields, narrowed))
+    register_table(connection, (_ROWS,), ResultDataset(fields, narrowed))
     try:
         alias = quote_name(touched.alias)
         query = f"SELECT {alias}.* FROM {quote_name(_ROWS)} AS {alias} WHERE {condition}"

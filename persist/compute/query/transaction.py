@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.compute.query.catalog import contents_of
+from persist.compute.query.catalog import load_all_states
 from persist.compute.query.databases import QueryLimits, lend_database, open_database
-from persist.compute.query.result import Queries, QueryResult, later
+from persist.compute.query.result import Queries, QueryResult, call_later
 from persist.compute.query.statement_text import StatementText
 from persist.compute.query.statements import (
     add_rows,
@@ -43,7 +43,7 @@ from persist.compute.query.tables import (
     make_dataset,
     make_schema,
     quote_name,
-    register,
+    register_table,
     whole_path,
 )
 from persist.compute.query.touched_rows import read_touched
@@ -125,7 +125,7 @@ class Transaction:
         self._engine = engine
         self._limits = limits
         self._as_of = as_of
-        self._began: dict[str, CollectionState] = {state.name: state for state in contents_of(engine)}
+        self._began: dict[str, CollectionState] = {state.name: state for state in load_all_states(engine)}
         self._pins = {name: state.upper - 1 for name, state in self._began.items() if 0 < state.upper < END}
         self._stack = ExitStack()
         self._connection: Any = None
@@ -140,7 +140,7 @@ class Transaction:
 
     def ask(self, sql: str) -> QueryResult:
         """Return the answer of a query, with the changes of the transaction. Raises as `QueryResult`."""
-        timer = later(self._limits.timeout_s, self.interrupt, "time")
+        timer = call_later(self._limits.timeout_s, self.interrupt, "time")
         try:
             for changed in self._changed.values():
                 changed.load(self._connection, None)
@@ -155,7 +155,7 @@ class Transaction:
         result = QueryResult(self._engine, sql, self._as_of, limits=self._limits, pins=pins, changes=changes)
         try:
             for name in result.names:
-                began = self._check_there(name)
+                began = self._require_collection(name)
                 if began.upper == 0 and self._as_of is None and name not in self._changed:
                     raise AsOfNotSealed(None, to_antichain(0), 0.0)  # Later times are not those of the beginning.
         except InvalidUsage:
@@ -169,14 +169,14 @@ class Transaction:
         duckdb = require_package(DUCKDB)
         names = self._engine.names("")
         sql, statement, handle = parse_statement_parts(self._engine, sql, names)
-        self._check_there(handle.name)
+        self._require_collection(handle.name)
         read_tables = list_other_tables(sql, statement.table, handle.name, names)
         connection = self._database()
         failed: list[PersistError] = []
         with ExitStack() as stack:
-            stack.callback(later(self._limits.timeout_s, self.interrupt, "time").cancel)
+            stack.callback(call_later(self._limits.timeout_s, self.interrupt, "time").cancel)
             try:
-                changed = self._table(connection, statement, handle, failed)
+                changed = self._open_table(connection, statement, handle, failed)
                 reads_itself = is_read(sql, statement.table) or TableAt(handle.name) in read_tables.values()
                 if reads_itself:
                     changed.load(connection, None)
@@ -184,7 +184,7 @@ class Transaction:
                     if other is not changed and has_unparsed_mention(sql, other.path[-1], ()):
                         other.load(connection, None)
                 for path, table in read_tables.items():
-                    self._add(connection, path, table, stack)
+                    self._add_readable(connection, path, table, stack)
                 add_functions(connection, sql)
                 if not changed.is_whole:
                     rows = read_touched(connection, sql, statement, handle.schema, changed.read)
@@ -218,7 +218,7 @@ class Transaction:
             return
         with Commit(self._engine, action="sql") as commit:
             for name, changed in self._changed.items():
-                commit.rewrite(changed.handle, partial(self._rewritten, changed, self._began[name]))
+                commit.rewrite(changed.handle, partial(self._make_rewrite, changed, self._began[name]))
             for name in self._read - self._changed.keys() if is_serializable else ():
                 if name in self._began:
                     began = self._began[name]
@@ -240,7 +240,7 @@ class Transaction:
             self._connection = self._stack.enter_context(lend_database(limits=self._limits)).connection
         return self._connection
 
-    def _rewritten(self, changed: _Table, began: CollectionState, read: ReadRows) -> Rewrite:
+    def _make_rewrite(self, changed: _Table, began: CollectionState, read: ReadRows) -> Rewrite:
         """Return the rows that go and come, if nobody has changed the old contents.
 
         The commit calls this again after each conflict.
@@ -249,11 +249,11 @@ class Transaction:
         if (now.upper, now.id, count_erasures(now)) != (began.upper, began.id, count_erasures(began)):
             raise self._conflict(began, now)
         if changed.handle.keyed is not None:
-            return self._with_events(changed, began, read)
+            return self._make_event_rewrite(changed, began, read)
         before, after = (read_table(self._connection, path, changed.handle) for path in (changed.began, changed.path))
         return Rewrite(before, after)
 
-    def _with_events(self, changed: _Table, began: CollectionState, read: ReadRows) -> Rewrite:
+    def _make_event_rewrite(self, changed: _Table, began: CollectionState, read: ReadRows) -> Rewrite:
         """Return the rows of a keyed collection that go and come, with pending events."""
         connection, handle = self._connection, changed.handle
         before, after = format_path(changed.began), format_path(changed.path)
@@ -275,14 +275,14 @@ class Transaction:
     def _conflict(self, began: CollectionState, now: CollectionState) -> UpperMismatch:
         return attach_timeline(UpperMismatch(to_antichain(began.upper), to_antichain(now.upper)), began.timeline)
 
-    def _check_there(self, name: str) -> CollectionState:
+    def _require_collection(self, name: str) -> CollectionState:
         """Return a collection as it was when the transaction began. Raises InvalidUsage if it was made later."""
         began, ids = self._began.get(name), self._engine.follower.state.ids
         if began is None or ids.get(name) != began.id:
             raise InvalidUsage(f"{name!r} was made after the transaction began: begin again to use it")
         return began
 
-    def _table(
+    def _open_table(
         self, connection: Any, statement: StatementText, handle: CollectionHandle, failed: list[PersistError]
     ) -> _Table:
         """Return the table of the collection that a statement changes; make it if it is not there."""
@@ -295,14 +295,14 @@ class Transaction:
         if table is None:
             read: ReadRows = lambda by: iter(())  # noqa: E731
             if (as_of := self._pins.get(handle.name)) is not None:
-                read = reading_snapshot(self._stack.enter_context(snapshot(handle, as_of, timeout_s=0.0)))
+                read = make_snapshot_reader(self._stack.enter_context(snapshot(handle, as_of, timeout_s=0.0)))
             table = _Table(handle, path, note_failures(read, failed))
             for each in (path, table.began):
                 make_table(connection, each, handle)
             self._tables[handle.name] = table
         return table
 
-    def _add(self, connection: Any, path: Path, at: TableAt, stack: ExitStack) -> None:
+    def _add_readable(self, connection: Any, path: Path, at: TableAt, stack: ExitStack) -> None:
         """Let a statement read a collection that it does not change, by this path, until the stack is left."""
         is_present = at.as_of in (None, LATEST)
         table = self._tables.get(at.name) if is_present else None
@@ -319,14 +319,14 @@ class Transaction:
         with suppress(AsOfNotSealed, CollectionNotFound):  # Likewise.
             as_of = self._pins.get(at.name) if is_present else at.as_of
             contents = stack.enter_context(snapshot(load_handle(self._engine, at.name), as_of, timeout_s=0.0))
-            register(connection, path, make_dataset(contents.schema, contents.read_narrowed))
+            register_table(connection, path, make_dataset(contents.schema, contents.read_narrowed))
             name = format_path(path) if len(path) > 1 else path[0]
             stack.callback(connection.unregister, name)
             if len(path) > 1:
                 stack.callback(connection.execute, f"DROP VIEW {format_path(path)}")
 
 
-def reading_snapshot(contents: Snapshot) -> ReadRows:
+def make_snapshot_reader(contents: Snapshot) -> ReadRows:
     """Return a function that reads a snapshot."""
 
     def read(by: pc.Expression | pa.Table | None) -> Iterator[pa.Table]:

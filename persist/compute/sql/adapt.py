@@ -339,6 +339,7 @@ class Adapter:
         return _pick_columns(TopK(node, order, limit, offset), map_)
 
     def _read_limit(self, plan: Json, which: str) -> int | None:
+        """Return a constant LIMIT or OFFSET; None without one."""
         value = plan.get(which, {"type": "UNSET"})
         if value["type"] == "UNSET":
             return None
@@ -365,12 +366,13 @@ class Adapter:
         return [part for parts in every for part in parts]
 
     def except_(self, plan: Json) -> Node:
-        return self._set_operation(plan, "except")
+        return self._adapt_set_operation(plan, "except")
 
     def intersect(self, plan: Json) -> Node:
-        return self._set_operation(plan, "intersect")
+        return self._adapt_set_operation(plan, "intersect")
 
-    def _set_operation(self, plan: Json, how: Any) -> Node:
+    def _adapt_set_operation(self, plan: Json, how: Any) -> Node:
+        """Translate an EXCEPT or INTERSECT."""
         left, right = self._child(plan), self._child(plan, 1)
         self._refuse_intervals(infer_types(left), how.upper())
         if plan.get("setop_all"):

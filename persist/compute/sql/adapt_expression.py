@@ -142,6 +142,7 @@ class Expressions:
         self.refuse(f"{node.get('expression_class')} is not supported in a view", node)
 
     def _translate_constant(self, node: Json) -> Term:
+        """Return a constant of the plan as a term."""
         value = node["value"]
         if is_nested(value["type"]) or differs_in_arrow(value["type"]):
             return self._make_duckdb_call({**node, "return_type": value["type"]})
@@ -158,6 +159,7 @@ class Expressions:
         return constant(kind, str(literal))
 
     def _translate_case(self, node: Json) -> Term:
+        """Return a CASE as a term."""
         kind = self.infer_type(node["return_type"], node)
         arguments: list[Term] = []
         for check in node["case_checks"]:
@@ -206,6 +208,7 @@ class Expressions:
         return kind == "BOUND_FUNCTION" and (_name_function(node) is None or any(map(is_nested, child_types)))
 
     def _make_duckdb_call(self, node: Json) -> Term:
+        """Return a call that DuckDB computes, with its columns as arguments."""
         text = Text(self.translate, self.refuse, self._is_by_duckdb, self.check)
         sql_text, kind = self._cast_to_arrow(text.of(node), node["return_type"], node)
         return make_sql_call("duckdb", kind, Lit(pa.scalar(sql_text)), *text.columns, at=self._get_query_position(node))
@@ -243,6 +246,7 @@ class Expressions:
         return lists
 
     def _translate_call(self, node: Json) -> Term:
+        """Return a function call as a term."""
         name = read_function_name(node)
         function = _find_python_function(node)
         if function is not None:

@@ -21,7 +21,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
 from persist.core.names import check_free_name
 from persist.core.state_rules.collection_rules import ExpectDerived, list_derived_holds
-from persist.engine.location.arrangements import steps_to_drop
+from persist.engine.location.arrangements import make_drop_steps
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import OnEngine, load_handle, to_engine
 from persist.engine.write.operations import Step
@@ -114,7 +114,7 @@ class _Planner:
         planned = [self._plan_change(name) for name in self._sort_names()]
         self._check_readers()
         gone = {name: view.handle.contents() for name, view in self._gone.items()}
-        steps, names = steps_to_drop(self._engine, [*gone.values()])
+        steps, names = make_drop_steps(self._engine, [*gone.values()])
         holds = {view.id: list_derived_holds(view) for view in gone.values()}
         ids = [step.collection for step in steps if isinstance(step, kinds.Destroy)]
         steps = [*(ExpectDerived(id_, holds[id_]) for id_ in ids if id_ in holds), *steps]  # Readers come first.
@@ -126,6 +126,7 @@ class _Planner:
         return ViewsPlan(self._engine, changes, steps, names)
 
     def _load_view(self, name: str) -> LiveView | None:
+        """Return the existing view of a name; None without one."""
         check_free_name(name)
         if name not in self._engine.names():
             return None
@@ -138,6 +139,7 @@ class _Planner:
         return LiveView(handle, definition)
 
     def _find_unwanted(self) -> dict[str, LiveView]:
+        """Return the existing views that have no definition, by name."""
         unwanted = {}
         for name in self._engine.names():
             handle = load_handle(self._engine, name)
@@ -160,6 +162,7 @@ class _Planner:
             raise InvalidUsage(f"views cannot read each other in a circle: {circle}") from error
 
     def _plan_change(self, name: str) -> Change:
+        """Return the change for one definition: create, replace or none."""
         spec, view = self._wanted[name], self._present.get(name)
         draft = _name_view_in_errors(name, partial(draft_view, self._catalog, name, spec.sql, spec.key, spec.start))
         why = "it is not there" if view is None else _describe_difference(view, draft, spec.start)
@@ -197,6 +200,7 @@ def _name_view_in_errors(name: str, what: Callable[[], Found]) -> Found:
 
 
 def _describe_difference(view: LiveView, draft: Draft, start: Start) -> str | None:
+    """Return how a view differs from its definition; None if equal."""
     old, new = view.definition, draft.definition
     if old.sql.strip() != new.sql.strip():
         return "its query has changed"

@@ -50,7 +50,7 @@ def read_function_name(node: Json) -> str:
 
 
 @cache
-def _definite_functions() -> frozenset[str]:
+def _list_definite_functions() -> frozenset[str]:
     with get_calculator().cursor() as connection:
         rows = connection.execute(
             "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'scalar'"
@@ -70,7 +70,7 @@ def strip_text_cast(node: Json) -> Json:
 
 def is_definite(name: str) -> bool:
     """Return whether a DuckDB function depends on its arguments alone."""
-    return name in _definite_functions()
+    return name in _list_definite_functions()
 
 
 def is_nested(kind: Json) -> bool:
@@ -204,6 +204,7 @@ class Text:
         return self._format_column(node)
 
     def _format_column(self, node: Json) -> str:
+        """Return a column as a numbered argument."""
         term = self._term(node)
         if term not in self.columns:
             self.columns.append(term)
@@ -249,6 +250,7 @@ class Text:
         return f"CAST({_format_literal(str(literal))} AS {name_type(kind)})"
 
     def _format_call(self, node: Json) -> str:
+        """Return the SQL text of a function call."""
         kind, children = node["type"], node.get("children") or []
         if kind == "OPERATOR_CAST":
             tries = node.get("function_data", {}).get("try_cast")
@@ -289,6 +291,7 @@ class Text:
         return f"{quote_name(name)}({', '.join(self._format_arguments(node, children))})"
 
     def _format_arguments(self, node: Json, children: Sequence[Json]) -> list[str]:
+        """Return the SQL texts of a call's arguments."""
         names = node.get("named_arguments") or []
         lambdas = [at for at, child in enumerate(children) if child.get("expression_class") == "BOUND_LAMBDA"]
         if lambdas:

@@ -39,6 +39,7 @@ def is_by_place(node: Json) -> bool:
 
 
 def _find_constant(node: Json) -> Json | None:
+    """Return the constant that a node is, without casts; else None."""
     node = strip_text_cast(node)
     while node.get("type") == "OPERATOR_CAST":
         node = node["children"][0]
@@ -92,6 +93,7 @@ def add_positional_windows(
 
 
 def _check_arguments(node: Json, of: Expressions) -> None:
+    """Raise InvalidUsage for unsupported arguments of a window by position."""
     of.check(node)
     if node.get("ignore_nulls") or node.get("arg_orders") or node.get("filters") or node.get("filter_expr"):
         of.refuse("IGNORE NULLS, FILTER and ORDER BY inside go with a constant number in a view", node)

@@ -106,6 +106,7 @@ def plan_query(
 def _plan_uncached(
     whole: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[str, KeyedForm]
 ) -> tuple[Node, list[tuple[str, str]]]:
+    """Return the rewritten plan and the columns of a query."""
     sql, is_final = split_emission(whole)
     late_by = derive_lateness(sql, schemas, keyed) if is_final else None
     names_row_id = names_column(sql, _ROW_ID)

@@ -38,7 +38,7 @@ def load_or_create_view(
     def load_or_create() -> LiveView:
         if not is_new and engine.find_newest_id(name) is not None:
             return _load_if_same(engine, name, sql, key, start, options)
-        return _create(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
+        return _create_view(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
 
     # Another client created it in between, or has let an input be compacted.
     return commit_with_retry(
@@ -53,6 +53,7 @@ def load_or_create_view(
 def _load_if_same(
     engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
 ) -> LiveView:
+    """Return the existing view; raise an error if its definition differs."""
     if load_definition(load_handle(engine, name)) is None:
         raise InvalidUsage(f"there is a collection {name!r} that is not a view: choose another name for the view")
     live = load_view_by_name(engine, name, options)
@@ -70,7 +71,7 @@ def _load_if_same(
     return live
 
 
-def _create(
+def _create_view(
     engine: Engine,
     name: str,
     sql: str,
@@ -80,6 +81,7 @@ def _create(
     *,
     keeps_groups: bool,
 ) -> LiveView:
+    """Commit a new view; return it."""
     draft = draft_view(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
     for reason in list_unbounded_joins(draft.bound, estimate_sizes(engine, draft.definition.reads)):
         warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=6)  # At the client's caller.

@@ -116,6 +116,7 @@ class Catalog:
         return estimate_sizes(self._engine, {name: readable.id for name, readable in reads.items()})
 
     def _load_stored(self, id_: str, name: str) -> Readable:
+        """Return an existing collection as the draft reads it."""
         handle = load_handle_by_id(self._engine, id_, name)
         contents, definition = handle.contents(), load_definition(handle)
         inputs = () if definition is None else definition.inputs
@@ -213,7 +214,7 @@ def _draft_collection(
         keeps_plan: store the plan that refreshes run.
     """
     ids = {read_name: readable.id for read_name, readable in reads.items()}
-    schema = _build_schema(what.columns, what.key, unit, documents)
+    schema = _make_schema(what.columns, what.key, unit, documents)
     output = Readable(id_, what.name, schema, unit, None, begin, tuple(every), is_view=True)
     relation = rewrite_plan(what.plan, statistics) if relation is None else relation
     try:
@@ -300,9 +301,10 @@ def find_column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int
     return tuple(sorted(ids[name] for name in names))
 
 
-def _build_schema(
+def _make_schema(
     columns: Sequence[tuple[str, str]], keys: Sequence[str], unit: str | None, documents: Sequence[str]
 ) -> CollectionSchema:
+    """Return the schema of a view from its query's columns."""
     kinds = {name: JSON if name in documents and name not in keys else to_arrow(kind) for name, kind in columns}
     schema = CollectionSchema.of(
         {name: kinds[name] for name in keys},

@@ -127,6 +127,7 @@ def parse_statement(sql: str) -> Any:
 
 @lru_cache(maxsize=4)  # Creating a view needs the statement three times.
 def _parse_uncached(sql: str) -> Any:
+    """Parse the one statement of a text; raise InvalidUsage if it fails."""
     with _open_binder(sql) as connection:
         answer = _parse_json(_fetch_text(connection, _PARSE, sql, sql))
     if answer["error"]:
@@ -234,7 +235,7 @@ def _open_binder(sql: str) -> Iterator[Any]:
     """
     duckdb = load_duckdb()
     _check_text(sql)
-    with _one_at_a_time, closing(_database(duckdb).cursor()) as connection:
+    with _one_at_a_time, closing(_open_database(duckdb).cursor()) as connection:
         connection.begin()
         try:
             yield connection
@@ -247,7 +248,8 @@ _one_at_a_time = threading.Lock()
 
 
 @cache
-def _database(duckdb: Any) -> Any:
+def _open_database(duckdb: Any) -> Any:
+    """Return a new empty database for binding queries."""
     database = duckdb.connect(":memory:", config={"enable_external_access": "false", "threads": "1"})
     database.execute("SET GLOBAL TimeZone = 'UTC'")  # As in the computation of a view; otherwise it is the machine's.
     forbid_indefinite(database)

@@ -179,6 +179,7 @@ class ViewProgram(Program):
         return whole
 
     def _make_title(self, name: str) -> str:
+        """Return how explanations name a view."""
         id_ = find_owner(name)
         owner = next((name for name, view in self._views.items() if view.handle.id == id_), None) if id_ else None
         return f"view {name}" if owner is None else f"groups of view {owner}"

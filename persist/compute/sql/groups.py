@@ -85,7 +85,7 @@ def cut_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = N
     def below(node: Node) -> Node:
         """Replace the aggregates of a relation from the bottom up."""
         node = map_children(node, below)
-        if not isinstance(node, Aggregate) or not _can_be_kept(node):
+        if not isinstance(node, Aggregate) or not _can_be_stored(node):
             return node
         if kept is not None:
             answer = _answer_from_groups(kept, node)
@@ -93,7 +93,7 @@ def cut_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = N
             return node if answer is None else answer[0]
         groups_cut = _SplitAggregate(node, infer_types(node.input))
         groups.append(groups_cut.groups(f"{prefix}{len(groups)}"))
-        return groups_cut.answer(groups[-1])
+        return groups_cut.compute_aggregate(groups[-1])
 
     return below(plan), groups
 
@@ -109,11 +109,12 @@ def _answer_from_groups(kept: Sequence[Groups], node: Aggregate) -> tuple[Node, 
         ):
             candidate = _SplitAggregate(node, infer_types(node.input), [*stored.aggregates])
             if len(candidate.stored) == len(stored.aggregates):
-                return candidate.answer(groups), groups
+                return candidate.compute_aggregate(groups), groups
     return None
 
 
-def _can_be_kept(node: Aggregate) -> bool:
+def _can_be_stored(node: Aggregate) -> bool:
+    """Return whether the groups of an aggregate can be stored."""
     input_types = infer_types(node.input)
     bound = {inner.number for inner in walk(node.input) if isinstance(inner, Let)}
     return (
@@ -165,7 +166,8 @@ class _SplitAggregate:
         plan = Aggregate(self.node.input, self.node.keys, tuple(self.stored), self.node.sets, complete=True)
         return Groups(name, plan, columns, tuple(key for key, _ in keys) or ("v0",))
 
-    def answer(self, groups: Groups) -> Node:
+    def compute_aggregate(self, groups: Groups) -> Node:
+        """Return the aggregate's rows, computed from stored groups."""
         names, kinds = zip(*groups.columns, strict=True)
         is_there = make_sql_call("not_equal", pa.bool_(), Place(len(self.node.keys)), _ZERO)
         return Project(Filter(Scan(groups.name, names, kinds), is_there), tuple(self.outputs))
@@ -200,6 +202,7 @@ class _SplitAggregate:
         return total if exact_type == kind else make_sql_call("cast", kind, total)
 
     def _add_aggregate(self, function: str, kind: str, arguments: tuple[Term, ...], where: Term | None) -> Place:
+        """Add a stored aggregate, unless it is there; return its column."""
         aggregation = Aggregation(function, kind, arguments, where=where)
         if aggregation not in self.stored:
             self.stored.append(aggregation)

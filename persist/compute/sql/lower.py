@@ -81,7 +81,7 @@ class Lowering:
             case Scan(collection, columns, types):
                 return _cast_columns(self._source(collection), columns, types)
             case Values():
-                return Rows.of(self._program.constant(_make_table(node)))
+                return Rows.of(self._program.constant(_make_constant_table(node)))
             case Project(input_, outputs):
                 return self.rows(input_).project(outputs)
             case Filter(input_, condition):
@@ -99,7 +99,7 @@ class Lowering:
             case TopK(input_):
                 return Rows.of(_lower_top_k(node, Rows.of(self.rows(input_).settle())))
             case SetOperation():
-                return Rows.of(self._set_operation(node))
+                return Rows.of(self._lower_set_operation(node))
             case Window(input_, calls):
                 return Rows.of(_add_windows(Rows.of(self.rows(input_).settle()), calls))
             case Unnest(input_, lists):
@@ -110,10 +110,11 @@ class Lowering:
             case Ref(number):
                 return self._known[number]
             case Recursive():
-                return Rows.of(self._recursive(node))
+                return Rows.of(self._lower_recursion(node))
         raise AssertionError(node)
 
-    def _set_operation(self, node: SetOperation) -> Stream:
+    def _lower_set_operation(self, node: SetOperation) -> Stream:
+        """Return the stream of an EXCEPT or INTERSECT."""
         left = self.rows(node.left).settle()
         right = self.rows(node.right).settle(left.columns)
         if node.how == "union":
@@ -121,7 +122,7 @@ class Lowering:
         more = (left - right).threshold(Clamped())
         return more if node.how == "except" else left - more
 
-    def _recursive(self, node: Recursive) -> Stream:
+    def _lower_recursion(self, node: Recursive) -> Stream:
         """Return the result of a recursion: in each round, step sees the rows that were new in the round before."""
         scope = self._program.scope("recursive", limit=ITERATIONS_MAX)
         anchor = self.rows(node.anchor).settle()
@@ -159,13 +160,15 @@ def _cast_columns(stream: Stream, columns: Sequence[str], types: Sequence[str]) 
 
 
 def _unnest(rows: Rows, lists: Sequence[Term]) -> Rows:
+    """Return a row for each element of the lists."""
     names = free_names((f"c{len(rows.columns) + at}" for at in range(len(lists))), rows.stream.columns)
     unnest = UnnestStage(tuple(zip(names, map(rows.term, lists), strict=True)))
     stream = rows.stream.then(LinearStep("unnest", lambda _: unnest))
     return Rows(stream, (*rows.columns, *names))
 
 
-def _make_table(node: Values) -> pa.Table:
+def _make_constant_table(node: Values) -> pa.Table:
+    """Return the rows of VALUES as a table."""
     arrays = []
     for at, kind in enumerate(node.types):
         values = (row[at] for row in node.rows)
@@ -185,6 +188,7 @@ def _add_named_terms(rows: Rows, terms: Iterable[Term], prefix: str) -> tuple[Ro
 
 
 def _lower_top_k(node: TopK, rows: Rows) -> Stream:
+    """Return the stream of the first rows in an order."""
     columns = rows.columns
     if node.limit == 0:
         return rows.stream.filter(False)
@@ -225,7 +229,7 @@ def _add_windows(rows: Rows, calls: tuple[WindowCall, ...]) -> Stream:
         rows, keys = _add_named_terms(rows, partition, "p")
         functions, computed = [], _ComputedArguments(keys, rows)
         for at in places:
-            functions.append(_window_function(computed, calls[at], names[at]))
+            functions.append(_lower_window_function(computed, calls[at], names[at]))
         columns += [names[at] for at in places]
         stream = computed.rows.stream.group_by(*dict.fromkeys(keys)).windows(functions).project(*columns)
         rows = Rows(stream, input_columns)
@@ -266,7 +270,8 @@ _UNFRAMED = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "n
 _RUNNING = ("count_star", "count", "sum", "avg", "min", "max", "bool_and", "bool_or")
 
 
-def _window_function(known: _ComputedArguments, call: WindowCall, name: str) -> WindowFunction:
+def _lower_window_function(known: _ComputedArguments, call: WindowCall, name: str) -> WindowFunction:
+    """Return the dataflow's window function for a call."""
     non_constant, constants = split_arguments(call.function, call.arguments)
     arguments, number, function = list(non_constant), 1, "sum" if call.function == "count_if" else call.function
     if function in ("lag", "lead", "nth_value") and len(arguments) > 1:
@@ -313,6 +318,7 @@ def _window_function(known: _ComputedArguments, call: WindowCall, name: str) -> 
 
 
 def _parse_whole_constant(expression: Term, function: str) -> int:
+    """Return a constant whole number; raise InvalidUsage for another argument."""
     value: Any = getattr(lower_term(expression, ()), "value", None)
     if value is None or not value.is_valid:
         raise InvalidUsage(f"{function}() takes a constant number in a view")

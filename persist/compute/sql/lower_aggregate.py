@@ -48,7 +48,7 @@ def lower_aggregate(node: Aggregate, rows: Rows, program: Program) -> Rows:
     stream = select(rows.stream, {**keys, **values, "there": Lit(pa.scalar(True))})
     union: Rows | None = None
     for grouping_set in node.sets:
-        grouped = _aggregate_set(node, stream, [[*keys][at] for at in grouping_set], kinds, program)
+        grouped = _aggregate_one_set(node, stream, [[*keys][at] for at in grouping_set], kinds, program)
         if union is not None:
             first = union.settle()
             grouped = Rows.of(first + grouped.settle(first.columns))
@@ -133,9 +133,10 @@ def keep_if(condition: Term, value: Term, schema: pa.Schema) -> Term:
     return make_sql_call("case", kind, condition, value, make_null(kind))
 
 
-def _aggregate_set(
+def _aggregate_one_set(
     node: Aggregate, stream: Stream, keys: list[str], kinds: dict[str, pa.DataType], program: Program
 ) -> Rows:
+    """Return the rows of one grouping set."""
     groups = _aggregate_groups(node, stream if keys else stream + _make_null_row(stream, program), keys)
     outputs: list[Term] = [Col(name) if name in keys else make_null(kind) for name, kind in kinds.items()]
     for at, aggregation in enumerate(node.aggregates):
@@ -155,6 +156,7 @@ def _make_null_row(rows: Stream, program: Program) -> Stream:
 
 
 def _aggregate_groups(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
+    """Return a row per key, by the operator that each aggregate needs."""
     plain, folded, apart = dict[str, Aggregation](), dict[str, Aggregation](), list[Stream]()
     for at, aggregation in enumerate(node.aggregates):
         name = f"v{at}"

@@ -72,19 +72,19 @@ def lower_join(join: Join, left: Rows, right: Rows) -> Rows:
     left, right = Rows.of(left.settle(names[:width])), Rows.of(right.settle(names[width:]))
     if join.how in ("mark", "unless"):
         # Unknown is not false there, so all conditions are looked at together.
-        return _join_mark(join.how, left, right, On(on.keys, tuple(conditions)))
+        return _join_with_mark(join.how, left, right, On(on.keys, tuple(conditions)))
     ours, right_rows = left.filter(lefts), right.filter(rights)
     if join.how == "anti":
         return _subtract(left, join_semi(ours, right_rows, on, has_one=has_one))
     rows = join_inner(ours, right_rows, on).settle(names)
     if join.how in ("left", "full", "single"):
-        rows = rows + _with_nulls(_subtract(left, join_semi(ours, right_rows, on, has_one=has_one)), rows.schema)
+        rows = rows + _add_null_columns(_subtract(left, join_semi(ours, right_rows, on, has_one=has_one)), rows.schema)
     if join.how in ("right", "full"):
-        rows = rows + _with_nulls(
+        rows = rows + _add_null_columns(
             _subtract(right, join_semi(right_rows, ours, on.turn(width, right_width))), rows.schema
         )
     if join.how == "single" and not has_one:
-        rows = rows + _second_partners(ours, right_rows, on, rows.schema)
+        rows = rows + _check_single_partners(ours, right_rows, on, rows.schema)
     return Rows.of(rows)
 
 
@@ -93,7 +93,7 @@ def _subtract(rows: Rows, others: Rows) -> Rows:
     return Rows.of(rows.stream - others.settle(rows.columns))
 
 
-def _with_nulls(rows: Rows, schema: pa.Schema) -> Stream:
+def _add_null_columns(rows: Rows, schema: pa.Schema) -> Stream:
     """Return rows with the columns of a schema; missing columns are NULL."""
     has = {*rows.columns}
     return select(
@@ -122,6 +122,7 @@ class _Sides:
 
 
 def _add_key_columns(left: Rows, right: Rows, on: On) -> _Sides:
+    """Return both sides with the join's keys as columns."""
     nulls = any(is_same for _, _, is_same in on.keys)
     pairs, ours, right_keys, stream = dict[str, str](), dict[str, Term](), dict[str, Term](), left.stream
     for left_term, right_term, is_same in on.keys:
@@ -181,7 +182,8 @@ def join_semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows
     return replace(left, stream=left.stream.cross(exists))
 
 
-def _join_mark(how: str, left: Rows, right: Rows, on: On) -> Rows:
+def _join_with_mark(how: str, left: Rows, right: Rows, on: On) -> Rows:
+    """Return the left rows, with a column that says whether each matches."""
     with_partner = join_semi(left, right, on)
     unknown, unmatched = _find_unknown(left, right, on), _subtract(left, with_partner)
     if how == "unless":
@@ -224,7 +226,7 @@ def _find_unknown(left: Rows, right: Rows, on: On) -> Rows | None:
     return _subtract(maybe, join_semi(maybe, right, on))
 
 
-def _second_partners(left: Rows, right: Rows, on: On, schema: pa.Schema) -> Stream:
+def _check_single_partners(left: Rows, right: Rows, on: On, schema: pa.Schema) -> Stream:
     """Return no rows, but raise if a left row has two partners."""
     pairs = join_inner(Rows.of(left.stream.distinct()), right, on)
     partners = free_name("partners", left.columns)

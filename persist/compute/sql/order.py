@@ -113,6 +113,7 @@ def _estimate_share(condition: Term, statistics: Statistics) -> float:
 
 
 def _estimate_join(one: Statistics, other: Statistics, keys: Sequence[tuple[Term, Term]]) -> Statistics:
+    """Estimate the rows and distinct values of an inner join."""
     values = prod(max(_estimate_values(one, a), _estimate_values(other, b)) for a, b in keys)
     if len(keys) > 1:  # Their columns depend on each other, as in a key and a reference to it.
         values = min(values, one.rows, other.rows)

@@ -52,6 +52,7 @@ class _Growth:
         return list(dict.fromkeys(lines))
 
     def _describe_join(self, node: Join) -> str:
+        """Describe a join without a key, which compares all records."""
         sides = [
             " and ".join(map(repr, self._list_growing_sources(side))) or "rows" for side in (node.left, node.right)
         ]

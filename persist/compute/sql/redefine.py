@@ -43,7 +43,7 @@ from persist.core.log.fields import Words
 from persist.core.names import GROUPS_PREFIX, LIBRARY_HOLDS, VIEW_HOLD, find_owner, find_reader, make_view_hold_name
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.schemas import load_schema_version
-from persist.engine.location.arrangements import list_arrangements, steps_to_drop
+from persist.engine.location.arrangements import list_arrangements, make_drop_steps
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_handle_by_id
@@ -109,11 +109,11 @@ def plan_redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple
         )
         schema = _derive_next_schema(changed.contents.schema, draft) if dependent is changed else None
         steps.append(kinds.Redefine(dependent.id, definition.to_json(), dependent.contents.upper_times, schema))
-        steps += _hold_steps(engine, dependent, definition, catalog, renews=dependent is changed)
+        steps += _make_hold_steps(engine, dependent, definition, catalog, renews=dependent is changed)
     unused = [
         each for each in list_arrangements(engine, view.id, [GROUPS_PREFIX]) if each.id not in draft.definition.inputs
     ]
-    steps += steps_to_drop(engine, unused)[0]
+    steps += make_drop_steps(engine, unused)[0]
     names = {dependent.id: dependent.name for dependent in every}
     for dependent in every:
         names |= {id_: catalog.by_id(id_).name for id_ in (*inputs[dependent.id], *dependent.definition.inputs)}
@@ -205,6 +205,7 @@ def _choose_next_start(dependent: Dependent, changed: Dependent, draft: Draft) -
 
 
 def _make_next_definition(dependent: Dependent, wanted: Definition, inputs: tuple[str, ...], start: int) -> Definition:
+    """Return the next definition of a view that depends on the change."""
     old = dependent.definition
     was = Earlier(old.sql, old.since)
     return msgspec.structs.replace(
@@ -238,7 +239,7 @@ def _derive_next_schema(before: CollectionSchema, draft: Draft) -> dict[str, Any
     return replace(new_schema, order=after.order).to_json()
 
 
-def _hold_steps(
+def _make_hold_steps(
     engine: Engine, dependent: Dependent, definition: Definition, catalog: Catalog, *, renews: bool
 ) -> list[kinds.SetHold | kinds.ReleaseHold]:
     """Return the steps that move the holds of a view to what it depends on from now on.
@@ -322,7 +323,7 @@ def recreate_views(engine: Engine, collections: Iterable[CollectionHandle]) -> R
     for view in every:
         _check_untied(view)
     catalog = Catalog(engine)
-    steps, names = steps_to_drop(engine, [view.contents for view in every])
+    steps, names = make_drop_steps(engine, [view.contents for view in every])
     indexed = {view.name: list_indexed_columns(view.handle) for view in every}
     for view in every:
         catalog.remove(view.name)
@@ -340,6 +341,7 @@ def recreate_views(engine: Engine, collections: Iterable[CollectionHandle]) -> R
 
 
 def _check_untied(view: Dependent) -> None:
+    """Raise InvalidUsage if a view cannot be made anew."""
     named = [hold for hold, hold_record in view.contents.holds.items() if hold_record.lease is None]
     holds = [hold for hold in named if not hold.startswith(LIBRARY_HOLDS)]
     if view.contents.tags or holds:

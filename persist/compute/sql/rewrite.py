@@ -160,6 +160,7 @@ def _push_bounds_down(node: Node, lower: Term | None, upper: Term | None) -> Nod
 
 
 def _push_into_join(join: Join, conditions: list[Term], known: Sequence[Term]) -> Node:
+    """Apply conditions below a join where possible, otherwise above."""
     width = count_columns(join.left)
     known_lefts, known_rights, _ = split_by_side(known, width)
     if join.how == "inner":
@@ -313,7 +314,7 @@ def limit_windows(plan: Node) -> Node:
     """Compute windows only over the first rows, where no others count."""
     rewritten_plan: Node = map_children(plan, limit_windows)
     if isinstance(rewritten_plan, Project) and isinstance(rewritten_plan.input, TopK):
-        return _without_order(rewritten_plan, rewritten_plan.input)
+        return _drop_order(rewritten_plan, rewritten_plan.input)
     if isinstance(rewritten_plan, Filter) and isinstance(rewritten_plan.input, Window):
         window, bound = (
             rewritten_plan.input,
@@ -326,7 +327,7 @@ def limit_windows(plan: Node) -> Node:
     return rewritten_plan
 
 
-def _without_order(shown: Project, top: TopK) -> Node:
+def _drop_order(shown: Project, top: TopK) -> Node:
     """Return columns of first rows; if these are only partition columns, any row may be the first."""
     places = {term: Place(at) for at, term in enumerate(top.partition)}
     read = set().union(*map(list_places, shown.outputs))

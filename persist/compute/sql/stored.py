@@ -82,7 +82,7 @@ class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def plan(self) -> Plan:
         """Return the plan; its answer is the last node."""
         nodes = {
-            number: Node(number, _decode(operator), inputs, _decode(columns), scope)
+            number: Node(number, _decode_value(operator), inputs, _decode_value(columns), scope)
             for number, operator, inputs, columns, scope in self.nodes
         }
         plan = Plan("view", 1, nodes)
@@ -106,7 +106,7 @@ def encode_plan(
     """
     try:
         nodes = tuple(
-            (node.number, _encode(node.operator), node.inputs, _encode(node.schema), node.scope)
+            (node.number, _encode_value(node.operator), node.inputs, _encode_value(node.schema), node.scope)
             for node in plan.nodes.values()
         )
     except _Unstorable:
@@ -139,31 +139,34 @@ def _measure(statistics: Statistics | None) -> int:
     return frexp(max(ROWS, 0.0 if statistics is None else statistics.rows))[1]
 
 
-def _encode(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
+    """Return a part of a plan as JSON."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, tuple):
-        return [*map(_encode, value)]
+        return [*map(_encode_value, value)]
     if isinstance(value, pa.DataType):
         return {"type": _spell_type(value)}
     if isinstance(value, pa.ListScalar) and value.is_valid:
-        stored = {"list": [_spell_type(value.type), [*map(_spell_constant, value.values)]]}
-        if terms.Lit(_decode(stored)) == terms.Lit(value):
+        stored = {"list": [_spell_type(value.type), [*map(_format_constant, value.values)]]}
+        if terms.Lit(_decode_value(stored)) == terms.Lit(value):
             return stored
         raise _Unstorable
     if isinstance(value, pa.Scalar):
-        return {"constant": [_spell_type(value.type), _spell_constant(value)]}
+        return {"constant": [_spell_type(value.type), _format_constant(value)]}
     if isinstance(value, pa.Schema):
         return {"columns": [[field.name, _spell_type(field.type)] for field in value]}
     if isinstance(value, pa.Table):
-        return {"records": [_encode(value.schema), [[*map(_spell_constant, column)] for column in value.columns]]}
+        return {
+            "records": [_encode_value(value.schema), [[*map(_format_constant, column)] for column in value.columns]]
+        }
     if is_dataclass(value) and _CLASSES.get(type(value).__name__) is type(value):
         encoded = [getattr(value, field.name) for field in fields(value)]
         for field in reversed(fields(value)):
             if field.default is MISSING or encoded[-1] != field.default:
                 break
             encoded.pop()
-        return {type(value).__name__: [*map(_encode, encoded)]}
+        return {type(value).__name__: [*map(_encode_value, encoded)]}
     raise _Unstorable
 
 
@@ -175,7 +178,8 @@ def _spell_type(kind: pa.DataType) -> str:
     raise _Unstorable
 
 
-def _spell_constant(value: pa.Scalar) -> str | None:
+def _format_constant(value: pa.Scalar) -> str | None:
+    """Return a constant as text; raise `_Unstorable` if it has none."""
     kind = _spell_type(value.type)
     with suppress(pa.ArrowException, InvalidUsage, ValueError, TypeError, ArithmeticError):
         text = format_scalar(value)
@@ -184,7 +188,8 @@ def _spell_constant(value: pa.Scalar) -> str | None:
     raise _Unstorable
 
 
-def _decode(value: Any) -> Any:
+def _decode_value(value: Any) -> Any:
+    """Return the part of a plan that JSON describes."""
     if isinstance(value, _PLAIN):
         return value
     payload: Any
@@ -192,7 +197,7 @@ def _decode(value: Any) -> Any:
     if kind is None or kind in _CLASSES:
         decoded = []
         for item in payload:  # A call for each would cost more than the rest.
-            decoded.append(item if isinstance(item, _PLAIN) else _decode(item))
+            decoded.append(item if isinstance(item, _PLAIN) else _decode_value(item))
         return tuple(decoded) if kind is None else _CLASSES[kind](*decoded)
     if kind == "type":
         return to_arrow(payload)
@@ -204,7 +209,7 @@ def _decode(value: Any) -> Any:
     if kind == "columns":
         return pa.schema([(name, to_arrow(type_)) for name, type_ in payload])
     assert kind == "records"
-    schema: pa.Schema = _decode(payload[0])
+    schema: pa.Schema = _decode_value(payload[0])
     return pa.table(
         [_decode_column(field.type, texts) for field, texts in zip(schema, payload[1], strict=True)], schema
     )

@@ -57,6 +57,7 @@ def apply_now_bounds(node: Node, conditions: list[Term], unit: str | None, sql: 
 
 
 def _apply_now_bound(node: Node, condition: Term, unit: str, sql: str) -> Node:
+    """Turn one condition on `_now()` into a bound of time."""
     if not isinstance(condition, Call) or not is_call(condition, *_MIRRORED):
         _refuse(condition, sql)
     left_term, right_term = condition.arguments

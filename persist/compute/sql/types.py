@@ -167,7 +167,7 @@ def infer_arrow_type(term: Term) -> pa.DataType:
 
 def constant(kind: str, text: str | None) -> Lit:
     """Return a constant of a type from its stored text; None is NULL."""
-    return Lit(_scalar(kind, to_arrow(kind), text))
+    return Lit(_parse_scalar(kind, to_arrow(kind), text))
 
 
 def to_array(literals: Iterable[Lit], kind: pa.DataType) -> pa.Array:
@@ -175,7 +175,8 @@ def to_array(literals: Iterable[Lit], kind: pa.DataType) -> pa.Array:
     return pa.array([literal.value if literal.value.is_valid else None for literal in literals], kind)
 
 
-def _scalar(kind: str, arrow: pa.DataType, text: str | None) -> pa.Scalar:
+def _parse_scalar(kind: str, arrow: pa.DataType, text: str | None) -> pa.Scalar:
+    """Return a constant from its text; None is NULL."""
     if text is None:
         return pa.scalar(None, arrow)
     if kind in INTEGERS:

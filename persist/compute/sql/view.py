@@ -39,7 +39,7 @@ from persist.core.progress import limit_work
 from persist.core.state_rules.collection_rules import ExpectDerived, list_derived_holds
 from persist.core.state_rules.contents import get_definition_number
 from persist.engine.collection.failures import record_failures
-from persist.engine.location.arrangements import steps_to_drop
+from persist.engine.location.arrangements import make_drop_steps
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_handle, load_handle_by_id
@@ -269,7 +269,7 @@ class LiveView:
         keeps_groups = has_groups(self.definition)
         draft = draft_view(catalog, view.name, sql, self.definition.key, start, keeps_groups=keeps_groups)
         contents = view.contents()
-        drops, names = steps_to_drop(self.engine, [contents])
+        drops, names = make_drop_steps(self.engine, [contents])
         expected = ExpectDerived(view.id, list_derived_holds(contents))
         steps = (expected, *drops, *draft.steps, *steps_to_describe(contents, draft))
         self.engine.submit("redefine", steps, names | {**draft.names}).result()
@@ -496,6 +496,7 @@ class ViewsTogether(Closes):
         return [None if entry is None or entry.contents is None else entry.contents.upper for entry in entries]
 
     def _follow_recreated(self) -> bool:
+        """Load views that others have made anew; return whether any were."""
         anew = [view.follow_recreated() for view in self._views]
         if any(anew):
             self.close()

@@ -142,7 +142,7 @@ class LateFilter:
         return on_time
 
 
-def without_late(engine: Engine, target: Target, parts: Sequence[Part], lower: int) -> list[Part]:
+def store_timely_parts(engine: Engine, target: Target, parts: Sequence[Part], lower: int) -> list[Part]:
     """Upload the updates of parts at times from lower on; return their new parts."""
     schema, reader = target.schema, engine.reader()
     columns = [*schema.names, "_time", "_diff"]
@@ -164,7 +164,7 @@ _ADDED = {"late_deleted": pa.bool_(), "late_time": pa.int64(), "late_reason": pa
 LateSteps = Callable[[pa.Table], tuple[list[Step], dict[str, str]]]
 
 
-def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: str) -> LateSteps:
+def make_late_step_builder(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: str) -> LateSteps:
     """Return a function of late events: the steps that add them to the collection of that name, and its name by id.
 
     Raises, when it is called:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.part.part import Part
 from persist.codecs.updates.updates import Stamp
-from persist.compute.tasks.batch_times import BatchTimes, without_late
+from persist.compute.tasks.batch_times import BatchTimes, store_timely_parts
 from persist.compute.tasks.keyed_work import (
     KeyedWork,
     Stored,
@@ -97,15 +97,15 @@ def commit_batch(engine: Engine, mark: Mark, shares: Sequence[Share], times: Bat
         CollectionNotFound, Locked, WriterFenced, UploadExpired: as `Collection.write`.
     """
     try:
-        if not _was_done(engine, mark, shares):
-            _commit(engine, mark, shares, times)
+        if not _check_repeated(engine, mark, shares):
+            _commit_shares(engine, mark, shares, times)
     except (InvalidUsage, Conflict):
         for share in shares:
             _discard(share.target, share.parts)
         raise
 
 
-def _was_done(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool:
+def _check_repeated(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool:
     """If the batch was committed before, delete what is here of it, and let this run take over."""
     contents = [share.target.at(engine).contents() for share in shares]
     if not mark.is_done(contents):
@@ -121,7 +121,8 @@ def _was_done(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool:
     return True
 
 
-def _commit(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
+def _commit_shares(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
+    """Commit the parts of a batch, the seal and its mark."""
     at_commit = times.is_plain and any(share.parts for share in shares)
 
     def plan() -> None:
@@ -155,7 +156,7 @@ def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: Batc
     for share in shares if times.late == "drop" else ():
         late = [part for part in share.parts if part.time_min < share.upper]
         if late:
-            on_time = [] if share.upper == END else without_late(engine, share.target, late, share.upper)
+            on_time = [] if share.upper == END else store_timely_parts(engine, share.target, late, share.upper)
             report_late(share.target, mark, sum(p.rows for p in late) - sum(p.rows for p in on_time))
             _replace(share, late, [*(part for part in share.parts if part not in late), *on_time])
     return times.end_after(latest)
@@ -204,7 +205,7 @@ def commit_keyed_batch(
     def commit(planned: KeyedWork) -> pa.Table | None:
         return commit_events(engine, planned, rows, more, times.late_collection)
 
-    _commit_keyed(engine, mark, work, latest, times, plan, commit, is_empty=not len(rows))
+    _commit_events(engine, mark, work, latest, times, plan, commit, is_empty=not len(rows))
 
 
 def commit_large_batch(
@@ -237,10 +238,10 @@ def commit_large_batch(
         commit_pending_events(engine, planned, stored, more, times.late_collection)
         return stored.late_events
 
-    _commit_keyed(engine, mark, work, latest, times, plan, commit)
+    _commit_events(engine, mark, work, latest, times, plan, commit)
 
 
-def _commit_keyed(
+def _commit_events(
     engine: Engine,
     mark: Mark,
     work: KeyedWork,
@@ -251,6 +252,8 @@ def _commit_keyed(
     *,
     is_empty: bool = False,
 ) -> None:
+    """Commit the events of a batch; plan again after conflicts."""
+
     def plan_and_commit() -> None:
         """Plan from the newest contents, and commit once."""
         contents = build_handle(work, engine).contents()

@@ -23,7 +23,7 @@ from persist.codecs.errors import DiffOverflow
 from persist.codecs.part.part import Part
 from persist.core.settings import Settings, open_storage
 from persist.engine.compact import LocalPartMaker, Rewrite, RunPiece
-from persist.engine.read.parts.reader import PartReader, memory_within
+from persist.engine.read.parts.reader import PartReader, estimate_memory_within
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.part_writer import PartWriter
 
@@ -62,7 +62,7 @@ class Job:
 
     def do(self, place: TaskStore) -> "Answer":
         """Do it, in a task."""
-        with _local_maker(place, self.part_bytes, self.seqno) as maker:
+        with _open_local_maker(place, self.part_bytes, self.seqno) as maker:
             sources = [part for piece in self.pieces for part in piece.scan.all_parts]
             [output] = maker.make(self.collection, [self.pieces], sources)
         return Answer(parts=output.new, added=output.added)
@@ -76,7 +76,7 @@ class Look:
 
     def do(self, place: TaskStore) -> "Answer":
         """Do it, in a task."""
-        with _local_maker(place, place.settings.tuning.part_bytes, 0) as maker:
+        with _open_local_maker(place, place.settings.tuning.part_bytes, 0) as maker:
             return Answer(touched=tuple(map(maker.is_touched, self.regions)))
 
 
@@ -112,7 +112,8 @@ def run_job(job: Job | Look, place: TaskStore) -> Answer:
 
 
 @contextmanager
-def _local_maker(place: TaskStore, part_bytes: int, seqno: int) -> Iterator[LocalPartMaker]:
+def _open_local_maker(place: TaskStore, part_bytes: int, seqno: int) -> Iterator[LocalPartMaker]:
+    """Open the store; yield a maker of parts for one task."""
     budget = place.settings.memory_budget
     storage = open_storage(place.location, place.storage_options, place.settings)
     pool = Pool(IO_THREADS, "persist-io")
@@ -129,7 +130,7 @@ def estimate_encoded_bytes(scan: Scan) -> int:
     return int(sum(part.bytes * _share(part, scan) for part in scan.all_parts))
 
 
-def result_bytes(piece: Rewrite) -> int:
+def estimate_result_bytes(piece: Rewrite) -> int:
     """Return about how many bytes a piece will take when it has been rewritten."""
     scan = piece.scan
     if piece.as_of is None or not scan.all_parts:
@@ -142,7 +143,7 @@ def result_bytes(piece: Rewrite) -> int:
 
 
 def _share(part: Part, scan: Scan) -> float:
-    return memory_within(part, scan.keys, scan.schema) / max(part.memory, 1)
+    return estimate_memory_within(part, scan.keys, scan.schema) / max(part.memory, 1)
 
 
 def cut_run(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: int, seqno: int) -> list[int | Job]:
@@ -153,15 +154,15 @@ def cut_run(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: 
             planned += [piece for piece in some if isinstance(piece, int)]
             continue
         fine = [slice for piece in some if isinstance(piece, Rewrite) for slice in _slice(piece, unit)]
-        for group in group_neighbours(fine, [result_bytes(rewrite) for rewrite in fine], unit):
-            size = sum(map(result_bytes, group))
+        for group in group_neighbours(fine, [estimate_result_bytes(rewrite) for rewrite in fine], unit):
+            size = sum(map(estimate_result_bytes, group))
             parts = max(1, round(size / part_bytes))
             planned.append(Job(collection, tuple(group), max(part_bytes, int(ROOM * size / parts)), seqno))
     return planned
 
 
 def _slice(piece: Rewrite, unit: int) -> list[Rewrite]:
-    count = round(result_bytes(piece) / unit)
+    count = round(estimate_result_bytes(piece) / unit)
     return [replace(piece, scan=scan) for scan in piece.scan.slices(count)] if count > 1 else [piece]
 
 

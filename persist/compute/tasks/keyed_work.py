@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from persist.codecs.order.arrays import get_int64_values, make_int64_array
 from persist.codecs.order.ordering import combine_chunks
 from persist.codecs.part.part import Part
-from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
+from persist.compute.tasks.batch_times import LATE_BYTES_MAX, make_late_step_builder
 from persist.compute.tasks.planned_write import Target, add_digests, check_times, log_write, upload
 from persist.core.antichain import encode_frontier, to_antichain
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
@@ -35,8 +35,8 @@ from persist.core.state_rules.collection_rules import ExpectErasures
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.keyed_rules import PlannedPend, list_due_parts, load_form
-from persist.engine.collection.keyed_events import AskedEvents, check_event_times, digest_events
-from persist.engine.collection.planned_commits import seal
+from persist.engine.collection.keyed_events import AskedEvents, check_event_times, compute_events_digest
+from persist.engine.collection.planned_commits import commit_seal
 from persist.engine.collection.planned_commits import submit as submit_keyed
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -95,27 +95,29 @@ class KeyedWork:
             rows: in the order of their arrival; or in any, with a column `_seq` that ascends in it.
             resolves: work out the updates of what is sealed; otherwise all is stored as events.
         """
-        events, late = self.to_events(_in_order(rows)), None
-        digest = None if self.token is None else digest_events(events)
+        events, late = self.to_events(_sort_by_arrival(rows)), None
+        digest = None if self.token is None else compute_events_digest(events)
         if self.collects:
             events, late = split_late(events, self.contents, self.form)
         due, after = self._split_due(events.table) if resolves else (events.table.slice(0, 0), events.table)
-        after = self._whole(after)  # Before anything is uploaded.
-        updates = self._updates(due) if len(due) else ()
+        after = self._complete_partial(after)  # Before anything is uploaded.
+        updates = self._resolve_events(due) if len(due) else ()
         parts = upload(self.target, updates) if len(due) else ()
         if self.machine.has_one_value:
             parts = tuple(part.mark_single() for part in parts)
         pended = upload(replace(self.target, schema=events.schema), [after]) if len(after) else ()
         times = pc.min_max(events.table["_time"]).as_py()
-        sent = () if late is None else (_send(late),)
+        sent = () if late is None else (_encode_late_events(late),)
         return Stored(parts, pended, len(due), events.watermarks, times["min"], digest, sent)
 
     def _split_due(self, events: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Return the events that are resolved now, and those that wait."""
         assert self.end is not None
         mask = pc.less(events["_time"], self.end)
         return events.filter(mask), events.filter(pc.invert(mask))
 
-    def _updates(self, events: pa.Table) -> Iterable[pa.Table]:
+    def _resolve_events(self, events: pa.Table) -> Iterable[pa.Table]:
+        """Return the updates that events result in."""
         assert self.end is not None
         target = self.target
         with read_engine(target.location, target.storage) as engine:
@@ -123,7 +125,7 @@ class KeyedWork:
             machine = require_machine(find_machine(self.form, self.machine, target.name), self.form, target.name)
             yield from resolve_events(self.contents, target.schema, machine, self.end, reader, events)
 
-    def _whole(self, events: pa.Table) -> pa.Table:
+    def _complete_partial(self, events: pa.Table) -> pa.Table:
         """Return events to be stored, which parts can hold only if they are whole."""
         if GIVEN not in events.column_names:
             return events
@@ -135,7 +137,8 @@ class KeyedWork:
         return events.drop_columns([GIVEN])
 
 
-def _in_order(rows: pa.Table) -> pa.Table:
+def _sort_by_arrival(rows: pa.Table) -> pa.Table:
+    """Return rows in the order in which they arrived."""
     if SEQ not in rows.column_names:
         return rows
     order = np.argsort(get_int64_values(combine_chunks(rows[SEQ])), kind="stable")
@@ -173,7 +176,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
             (min(least for least, _ in marks), max(most for _, most in marks)) if marks else None,
             min(firsts, default=None),
             add_digests(task.digest for task in tasks),
-            _few(tuple(stream for task in tasks for stream in task.late)),
+            _check_few_late(tuple(stream for task in tasks for stream in task.late)),
         )
 
     @property
@@ -201,7 +204,7 @@ def commit_events(
     `_reason`, if they are collected. Raises what `KeyedWork.to_events` and `Collection.upsert` do.
     """
     late = Counter[str]() if work.collects else None
-    also = None if late_to is None else late_steps(engine, work.target.schema, work.form, late_to)
+    also = None if late_to is None else make_late_step_builder(engine, work.target.schema, work.form, late_to)
     handle, events = build_handle(work, engine), work.to_events(rows)
     check_event_times(handle, events)
     requested = AskedEvents(events, work.end, work.token, more, late=late, late_steps=also)
@@ -229,15 +232,15 @@ def commit_resolution(
     if stored.resolved:
         resolve = kinds.Resolve(id_, encode_frontier(contents.resolved), end, (), stored.parts, watermarks=marks)
         steps = [ExpectErasures(id_, count_erasures(contents)), resolve]
-    steps += _pending(work, stored, pending_marks)
-    return _commit_parts(engine, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
+    steps += _make_pend_steps(work, stored, pending_marks)
+    return _commit_parts(engine, work, stored, [*more, *steps, *_make_token_steps(work, stored)], late_to)
 
 
 def commit_pending_events(
     engine: Engine, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
 ) -> None:
     """Commit events that tasks have stored; then seal, if that is wanted, which resolves them."""
-    steps = [*more, *_pending(work, stored, stored.watermarks), *_tokens(work, stored)]
+    steps = [*more, *_make_pend_steps(work, stored, stored.watermarks), *_make_token_steps(work, stored)]
     if steps or (stored.late and late_to is not None):
         committed = _commit_parts(engine, work, stored, steps, late_to)
         assert committed, "nothing comes in between events that are added"
@@ -248,10 +251,11 @@ def seal_committed(engine: Engine, work: KeyedWork) -> None:
     """Seal what was committed, unless it is sealed that far."""
     handle = build_handle(work, engine)
     if work.end is not None and work.end > handle.contents().upper:
-        seal(handle, work.end).result()
+        commit_seal(handle, work.end).result()
 
 
-def _pending(work: KeyedWork, stored: Stored, watermarks: Watermarks | None) -> list[Step]:
+def _make_pend_steps(work: KeyedWork, stored: Stored, watermarks: Watermarks | None) -> list[Step]:
+    """Return the step that adds the stored events, if there are any."""
     parts = stored.pended
     if not parts:
         return []
@@ -263,7 +267,8 @@ def _pending(work: KeyedWork, stored: Stored, watermarks: Watermarks | None) -> 
     return [Write(work.target.id, schema, first, 0, uploaded, is_kept=True, events=planned)]
 
 
-def _tokens(work: KeyedWork, stored: Stored) -> list[Step]:
+def _make_token_steps(work: KeyedWork, stored: Stored) -> list[Step]:
+    """Return the step that makes the collection remember the token."""
     if work.token is None:
         return []
     digest = stored.digest or 0
@@ -279,7 +284,7 @@ def _commit_parts(engine: Engine, work: KeyedWork, stored: Stored, steps: list[A
             raise UpdateNotBeyondUpper(first, to_antichain(work.contents.upper))
         check_times(build_handle(work, engine), stored.everything, allow_future=work.allow_future)
         if late_to is not None and (late := stored.late_events) is not None:
-            more, named = late_steps(engine, work.target.schema, work.form, late_to)(late)
+            more, named = make_late_step_builder(engine, work.target.schema, work.form, late_to)(late)
             steps, names = [*steps, *more], {**names, **named}
         engine.submit("upsert", steps, names).result()
     except (Superseded, UploadExpired) as error:
@@ -299,15 +304,16 @@ def _discard(target: Target, stored: Stored) -> None:
         writer.discard(stored.everything)
 
 
-def _send(late: pa.Table) -> bytes:
+def _encode_late_events(late: pa.Table) -> bytes:
+    """Return late events as an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, late.schema) as stream:
         stream.write_table(late)
-    (sent,) = _few((bytes(sink.getvalue()),))
+    (sent,) = _check_few_late((bytes(sink.getvalue()),))
     return sent
 
 
-def _few(streams: tuple[bytes, ...]) -> tuple[bytes, ...]:
+def _check_few_late(streams: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Return late events as they are; raise InvalidUsage if they are more than the driver takes."""
     size = sum(map(len, streams))
     if size > LATE_BYTES_MAX:

@@ -38,7 +38,7 @@ from persist.engine.location.opening import load_handle, open_engine, read_engin
 from persist.engine.location.writer import OpenOptions
 from persist.engine.write.part_writer import PartWriter
 from persist.engine.write.retrying import commit_with_retry
-from persist.engine.write.write_options import WriteOptions, delete_digest, overwrite_digest
+from persist.engine.write.write_options import WriteOptions, compute_delete_digest, compute_overwrite_digest
 
 logger = logging.getLogger(__name__)
 BUFFER_BYTES_MAX = 64 << 20
@@ -239,7 +239,7 @@ class PlannedWrite:
         Raises:
             CollectionNotFound; InvalidUsage: to seal rows that have no time.
         """
-        return cls._plan(options, None, at_commit=options.time is None and not has_times)
+        return cls._make_plan(options, None, at_commit=options.time is None and not has_times)
 
     @classmethod
     def overwrite(cls, options: SinkOptions, where: str | None = None) -> "PlannedWrite":
@@ -248,12 +248,13 @@ class PlannedWrite:
         Raises:
             CollectionNotFound; UpdateNotBeyondUpper: the collection is complete for ever.
         """
-        return cls._plan(options, where, replaces=True, at_commit=options.time is None)
+        return cls._make_plan(options, where, replaces=True, at_commit=options.time is None)
 
     @classmethod
-    def _plan(
+    def _make_plan(
         cls, options: SinkOptions, where: str | None, *, at_commit: bool, replaces: bool = False
     ) -> "PlannedWrite":
+        """Return the plan of a write with these options."""
         if at_commit and options.seal is not None:
             raise InvalidUsage(
                 f"seal={options.seal!r} goes with times, and these rows have none: the commit gives them one, and "
@@ -331,11 +332,12 @@ class PlannedWrite:
             nonlocal planned
             if not planned.at_commit:
                 raise error
-            planned = planned._again()
+            planned = planned._plan_again()
 
         commit_with_retry(lambda: attempt(planned), action="write", clock=SystemClock(), prepare=plan_again)
 
-    def _again(self) -> "PlannedWrite":
+    def _plan_again(self) -> "PlannedWrite":
+        """Return the same write, planned against the newest contents."""
         with read_engine(self.target.location, self.target.storage) as engine:
             handle = self.target.at(engine)
             contents = handle.contents()
@@ -356,7 +358,7 @@ class PlannedWrite:
         if not self.is_compared:
             digest = None
         if digest is not None and self.replaces:
-            digest = overwrite_digest(digest, self.overwrites_at, self.where)
+            digest = compute_overwrite_digest(digest, self.overwrites_at, self.where)
         self._commit(parts, digest)
 
     def commit_deletion(self, parts: Sequence[Part], digest: int) -> None:
@@ -364,7 +366,7 @@ class PlannedWrite:
 
         `digest`: the digest of the distinct keys; 0 for a condition.
         """
-        self._commit(parts, delete_digest(digest, self.overwrites_at, self.where))
+        self._commit(parts, compute_delete_digest(digest, self.overwrites_at, self.where))
 
     def _commit(self, parts: Sequence[Part], digest: int | None) -> None:
         with writing(self.target.location, self.target.storage) as engine:

@@ -188,7 +188,7 @@ class StreamHold:
         return f"{_MOVED}{self._anew} if this one is behind."
 
 
-def check_free(name: str, contents: CollectionState) -> None:
+def check_hold_is_free(name: str, contents: CollectionState) -> None:
     """Raise HoldMoved if there is a hold of that name, before a query writes it down as its own."""
     hold = contents.holds.get(name)
     if hold is not None:
@@ -196,6 +196,7 @@ def check_free(name: str, contents: CollectionState) -> None:
 
 
 def _explain_loss(at: Position, contents: CollectionState, anew: str) -> str:
+    """Return why a query's history is lost, and what to do."""
     since = to_antichain(contents.since)
     what = f"It kept the history after the query's position, and was removed. Since is {since}, so"
     if at.reached >= contents.since:

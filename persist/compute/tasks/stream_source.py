@@ -24,7 +24,7 @@ from persist.blob.errors import MissingBlob
 from persist.blob.lru import Cache, Kind
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.compute.tasks.stream_hold import NO_HOLD, Offset, Position, StreamHold, check_free
+from persist.compute.tasks.stream_hold import NO_HOLD, Offset, Position, StreamHold, check_hold_is_free
 from persist.core.antichain import END, to_antichain, to_time
 from persist.core.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, InvalidUsage, LeaseExpired
 from persist.core.settings import Storage, open_storage
@@ -36,7 +36,7 @@ from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.read.following.changes import Transitions, UpsertEvents
 from persist.engine.read.parts.reader import ClaimedRead, PartReader, make_collected_error
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import plan_changes_scan, snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_changes_scan, plan_snapshot
 
 COUNTS_BYTES_MAX = 32 << 20
 
@@ -105,7 +105,7 @@ class BatchEnds:
             open_counts += self._counts(part, scan, reader)
             bound = parts[at + 1].time_min if at + 1 < len(parts) else scan.time_upper
             closed = open_counts.within(0, bound)
-            end = _first_beyond(closed, updates, times, limits)
+            end = _find_first_beyond(closed, updates, times, limits)
             if end is not None:
                 return end
             updates, times = updates + int(closed.counts.sum()), times + len(closed.times)
@@ -123,6 +123,7 @@ class BatchEnds:
 
 
 def _count_times(part: Part, schema: CollectionSchema, reader: PartReader) -> TimeCounts:
+    """Return how many updates a part has at each time."""
     total = _NOTHING
     for _, table in reader.tables([part], schema, ["_time"]):
         times, counts = np.unique(table["_time"].to_numpy(), return_counts=True)
@@ -130,7 +131,7 @@ def _count_times(part: Part, schema: CollectionSchema, reader: PartReader) -> Ti
     return total
 
 
-def _first_beyond(counts: TimeCounts, updates: int, times: int, limits: BatchLimits) -> int | None:
+def _find_first_beyond(counts: TimeCounts, updates: int, times: int, limits: BatchLimits) -> int | None:
     """Return the first time that does not fit any more after so many updates of so many times, if there is one."""
     fits = np.ones(len(counts.times), np.bool_)
     if limits.updates is not None:
@@ -294,13 +295,13 @@ class StreamSource:
         self._check_collection(start)
         position_before = start.position
         if position_before is None:
-            position = self._begun = self._first(limits)
+            position = self._begun = self._find_first_end(limits)
         elif position_before.upper is None:
             position = position_before
             self._clock.sleep(self._patience_s)  # The engine calls again at once.
         else:
-            contents = self._more(position_before)
-            self._check(self._known, position_before)
+            contents = self._wait_for_more(position_before)
+            self._check_hold(self._known, position_before)
             position = position_before if contents is None else self._limit_position(contents, position_before, limits)
         self._seen = replace(start, position=position)
         if position == position_before:
@@ -318,13 +319,15 @@ class StreamSource:
         if position_before is None:
             self._hold.take(at)
         else:
-            self._check(contents, position_before)
+            self._check_hold(contents, position_before)
         self._check_reached(contents, at)
         lower = at.lower if position_before is None else position_before.upper
-        pieces = self._pieces(contents, at, lower)
+        pieces = self._plan_slices(contents, at, lower)
         if all(part.inline for piece in pieces for part in piece.scan.all_parts):
             return pieces
-        return self._pieces(self._claim(at.began if position_before is None else position_before.reached), at, lower)
+        return self._plan_slices(
+            self._claim(at.began if position_before is None else position_before.reached), at, lower
+        )
 
     def commit(self, end: Offset) -> None:
         """Let since pass what will not be read again; at the end, give the hold up. Cost: a commit, or nothing."""
@@ -332,7 +335,7 @@ class StreamSource:
         if at is None:
             return
         if at.upper is not None:
-            self._check(self._known, at)
+            self._check_hold(self._known, at)
             self._hold.move(at)
         elif at.hold in self._known.holds:  # In a query of several sources this is not the last micro-batch.
             self._hold.move(at)
@@ -353,23 +356,23 @@ class StreamSource:
         """Return how far this may go."""
         return contents.upper if self._last is None else min(contents.upper, self._last)
 
-    def _first(self, limits: BatchLimits) -> Position | None:
+    def _find_first_end(self, limits: BatchLimits) -> Position | None:
         """Return the end of the first micro-batch, and None as long as what the query begins with is not sealed."""
         hold = self._options.hold or self._drawn
-        check_free(hold, self._handle.contents())
+        check_hold_is_free(hold, self._handle.contents())
         if self._options.start is None:
             as_of = self._find_as_of()
             if as_of is None:
                 return None
             return Position(as_of, None, as_of + 1, hold)
-        lower = self._lower()
+        lower = self._get_first_time()
         if lower is None:
             return Position(None, TIME_MAX, None, hold)
         at = Position(None, lower, lower, hold)
-        contents = self._more(at)
+        contents = self._wait_for_more(at)
         return at if contents is None else self._limit_position(contents, at, limits)
 
-    def _lower(self) -> int | None:
+    def _get_first_time(self) -> int | None:
         """Return the first time wanted; None if that is none, because what is sealed is all there will ever be."""
         contents, requested = self._known, self._options.start
         assert requested is not None
@@ -394,7 +397,7 @@ class StreamSource:
 
         contents = self._follower.wait_for(sealed, self._patience_s)
         if contents is not None:
-            time = as_of if as_of is not None else _last_time(contents, self._find_sealed(contents))
+            time = as_of if as_of is not None else _find_last_time(contents, self._find_sealed(contents))
             check_readable(contents, time)
             return time
         timeout_s = self._options.timeout_s
@@ -402,7 +405,7 @@ class StreamSource:
             raise AsOfNotSealed(as_of, to_antichain(self._known.upper), timeout_s)
         return None
 
-    def _more(self, at: Position) -> CollectionState | None:
+    def _wait_for_more(self, at: Position) -> CollectionState | None:
         """Wait for a state in which more is sealed than up to a position; None if there is none soon."""
 
         def sealed() -> CollectionState | None:
@@ -417,7 +420,7 @@ class StreamSource:
         scan = plan_changes_scan(contents, self._handle.schema, at.upper, upper, ())
         return replace(at, upper=to_time(self._ends.end(scan, self._engine.reader(), limits)))
 
-    def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[PlannedSlice]:
+    def _plan_slices(self, contents: CollectionState, at: Position, lower: int | None) -> list[PlannedSlice]:
         """Cut what is read up to a position: contents, or the updates from lower on."""
         schema, contents = self._handle.schema, self._handle.fold(contents)
         raw = self._options.rows_by_key == "upserts"
@@ -428,7 +431,7 @@ class StreamSource:
         columns = (*columns, *(name for name in schema.key_names if name not in columns))
         if lower is None:
             assert at.as_of is not None
-            scan = snapshot_scan(contents, schema, at.as_of, columns, raw=raw)
+            scan = plan_snapshot(contents, schema, at.as_of, columns, raw=raw)
         else:
             try:
                 check_changes_readable(contents, lower)
@@ -475,7 +478,7 @@ class StreamSource:
             if self._engine.mode != "read":
                 self._engine.writer("reading").leases.settle(self._handle.id)
 
-    def _check(self, contents: CollectionState, at: Position) -> None:
+    def _check_hold(self, contents: CollectionState, at: Position) -> None:
         """Check that what follows a position is kept for this query, and for no other."""
         if at == self._begun:
             self._hold.take(at)  # The engine need not have planned a micro-batch that it did not request.
@@ -493,6 +496,7 @@ class StreamSource:
         )
 
     def _check_collection(self, offset: Offset) -> None:
+        """Raise InvalidUsage if an offset is of another collection."""
         beginning = self.beginning()
         if (offset.location, offset.collection) != (beginning.location, beginning.collection):
             raise InvalidUsage(
@@ -509,7 +513,7 @@ class StreamSource:
             )
 
 
-def _last_time(contents: CollectionState, upper: int) -> int:
+def _find_last_time(contents: CollectionState, upper: int) -> int:
     """Return the last time before upper; for a collection that is complete for ever, its last time with updates."""
     if upper != END:
         return upper - 1

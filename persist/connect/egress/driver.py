@@ -27,7 +27,7 @@ from persist.core.errors import InvalidUsage, TargetUnavailable
 from persist.core.progress import report_work
 from persist.core.settings import Location
 from persist.core.state_rules.contents import CollectionState
-from persist.engine.collection.failures import record_failures, tell_failure, tell_success
+from persist.engine.collection.failures import clear_failure, record_failures, store_failure
 from persist.engine.location.collection_handle import CollectionHandle
 
 logger = logging.getLogger(__name__)
@@ -98,8 +98,8 @@ def egress(
 def _drop_target(client: Client, sink: Sink, feeds: Sequence[Feed]) -> Egressed:
     """Release the holds and delete the positions of a sink."""
     names = tuple(feed.leaving.name for feed in feeds if feed.release())
-    tell_success([_first_collection(feeds)], sink.hold)
-    sink.forget(_location_id(client), [feed.leaving for feed in feeds])
+    clear_failure([_first_collection(feeds)], sink.hold)
+    sink.forget(_get_location_id(client), [feed.leaving for feed in feeds])
     return Egressed(sink.name, 0, 0, {}, names)
 
 
@@ -108,7 +108,8 @@ def _first_collection(feeds: Sequence[Feed]) -> CollectionHandle:
     return min(feeds, key=lambda feed: feed.leaving.name).handle
 
 
-def _location_id(client: Client) -> str:
+def _get_location_id(client: Client) -> str:
+    """Return the id of a client's location."""
     location = client.engine.follower.state.location
     assert location is not None, "its collections are there"
     return location
@@ -157,7 +158,7 @@ class _Egress:
 
     def _load_positions(self) -> None:
         """Open the target, and resume each feed at its position there."""
-        standing = self.sink.begin(_location_id(self.client), [feed.leaving for feed in self.feeds])
+        standing = self.sink.begin(_get_location_id(self.client), [feed.leaving for feed in self.feeds])
         for feed in self.feeds:
             feed.resume(standing.get(feed.leaving.id))
 
@@ -180,7 +181,7 @@ class _Egress:
     def _store_problem(self, problem: Exception | None) -> None:
         """Store a problem in the first collection; None clears it."""
         handles = [_first_collection(self.feeds)]
-        tell_success(handles, self.sink.hold) if problem is None else tell_failure(handles, problem, self.sink.hold)
+        clear_failure(handles, self.sink.hold) if problem is None else store_failure(handles, problem, self.sink.hold)
 
     def _make_steps(self) -> Iterator[list[Piece]]:
         """Yield the steps to take, in order. The caller applies each before the next."""

@@ -38,13 +38,13 @@ from persist.connect.egress.sink import SINK, Leaving, Piece, Reached, Standing
 from persist.core.antichain import END, to_time
 from persist.core.errors import HoldNotFound, InvalidUsage, LeaseExpired
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, get_last_sealed
-from persist.engine.collection.descriptions import describe_step, take_hold
+from persist.engine.collection.descriptions import make_describe_step, take_hold
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import Changes, Transitions
 from persist.engine.read.merging import Form, read_snapshot
 from persist.engine.read.parts.reader import ClaimedRead
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import plan_changes_scan, snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_changes_scan, plan_snapshot
 
 HASHES = 1 << 32
 CHUNK_BYTES = 16 << 20
@@ -278,7 +278,7 @@ class Feed:
         schema = self._handle.load_schema(contents, at.schema)
         bounds = (at.below, below) if schema.key_names else ()
         keys = KeyRange(*(None if bound is None else [*bound] for bound in bounds))
-        scan = replace(snapshot_scan(contents, schema, at.as_of, None), keys=keys).prune()
+        scan = replace(plan_snapshot(contents, schema, at.as_of, None), keys=keys).prune()
         scan.check_columns()
         return scan, schema, reading
 
@@ -371,7 +371,7 @@ class Feed:
             self._set_sink_name(self._sink)
 
     def _set_sink_name(self, sink: str | None) -> None:
-        step = describe_step(self._handle, None, {SINK + self._name: sink}, None, None)
+        step = make_describe_step(self._handle, None, {SINK + self._name: sink}, None, None)
         self._handle.submit("egress", [step]).result()
 
     def _compute_next_times(self, contents: CollectionState) -> tuple[int, int]:

@@ -146,6 +146,7 @@ def deliver_events(request: ReadOptions, messages: Messages, table: Callable[[],
 
 
 def _make_rejected_rows(messages: Messages, bad: list[Bad]) -> pa.Table:
+    """Return bad messages as a table with their reasons."""
     rows = pa.array([rejection.row for rejection in bad], pa.int64())
     keys: Any = pa.nulls(len(bad), pa.large_binary()) if messages.keys is None else messages.keys.take(rows)
     reasons = pa.array([rejection.reason for rejection in bad], pa.string())

@@ -261,6 +261,7 @@ def _make_changes(
     key: tuple[str, ...],
     listed: bool,
 ) -> tuple[Changes, list[Bad]]:
+    """Return rows of messages as changes, and the bad messages."""
     data, old = (to_one_array(columns[place]) for place in PLACES)
     other_columns = {name: to_one_array(columns[name]) for name in request.paths(messages)}
     other_columns.update(request.make_metadata_columns(messages, rows))

@@ -219,6 +219,7 @@ def _find_described_row(described: Described | None, places: tuple[str, ...]) ->
 
 
 def _read_values(messages: Messages, request: ReadOptions, keys: Keys, *, may_lack: bool) -> _Values:
+    """Read the rows in messages' values, old and new."""
     is_valid = get_boolean_values(messages.values.is_valid())
     rows = np.flatnonzero(is_valid)
     apart = unwrap_messages(
@@ -246,6 +247,7 @@ def _read_values(messages: Messages, request: ReadOptions, keys: Keys, *, may_la
 
 
 def _infer_row_types(groups: list[Group], request: ReadOptions) -> dict[str, pa.DataType]:
+    """Return the types of the rows' columns over all groups."""
     if request.types is not None:
         return {name: t for name, t in request.types.items() if name not in request.metadata}
     row = merge_types([pa.struct(list(list_row_types(group, PLACES, request).items())) for group in groups])
@@ -293,6 +295,7 @@ def _make_changes(
     *,
     may_lack: bool,
 ) -> tuple[Changes, list[Bad]]:
+    """Return messages as changes, and the bad messages."""
     ops = columns[OP]
     deletes = _equals(ops, "d")
     other_columns = {name: columns[name] for name in request.paths(messages)}
@@ -343,6 +346,7 @@ def _is_null(column: pa.Array) -> Mask:
 def _add_tombstones(
     changes: Changes, rows: np.ndarray, keys: Keys, messages: Messages, request: ReadOptions
 ) -> tuple[Changes, list[Bad]]:
+    """Add tombstones as deletions; return the bad ones, too."""
     if not len(rows):
         return changes, []
     if keys.columns is None:

@@ -179,6 +179,7 @@ def split_pieces(texts: pa.Array) -> Iterator[tuple[int, int]]:
 
 
 def _check_ends(texts: pa.Array) -> None:
+    """Raise Unreadable if a document does not end where its text does."""
     ends = pc.and_(pc.starts_with(texts, b"{"), pc.ends_with(texts, b"}"))
     if pc.all(ends, min_count=0).as_py():
         return
@@ -215,6 +216,7 @@ def encode_mixed_members(texts: pa.Array, names: Sequence[str]) -> pa.Array:
 
 
 def _encode_members(text: bytes, decode: Callable[[bytes], Any]) -> bytes:
+    """Return a JSON object whose other members are JSON text."""
     readable = text
     try:
         try:
@@ -242,6 +244,7 @@ def _get_address(view: bytes | memoryview) -> int:
 
 @lru_cache(maxsize=64)
 def _make_documents_decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
+    """Return a decoder of objects that keeps some members as raw JSON."""
     members = [(f"m{at}", msgspec.Raw, msgspec.Raw()) for at in range(len(names))]
     rename = {f"m{at}": name for at, name in enumerate(names)}
     return msgspec.json.Decoder(msgspec.defstruct("Documents", members, rename=rename, gc=False))
@@ -272,7 +275,7 @@ def _make_object_type(fields: list[pa.Field]) -> Any:
 
 
 def _make_document_type(kind: pa.DataType) -> Any:
-    """Return the msgspec type of JSON values for a column's type."""
+    """Return the msgspec type of JSON values for a column."""
     if pat.is_struct(kind):
         return _make_object_type([*kind])
     if pat.is_list(kind):

@@ -73,6 +73,7 @@ class Messages:
 
 
 def _to_table(value: Any) -> pa.Table | list[Any]:
+    """Return messages as a table; a list stays one."""
     if isinstance(value, pa.Table):
         return value
     if isinstance(value, pa.RecordBatch):
@@ -92,6 +93,7 @@ def _to_table(value: Any) -> pa.Table | list[Any]:
 
 
 def _to_array(items: list[Any]) -> pa.Array:
+    """Return a list of messages as an array of bytes."""
     odd = next((item for item in items if not (item is None or isinstance(item, str | bytes))), None)
     if odd is not None:
         raise InvalidUsage(f"a message is {odd!r:.60}: give bytes or text, or None for a tombstone.")
@@ -99,6 +101,7 @@ def _to_array(items: list[Any]) -> pa.Array:
 
 
 def _to_bytes(column: Any, name: str) -> pa.Array:
+    """Return a column as bytes; raise InvalidUsage for another type."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), pa.large_binary())
@@ -332,6 +335,7 @@ def _classify_samples(samples: list[Any]) -> str:
 def _choose_flat_reader(
     target: pa.DataType, kind: str, binary: Callable[[pa.Array], pa.Array]
 ) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]]:
+    """Return the wire type and the parser for a flat column."""
     text = kind == "text"
     if pat.is_null(target):  # Nothing declares the column, and no message of this call has a value in it.
         return target, _keep_column

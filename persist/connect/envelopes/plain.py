@@ -116,6 +116,7 @@ def plain(
 
 
 def _infer_row_type(groups: Sequence[Any], request: ReadOptions) -> pa.StructType:
+    """Return the struct of a message's columns, over all groups."""
     if request.types is not None:
         return pa.struct([(name, t) for name, t in request.types.items() if name not in request.metadata])
     row = merge_types([pa.struct(list(list_row_types(group, (), request).items())) for group in groups])

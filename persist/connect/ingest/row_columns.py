@@ -125,6 +125,7 @@ class RowColumns:
         return find_new_fields(name, kind, self.types[name]).keys() <= {*self.ignored}
 
     def _cast_column(self, column: pa.ChunkedArray, name: str, is_text: bool) -> tuple[pa.ChunkedArray, dict[int, str]]:
+        """Cast one column; return it, and reasons of misfits by row."""
         kind = (self.types | self.optional_fields)[name]
         if self._has_row_times(name):
             return cast_each(column, self._make_time_cast(is_text), kind, name)
@@ -134,6 +135,7 @@ class RowColumns:
         return cast_each(column, lambda piece: cast(piece, kind, name), kind, name)
 
     def _make_time_cast(self, is_text: bool) -> Callable[[pa.ChunkedArray], pa.ChunkedArray]:
+        """Return the function that casts the column of times."""
         timeline = read_timeline(self.schema)
 
         def cast(piece: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -171,6 +173,7 @@ class RowColumns:
                 misfits.setdefault(row, "column '_diff' is missing its number")
 
     def _explain_time(self, time: int | None) -> str:
+        """Return why a time cannot be written."""
         if time is None:
             return f"column {self.time_column!r} is empty, and every row needs a time"
         if 0 <= time <= TIME_MAX:
@@ -181,6 +184,7 @@ class RowColumns:
 def _cast_documents(
     piece: pa.ChunkedArray, name: str, cast: Callable[[pa.ChunkedArray, pa.DataType, str], pa.ChunkedArray]
 ) -> pa.ChunkedArray:
+    """Cast a column of JSON, whose values may be any JSON."""
     documents = cast(piece, pa.string(), name)
     check_documents(documents, name)
     return documents

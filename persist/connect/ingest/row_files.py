@@ -119,6 +119,7 @@ def _load_first_object(file: RowFile) -> dict[str, Any]:
 
 
 def _read_json_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
+    """Yield the rows of JSON lines that fit, in pieces."""
     for name, arrow_type in columns.types.items():
         _check_json_type(name, arrow_type)
     types = columns.get_json_types(_load_first_object(file))

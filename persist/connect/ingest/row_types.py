@@ -145,6 +145,7 @@ def _do_all_parse(values: pa.Array, kind: pa.DataType) -> bool:
 
 
 def _infer_json_schema(file: RowFile, known_types: Mapping[str, pa.DataType]) -> pa.Schema:
+    """Return the schema of JSON lines, inferred from all blocks."""
     schema = pa.schema([])
     wires = pa.schema([(name, get_wire_type(kind)) for name, kind in known_types.items()])
     for numbers, texts in _read_blocks(file, known_types):

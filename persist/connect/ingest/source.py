@@ -10,7 +10,7 @@ from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.blob.threads import Backoff, Clock
 from persist.core.errors import InvalidUsage, Unavailable
-from persist.engine.collection.failures import tell_failure, tell_success
+from persist.engine.collection.failures import clear_failure, store_failure
 from persist.engine.location.collection_handle import CollectionHandle
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class Run:
     def _tell(self, problem: Exception | None) -> None:
         """Store a problem in a collection; None clears it. Cost: nothing if it has that already."""
         handles = [self.first_handle]
-        tell_success(handles) if problem is None else tell_failure(handles, problem)
+        clear_failure(handles) if problem is None else store_failure(handles, problem)
 
     @property
     def first_handle(self) -> CollectionHandle:

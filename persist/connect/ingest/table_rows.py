@@ -18,7 +18,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.keyed.machine import DELETED, SEQ
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_snapshot
 from persist.engine.read.results.snapshot import Snapshot
 
 SLICE_ROWS = 100_000
@@ -108,16 +108,16 @@ class TableRows:
         if new is not None and UNSENT in new:
             self._partial[len(self._rows)] = self._get_key(new if old is None else old)
         if not self.key and old is not None:
-            self._add(old, time, True)
+            self._add_change(old, time, True)
         if new is not None:
-            self._add(new, time, False)
+            self._add_change(new, time, False)
         # A row takes long values with it to another key, so its old key is gone after that. As the keys differ, the
         # collection does not mind the order.
         if self.key and old is not None and (new is None or self._get_key(old) != self._get_key(new)):
             old_key: list[Any] = [None] * len(old)
             for at in self._key_at:
                 old_key[at] = old[at]
-            self._add(old_key, time, True)
+            self._add_change(old_key, time, True)
 
     def truncate(self, time: int) -> bool:
         """Drop the changes of a time; return whether the truncate is new."""
@@ -219,7 +219,8 @@ class TableRows:
                     raise InvalidUsage(f"{self.place(time)}: {error}") from None
             raise
 
-    def _add(self, row: list[Any], time: int, is_gone: bool) -> None:
+    def _add_change(self, row: list[Any], time: int, is_gone: bool) -> None:
+        """Add a row, or its deletion, at a time."""
         self._rows.append(row)
         self._times.append(time)
         self._signs.append(is_gone)
@@ -325,5 +326,5 @@ def open_snapshot(collection: Collection, upper: int, reached: int, *, columns: 
         return collection.snapshot(upper - 1, columns=columns)
     handle = collection.handle.newest()
     contents, reading = handle.claim(reached, end=upper)
-    scan = snapshot_scan(contents, handle.schema, reached, columns, None)
+    scan = plan_snapshot(contents, handle.schema, reached, columns, None)
     return Snapshot(scan, "rows", reading, contents, handle.engine.reader().slice_bytes)

@@ -141,6 +141,7 @@ class Tables:
         """Do nothing: files are closed where they are read."""
 
     def _find_first_version(self) -> Version:
+        """Return the version at which a new collection begins."""
         versions = self._table.list_versions()
         number = self.config.first
         matching = versions[:1] if number is None else [version for version in versions if version.number == number]

@@ -158,6 +158,7 @@ class Transactions:
         self._count = sum(map(len, self._rows.values()))
 
     def _remove_all_rows(self, name: str, rows: TableRows) -> Iterator[Batch]:
+        """Yield batches that remove all rows of a table."""
         collection, batch = self._run.collections[name], Batch((), None)
         removals = rows.make_removals(collection, self.upper, self.time)
 

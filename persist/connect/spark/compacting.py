@@ -29,8 +29,8 @@ from persist.compute.tasks.compaction_jobs import (
     TaskStore,
     cut_run,
     estimate_encoded_bytes,
+    estimate_result_bytes,
     group_neighbours,
-    result_bytes,
     run_job,
 )
 from persist.connect.spark.data_source.source import register
@@ -163,7 +163,7 @@ class SparkPartMaker:
         rewritten = [piece for run in pieces for piece in run if isinstance(piece, Rewrite)]
         if self._is_for_here(sum(estimate_encoded_bytes(piece.scan) for piece in rewritten)):
             return self._here.make(collection, pieces, sources)
-        unit, seqno = self._unit(sum(map(result_bytes, rewritten)), self._part_bytes), self._next_seqno()
+        unit, seqno = self._unit(sum(map(estimate_result_bytes, rewritten)), self._part_bytes), self._next_seqno()
         laid_out = [cut_run(run, collection, unit, self._part_bytes, seqno) for run in pieces]
         answers = iter(self._answers([piece for run in laid_out for piece in run if isinstance(piece, Job)]))
         return [_put_together(run, answers) for run in laid_out]

@@ -21,7 +21,7 @@ from persist.connect.spark.types import as_spark_expects
 from persist.connect.spark.workers import surface_errors, tell
 from persist.core.errors import InvalidUsage
 from persist.core.timeline import read_timeline
-from persist.engine.read.following.changes import Transitions, UpsertEvents, read_changes, with_moments
+from persist.engine.read.following.changes import Transitions, UpsertEvents, read_changes, show_moments
 from persist.engine.read.merging import Form, read_snapshot, repeat_rows
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
@@ -74,7 +74,7 @@ class Slice(InputPartition):
                 f"_time is asked for as TIMESTAMP, and the collection {self.address.collection!r} has no timeline: its "
                 "times are numbers that only count. Read it as BIGINT."
             )
-        return with_moments(table, timeline)
+        return show_moments(table, timeline)
 
     def _tables(self, form: Form, what: What, reader: PartReader) -> Iterator[pa.Table]:
         scan = self.scan

@@ -41,7 +41,7 @@ from persist.core.state_rules.contents import CollectionState, check_readable, g
 from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.schemas import load_newest_schema
 from persist.core.timeline import Moment
-from persist.engine.collection.failures import is_of_failures
+from persist.engine.collection.failures import is_failure_property
 from persist.engine.compact import Rewrite
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.collection_times import LATEST
@@ -51,7 +51,7 @@ from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
 
 
-def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None) -> CollectionHandle:
+def commit_clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None) -> CollectionHandle:
     """Commit a clone of a collection as of a sealed time, and return it; see `Client.clone`."""
     engine = source.engine
     writer = engine.writer("clone")
@@ -61,7 +61,7 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
         # So that the clone can be written, although its source is complete for ever.
         if contents.keyed is not None:
             writer.resolver.resolve(source.id, source.name, source.machine)
-        time = _last_change(source.get_known_state())
+        time = _find_last_change(source.get_known_state())
 
     def plan() -> CollectionHandle:
         """Plan the steps of the clone from the newest state, and rewrite parts if needed."""
@@ -71,11 +71,11 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
             writer.resolver.resolve(source.id, source.name, source.machine)
         contents = source.get_known_state()
         check_readable(contents, time)
-        id_, shares = uuid.uuid4().hex, _cheapest(contents, time)
+        id_, shares = uuid.uuid4().hex, _choose_cheapest(contents, time)
         new_parts: Sequence[Part] = ()
         try:
             new_parts = _rewrite_straddling_parts(source, contents, id_, shares)
-            steps = _steps(contents, id_, name, shares, new_parts)
+            steps = _make_steps(contents, id_, name, shares, new_parts)
             engine.submit("clone", steps, {id_: name, source.id: source.name}).result()
         except BaseException as error:
             if not isinstance(error, Indeterminate):  # Or else the record may be there.
@@ -93,7 +93,7 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
     return commit_with_retry(plan, action="clone", clock=engine.clock, conflicts=conflicts, prepare=raise_if_needed)
 
 
-def _last_change(contents: CollectionState) -> int:
+def _find_last_change(contents: CollectionState) -> int:
     times = [part.time_max for part in contents.numbered.values()]
     return max([*times, get_first_time(contents), *(keyframe.as_of for keyframe in contents.keyframes)])
 
@@ -118,17 +118,18 @@ class _Shares:
         return 0 if self.keyframe is None else self.keyframe.as_of + 1
 
 
-def _cheapest(contents: CollectionState, as_of: int) -> _Shares:
+def _choose_cheapest(contents: CollectionState, as_of: int) -> _Shares:
     """Return the way that rewrites the fewest bytes, and among equals the one with the latest keyframe."""
     # As of 0, nothing was compacted, and a keyframe would keep the history from being read from 0 on.
     keyframes = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= as_of] if as_of else []
-    ways = [_shares(contents, as_of, keyframe) for keyframe in reversed(keyframes)]
+    ways = [_plan_shares(contents, as_of, keyframe) for keyframe in reversed(keyframes)]
     if contents.history_from == 0:
-        ways.append(_shares(contents, as_of, None))
+        ways.append(_plan_shares(contents, as_of, None))
     return min(ways, key=lambda way: sum(part.bytes for part in way.straddling))
 
 
-def _shares(contents: CollectionState, as_of: int, keyframe: Keyframe | None) -> _Shares:
+def _plan_shares(contents: CollectionState, as_of: int, keyframe: Keyframe | None) -> _Shares:
+    """Return the parts to share and to rewrite for a clone."""
     lower = 0 if keyframe is None else keyframe.as_of + 1
 
     def is_within(part: Part) -> bool:
@@ -146,7 +147,7 @@ def _shares(contents: CollectionState, as_of: int, keyframe: Keyframe | None) ->
 def _rewrite_straddling_parts(
     source: CollectionHandle, contents: CollectionState, id_: str, shares: _Shares
 ) -> tuple[Part, ...]:
-    """Store the rows that are wanted of what straddles as parts of a collection; return them, in key order."""
+    """Store the requested rows of straddling parts; return their parts, in key order."""
     if not shares.straddling:
         return ()
     maker = source.engine.writer("clone").local_part_maker(threading.Event())
@@ -163,7 +164,8 @@ def _rewrite_straddling_parts(
     return run.new
 
 
-def _steps(contents: CollectionState, id_: str, name: str, shares: _Shares, made: Sequence[Part]) -> list[Step]:
+def _make_steps(contents: CollectionState, id_: str, name: str, shares: _Shares, made: Sequence[Part]) -> list[Step]:
+    """Return the steps that create a clone of some parts."""
     base = () if shares.keyframe is None else shares.keyframe.parts
     numbers = {number: at for at, number in enumerate(sorted({*base, *(n for run in shares.runs for n in run)}))}
     runs = [tuple(numbers[n] for n in run) for run in shares.runs]
@@ -186,7 +188,7 @@ def _steps(contents: CollectionState, id_: str, name: str, shares: _Shares, made
         ),
     ]
     about = contents.about
-    properties = {name: text for name, text in about.properties.items() if not is_of_failures(name)}
+    properties = {name: text for name, text in about.properties.items() if not is_failure_property(name)}
     if contents.view is not None:
         properties[DERIVED_FROM] = " ".join([contents.id, *contents.view.get("inputs", ())])
     if about.comment or properties or about.columns:

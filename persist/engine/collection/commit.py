@@ -39,19 +39,19 @@ from persist.engine.collection.keyed_events import (
     Rewritten,
     Unchanged,
     check_upserts,
-    deleting_events,
+    convert_partial_events,
     get_keyed_form,
-    take_partial_events,
+    make_deletion_events,
 )
 from persist.engine.collection.plain_rows import (
     NewContents,
-    check_either,
-    delete_steps,
+    check_one_selection,
+    convert_plain_updates,
+    make_delete_steps,
     make_keyed_deletion,
-    plain_updates,
-    restore_steps,
-    rewrite_steps,
-    upsert_steps,
+    make_restore_steps,
+    make_rewrite_steps,
+    make_upsert_steps,
 )
 from persist.engine.collection.planned_commits import submit_all
 from persist.engine.collection.reads import snapshot
@@ -60,10 +60,10 @@ from persist.engine.location.engine import Engine
 from persist.engine.read.lookups.requested_keys import find_distinct_keys
 from persist.engine.write.commit_future import CommitFuture, Committed
 from persist.engine.write.operations import Asked, Step, Write
-from persist.engine.write.write_options import WriteOptions, with_token
+from persist.engine.write.write_options import WriteOptions, add_token
 
 
-def _times_differ(what: str, handle: CollectionHandle) -> str:
+def _describe_time_conflict(what: str, handle: CollectionHandle) -> str:
     name = handle.name
     return f"some {what} of {name!r} in this block have no time, and others do: give a time to all of them or to none"
 
@@ -98,7 +98,7 @@ class _Draft:
         if not len(events.table):
             return
         if self.events and self.events[0].at_commit != events.at_commit:
-            raise InvalidUsage(_times_differ("events", self.handle))
+            raise InvalidUsage(_describe_time_conflict("events", self.handle))
         first = pc.min(events.table["_time"]).as_py()
         if self.end is not None and not events.at_commit and first < self.end:
             raise attach_timeline(UpdateNotBeyondUpper(first, to_antichain(self.end)), self.handle.schema.timeline)
@@ -109,7 +109,7 @@ class _Draft:
             )
         self.events.append(events)
 
-    def seal(self, end: int) -> None:
+    def set_upper(self, end: int) -> None:
         """Let the collection be sealed to end; raise FrontierRegression if that goes back."""
         if self.end is not None and end < self.end:
             error = FrontierRegression("upper", to_antichain(end), to_antichain(self.end))
@@ -117,7 +117,7 @@ class _Draft:
         self.end = end
 
     def to_request(self, token: str | None) -> AskedEvents:
-        """Return it for `submit_all`, which resolves partial events with it, so it seals their times."""
+        """Return the events and the seal as a request for `submit_all`."""
         events, end = concat_events(self.events) if self.events else None, self.end
         if events is not None and events.is_partial and not events.at_commit:
             last = max(pc.max(each.table["_time"]).as_py() for each in self.events if each.is_partial)
@@ -242,11 +242,11 @@ class Commit:
         where: pc.Expression | None = None,
     ) -> None:
         """Retract records of a collection by their keys or a condition; see `MultiWrite.delete`."""
-        check_either(keys, where)
+        check_one_selection(keys, where)
         handle = self.check_time(handle, time)
         if handle.keyed is not None:
             if where is None:
-                self.add_events(handle, deleting_events(handle, keys, handle.stamp(time, None)))
+                self.add_events(handle, make_deletion_events(handle, keys, handle.stamp(time, None)))
             else:
                 self.check_unwritten(handle)
                 self._draft(handle).change = make_keyed_deletion(handle, where, time, self.options.token)
@@ -254,7 +254,7 @@ class Commit:
         self.check_unwritten(handle)
         keys_to_delete = None if keys is None else find_distinct_keys(keys, handle.schema)
         self._add_difference(
-            handle, time, partial(delete_steps, handle, keys_to_delete, where, time, self.options.token)
+            handle, time, partial(make_delete_steps, handle, keys_to_delete, where, time, self.options.token)
         )
 
     def restore(self, handle: CollectionHandle, as_of: int | Moment, *, time: int | Moment | None = None) -> None:
@@ -267,7 +267,7 @@ class Commit:
         then = handle.as_time("as_of", as_of)
         handle.wait_sealed(then, 0.0)
         if handle.keyed is None:
-            self._add_difference(handle, time, partial(restore_steps, handle, then, time, self.options.token))
+            self._add_difference(handle, time, partial(make_restore_steps, handle, then, time, self.options.token))
             return
         # The updates of a keyed collection are resolved from events, so an overwrite takes rows, one for each key.
         with snapshot(handle, then) as contents_then:
@@ -276,7 +276,7 @@ class Commit:
     def rewrite(self, handle: CollectionHandle, rewritten: Rewritten, *, time: int | Moment | None = None) -> None:
         """Replace rows of the contents as a function decides, and of no others; see `rewrite`."""
         if handle.keyed is None:
-            self._add_difference(handle, time, partial(rewrite_steps, handle, rewritten, time))
+            self._add_difference(handle, time, partial(make_rewrite_steps, handle, rewritten, time))
             return
         check_upserts(handle, "a statement")
         at = None if time is None else handle.to_exact_time("time", time)
@@ -304,7 +304,7 @@ class Commit:
         self.add(handle, [])
         pieces = self._upserts.setdefault(handle.id, (handle, []))[1]
         if pieces and pieces[0].at_commit != events.at_commit:
-            raise InvalidUsage(_times_differ("rows", handle))
+            raise InvalidUsage(_describe_time_conflict("rows", handle))
         pieces.append(events)
 
     def update(
@@ -314,10 +314,10 @@ class Commit:
         handle = self.check_time(handle, time)
         stamp = handle.stamp(time, None)
         if handle.as_keyed().keyed is None:
-            self.add_upsert(handle, plain_updates(handle, rows, stamp, missing))
+            self.add_upsert(handle, convert_plain_updates(handle, rows, stamp, missing))
             return
         get_keyed_form(handle)
-        self.add_events(handle, take_partial_events(handle, rows, stamp, missing))
+        self.add_events(handle, convert_partial_events(handle, rows, stamp, missing))
 
     def check_unwritten(self, handle: CollectionHandle) -> None:
         """Raise InvalidUsage if the block has done something with a collection, or cannot."""
@@ -335,7 +335,7 @@ class Commit:
         if handle.keyed is None:
             self.add(handle, [kinds.Seal(handle.id, encode_frontier(upper))])
         else:
-            self._draft(handle).seal(upper)
+            self._draft(handle).set_upper(upper)
 
     def changes(self, handle: CollectionHandle) -> bool:
         """Return whether there are events of a collection already, a change, or a seal of a keyed one."""
@@ -385,24 +385,25 @@ class Commit:
         """Queue all that was added as one commit, and return its future."""
         with self._needed as needed:
             asks = [(draft.handle, draft.to_request(self.options.token)) for draft in self._drafts.values()]
-            changes = [*self._changes.values(), *(self._upserting(*upsert) for upsert in self._upserts.values())]
-            asks += [(handle, self._with_steps_beside(handle, change)) for handle, change in changes]
+            changes = [*self._changes.values(), *(self._make_upsert(*upsert) for upsert in self._upserts.values())]
+            asks += [(handle, self._make_change_request(handle, change)) for handle, change in changes]
             keyed_ids = {handle.id for handle, _ in asks}
             plain = [id_ for id_ in self._names if id_ not in keyed_ids]
-            steps = [*with_token(self.options.token, plain, self._steps), *self.options.notes(self._names)]
+            steps = [*add_token(self.options.token, plain, self._steps), *self.options.notes(self._names)]
             future = submit_all(self._engine, self._action, asks, steps, self._names)
             until_done = needed.pop_all()
         future.add_done_callback(lambda _: until_done.close())
         return future
 
-    def _upserting(
+    def _make_upsert(
         self, handle: CollectionHandle, pieces: Sequence[EventTable]
     ) -> tuple[CollectionHandle, PlainChange]:
+        """Return a collection, and an upsert into it as a change."""
         events = concat_events(pieces)
-        steps = partial(upsert_steps, handle, events, self.options.token)
+        steps = partial(make_upsert_steps, handle, events, self.options.token)
         return handle, PlainChange(steps, events.at_commit)
 
-    def _with_steps_beside(self, handle: CollectionHandle, change: PlainChange) -> AskedEvents:
+    def _make_change_request(self, handle: CollectionHandle, change: PlainChange) -> AskedEvents:
         """Return a change whose token remembers, too, what else the block adds to the collection."""
         beside = [step for step in self._steps if isinstance(step, Asked) and step.collection == handle.id]
         whole = msgspec.structs.replace(change, steps=lambda: [*change.steps(), *beside])

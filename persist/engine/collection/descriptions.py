@@ -43,7 +43,7 @@ def take_hold(
         time = time.time  # The time of since, for example: times from there on stay readable.
     time = None if time is None else handle.as_time("hold time", time)
     if name is not None:
-        return _build_named_hold(handle, check_hold_name(name), time, schema)
+        return _make_named_hold(handle, check_hold_name(name), time, schema)
     if time is None:
         raise InvalidUsage("hold() needs the time that since must not pass: hold(time), or hold(name=…)")
     check_readable(handle.contents(), time)
@@ -73,14 +73,16 @@ def list_holds(handle: CollectionHandle) -> list[HoldInfo]:
     return sorted(holds, key=lambda hold: hold.time)
 
 
-def hold_with_schema(handle: CollectionHandle, name: str, schema: int) -> None:
+def set_hold_schema(handle: CollectionHandle, name: str, schema: int) -> None:
     """Let the owner of a named hold, if there is one, stay with another version of the schema."""
     hold = handle.contents().holds.get(name)
     if hold is not None and hold.schema != schema:
         handle.submit("hold", [kinds.SetHold(handle.id, name, hold.time, None, hold.time, schema)]).result()
 
 
-def _build_named_hold(handle: CollectionHandle, name: str, time: int | None, schema: int | None) -> NamedHold:
+def _make_named_hold(handle: CollectionHandle, name: str, time: int | None, schema: int | None) -> NamedHold:
+    """Return the handle of a named hold, created or moved as requested."""
+
     def move(expected: int | None, to: int) -> None:
         step = kinds.SetHold(handle.id, name, to, None, expected, schema if expected is None else None)
         handle.submit("hold", [step]).result()
@@ -144,7 +146,7 @@ class Retained(Shown):
 
     def __str__(self) -> str:
         text = f"{format_retention(self.times, self.timeline)} before upper"
-        waits = [f"{_holder(hold)} at {format_time(hold.time, self.timeline)}" for hold in self.waits_for]
+        waits = [f"{_describe_holder(hold)} at {format_time(hold.time, self.timeline)}" for hold in self.waits_for]
         if self.unresolved_from is not None:
             first = format_time(self.unresolved_from, self.timeline)
             waits.append(
@@ -173,7 +175,7 @@ def about_collection(contents: CollectionState) -> About:
     return About(stored.comment, dict(stored.properties), columns, stored.version)
 
 
-def words(comment: str | None, properties: Mapping[str, str | None] | None) -> Words:
+def check_words(comment: str | None, properties: Mapping[str, str | None] | None) -> Words:
     """Check a comment and properties."""
     if comment is not None and not is_storable_text(comment):
         raise InvalidUsage(f"comment={comment!r:.100} is not text: give a str, '' for no comment")
@@ -197,7 +199,7 @@ def read_version(expected: About | None) -> int | None:
     return None if expected is None else expected.version
 
 
-def describe_step(
+def make_describe_step(
     handle: CollectionHandle,
     comment: str | None,
     properties: Mapping[str, str | None] | None,
@@ -210,8 +212,8 @@ def describe_step(
     schema = handle.contents().schema if columns else handle.schema
     names = schema.check_distinct("columns", list(columns or {}))
     ids = get_newest_ids(handle, schema, names)
-    column_words = {str(ids[name]): _column_words(name, (columns or {})[name]) for name in names}
-    return kinds.Describe(handle.id, words(comment, properties), column_words, read_version(expected))
+    column_words = {str(ids[name]): _check_column_words(name, (columns or {})[name]) for name in names}
+    return kinds.Describe(handle.id, check_words(comment, properties), column_words, read_version(expected))
 
 
 def get_newest_ids(handle: CollectionHandle, newest: CollectionSchema, names: Sequence[str]) -> dict[str, int]:
@@ -226,11 +228,12 @@ def get_newest_ids(handle: CollectionHandle, newest: CollectionSchema, names: Se
     return ids
 
 
-def _column_words(name: str, value: Any) -> Words:
+def _check_column_words(name: str, value: Any) -> Words:
+    """Check the description of a column."""
     if isinstance(value, str):
-        return words(value, None)
+        return check_words(value, None)
     if isinstance(value, Mapping) and {*value} <= {"comment", "properties"}:
-        return words(value.get("comment"), value.get("properties"))
+        return check_words(value.get("comment"), value.get("properties"))
     raise InvalidUsage(
         f"what is to be said of column {name!r} is {value!r:.100}: give a comment, or {{'comment': …, 'properties': …}}"
     )
@@ -271,12 +274,12 @@ def describe_retention(handle: CollectionHandle, holds: list[HoldInfo]) -> Retai
     return Retained(contents.retention, since, upper, late, handle.timeline, first)
 
 
-def retention_step(handle: CollectionHandle, retention: Retention | None) -> kinds.SetRetention:
+def make_retention_step(handle: CollectionHandle, retention: Retention | None) -> kinds.SetRetention:
     """Return the step that sets a collection's retention; None keeps all history."""
     return kinds.SetRetention(handle.id, None if retention is None else to_retention_times(retention, handle.timeline))
 
 
-def _holder(hold: HoldInfo) -> str:
+def _describe_holder(hold: HoldInfo) -> str:
     if hold.is_tag:
         return f"tag {hold.name!r}"
     return f"hold {hold.name!r}" if hold.name is not None else f"a reader in {hold.holder}"

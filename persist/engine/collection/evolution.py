@@ -36,9 +36,9 @@ from persist.engine.collection.descriptions import get_newest_ids
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_history import (
     find_keys,
-    keys_with_less_than_none,
-    keys_with_null,
-    keys_with_several,
+    find_keys_with_several,
+    find_negative_keys,
+    find_null_keys,
 )
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
@@ -77,9 +77,9 @@ def check_one_value(
             f"times, such as the key {dead[0]} at time {dead[1]}: declare another column, or write the changes into a "
             "new keyed collection"
         )
-    if nulls := [*islice(keys_with_null(contents, reader), KEYS_NAMED)]:
+    if nulls := [*islice(find_null_keys(contents, reader), KEYS_NAMED)]:
         raise NotOneValue(handle.name, nulls, are_null=True)
-    for keys_with in (keys_with_several, keys_with_less_than_none):
+    for keys_with in (find_keys_with_several, find_negative_keys):
         if machine is not None and not machine.has_one_value:
             break
         if several := [*islice(keys_with(contents, reader), KEYS_NAMED)]:
@@ -120,13 +120,14 @@ def evolve(
     evolution = replace(
         evolution, add=_convert_types(evolution.add, "add"), widen=_convert_types(evolution.widen, "widen")
     )
-    plan = partial(_evolve, handle, evolution, comments or {}, beside)
+    plan = partial(_commit_evolution, handle, evolution, comments or {}, beside)
     return commit_with_retry(plan, action="evolve", clock=handle.engine.clock, conflicts=(Superseded, UpperMismatch))
 
 
-def _evolve(
+def _commit_evolution(
     handle: CollectionHandle, evolution: WantedEvolution, comments: Mapping[str, str], beside: Sequence[Step]
 ) -> CollectionHandle:
+    """Commit the next version, once; the caller repeats it after conflicts."""
     contents = handle.contents()
     if not evolution.changes_columns and evolution.keyed is None:
         if not comments:
@@ -149,10 +150,10 @@ def _evolve(
     steps: list[Step] = (
         [step] if form is None else [check_one_value(handle, contents, then, evolution.keyed, form), step]
     )
-    if risky := _find_risky(schema_before, after):
+    if risky := _find_risky_changes(schema_before, after):
         _check_fits(handle, contents, schema_before, risky)
         steps.insert(0, ExpectParts(handle.id, contents.next_number))
-    steps += _comment_steps(handle, after, comments)
+    steps += _make_comment_steps(handle, after, comments)
     handle.submit("evolve", [*steps, *beside]).result()
     if evolution.keyed is not None and evolution.keyed.machine is not None:
         handle.engine.writer("evolve").resolver.know(handle.id, evolution.keyed.machine)
@@ -164,7 +165,7 @@ def _set_comments(
     handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str], beside: Sequence[Step]
 ) -> CollectionHandle:
     """Set comments of columns, if there are any; the schema and its version stay the same."""
-    steps: list[Step] = [*_comment_steps(handle, schema, comments)]
+    steps: list[Step] = [*_make_comment_steps(handle, schema, comments)]
     if steps or not all(isinstance(step, record_kinds.Note) for step in beside):
         handle.submit("evolve", [*steps, *beside]).result()
     return handle
@@ -216,6 +217,7 @@ _EXAMPLES = {
 
 
 def _check_changes(evolution: WantedEvolution, comments: Mapping[str, str] | None) -> None:
+    """Raise InvalidUsage if a change has the wrong type."""
     for what in _EXAMPLES:
         if not isinstance(value := getattr(evolution, what), Mapping):
             raise InvalidUsage(
@@ -240,16 +242,17 @@ def _convert_types(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType
     return types
 
 
-def _comment_steps(
+def _make_comment_steps(
     handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str]
 ) -> list[record_kinds.Describe]:
+    """Return the steps that set comments of columns."""
     names = schema.check_distinct("comments", [*comments])
     ids = dict(zip(schema.names, schema.ids, strict=True))
     words_by_id = {str(ids[name]): Words(comments[name]) for name in names}
     return [record_kinds.Describe(handle.id, columns=words_by_id)] if words_by_id else []
 
 
-def _find_risky(before: CollectionSchema, after: CollectionSchema) -> dict[str, tuple[Node, Node]]:
+def _find_risky_changes(before: CollectionSchema, after: CollectionSchema) -> dict[str, tuple[Node, Node]]:
     """Return the columns, before and after, in which something gets a type where stored values may have no place."""
     names, risky = dict(zip(after.ids, after.names, strict=True)), {}
     for id_, name in zip(before.ids, before.names, strict=True):
@@ -271,7 +274,7 @@ def _check_fits(
     reader = handle.engine.reader()
     scan = Scan(schema, contents.history_parts, 0, TIME_MAX + 1, tuple(shapes))
     base = tuple(part for keyframe in contents.keyframes for part in contents.list_parts(keyframe.parts))
-    waiting = _waiting_rows(reader, contents, schema, [*shapes])
+    waiting = _iterate_pending_rows(reader, contents, schema, [*shapes])
     for table in (*scan.read_base_rows(reader, [*shapes], base), *scan.updates(reader, [*shapes]), *waiting):
         for name, pair in shapes.items():
             try:
@@ -283,7 +286,7 @@ def _check_fits(
                 ) from error
 
 
-def _waiting_rows(
+def _iterate_pending_rows(
     reader: PartReader, contents: CollectionState, schema: CollectionSchema, columns: list[str]
 ) -> Iterator[pa.Table]:
     """Yield value columns of the events that wait to be resolved: under another schema, each must still be readable."""

@@ -31,7 +31,7 @@ from persist.core.errors import (
 )
 from persist.core.rendering import hide_passwords, strip_control_characters
 from persist.core.state_rules.contents import CollectionState
-from persist.engine.collection.descriptions import describe_step
+from persist.engine.collection.descriptions import make_describe_step
 from persist.engine.location.collection_handle import CollectionHandle
 
 logger = logging.getLogger(__name__)
@@ -59,13 +59,13 @@ def load_failures(contents: CollectionState) -> dict[str, Failure]:
     """
     failures = {}
     for name, text in contents.about.properties.items():
-        if is_of_failures(name):
+        if is_failure_property(name):
             with suppress(msgspec.MsgspecError):
                 failures[name.removeprefix(FAILED)[1:]] = msgspec.json.decode(text, type=Failure)
     return failures
 
 
-def is_of_failures(name: str) -> bool:
+def is_failure_property(name: str) -> bool:
     """Return whether a property of that name stores a failure."""
     return name == FAILED or name.startswith(FAILED + ".")
 
@@ -80,12 +80,12 @@ def record_failures(handles: Sequence[CollectionHandle], sink: str = "") -> Iter
         yield
     except Exception as error:
         if not isinstance(error, NOT_TOLD):
-            tell_failure(handles, error, sink)
+            store_failure(handles, error, sink)
         raise
-    tell_success(handles, sink)
+    clear_failure(handles, sink)
 
 
-def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: str = "") -> None:
+def store_failure(handles: Sequence[CollectionHandle], error: Exception, sink: str = "") -> None:
     """Store a failure in collections. If that fails, too, it is logged, and no error."""
     if not handles:
         return
@@ -95,30 +95,30 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: st
         columns = {name for handle in handles for name in handle.schema.names}
         text = _redact_error(error, {*engine.follower.state.list_names(), *columns})
         failure = Failure(now_ms, engine.writer("tell_failure").name, text)
-        stale = [handle for handle in handles if _is_news(load_failures(handle.get_known_state()).get(sink), failure)]
-        _say(stale, sink, msgspec.json.encode(failure).decode())
+        stale = [handle for handle in handles if _differs(load_failures(handle.get_known_state()).get(sink), failure)]
+        _store_text(stale, sink, msgspec.json.encode(failure).decode())
     except PersistError as problem:
         logger.warning("a failure could not be stored in the location: %s", problem)
 
 
-def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
+def clear_failure(handles: Sequence[CollectionHandle], sink: str = "") -> None:
     """Remove the stored failure from collections that have one."""
     try:
-        _say([handle for handle in handles if sink in load_failures(handle.get_known_state())], sink, None)
+        _store_text([handle for handle in handles if sink in load_failures(handle.get_known_state())], sink, None)
     except CollectionNotFound:
         pass  # Its properties are gone.
     except PersistError as problem:
         logger.warning("the end of a failure could not be stored in the location: %s", problem)
 
 
-def _is_news(before: Failure | None, now: Failure) -> bool:
+def _differs(before: Failure | None, now: Failure) -> bool:
     return before is None or before.error != now.error or now.at_ms - before.at_ms >= RETOLD_S * 1000
 
 
-def _say(handles: Sequence[CollectionHandle], sink: str, text: str | None) -> None:
+def _store_text(handles: Sequence[CollectionHandle], sink: str, text: str | None) -> None:
     if handles:
         name = f"{FAILED}.{sink}" if sink else FAILED
-        steps = [describe_step(handle, None, {name: text}, None, None) for handle in handles]
+        steps = [make_describe_step(handle, None, {name: text}, None, None) for handle in handles]
         handles[0].engine.submit("failed", steps, {handle.id: handle.name for handle in handles}).result()
 
 

@@ -39,7 +39,7 @@ from persist.engine.read.lookups.requested_keys import find_distinct_keys
 from persist.engine.read.merging import NewRows, compute_differences, read_snapshot
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_snapshot
 from persist.engine.write.operations import Step
 
 SLICE_BYTES = 4 << 20  # Decoded; a filter by the key reads slices of about this size.
@@ -80,12 +80,12 @@ def read_rows(scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
         yield from read_snapshot(scan_slice, "rows", reader)
 
 
-def reading_rows(scan: Callable[[pc.Expression | None], Scan], reader: PartReader) -> ReadRows:
+def make_row_reader(scan: Callable[[pc.Expression | None], Scan], reader: PartReader) -> ReadRows:
     """Return a function that reads contents, given the scan of the rows that pass a filter."""
 
     def read(by: pc.Expression | pa.Table | None) -> Iterator[pa.Table]:
         if not isinstance(by, pa.Table):
-            for part in _slices_that_may_match(scan(by)):
+            for part in _select_matching_slices(scan(by)):
                 yield from read_rows(part, reader)
             return
         whole = scan(None)
@@ -95,7 +95,7 @@ def reading_rows(scan: Callable[[pc.Expression | None], Scan], reader: PartReade
     return read
 
 
-def _slices_that_may_match(scan: Scan) -> list[Scan]:
+def _select_matching_slices(scan: Scan) -> list[Scan]:
     """Return slices of keys that may have rows which pass the filter; the whole scan unless they are a small part."""
     keys = scan.schema.key_names
     if scan.filter is None or not {*keys[:1]} & {*list_referenced_columns(scan.filter, scan.schema.arrow)}:
@@ -132,35 +132,37 @@ class KeyedChange:
         assert time is not None, "when it is made, its time has been chosen"
         reader, new = handle.engine.reader(), self.new
         if callable(new):
-            rewrite = new(reading_rows(partial(snapshot_scan, after, schema, time, None), reader))
+            rewrite = new(make_row_reader(partial(plan_snapshot, after, schema, time, None), reader))
             if rewrite is None:
                 raise Unchanged("nothing of it changes")
             new = to_updates(add_times(rewrite.after, schema, Stamp(time, 1)), schema)
             if rewrite.before is not None:
-                yield set_time(self._replace(handle, after, rewrite.before, new), time, schema)
+                yield set_time(self._replace_rows(handle, after, rewrite.before, new), time, schema)
                 return
         where = None if self.where is None else add_both_zeros(self.where)
         # Only a deletion can leave out what the condition is not true for: a new row takes the place of any other one.
         is_delete = not len(new)
-        scan = snapshot_scan(after, schema, time, None, where if is_delete else None, raw=not is_delete)
+        scan = plan_snapshot(after, schema, time, None, where if is_delete else None, raw=not is_delete)
         of_keys = KeyReplacement(handle.name, schema, form, None if is_delete else where)
         for updates in compute_differences(scan, new, reader, of_keys.check, of_keys.replace_keys):
             yield set_time(updates, time, schema)
 
-    def _replace(self, handle: CollectionHandle, after: CollectionState, before: pa.Table, new: pa.Table) -> pa.Table:
+    def _replace_rows(
+        self, handle: CollectionHandle, after: CollectionState, before: pa.Table, new: pa.Table
+    ) -> pa.Table:
         """Return the updates that replace rows by new ones; raise DuplicateKeys if a new key has another row."""
         schema, time = handle.current_schema(after), self.time or 0
         old = to_updates(add_times(before, schema, Stamp(time, 1)), schema)
         of_keys = KeyReplacement(handle.name, schema, get_keyed_form(handle), None)
         of_keys.check(new)
         keys = find_distinct_keys(pa.concat_tables([old, new]).select(schema.key_names), schema)
-        scan = snapshot_scan(after, schema, time, None, raw=True)
+        scan = plan_snapshot(after, schema, time, None, raw=True)
         present = Lookup(scan).contents(Wanted.of(keys, schema), "diff", handle.engine.reader())
         of_keys.check_absent(new, old, present)
         return of_keys.replace_keys(new, present)
 
 
-def take_partial_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> EventTable:
+def convert_partial_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> EventTable:
     """Return rows that may lack columns as events of a keyed collection, checked; see `persist.core.keyed.partial`."""
     check_upserts(handle, "update")
     events = to_partial_events(data, handle.schema, get_keyed_form(handle), stamp, handle.clocked_timeline, missing)
@@ -220,7 +222,7 @@ class AskedEvents(msgspec.Struct, frozen=True):
         change = None if self.change is None else replace(self.change, time=time)
         return msgspec.structs.replace(self, events=events, change=change, end=time + 1)
 
-    def against(self, contents: CollectionState) -> "AskedEvents":
+    def bind_to(self, contents: CollectionState) -> "AskedEvents":
         """Return the request against contents as they are."""
         return (
             msgspec.structs.replace(self, end=max(self.end, contents.upper))
@@ -241,7 +243,7 @@ def get_keyed_form(handle: CollectionHandle) -> KeyedForm:
     return handle.keyed
 
 
-def take_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True) -> EventTable:
+def convert_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True) -> EventTable:
     """Return events in any form, checked; see `persist.core.keyed.intake`."""
     form, timeline = get_keyed_form(handle), handle.clocked_timeline
     events = to_events(data, handle.schema, form, stamp, timeline, handle.machine, may_delete=may_delete)
@@ -249,7 +251,7 @@ def take_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may
     return events
 
 
-def find_refused(handle: CollectionHandle, events: EventTable) -> set[int]:
+def find_refused_events(handle: CollectionHandle, events: EventTable) -> set[int]:
     """Return the numbers of the partial events that a commit now would refuse, because their keys hold no row."""
     contents, form, refused = handle.contents(), get_keyed_form(handle), list[pa.Table]()
     machine = require_machine(find_machine(form, handle.machine, handle.name), form, handle.name)
@@ -268,7 +270,7 @@ def check_event_times(handle: CollectionHandle, events: EventTable) -> None:
         handle.check_times(pc.min_max(events.table[TIME]).as_py().values(), allow_future=handle.allow_future)
 
 
-def digest_events(events: EventTable) -> int:
+def compute_events_digest(events: EventTable) -> int:
     """Return the digest of events for a token, which is the sum of those of any batches of them."""
     columns = [*(name for name in events.schema.names if name != SEQ), "_time"]
     if not events.is_partial:
@@ -278,7 +280,7 @@ def digest_events(events: EventTable) -> int:
     return (compute_digest(whole, columns) + compute_digest(partial_events, [*columns, GIVEN])) % DIGEST_MODULUS
 
 
-def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> EventTable:
+def make_deletion_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> EventTable:
     """Return events that delete keys, in any form that `Snapshot.get` takes, or rows that also have the ordering
     columns.
     """

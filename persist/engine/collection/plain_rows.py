@@ -59,7 +59,7 @@ from persist.engine.collection.keyed_events import (
     Rewritten,
     check_event_times,
     check_upserts,
-    reading_rows,
+    make_row_reader,
 )
 from persist.engine.collection.reads import changes
 from persist.engine.location.collection_handle import CollectionHandle
@@ -67,33 +67,36 @@ from persist.engine.read.keyed.key_replacement import check_one_row_per_key, fin
 from persist.engine.read.lookups.lookup import Lookup, Wanted
 from persist.engine.read.lookups.requested_keys import find_distinct_keys
 from persist.engine.read.merging import NewRows, Replaced, compute_differences
-from persist.engine.read.planning.scan import Scan, negate
-from persist.engine.read.planning.snapshot_plan import snapshot_scan
+from persist.engine.read.planning.scan import Scan, negate_diffs
+from persist.engine.read.planning.snapshot_plan import plan_snapshot
 from persist.engine.write.operations import Asked, Step, Write
 from persist.engine.write.part_writer import PartWriter, open_run
-from persist.engine.write.write_options import delete_digest, filter_text, overwrite_digest
+from persist.engine.write.write_options import compute_delete_digest, compute_overwrite_digest, format_filter
 
 
-def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None, token: str | None) -> list[Step]:
+def make_restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None, token: str | None) -> list[Step]:
     """Return the steps that take back all that has changed since a sealed time. Cost: what has changed.
 
-    Raises: the errors of `overwrite_steps`; AsOfCompacted, if the old contents are compacted.
+    Raises: the errors of `make_overwrite_steps`; AsOfCompacted, if the old contents are compacted.
     """
     contents, at = _read_after_requests(handle), None if time is None else handle.to_exact_time("time", time)
-    request = Asked(handle.id, overwrite_digest(then, at, "what was there"))
+    request = Asked(handle.id, compute_overwrite_digest(then, at, "what was there"))
     if handle.remembers(contents, token):
-        return [request, *_stamping(handle, at)]
+        return [request, *_list_stamp_steps(handle, at)]
     _check_beginning(handle, contents, at)
     writer = handle.engine.writer("restore").part_writer()
     with ExitStack() as stack:
         later = stack.enter_context(changes(handle, then + 1, contents.upper))
-        back = (set_time(negate(pa.Table.from_batches([rows])), at or 0, handle.schema) for rows in later)
+        back = (set_time(negate_diffs(pa.Table.from_batches([rows])), at or 0, handle.schema) for rows in later)
         new, _ = _hold_or_store_rows(handle, back, None, (), writer, stack)
         nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
-        return [request, *_alone(handle, contents, at, _upload(handle, nothing, new, at or 0, writer))]
+        return [
+            request,
+            *_make_difference_steps(handle, contents, at, _store_difference(handle, nothing, new, at or 0, writer)),
+        ]
 
 
-def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> list[Step]:
+def make_rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> list[Step]:
     """Return the steps that replace rows of the contents as a function decides; none if it leaves them.
 
     Args:
@@ -102,19 +105,19 @@ def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Mo
     """
     contents = _read_after_requests(handle)
     with ExitStack() as stack:
-        rewrite = rewritten(reading_rows(_scans(handle, contents, stack), handle.engine.reader()))
+        rewrite = rewritten(make_row_reader(_make_scan_planner(handle, contents, stack), handle.engine.reader()))
         if rewrite is None:
             return []
         settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, count_erasures(contents))
         if rewrite.before is None:
-            return [*settled, *overwrite_steps(handle, rewrite.after, time, None, multiset=True)]
+            return [*settled, *make_overwrite_steps(handle, rewrite.after, time, None, multiset=True)]
         at = None if time is None else handle.to_exact_time("time", time)
         _check_beginning(handle, contents, at)
         step = handle.engine.writer("sql").write_step(handle.id, handle.schema, rewrite.updates(handle.schema, at or 0))
-        return [*settled, *_alone(handle, contents, at, [] if step is None else [step])]
+        return [*settled, *_make_difference_steps(handle, contents, at, [] if step is None else [step])]
 
 
-def overwrite_steps(
+def make_overwrite_steps(
     handle: CollectionHandle,
     rows: Any,
     time: int | Moment | None,
@@ -182,61 +185,66 @@ class NewContents:
         self._stack.close()
 
     def steps(self, where: pc.Expression | None) -> list[Step]:
-        """Return the difference to what is there now; see `overwrite_steps`."""
+        """Return the difference to what is there now; see `make_overwrite_steps`."""
         handle, contents = self._handle, _read_after_requests(self._handle)
-        text = filter_text(where, self._token)
+        text = format_filter(where, self._token)
         if handle.remembers(contents, self._token):
-            return [Asked(handle.id, overwrite_digest(self._new()[1], self._at, text)), *_stamping(handle, self._at)]
+            return [
+                Asked(handle.id, compute_overwrite_digest(self._get_new_rows()[1], self._at, text)),
+                *_list_stamp_steps(handle, self._at),
+            ]
         _check_beginning(handle, contents, self._at)
         with ExitStack() as stack:
-            present = _present(handle, contents, where, stack)
-            new, rows_digest = self._new()
-            request = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
-            check = (lambda rows: None) if isinstance(new, pa.Table) else self._check
-            replaced = self._without_repetitions if self._by_key else None
-            writes = _upload(handle, present, new, self._at or 0, self._writer, check, replaced)
+            present = _plan_present(handle, contents, where, stack)
+            new, rows_digest = self._get_new_rows()
+            request = Asked(handle.id, compute_overwrite_digest(rows_digest, self._at, text))
+            check = (lambda rows: None) if isinstance(new, pa.Table) else self._check_rows
+            replaced = self._drop_repeated_rows if self._by_key else None
+            writes = _store_difference(handle, present, new, self._at or 0, self._writer, check, replaced)
             is_single = where is None and not self._multiset and bool(handle.schema.key_names)
-            return [request, *_alone(handle, contents, self._at, writes, is_single=is_single)]
+            return [request, *_make_difference_steps(handle, contents, self._at, writes, is_single=is_single)]
 
     def read(self) -> None:
         """Read the rows now, because the difference is made when the caller may use the buffers again."""
-        new, digest = self._new()
+        new, digest = self._get_new_rows()
         if isinstance(new, pa.Table):
             self._held = copy_table(new), digest
 
     def make_keyed_change(self, where: pc.Expression | None) -> KeyedChange:
         """Return the change that makes them a keyed collection's contents; they are needed until it is committed."""
         self.read()
-        new, digest = self._new()
-        digest = overwrite_digest(digest, self._at, filter_text(where, self._token))
+        new, digest = self._get_new_rows()
+        digest = compute_overwrite_digest(digest, self._at, format_filter(where, self._token))
         return KeyedChange(new, self._at, where, digest)
 
-    def _check(self, rows: pa.Table) -> None:
+    def _check_rows(self, rows: pa.Table) -> None:
+        """Check that each key has one new row, unless multisets are allowed."""
         if self._multiset:
             return
         action = "overwrite" if self._handle.keyed is None else "keyed"
         if self._by_key:
             check_keys(rows, self._handle.schema)
-            action, rows = "upsert", self._without_repetitions(rows)
+            action, rows = "upsert", self._drop_repeated_rows(rows)
         check_one_row_per_key(rows, self._handle.schema, self._handle.name, action)
 
-    def _without_repetitions(self, rows: pa.Table, present: pa.Table | None = None) -> pa.Table:
+    def _drop_repeated_rows(self, rows: pa.Table, present: pa.Table | None = None) -> pa.Table:
+        """Return new rows with each repeated row once."""
         once = consolidate(rows, [*self._handle.schema.names])
         at = once.schema.get_field_index("_diff")
         return once.set_column(at, once.schema.field(at), make_int64_array(np.ones(len(once), np.int64)))
 
-    def _new(self) -> tuple[NewRows, int]:
+    def _get_new_rows(self) -> tuple[NewRows, int]:
         if self._held is None:
             by = () if self._token is None else self._handle.schema.names
             stamp = Stamp(self._at, 1)
             self._held = _hold_or_store_rows(self._handle, self._given, stamp, by, self._writer, self._stack)
             self._given = None
             if isinstance(self._held[0], pa.Table):  # Others are looked at key by key when they are compared.
-                self._check(self._held[0])
+                self._check_rows(self._held[0])
         return self._held
 
 
-def delete_steps(
+def make_delete_steps(
     handle: CollectionHandle,
     wanted: Any,
     where: pc.Expression | None,
@@ -247,11 +255,11 @@ def delete_steps(
 
     They are retracted at a time, or at the time of the commit.
 
-    Raises: the errors of `overwrite_steps`; InvalidUsage, if the keys do not fit the collection, or both keys and where
+    Raises: the errors of `make_overwrite_steps`; InvalidUsage, if the keys do not fit the collection, or both keys and where
     are passed, or neither.
     """
     handle.check_plain("a plain delete")
-    check_either(wanted, where)
+    check_one_selection(wanted, where)
     at, contents = None if time is None else handle.to_exact_time("time", time), _read_after_requests(handle)
     writer = handle.engine.writer("delete")
     keys = find_distinct_keys(wanted, handle.schema) if where is None else None
@@ -259,18 +267,18 @@ def delete_steps(
     if keys is not None and token is not None:  # How often each was named does not matter.
         once = keys.append_column("_diff", make_int64_array(np.ones(len(keys), np.int64)))
         digest = compute_digest(once, handle.schema.key_names)
-    request = Asked(handle.id, delete_digest(digest, at, filter_text(where, token)))
+    request = Asked(handle.id, compute_delete_digest(digest, at, format_filter(where, token)))
     if handle.remembers(contents, token):
-        return [request, *_stamping(handle, at)]
+        return [request, *_list_stamp_steps(handle, at)]
     _check_beginning(handle, contents, at)
     with ExitStack() as stack:
-        present = _present(handle, contents, where, stack)
+        present = _plan_present(handle, contents, where, stack)
         if keys is None:
-            writes = _upload(handle, present, (), at or 0, writer.part_writer())
-            return [request, *_alone(handle, contents, at, writes)]
+            writes = _store_difference(handle, present, (), at or 0, writer.part_writer())
+            return [request, *_make_difference_steps(handle, contents, at, writes)]
         records = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
-        step = writer.write_step(handle.id, handle.schema, set_time(negate(records), at or 0, handle.schema))
-        return [request, *_alone(handle, contents, at, [] if step is None else [step], is_single=True)]
+        step = writer.write_step(handle.id, handle.schema, set_time(negate_diffs(records), at or 0, handle.schema))
+        return [request, *_make_difference_steps(handle, contents, at, [] if step is None else [step], is_single=True)]
 
 
 def make_keyed_deletion(
@@ -279,10 +287,12 @@ def make_keyed_deletion(
     """Return the change that deletes from a keyed collection what a condition is true for, at a time."""
     check_upserts(handle, "delete(where=…)")
     at = None if time is None else handle.to_exact_time("time", time)
-    return KeyedChange((), at, where, delete_digest(0, at, filter_text(where, token)))
+    return KeyedChange((), at, where, compute_delete_digest(0, at, format_filter(where, token)))
 
 
-def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True) -> EventTable:
+def convert_plain_events(
+    handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True
+) -> EventTable:
     """Return rows for keys of a plain collection, checked, in any form that `Collection.upsert` takes.
 
     Args:
@@ -302,13 +312,13 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
                 f"the collection {handle.name!r} has no value columns, so None in a tuple may mean a key that comes or "
                 "one that goes: give keys as a table or as dicts, and use delete() for those that go"
             )
-    _check_replaceable(handle)
+    _check_not_view(handle)
     form = schema.compute_once(_upsert_form)
     events = to_events(data, schema, form, stamp, handle.clocked_timeline, may_delete=may_delete)
     return _check_events(handle, events, "upsert")
 
 
-def _check_replaceable(handle: CollectionHandle) -> None:
+def _check_not_view(handle: CollectionHandle) -> None:
     schema = handle.schema
     if not schema.key_names:
         raise InvalidUsage(f"the collection {handle.name!r} has no key, by which rows could be replaced.").with_remedy(
@@ -321,18 +331,19 @@ def _check_replaceable(handle: CollectionHandle) -> None:
         ).with_remedy("Add rows with {write:call}, replace all of them with {overwrite:call}, or rename the column.")
 
 
-def plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> EventTable:
+def convert_plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> EventTable:
     """Return rows of a plain collection that may lack columns, checked; see `Collection.update`.
 
-    Raises: as `plain_events`.
+    Raises: as `convert_plain_events`.
     """
-    _check_replaceable(handle)
+    _check_not_view(handle)
     form = handle.schema.compute_once(_upsert_form)
     events = to_partial_events(data, handle.schema, form, stamp, handle.clocked_timeline, missing)
     return _check_events(handle, events, "update")
 
 
 def _check_events(handle: CollectionHandle, events: EventTable, action: str) -> EventTable:
+    """Return events ready to resolve; raise an error for repeated keys."""
     schema = handle.schema
     check_event_times(handle, events)
     ready = prepare_events(schema, schema.compute_once(_upsert_form), events.table)
@@ -351,10 +362,10 @@ def _upsert_form(schema: CollectionSchema) -> KeyedForm:
     return build_form(Keyed(), schema)
 
 
-def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None = None) -> list[Step]:
+def make_upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None = None) -> list[Step]:
     """Return the steps that give keys of a plain collection other rows, or none, in the place of what they hold.
 
-    Raises: as `overwrite_steps`, for the first of their times.
+    Raises: as `make_overwrite_steps`, for the first of their times.
     """
     contents, schema = _read_after_requests(handle), handle.schema
     form = schema.compute_once(_upsert_form)
@@ -368,9 +379,9 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
         return [request, *([handle.commit_time_step()] if events.at_commit else [])]
     _check_beginning(handle, contents, first)
     if not len(events.table):
-        return [*_creating(handle), request]
+        return [*_list_creation_steps(handle), request]
     with ExitStack() as stack:
-        lookup, reader = Lookup(_present(handle, contents, None, stack)), handle.engine.reader()
+        lookup, reader = Lookup(_plan_present(handle, contents, None, stack)), handle.engine.reader()
         ready, writer = events.ready or prepare_events(schema, form, events.table), handle.engine.writer("upsert")
         keys_to_replace = Wanted(len(ready.keys), SortedKeys(ready.keys))
         if events.is_partial:
@@ -380,10 +391,13 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
             step = writer.make_checked_step(
                 handle.id, schema, replace_by_event(ready, lookup.terms(keys_to_replace, reader))
             )
-        return [request, *_alone(handle, contents, last, [] if step is None else [step], is_single=True)]
+        return [
+            request,
+            *_make_difference_steps(handle, contents, last, [] if step is None else [step], is_single=True),
+        ]
 
 
-def check_either(keys: Any, where: pc.Expression | None) -> None:
+def check_one_selection(keys: Any, where: pc.Expression | None) -> None:
     if (keys is None) == (where is None) or isinstance(keys, pc.Expression):
         raise InvalidUsage(
             "delete() takes keys, or where= with a condition, and not both: delete([1, 2]), or "
@@ -427,7 +441,7 @@ def expect_unchanged(contents: CollectionState) -> tuple[Condition, ...]:
     )
 
 
-def _alone(
+def _make_difference_steps(
     handle: CollectionHandle,
     contents: CollectionState,
     at: int | None,
@@ -437,29 +451,29 @@ def _alone(
 ) -> list[Step]:
     """Return the steps of a difference to contents; is_single: it leaves each key that it touches with one row."""
     return [
-        *_creating(handle),
+        *_list_creation_steps(handle),
         *expect_unchanged(contents),
         *[msgspec.structs.replace(write, at_commit=at is None, is_single=is_single) for write in writes],
-        *(_stamping(handle, at) or [kinds.Seal(contents.id, encode_frontier((at or 0) + 1))]),
+        *(_list_stamp_steps(handle, at) or [kinds.Seal(contents.id, encode_frontier((at or 0) + 1))]),
     ]
 
 
-def _creating(handle: CollectionHandle) -> list[Step]:
+def _list_creation_steps(handle: CollectionHandle) -> list[Step]:
     return [] if handle.create is None else [handle.create]
 
 
-def _stamping(handle: CollectionHandle, at: int | None) -> list[Step]:
+def _list_stamp_steps(handle: CollectionHandle, at: int | None) -> list[Step]:
     return [handle.commit_time_step()] if at is None else []
 
 
-def _present(
+def _plan_present(
     handle: CollectionHandle, contents: CollectionState, filter: pc.Expression | None, stack: ExitStack
 ) -> Scan:
     """Return the plan of what is there; it can be read until the stack is left."""
-    return _scans(handle, contents, stack)(filter)
+    return _make_scan_planner(handle, contents, stack)(filter)
 
 
-def _scans(
+def _make_scan_planner(
     handle: CollectionHandle, contents: CollectionState, stack: ExitStack
 ) -> Callable[[pc.Expression | None], Scan]:
     """Return a function that plans reads of the contents, by a filter; they can be read until the stack is left."""
@@ -471,7 +485,7 @@ def _scans(
     # A later state will do as well: what is sealed stays as it is.
     newest, reading = handle.claim(as_of)
     stack.callback(reading.close)
-    return partial(snapshot_scan, newest, schema, as_of, None)
+    return partial(plan_snapshot, newest, schema, as_of, None)
 
 
 def _hold_or_store_rows(
@@ -493,7 +507,7 @@ def _hold_or_store_rows(
     return new, digest
 
 
-def _upload(
+def _store_difference(
     handle: CollectionHandle,
     present: Scan,
     new: NewRows,

@@ -58,14 +58,14 @@ from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.keyed_rules import list_due_parts
 from persist.core.state_rules.schemas import check_writable_version
 from persist.core.timeline import Moment
-from persist.engine.collection.keyed_events import AskedEvents, Asks, digest_events, get_keyed_form
+from persist.engine.collection.keyed_events import AskedEvents, Asks, compute_events_digest, get_keyed_form
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.resolver import REASON, split_late
 from persist.engine.write.commit_future import CommitFuture, Committed
-from persist.engine.write.operations import AtCommit, Step, Write, times_together
+from persist.engine.write.operations import AtCommit, Step, Write, choose_common_times
 from persist.engine.write.retrying import commit_with_retry
-from persist.engine.write.write_options import check_token, with_token
+from persist.engine.write.write_options import add_token, check_token
 
 SETTLE_S = 60.0
 
@@ -104,8 +104,10 @@ def submit_all(
             "the seal out, or give them times, too."
         )
     is_decided = not any(request.late is not None or request.is_least for _, request in asks)
-    if is_decided and not any(map(writer.keyed.is_busy, ids)) and not any(_resolves(*ask) for ask in asks):
-        return engine.submit(action, [*beside, *(step for ask in asks for step in _plain_steps(*ask))], commit.names)
+    if is_decided and not any(map(writer.keyed.is_busy, ids)) and not any(_needs_resolution(*ask) for ask in asks):
+        return engine.submit(
+            action, [*beside, *(step for ask in asks for step in _make_plain_steps(*ask))], commit.names
+        )
     future = writer.new_future()
     size = sum(request.events.table.nbytes for _, request in asks if request.events is not None)
     try:
@@ -116,6 +118,7 @@ def submit_all(
 
 
 def _prepare_request(handle: CollectionHandle, request: AskedEvents) -> AskedEvents:
+    """Return the request with its plain change ready to be planned."""
     check_token(request.token)  # Before anything is uploaded.
     if request.events is not None and not len(request.events.table):
         request = msgspec.structs.replace(request, events=None)
@@ -126,10 +129,11 @@ def _prepare_request(handle: CollectionHandle, request: AskedEvents) -> AskedEve
                 f"some events of {handle.name!r} leave columns as they are, so they are resolved when they come, and "
                 f"the last is at {last}: seal beyond that in the same commit, or leave out time and seal"
             )
-    return msgspec.structs.replace(request, marks=tuple(_token_steps(handle, request)))
+    return msgspec.structs.replace(request, marks=tuple(_make_token_steps(handle, request)))
 
 
-def _resolves(handle: CollectionHandle, request: AskedEvents) -> bool:
+def _needs_resolution(handle: CollectionHandle, request: AskedEvents) -> bool:
+    """Return whether a request resolves events with its commit."""
     if request.change is not None or request.plain is not None:
         return True
     if request.events is not None and request.events.is_partial:
@@ -137,7 +141,7 @@ def _resolves(handle: CollectionHandle, request: AskedEvents) -> bool:
     return (request.end is not None or request.at_commit) and get_keyed_form(handle).resolve == "seal"
 
 
-def seal(
+def commit_seal(
     handle: CollectionHandle,
     upper: int | Moment | Antichain,
     *,
@@ -210,7 +214,7 @@ class _Commit:
         for handle, _ in self.asks:
             writer.compaction.relieve(handle.id)
         committed = self._with_retry(lambda: self._submit().get_commit())
-        self._tell_late(future)
+        self._report_late(future)
         return committed
 
     def run(self) -> CommitFuture:
@@ -247,7 +251,7 @@ class _Commit:
                 commit, action=self.action, clock=self.engine.clock, conflicts=_LOST, prepare=self._drop_outdated_plans
             )
         except _REFUSED:
-            self._drop()
+            self._drop_plans()
             raise  # After an indeterminate commit all is left, because the record may yet appear.
 
     def _drop_outdated_plans(self, error: PersistError) -> None:
@@ -262,42 +266,45 @@ class _Commit:
         self._discard([self.plans.pop(id_) for id_ in moved or [*self.plans]])
         self.contents = newest
 
-    def _drop(self) -> None:
+    def _drop_plans(self) -> None:
         self._discard(self.plans.values())
         self.engine.abandon(self.beside)
 
     def _drop_if_refused(self, future: Future[int]) -> None:
         if isinstance(Future.exception(future), _REFUSED):  # This look does not count as one of the caller.
-            self._drop()
+            self._drop_plans()
 
     def _submit(self) -> CommitFuture:
         """Plan what has no plan, and submit all plans with the steps beside."""
-        self.times = self.times or self._times()
+        self.times = self.times or self._assign_times()
         for handle, request in self.asks:
             if handle.id not in self.plans:
                 contents = self.contents.get(handle.id) or handle.get_known_state()
                 self.plans[handle.id] = _plan_commit(handle, contents, request, self.times.get(handle.id))
         return self._submit_plans()
 
-    def _times(self) -> dict[str, int]:
+    def _assign_times(self) -> dict[str, int]:
         """Return the times that the commit assigns to requests without one, if some of them are resolved with it."""
         if all(request.plain is not None or not request.at_commit for _, request in self.asks):
             return {}
         asks = [step for step in self.beside if isinstance(step, AtCommit)]
         asks += [handle.commit_time_step() for handle, request in self.asks if request.at_commit]
-        uppers = {request.collection: self._upper(request.collection) for request in asks}
-        return times_together({request.collection: request for request in asks}, uppers, self.engine.clock.wall_ms())
+        uppers = {request.collection: self._get_upper(request.collection) for request in asks}
+        return choose_common_times(
+            {request.collection: request for request in asks}, uppers, self.engine.clock.wall_ms()
+        )
 
-    def _upper(self, collection: str) -> int:
+    def _get_upper(self, collection: str) -> int:
         contents = self.engine.follower.load(collection)
         return 0 if contents is None else contents.upper
 
     def _must_choose_again(self, chosen: tuple[str, int]) -> bool:
         """Return whether upper has passed a chosen time, and later times exist."""
         collection, time = chosen
-        return time < self._upper(collection) <= TIME_MAX
+        return time < self._get_upper(collection) <= TIME_MAX
 
     def _submit_plans(self) -> CommitFuture:
+        """Submit all plans, with the steps beside, as one commit."""
         times, names = self.times, self.names
         # Differences to the earlier contents come first, and check that these are still there.
         first, last = list[Step](), list[Step]()
@@ -341,7 +348,7 @@ class _Commit:
                     writer.resolver.discard(step.parts)
             self.engine.abandon(plan.steps)
 
-    def _tell_late(self, future: CommitFuture) -> None:
+    def _report_late(self, future: CommitFuture) -> None:
         for handle, request in self.asks:
             late = self.plans[handle.id].late
             if request.late is not None and late is not None:
@@ -352,13 +359,14 @@ class _Commit:
 def _plan_commit(
     handle: CollectionHandle, contents: CollectionState, request: AskedEvents, time: int | None
 ) -> _Planned:
+    """Plan the steps of a request against some contents."""
     if request.plain is not None:
-        return _Planned(contents, with_token(request.token, [handle.id], request.plain.steps()), {}, None)
+        return _Planned(contents, add_token(request.token, [handle.id], request.plain.steps()), {}, None)
     if time is not None:
         request = request.at(time)
-    timely, late = _timely(handle, contents, _lift_events(contents, request.against(contents)))
-    resolves = _resolves(handle, request)
-    steps = _resolving_steps(handle, contents, timely) if resolves else _plain_steps(handle, timely)
+    timely, late = _split_late_events(handle, contents, _lift_events(contents, request.bind_to(contents)))
+    resolves = _needs_resolution(handle, request)
+    steps = _make_resolving_steps(handle, contents, timely) if resolves else _make_plain_steps(handle, timely)
     if time is not None:
         steps.append(handle.commit_time_step(time))
     if request.late_steps is None or late is None:
@@ -384,7 +392,7 @@ def _lift_events(contents: CollectionState, request: AskedEvents) -> AskedEvents
     return msgspec.structs.replace(request, events=lifted)
 
 
-def _timely(
+def _split_late_events(
     handle: CollectionHandle, contents: CollectionState, request: AskedEvents
 ) -> tuple[AskedEvents, pa.Table | None]:
     """Return the request without the events that are late for these contents, and the late ones with reasons."""
@@ -394,7 +402,7 @@ def _timely(
     return msgspec.structs.replace(request, events=timely_events if len(timely_events.table) else None), late
 
 
-def _resolving_steps(handle: CollectionHandle, contents: CollectionState, request: AskedEvents) -> list[Step]:
+def _make_resolving_steps(handle: CollectionHandle, contents: CollectionState, request: AskedEvents) -> list[Step]:
     """Return the steps that commit events with a seal, against contents as they are."""
     end = request.end
     assert end is not None
@@ -426,7 +434,8 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, reques
     return [*request.also, *resolving, *pending, *request.marks]
 
 
-def _plain_steps(handle: CollectionHandle, request: AskedEvents) -> list[Step]:
+def _make_plain_steps(handle: CollectionHandle, request: AskedEvents) -> list[Step]:
+    """Return the steps of a request that resolves nothing."""
     pending: list[Step] = [] if request.events is None else [handle.pend_step(request.events)]
     sealing: list[Step] = [] if request.end is None else [kinds.Seal(handle.id, encode_frontier(request.end))]
     if request.at_commit:
@@ -434,7 +443,8 @@ def _plain_steps(handle: CollectionHandle, request: AskedEvents) -> list[Step]:
     return [*request.also, *pending, *sealing, *request.marks]
 
 
-def _token_steps(handle: CollectionHandle, request: AskedEvents) -> list[kinds.Tokens]:
+def _make_token_steps(handle: CollectionHandle, request: AskedEvents) -> list[kinds.Tokens]:
+    """Return the step that makes the collection remember the request's token."""
     if request.token is None or request.plain is not None:  # Its steps are known only with its plan.
         return []
     if request.events is None:
@@ -442,7 +452,9 @@ def _token_steps(handle: CollectionHandle, request: AskedEvents) -> list[kinds.T
         first = 0 if request.change is None else request.change.time or 0
         return [kinds.Tokens(handle.id, (TokenMark(request.token, first, f"{digest:016x}"),))]
     first = pc.min(request.events.table["_time"]).as_py()
-    return [kinds.Tokens(handle.id, (TokenMark(request.token, first, f"{digest_events(request.events):016x}"),))]
+    return [
+        kinds.Tokens(handle.id, (TokenMark(request.token, first, f"{compute_events_digest(request.events):016x}"),))
+    ]
 
 
 def _split_events(events: EventTable | None, end: int) -> tuple[pa.Table | None, pa.Table | None]:

@@ -38,8 +38,8 @@ from persist.engine.read.following.changes import (
     check_changes_form,
     read_all_changes,
     read_no_changes,
+    show_moments,
     slice_by_time,
-    with_moments,
 )
 from persist.engine.read.following.listen import Listen, Piece
 from persist.engine.read.keyed.key_history import join_records
@@ -47,7 +47,7 @@ from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.merging import Form, snapshot_tables
 from persist.engine.read.parts.reader import ClaimedRead, PartReader
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import UnreadParts, plan_changes_scan, snapshot_scan
+from persist.engine.read.planning.snapshot_plan import UnreadParts, plan_changes_scan, plan_snapshot
 from persist.engine.read.results.snapshot import Snapshot, build_filter
 
 READ_TIMEOUT_S = 0.0  # A read of an unsealed time fails at once.
@@ -69,7 +69,7 @@ def snapshot(
     try:
         read_as = handle.load_schema(contents, schema)
         filter = build_filter(read_as, where, columns, form)
-        scan = snapshot_scan(contents, read_as, time, columns, filter)
+        scan = plan_snapshot(contents, read_as, time, columns, filter)
         scan.check_columns()
     except BaseException:
         reading.close()
@@ -78,7 +78,7 @@ def snapshot(
     return Snapshot(scan, form, reading, contents, handle.engine.reader().slice_bytes)
 
 
-def snapshots_together(
+def open_snapshots(
     wanted: Sequence[tuple[CollectionHandle, int | Moment | None]], timeout_s: float | None = READ_TIMEOUT_S
 ) -> list[Snapshot]:
     """Return the contents of collections of one engine as of times, None for the latest in one state of the location.
@@ -137,13 +137,13 @@ def changes(
         columns_of = Transitions.of_columns(scan.result_schema, columns) if form != "updates" else None
         return Changes(scan, reading, moments, columns_of)
 
-    return _changes(handle, start, until, make, columns, where, schema, timeout_s, raw=raw)
+    return _open_changes(handle, start, until, make, columns, where, schema, timeout_s, raw=raw)
 
 
 T = TypeVar("T", bound=Changes)
 
 
-def _changes(
+def _open_changes(
     handle: CollectionHandle,
     start: int | Moment | Antichain,
     until: int | Moment | Antichain | None,
@@ -207,7 +207,7 @@ def difference(
     lower = min(min(start, end) + 1, TIME_MAX)
     upper = max(start, end) + 1 if start != end else lower
     make = partial(Difference, transitions=transitions, is_backwards=start > end)
-    return _changes(handle, lower, upper, make, names, where, schema, timeout_s)
+    return _open_changes(handle, lower, upper, make, names, where, schema, timeout_s)
 
 
 def upserts(
@@ -256,7 +256,7 @@ def open_listen(
         """Cut an interval into pieces that fit into memory."""
         scan = planned(contents, lower, upper)
         if not scan.parts:
-            return [Piece(lambda _: with_moments(read_no_changes(scan), moments), upper, 0)]
+            return [Piece(lambda _: show_moments(read_no_changes(scan), moments), upper, 0)]
         is_whole = whole_times or not {*scan.schema.key_names} <= {*scan.columns}
         pieces: list[Piece] = []
         for slices in slice_by_time(scan, reader.changes_slice_bytes):
@@ -272,7 +272,7 @@ def open_listen(
         return pieces
 
     def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
-        return with_moments(read_all_changes(scan, reading), moments)
+        return show_moments(read_all_changes(scan, reading), moments)
 
     return Listen(handle.engine.follower, handle.id, handle.name, lower, reading, plan, first)
 
@@ -290,7 +290,7 @@ def read_as_updates(
 
     They are one piece, or several within the budget, of which the last one completes that time.
     """
-    scan = snapshot_scan(handle.fold(contents), handle.schema, time, None, None)
+    scan = plan_snapshot(handle.fold(contents), handle.schema, time, None, None)
     slices = [scan] if whole_times else scan.cut_into_slices(reading().changes_slice_bytes)
 
     def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
@@ -299,7 +299,7 @@ def read_as_updates(
         rows = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])
         column = pa.repeat(pa.scalar(time, pa.int64()), len(rows))
         updates = rows.add_column(len(handle.schema.names), handle.schema.arrow.field("_time"), column)
-        return with_moments(updates, moments)
+        return show_moments(updates, moments)
 
     uppers = [*[time] * (len(slices) - 1), time + 1]
     return [Piece(partial(read, part), upper, part.memory) for part, upper in zip(slices, uppers, strict=True)]
@@ -359,7 +359,7 @@ class WantedListen:
     moments: Timeline | None
 
 
-def listens_together(wanted: Sequence[WantedListen], *, contents: bool) -> list[Listen]:
+def open_listens(wanted: Sequence[WantedListen], *, contents: bool) -> list[Listen]:
     """Return a listen of each collection, begun at one point of the log. Cost: one commit for all claims.
 
     Args:
@@ -373,7 +373,9 @@ def listens_together(wanted: Sequence[WantedListen], *, contents: bool) -> list[
     engine = handles[0].engine
     engine.follower.refresh()
     _, states = engine.follower.read_known_states([(handle.id, handle.name) for handle in handles])
-    lowers = [_lower(state, want.as_of, contents=contents) for want, state in zip(wanted, states, strict=True)]
+    lowers = [
+        _find_first_time(state, want.as_of, contents=contents) for want, state in zip(wanted, states, strict=True)
+    ]
     claims = engine.claim_all(
         [WantedClaim(handle.id, handle.name, max(0, lower - 1)) for handle, lower in zip(handles, lowers, strict=True)]
     )
@@ -396,7 +398,7 @@ def listens_together(wanted: Sequence[WantedListen], *, contents: bool) -> list[
         raise
 
 
-def _lower(state: CollectionState, as_of: int | None, *, contents: bool) -> int:
+def _find_first_time(state: CollectionState, as_of: int | None, *, contents: bool) -> int:
     """Return the first time of what follows as_of, after checking that it can be read."""
     if contents:
         as_of = get_last_sealed(state) if as_of is None else as_of
@@ -417,9 +419,9 @@ def as_of_join(
 ) -> pa.Table:
     """Return a frame with what its keys held at its rows' times; see `Collection.as_of_join`."""
     schema = handle.schema
-    table = _frame(frame)
+    table = _to_table(frame)
     value_columns = schema.value_names if columns is None else schema.check_distinct("columns", columns)
-    keys, times = _keys(table, on, time, handle), _times(table, time, handle)
+    keys, times = _select_keys(table, on, time, handle), _get_times(table, time, handle)
     if clashing := [name for name in value_columns if name in table.column_names]:
         raise SchemaMismatch(
             f"the frame has a column {clashing[0]!r}, as the collection has: rename it in the frame, or leave it "
@@ -433,7 +435,7 @@ def as_of_join(
     try:
         check_readable(contents, ends["min"])
         with reading.explain_missing():
-            lookup = Lookup(snapshot_scan(contents, schema, ends["min"], None))
+            lookup = Lookup(plan_snapshot(contents, schema, ends["min"], None))
             records = lookup.contents(lookup.to_lookup_keys(keys), "diff", reading())
             first = records.append_column(schema.arrow.field("_time"), pa.array(np.full(len(records), ends["min"])))
             changes = plan_changes_scan(contents, schema, ends["min"] + 1, ends["max"] + 1, None)
@@ -445,7 +447,7 @@ def as_of_join(
     return join_records(table, keys, times, updates, schema, value_columns)
 
 
-def _frame(frame: Any) -> pa.Table:
+def _to_table(frame: Any) -> pa.Table:
     data = open_stream(frame)
     if isinstance(data, TableStream):
         tables = [*data.tables(None)]
@@ -467,7 +469,7 @@ def _frame(frame: Any) -> pa.Table:
     return table
 
 
-def _keys(table: pa.Table, on: Sequence[str] | None, time: str, handle: CollectionHandle) -> pa.Table:
+def _select_keys(table: pa.Table, on: Sequence[str] | None, time: str, handle: CollectionHandle) -> pa.Table:
     """Return the columns of a frame that stand for the key fields, in their order and types."""
     fields = handle.schema.key.fields
     if not (on is None or isinstance(on, str | Sequence)) or not isinstance(time, str):
@@ -480,13 +482,13 @@ def _keys(table: pa.Table, on: Sequence[str] | None, time: str, handle: Collecti
             f"on={names} names {len(names)} columns, and a key of {handle.name!r} has {len(fields)}: name one column "
             f"of the frame for each of {list(handle.schema.key_names)}, in that order"
         )
-    cast = [cast_column(_column(table, name), f.type, name) for name, f in zip(names, fields, strict=True)]
+    cast = [cast_column(_get_column(table, name), f.type, name) for name, f in zip(names, fields, strict=True)]
     return pa.Table.from_arrays(cast, schema=pa.schema(list(fields)))
 
 
-def _times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedArray:
+def _get_times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedArray:
     """Return the time of each row, int64: of a moment, the last time that is not after it."""
-    column = _column(table, name)
+    column = _get_column(table, name)
     if (plain := get_stored_type(column.type)) != column.type:
         column = cast_column(column, plain, name)
     if handle.timeline is not None and (pat.is_string(column.type) or pat.is_large_string(column.type)):
@@ -513,7 +515,7 @@ def _times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedAr
     return times
 
 
-def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
+def _get_column(table: pa.Table, name: str) -> pa.ChunkedArray:
     if name not in table.column_names:
         hint = did_you_mean(name, table.column_names) or ","
         raise SchemaMismatch(f"the frame has no column {name!r}{hint} it has {table.column_names}")

@@ -20,7 +20,7 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import attach_versions
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import read_changes
-from persist.engine.read.planning.scan import Scan, negate
+from persist.engine.read.planning.scan import Scan, negate_diffs
 from persist.engine.read.planning.snapshot_plan import UnreadParts
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Write
@@ -53,18 +53,20 @@ class UnsealedUpdates:
 
     def have_changed(self, lower: int) -> bool:
         """Return whether pieces have come or gone since `changes`."""
-        return self._pieces(lower)[1].keys() != self._told.keys()
+        return self._list_pieces(lower)[1].keys() != self._told.keys()
 
     def changes(self, lower: int) -> pa.Table | None:
         """Return what came and went at times >= lower, as updates: columns, `_time`, `_diff`; None if nothing did."""
-        contents, pieces = self._pieces(lower)
+        contents, pieces = self._list_pieces(lower)
         come = {
-            key: self._of_part(contents, piece, lower) if isinstance(piece, int) else self._of_write(piece[0])
+            key: self._read_part(contents, piece, lower)
+            if isinstance(piece, int)
+            else self._get_write_updates(piece[0])
             for key, piece in pieces.items()
             if key not in self._told
         }
         # Nothing is forgotten before all has been read, because reading may fail and is repeated then.
-        retracted = [negate(self._told.pop(key)) for key in self._told.keys() - pieces.keys()]
+        retracted = [negate_diffs(self._told.pop(key)) for key in self._told.keys() - pieces.keys()]
         self._told |= come
         futures = {key: piece[1] for key, piece in pieces.items() if not isinstance(piece, int)}
         self._writes = {key: future for key, future in (self._writes | futures).items() if key in self._told}
@@ -75,11 +77,11 @@ class UnsealedUpdates:
         passed = []
         for key, table in self._told.items():
             is_passed = pc.less(table["_time"], upper)
-            passed.append(negate(table.filter(is_passed)))
+            passed.append(negate_diffs(table.filter(is_passed)))
             self._told[key] = table.filter(pc.invert(is_passed))
         return pa.concat_tables(passed) if passed else None
 
-    def _pieces(self, lower: int) -> tuple[CollectionState, Pieces]:
+    def _list_pieces(self, lower: int) -> tuple[CollectionState, Pieces]:
         """Return the collection's state, and its stored updates and writes in progress at or after lower."""
         handle = self._handle
         seqno, [contents] = handle.engine.follower.read_known_states([(handle.id, handle.name)])
@@ -98,12 +100,14 @@ class UnsealedUpdates:
         is_here = isinstance(write.data, pa.Table | SmallUpdates) and not write.at_commit and write.events is None
         return is_here and write.time_min >= lower and write.schema.version == self._handle.schema.version
 
-    def _of_part(self, contents: CollectionState, number: int, lower: int) -> pa.Table:
+    def _read_part(self, contents: CollectionState, number: int, lower: int) -> pa.Table:
+        """Return the updates of a part at or after a time."""
         schema = attach_versions(self._handle.schema, contents)
         scan = Scan(schema, (contents.numbered[number],), lower, TIME_MAX + 1, self._columns).with_newest_types()
         return read_changes(scan.prune(), self._handle.engine.reader())
 
-    def _of_write(self, write: Write) -> pa.Table:
+    def _get_write_updates(self, write: Write) -> pa.Table:
+        """Return the updates of a write in progress."""
         data = gather_updates([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
         assert isinstance(data, pa.Table)
         return data.select([*self._columns, "_time", "_diff"])

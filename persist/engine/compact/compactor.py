@@ -5,7 +5,7 @@ loses otherwise (`persist.core.state_rules.contents`). Any number of compactors 
 it made. A part found missing or damaged ends the compaction with an error that names it. Before the commit the sums of
 diffs are held against each other: a slice that was lost or read twice would show.
 
-After large work, and after each collection of garbage, memory goes back to the operating system (`give_back`).
+After large work, and after each collection of garbage, memory goes back to the operating system (`release_unused_memory`).
 Allocators keep freed memory for later: after a compaction that is often ten times the memory in use, and the next
 compaction may be hours away. The remains of many small pieces of work are scattered over the heaps of all threads, and
 grow for months. Reads and writes do not give back: they follow each other, and to get the same pages again costs them
@@ -38,10 +38,10 @@ from persist.core.state_rules.collection_rules import ExpectErasures, ExpectRuns
 from persist.core.state_rules.contents import CollectionState, compute_replacement
 from persist.core.state_rules.erasures import count_erasures
 from persist.engine.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, choose_next_work
-from persist.engine.compact.rewriter import WHOLE_FRACTION, MadeRun, PartMaker, Rewrite, RunPiece, keyframe_pieces
+from persist.engine.compact.rewriter import WHOLE_FRACTION, MadeRun, PartMaker, Rewrite, RunPiece, plan_keyframe
 from persist.engine.follow.follower import Follower
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_snapshot
 from persist.engine.write.operations import Commit, Step
 from persist.engine.write.retrying import commit_with_retry
 
@@ -101,7 +101,7 @@ class CompactionReport(Shown):
         return CompactionReport(forgotten=forgotten, **added)
 
 
-def with_read(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
+def add_read_parts(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
     """Return report with parts added to what it read."""
     return report + CompactionReport(
         parts_read=len(parts),
@@ -122,7 +122,7 @@ def add_written_parts(parts: Sequence[Part], report: CompactionReport) -> Compac
 LARGE_BYTES = 32 << 20  # The size of parts read; less work leaves little behind.
 
 
-def give_back() -> None:
+def release_unused_memory() -> None:
     """Return the unused memory of Arrow's and the C library's allocators to the system.
 
     Memory in use is not affected, in the whole process. Cost: milliseconds.
@@ -183,7 +183,7 @@ class Compactor:
         failed: dict[Work, DiffOverflow] = {}
         with self._one_at_a_time, report_work("compact", name, unit="pieces of work") as done:
             while True:
-                contents = self._contents(id_, name)
+                contents = self._load_contents(id_, name)
                 work = choose_next_work(
                     contents,
                     self._tuning,
@@ -195,14 +195,14 @@ class Compactor:
                 if work is None:
                     break
                 try:
-                    report += self._do(contents, work)
+                    report += self._run_work(contents, work)
                 except Superseded:
                     report += CompactionReport(superseded=1)
                 except DiffOverflow as error:
                     failed[work] = error
                 done(1)
         if report.bytes_read >= LARGE_BYTES:
-            give_back()
+            release_unused_memory()
         if failed:
             raise next(iter(failed.values()))
         return report
@@ -211,34 +211,35 @@ class Compactor:
         """Let what is under way end soon, with ClientClosed; idempotent."""
         self._stop.set()
 
-    def _contents(self, id_: str, name: str) -> CollectionState:
+    def _load_contents(self, id_: str, name: str) -> CollectionState:
         if self._stop.is_set():
             raise ClientClosed("compaction")
         return self._follower.refresh_and_require(id_, name)
 
-    def _do(self, contents: CollectionState, work: Work) -> CompactionReport:
+    def _run_work(self, contents: CollectionState, work: Work) -> CompactionReport:
+        """Do one piece of work: a keyframe, a merge or forgetting."""
         attempt = _Attempt(contents)
         if isinstance(work, Thin):
             self._commit_step(contents, kinds.Replace(contents.id, removed_keyframes=work.keyframes), attempt)
             return CompactionReport(keyframes_dropped=len(work.keyframes))
         try:
             if isinstance(work, MakeKeyframe):
-                step, report = self._keyframe(contents, work.as_of, attempt)
+                step, report = self._make_keyframe(contents, work.as_of, attempt)
             elif isinstance(work, MergeRuns):
-                step, report = self._merge(contents, work.runs, attempt)
+                step, report = self._merge_runs(contents, work.runs, attempt)
             else:
-                step, report = self._forget(contents, work, attempt)
+                step, report = self._forget_history(contents, work, attempt)
             self._commit_step(contents, msgspec.structs.replace(step, parts=tuple(attempt.parts)), attempt)
         except BaseException as error:
             if attempt.may_be_committed:
                 raise
             self._maker.discard(attempt.parts)
-            if isinstance(error, MissingBlob) and not self._needs(contents, error.key):
+            if isinstance(error, MissingBlob) and not self._is_needed(contents, error.key):
                 raise Superseded("what this compaction read has been replaced and deleted meanwhile") from error
             raise
         return add_written_parts(attempt.parts, report)
 
-    def _needs(self, contents: CollectionState, blob: str) -> bool:
+    def _is_needed(self, contents: CollectionState, blob: str) -> bool:
         try:
             contents_now = self._follower.refresh_and_require(contents.id, contents.name)
         except CollectionNotFound:
@@ -251,7 +252,7 @@ class Compactor:
 
         def check_newest() -> Step:
             """Return the step for the newest contents; raise Superseded if they are others."""
-            newest = self._contents(contents.id, contents.name)
+            newest = self._load_contents(contents.id, contents.name)
             for condition in conditions:
                 apply_step(newest, condition)
             _, unused = compute_replacement(newest, step)
@@ -275,30 +276,31 @@ class Compactor:
         conflicts = (Superseded, UploadExpired)
         commit_with_retry(commit_once, action="compact", clock=self._clock, conflicts=conflicts, prepare=raise_if_final)
 
-    def _make(
+    def _make_runs(
         self, contents: CollectionState, runs: Iterable[Iterable[RunPiece]], attempt: "_Attempt"
     ) -> list[MadeRun]:
+        """Have the parts of runs made; note them in the attempt."""
         made_runs = self._maker.make(contents.id, runs, contents.parts)
         for maker_output in made_runs:
             attempt.parts += maker_output.new
         return made_runs
 
-    def _keyframe(
+    def _make_keyframe(
         self, contents: CollectionState, as_of: int, attempt: "_Attempt"
     ) -> tuple[kinds.Replace, CompactionReport]:
-        scan = snapshot_scan(contents, contents.schema, as_of, None, raw=True)
+        scan = plan_snapshot(contents, contents.schema, as_of, None, raw=True)
         numbers = {part.blob: number for number, part in contents.numbered.items()}
-        pieces = keyframe_pieces(scan, numbers, self._tuning.part_bytes, self._maker)
-        [maker_output] = self._make(contents, [pieces], attempt)
+        pieces = plan_keyframe(scan, numbers, self._tuning.part_bytes, self._maker)
+        [maker_output] = self._make_runs(contents, [pieces], attempt)
         listed = attempt.numbers(maker_output)
         shared = {number for number in listed if number >= 0}
         rewritten = [part for part in scan.base if numbers[part.blob] not in shared]
         attempt.check(listed, maker_output.added + sum(part.diff_sum for part in scan.base))
         step = kinds.Replace(contents.id, keyframes=(Keyframe(as_of, listed),))
         report = CompactionReport(keyframes=(as_of,), parts_shared=len(shared))
-        return step, with_read([*scan.parts, *rewritten], report)
+        return step, add_read_parts([*scan.parts, *rewritten], report)
 
-    def _merge(
+    def _merge_runs(
         self, contents: CollectionState, runs: Numbers, attempt: "_Attempt"
     ) -> tuple[kinds.Replace, CompactionReport]:
         numbers = [number for run in contents.history if run[0] in runs for number in run]
@@ -306,7 +308,9 @@ class Compactor:
         if (order := self._select_disjoint_parts(contents, numbers)) is not None:
             return kinds.Replace(contents.id, removed_runs=runs, runs=(order,)), report
         new = self._rewrite_runs(contents, [numbers], 0, attempt)
-        return kinds.Replace(contents.id, removed_runs=runs, runs=new), with_read(contents.list_parts(numbers), report)
+        return kinds.Replace(contents.id, removed_runs=runs, runs=new), add_read_parts(
+            contents.list_parts(numbers), report
+        )
 
     def _select_disjoint_parts(self, contents: CollectionState, numbers: Sequence[int]) -> Numbers | None:
         """Return parts in key order, if they may stay as they are: of fair size, and without a key in common."""
@@ -331,7 +335,7 @@ class Compactor:
         scans = [Scan(schema, run_parts, lower, TIME_MAX + 1, schema.names).prune() for run_parts in parts]
         rewritten = []
         for old, maker_output in zip(
-            parts, self._make(contents, [[Rewrite(scan)] for scan in scans], attempt), strict=True
+            parts, self._make_runs(contents, [[Rewrite(scan)] for scan in scans], attempt), strict=True
         ):
             new = attempt.numbers(maker_output)
             attempt.check(new, maker_output.added)
@@ -340,7 +344,7 @@ class Compactor:
             rewritten += [new] if new else []
         return tuple(rewritten)
 
-    def _forget(
+    def _forget_history(
         self, contents: CollectionState, work: Forget, attempt: "_Attempt"
     ) -> tuple[kinds.Replace, CompactionReport]:
         history_from = work.as_of + 1
@@ -355,7 +359,7 @@ class Compactor:
             history_from=history_from,
         )
         read = [part for run in straddling for part in contents.list_parts(run)]
-        return step, with_read(read, CompactionReport(forgotten=work.as_of, keyframes_dropped=len(old)))
+        return step, add_read_parts(read, CompactionReport(forgotten=work.as_of, keyframes_dropped=len(old)))
 
 
 class _Attempt:

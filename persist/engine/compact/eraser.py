@@ -290,13 +290,16 @@ class PartEraser:
             outcome = self._outcomes.get(_identify_part(part))
             if outcome is None:
                 outcome = (
-                    self._look(part, schema, inline_bytes) if _identify_part(part) in may_match else _Outcome(0, None)
+                    self._examine_part(part, schema, inline_bytes)
+                    if _identify_part(part) in may_match
+                    else _Outcome(0, None)
                 )
                 self._outcomes[_identify_part(part)] = outcome
             if outcome.parts is not None:
                 yield number, part, outcome
 
-    def _look(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> _Outcome:
+    def _examine_part(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> _Outcome:
+        """Return how many rows of a part go, and what replaces it."""
         self._check_read(part)
         rows = diffs = 0
         columns = [*self._records.columns(schema), "_diff"]
@@ -306,7 +309,7 @@ class PartEraser:
             diffs += sum_exactly(goes["_diff"].to_numpy())
         if not rows:
             return _Outcome(0, None)
-        new_parts = self._write_rest(part, schema, inline_bytes)
+        new_parts = self._write_remaining(part, schema, inline_bytes)
         if sum(new_part.diff_sum for new_part in new_parts) != part.diff_sum - diffs:
             self._writer.discard(new_parts)
             raise AssertionError("the diffs of what is left of a part are not those of the part less what was erased")
@@ -316,7 +319,7 @@ class PartEraser:
         if not (self._reads_blobs or all(part.inline for part in parts)):
             raise Superseded("a part has come that has not been looked at: try again")
 
-    def _write_rest(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> tuple[Part, ...]:
+    def _write_remaining(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> tuple[Part, ...]:
         """Return the parts that hold what stays of a part; none if that is nothing."""
         if not part.inline:
             scan = Scan(schema, (part,), 0, TIME_MAX + 1, schema.names).prune()

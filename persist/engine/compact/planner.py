@@ -102,7 +102,7 @@ def choose_next_work(
         without: work that could not be done, and what it merges.
     """
     if merge_bytes_max is not None:
-        runs = _merge_due(contents, tuning, _list_merged_runs(without), full=False)
+        runs = _find_due_merge(contents, tuning, _list_merged_runs(without), full=False)
         merged = contents.list_parts(chain.from_iterable(run for run in contents.history if run[0] in (runs or ())))
         return MergeRuns(runs) if runs and sum(part.bytes for part in merged) <= merge_bytes_max else None
     if (full or destroy) and (time := must_destroy(contents)) is not None:
@@ -111,8 +111,8 @@ def choose_next_work(
             return Forget(time) if is_made else MakeKeyframe(time)
     if (time := _find_forgettable_time(contents)) is not None:
         return Forget(time)
-    runs = _merge_due(contents, tuning, _list_merged_runs(without), full=full)
-    time = _keyframe_due(contents, tuning, full=full)
+    runs = _find_due_merge(contents, tuning, _list_merged_runs(without), full=full)
+    time = _find_due_keyframe(contents, tuning, full=full)
     if time is not None and MakeKeyframe(time) in without:
         time = None
     # A keyframe of very many runs would look into each of them for each slice of keys: merge them before.
@@ -158,7 +158,8 @@ def find_last_resolved(contents: CollectionState) -> int | None:
     return contents.resolved - 1 if contents.resolved > 0 else None
 
 
-def _keyframe_due(contents: CollectionState, tuning: Tuning, *, full: bool) -> int | None:
+def _find_due_keyframe(contents: CollectionState, tuning: Tuning, *, full: bool) -> int | None:
+    """Return the time of the next keyframe, None if none is due."""
     sealed = find_last_resolved(contents)
     last = contents.keyframes[-1] if contents.keyframes else None
     if sealed is None or (last is not None and last.as_of >= sealed):
@@ -212,27 +213,30 @@ def _find_forgettable_time(contents: CollectionState) -> int | None:
     return reached[-1] if reached and reached[-1] >= contents.history_from else None
 
 
-def _merge_due(contents: CollectionState, tuning: Tuning, without: frozenset[int], *, full: bool) -> Numbers | None:
+def _find_due_merge(
+    contents: CollectionState, tuning: Tuning, without: frozenset[int], *, full: bool
+) -> Numbers | None:
+    """Return the runs to merge next, None if none are due."""
     runs = [run for run in contents.history if run[0] not in without]
     inline = [run for run in runs if contents.numbered[run[0]].inline]
     inline_bytes = sum(len(part.inline) for part in contents.numbered.values())  # Not of pending events.
     is_many = inline_bytes >= tuning.inline_bytes or len(inline) >= tuning.inline_runs
     if inline and (is_many or full):
         # All that lives in the log, so that it becomes one part: but not across keyframes.
-        groups = _intervals(contents, inline)
+        groups = _group_by_keyframes(contents, inline)
         return tuple(run[0] for run in max(groups, key=len)[:SMALL_RUNS_MAX])
-    for group in _intervals(contents, [run for run in runs if not contents.numbered[run[0]].inline]):
+    for group in _group_by_keyframes(contents, [run for run in runs if not contents.numbered[run[0]].inline]):
         sizes = [sum(part.bytes for part in contents.list_parts(run)) for run in group]
         if (similar := _find_similar_runs(sizes, tuning.merge_runs, tuning.part_bytes)) is not None:
             return tuple(run[0] for run in group[similar[0] : similar[1]])
     return None
 
 
-def _intervals(contents: CollectionState, runs: list[Numbers]) -> list[list[Numbers]]:
+def _group_by_keyframes(contents: CollectionState, runs: list[Numbers]) -> list[list[Numbers]]:
     """Return runs by the keyframes around them, in order of time; a run that crosses a keyframe is alone."""
     times = [keyframe.as_of for keyframe in contents.keyframes]
     by_interval: dict[tuple[int, int], list[Numbers]] = {}
-    spans = {run: _span(contents, run) for run in runs}
+    spans = {run: _get_run_times(contents, run) for run in runs}
     for run in sorted(runs, key=spans.__getitem__):
         first, last = spans[run]
         interval = sum(as_of < first for as_of in times), sum(as_of < last for as_of in times)
@@ -240,7 +244,7 @@ def _intervals(contents: CollectionState, runs: list[Numbers]) -> list[list[Numb
     return list(by_interval.values())
 
 
-def _span(contents: CollectionState, run: Numbers) -> tuple[int, int]:
+def _get_run_times(contents: CollectionState, run: Numbers) -> tuple[int, int]:
     parts = contents.list_parts(run)
     return min(part.time_min for part in parts), max(part.time_max for part in parts)
 
@@ -251,7 +255,7 @@ def _find_similar_runs(sizes: list[int], merge_runs: int, bytes_max: int) -> tup
     There are at most twice as many, or as many as have bytes_max: what small runs have piled up is merged once, and not
     once for each level.
     """
-    levels = [_level(size, merge_runs) for size in sizes]
+    levels = [_compute_level(size, merge_runs) for size in sizes]
     for level in sorted(set(levels)):
         start = 0
         for at, current in enumerate([*levels, level + 1]):
@@ -263,7 +267,8 @@ def _find_similar_runs(sizes: list[int], merge_runs: int, bytes_max: int) -> tup
     return None
 
 
-def _level(size: int, merge_runs: int) -> int:
+def _compute_level(size: int, merge_runs: int) -> int:
+    """Return the size level of a run."""
     level = 0
     while size >= LEVEL_BYTES * merge_runs:
         size //= merge_runs

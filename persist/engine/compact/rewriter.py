@@ -8,7 +8,7 @@ A planned run is a sequence of *pieces* in key order:
 A `PartMaker` makes runs of them. `persist.engine.compact.compactor` decides which runs to make and commits them, so one
 process (`LocalPartMaker`) and the tasks of a cluster (`persist.spark.compact`) use the same code.
 
-A new keyframe shares parts with the one before it (`keyframe_pieces`). A keyframe is written by the plan of a read at
+A new keyframe shares parts with the one before it (`plan_keyframe`). A keyframe is written by the plan of a read at
 its time. If no history touches the keys of an old keyframe's part, the new keyframe lists that part. A small part is
 rewritten with its rewritten neighbours, if these are at least as large: so small parts stay few, and the work at most
 doubles. If history touches only a few keys of a large part, the other keys get their own parts. They are written anew
@@ -140,7 +140,7 @@ class LocalPartMaker:
 
     def is_touched(self, region: Scan) -> bool:
         """Tell whether the history of a region changes anything in it. Cost: reading it until something does."""
-        for slice_ in self._slices(region):
+        for slice_ in self._cut_slices(region):
             if len(self._consolidate(replace(slice_, base=()), region.schema.names, [])):
                 return True
         return False
@@ -149,7 +149,7 @@ class LocalPartMaker:
         """See `PartMaker`."""
         uploads = _Uploads(self._writer, self._executor, collection)
         try:
-            return [self._run(run, sources, uploads) for run in runs]
+            return [self._make_run(run, sources, uploads) for run in runs]
         except BaseException:
             self.discard(uploads.finish())
             raise
@@ -158,7 +158,8 @@ class LocalPartMaker:
         """See `PartMaker`."""
         self._writer.discard(parts)
 
-    def _run(self, run: Iterable[RunPiece], sources: Sequence[Part], uploads: "_Uploads") -> MadeRun:
+    def _make_run(self, run: Iterable[RunPiece], sources: Sequence[Part], uploads: "_Uploads") -> MadeRun:
+        """Make one run: keep, rewrite or merge its pieces."""
         outputs: list[int | Future[Part]] = []
         stream: PartStream | None = None
         added, is_quiet, is_single = 0, False, True
@@ -170,8 +171,8 @@ class LocalPartMaker:
                 outputs.append(piece)
                 continue
             is_quiet = piece.is_quiet
-            stream = stream or self._stream(piece.scan.schema, sources)
-            for slice_ in self._slices(piece.scan):
+            stream = stream or self._open_stream(piece.scan.schema, sources)
+            for slice_ in self._cut_slices(piece.scan):
                 table, diffs = self._merge_slice(slice_, piece)
                 added += diffs
                 is_single = is_single and (
@@ -186,10 +187,10 @@ class LocalPartMaker:
             tuple(part.mark_single() if is_single and isinstance(part, Part) else part for part in parts), added
         )
 
-    def _stream(self, schema: CollectionSchema, sources: Sequence[Part]) -> PartStream:
+    def _open_stream(self, schema: CollectionSchema, sources: Sequence[Part]) -> PartStream:
         return open_run(self._reader.memory_budget, schema, part_bytes=self._part_bytes, sources=sources)
 
-    def _slices(self, scan: Scan) -> Iterator[Scan]:
+    def _cut_slices(self, scan: Scan) -> Iterator[Scan]:
         for slice_ in scan.cut_into_slices(self._reader.rewrite_slice_bytes):
             if self._stop.is_set():
                 raise ClientClosed("compaction")
@@ -210,9 +211,9 @@ class LocalPartMaker:
         keep: Callable[[pa.Table], pa.Table] | None = None,
     ) -> pa.Table:
         # Nothing else keeps the rows, so that what copies them may have their memory.
-        return consolidate(self._rows(scan, [*names, "_diff"], sums, keep), names)
+        return consolidate(self._read_rows(scan, [*names, "_diff"], sums, keep), names)
 
-    def _rows(
+    def _read_rows(
         self, scan: Scan, columns: Sequence[str], sums: list[int], keep: Callable[[pa.Table], pa.Table] | None
     ) -> pa.Table:
         """Return all rows of one slice; add the diff sums of its updates to sums."""
@@ -259,21 +260,21 @@ class _Uploads:
 WHOLE_FRACTION = 4  # Parts at least this fraction of the target are left as they are where they can be.
 
 
-def keyframe_pieces(scan: Scan, numbers: Mapping[str, int], part_bytes: int, maker: PartMaker) -> Iterator[RunPiece]:
-    """Yield the pieces of a keyframe, from a plan of `snapshot_scan`, in key order.
+def plan_keyframe(scan: Scan, numbers: Mapping[str, int], part_bytes: int, maker: PartMaker) -> Iterator[RunPiece]:
+    """Yield the pieces of a keyframe, from a plan of `plan_snapshot`, in key order.
 
     Args:
         numbers: of parts, by their blobs.
         part_bytes: what a part should have.
         maker: looks at what the history changes, where that has to be known.
     """
-    regions, whole_bytes = _regions(scan), part_bytes // WHOLE_FRACTION
-    touches = maker.build_change_test([region for region in regions if _is_in_doubt(region)])
+    regions, whole_bytes = _cut_regions(scan), part_bytes // WHOLE_FRACTION
+    touches = maker.build_change_test([region for region in regions if _is_worth_testing(region)])
     rewritten = 0  # Bytes of neighbours before that are rewritten, and whose parts may go on.
     for region in regions:
         is_small = rewritten > 0 and _estimate_base_bytes(region) < min(whole_bytes, rewritten + 1)
-        is_touched = not _may_stay(region) or (
-            region.parts and (rewritten or not _is_in_doubt(region) or touches(region))
+        is_touched = not _can_list_parts(region) or (
+            region.parts and (rewritten or not _is_worth_testing(region) or touches(region))
         )
         if not is_touched and not is_small:
             rewritten = 0
@@ -317,7 +318,7 @@ def _estimate_base_bytes(scan: Scan) -> int:
     return sum(part.bytes * scan.bound_row_count(part) // part.rows for part in scan.base)
 
 
-def _regions(scan: Scan) -> list[Scan]:
+def _cut_regions(scan: Scan) -> list[Scan]:
     """Cut a plan where the parts of its keyframe begin."""
     keys = [load_comparable_keys(part, scan.schema) for part in scan.base]
     bounds = [part.keys for part in scan.base]
@@ -335,13 +336,13 @@ def _regions(scan: Scan) -> list[Scan]:
     ]
 
 
-def _may_stay(region: Scan) -> bool:
+def _can_list_parts(region: Scan) -> bool:
     """Return whether an earlier keyframe may list the parts of a region: rows of a later keyframe have a later time."""
     return all(part.time_max <= region.as_of for part in region.base)
 
 
-def _is_in_doubt(region: Scan) -> bool:
+def _is_worth_testing(region: Scan) -> bool:
     """Tell whether to look if history changes anything in a region costs far less than to write it anew."""
-    if not region.base or not region.parts or not _may_stay(region):
+    if not region.base or not region.parts or not _can_list_parts(region):
         return False
     return sum(region.bound_row_count(part) for part in region.parts) <= region.base[0].rows // 4

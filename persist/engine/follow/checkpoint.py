@@ -65,9 +65,9 @@ from persist.engine.follow.directory import (
     check_leases,
     check_pointers,
     list_reusable_levels,
-    new_directory,
+    store_directory,
 )
-from persist.engine.follow.state_objects import LEVELS, WHOLE_BYTES_MAX, new_levels
+from persist.engine.follow.state_objects import LEVELS, WHOLE_BYTES_MAX, make_levels
 
 INTERVAL = 16
 CHECKPOINT_BYTES_MAX = 1 << 30  # A larger checkpoint is neither written nor read.
@@ -115,7 +115,7 @@ def write_checkpoint(
     known_levels = known_levels or KnownLevels()
     # A damaged checkpoint is skipped: the log has the same contents, and the new checkpoint replaces it.
     takeover = state.control.taken_over
-    replayed, levels = _newest(blob, known_levels, skip_damaged=True, until=state.seqno, takeover=takeover)
+    replayed, levels = _load_newest(blob, known_levels, skip_damaged=True, until=state.seqno, takeover=takeover)
     if replayed.seqno >= state.seqno:
         return False
     is_new = (
@@ -127,10 +127,10 @@ def write_checkpoint(
     for id_, entry in replayed.entries.changes_since(directory_before.entries).items():
         if entry is not None:
             entry = msgspec.structs.replace(entry, contents=state.entries[id_].contents)
-            rebased[id_] = _with_new_base(blob, replayed, entry, known_levels, always=is_new)
+            rebased[id_] = _rebase_entry(blob, replayed, entry, known_levels, always=is_new)
     directory = Directory(replayed.entries.with_changes(rebased), replayed.ids)
     reused_levels = list_reusable_levels(levels, replayed.control)
-    new = new_directory(blob, replayed, directory, levels, reused_levels, blob.set)
+    new = store_directory(blob, replayed, directory, levels, reused_levels, blob.set)
     data = encode_framed(build_checkpoint(replayed, new))
     if len(data) > CHECKPOINT_BYTES_MAX:
         raise InvalidUsage(f"a checkpoint would have {len(data):,} bytes, and {CHECKPOINT_BYTES_MAX:,} are read")
@@ -219,7 +219,7 @@ def read_newest_checkpoint(
     Raises:
         CorruptBlob: it is damaged; or there is none and the log does not begin at 0.
     """
-    return _newest(blob, known_levels, skip_damaged=False, page_of=page_of)[0]
+    return _load_newest(blob, known_levels, skip_damaged=False, page_of=page_of)[0]
 
 
 def list_checkpoints_beyond_log(blob: Blob) -> list[int]:
@@ -256,7 +256,7 @@ def read_newest_control(blob: Blob) -> LocationState:
     return next((stored.checkpoint.control for stored in iterate_checkpoints(blob)), LocationState())
 
 
-def _newest(
+def _load_newest(
     blob: Blob,
     known_levels: KnownLevels | None,
     *,
@@ -279,7 +279,7 @@ def _newest(
         except Corruption as error:
             if isinstance(error, MissingBlob) and blob.get(pointer.blob, range=(0, 0)) is None:
                 # It was collected meanwhile, and its directory after it.
-                return _newest(
+                return _load_newest(
                     blob, known_levels, skip_damaged=skip_damaged, until=until, takeover=takeover, page_of=page_of
                 )
             if isinstance(error, MissingBlob) and not skip_damaged:
@@ -352,7 +352,7 @@ def load_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
     if key != make_checkpoint_key(checkpoint.seqno):
         raise CorruptBlob(key, f"it holds the checkpoint of seqno {checkpoint.seqno}, so blobs were exchanged")
     try:
-        _check(checkpoint)
+        _check_checkpoint(checkpoint)
     except ValueError as error:
         raise CorruptBlob(key, f"it is not one that a writer would make: {error}") from error
     return StoredCheckpoint(checkpoint, make_pointer(key, data))
@@ -364,7 +364,7 @@ def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
     return None if stored is None else stored.checkpoint
 
 
-def _check(checkpoint: Checkpoint) -> None:
+def _check_checkpoint(checkpoint: Checkpoint) -> None:
     """Check all fields that are relied on later: above all, parts of keys, and fields that decide about deletion."""
     control, seqno = checkpoint.control, checkpoint.seqno
     if not is_id(checkpoint.location):
@@ -392,7 +392,7 @@ def _check(checkpoint: Checkpoint) -> None:
         raise ValueError(f"checkpoints are made of {takeover.checkpoint.blob[:200]!r} from seqno {takeover.seqno} on")
 
 
-def checkpoint_state(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None = None) -> State:
+def load_state(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None = None) -> State:
     """Return the state of a checkpoint, without contents. Cost: a GET for each level that is not known.
 
     Raises:
@@ -402,7 +402,7 @@ def checkpoint_state(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLeve
 
 
 def list_directory_blobs(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None = None) -> set[str]:
-    """Return the keys of all objects of a checkpoint's directory; costs and raises what `checkpoint_state` does."""
+    """Return the keys of all objects of a checkpoint's directory; costs and raises what `load_state` does."""
     levels = (known_levels or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
     return {key for level in levels for key in level.blobs}
 
@@ -410,6 +410,7 @@ def list_directory_blobs(blob: Blob, checkpoint: Checkpoint, known_levels: Known
 def _restore_levels(
     blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None
 ) -> tuple[State, tuple[Level, ...]]:
+    """Load a checkpoint's state and the levels of its directory."""
     levels = (known_levels or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
     directory_before = levels[-1].directory if levels else EMPTY
     control = checkpoint.control
@@ -481,9 +482,10 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
         raise CorruptBlob(entry.stored[-1].blob, f"it is not one that a writer would make: {error}") from error
 
 
-def _with_new_base(
+def _rebase_entry(
     blob: Blob, state: State, entry: CollectionEntry, known_levels: KnownLevels, *, always: bool
 ) -> CollectionEntry:
+    """Store an entry's contents as its new base, if that is worth it."""
     assert state.location is not None
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
     # After a compaction, parts that it replaced must not survive in pending mutations.
@@ -504,16 +506,16 @@ def _with_new_base(
         always
         or state.format < LEVELS
         or sum(p.bytes for p in entry.stored) <= WHOLE_BYTES_MAX
-        or any(map(_destroys, entry.pending))
+        or any(map(_destroys_data, entry.pending))
     )
     levels_before = () if is_new else known_levels.contents.read(blob, state.location, entry)
-    levels, data = new_levels(state.location, state.seqno, contents, levels_before, format=state.format)
+    levels, data = make_levels(state.location, state.seqno, contents, levels_before, format=state.format)
     blob.set(levels[-1].pointer.blob, data)
     known_levels.contents.keep(entry.id, levels)
     base, *changes = (level.pointer for level in levels)
     return msgspec.structs.replace(entry, base=base, levels=tuple(changes), pending=(), contents=None)
 
 
-def _destroys(mutation: CollectionMutation) -> bool:
+def _destroys_data(mutation: CollectionMutation) -> bool:
     is_forgetful = isinstance(mutation, kinds.Replace) and mutation.history_from is not None
     return is_forgetful or isinstance(mutation, kinds.Erase)

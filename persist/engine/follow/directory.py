@@ -19,7 +19,7 @@ latest changes and a list of pages, and a client keeps in memory the entries tha
 - what a reader checks of all entries at once, it checks of those in memory. `persist fsck` checks the others.
 
 A directory object may hold what later ones replace, such as the inline updates of a collection that was destroyed
-since. Nothing stays as it is that is older than the log that is kept (`log_floor`), so it lives no longer than there.
+since. Nothing stays as it is that is older than the log that is kept (`find_log_floor`), so it lives no longer than there.
 Nothing stays either that is older than the last erasure, because nothing else would ever replace it. All is merged
 into one object then, which lists again those pages of which nothing was replaced.
 
@@ -59,7 +59,7 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.frozen_map import FrozenMap, merge_sorted
 from persist.core.state_rules.location import LocationState
 from persist.core.state_rules.state import CollectionEntry, State
-from persist.engine.follow.directory_pages import Pages, Table, Writing, check_objects, rewritten
+from persist.engine.follow.directory_pages import Pages, Table, Writing, check_objects, rewrite_table
 from persist.engine.follow.state_objects import KnownContents
 
 INLINE_BYTES_MAX = 64 * 1024
@@ -232,7 +232,7 @@ class KnownLevels:
                 break
             levels.append(level)
         for pointer, stored in fetch_framed(blob, pointers[len(levels) :], DirectoryObject, self._pool):
-            levels.append(_level(blob, stored, location, pointer, levels))
+            levels.append(_make_level(blob, stored, location, pointer, levels))
         return self.keep(levels)
 
     def keep(self, levels: Iterable[Level]) -> tuple[Level, ...]:
@@ -266,7 +266,7 @@ class NewDirectory:
     freed: tuple[str, ...] | UnsetType = UNSET
 
 
-def new_directory(
+def store_directory(
     blob: Blob,
     state: State,
     directory: Directory,
@@ -285,7 +285,7 @@ def new_directory(
     """
     assert state.location is not None
     changes = directory.changes_since(levels[-1].directory if levels else EMPTY)
-    size = _size(changes.collections)
+    size = _measure_entries(changes.collections)
     if size <= INLINE_BYTES_MAX and len(reused) == len(levels):
         return NewDirectory(reused, changes.collections, changes.gone, changes.list_freed_names(reused))
     while reused and reused[-1].bytes < RATIO * size:
@@ -296,13 +296,13 @@ def new_directory(
     is_paged = any(level.tables for level in levels[len(reused) :])
     if not is_paged:
         changes = directory.changes_since(reused[-1].directory if reused else EMPTY)
-        size = _size(changes.collections)
+        size = _measure_entries(changes.collections)
         if not reused and size <= INLINE_BYTES_MAX:
             return NewDirectory((), changes.collections, changes.gone)
         is_paged, levels = size > WHOLE_BYTES_MAX and state.format >= PAGES, reused
     stored = DirectoryObject(format=state.format, location=state.location, seqno=state.seqno, collections=())
     if is_paged:
-        stored = _with_pages(stored, changes, levels, len(reused), store)
+        stored = _store_pages(stored, changes, levels, len(reused), store)
     else:
         stored = msgspec.structs.replace(
             stored, collections=changes.collections, gone=changes.gone, freed=changes.list_freed_names(reused)
@@ -314,11 +314,11 @@ def new_directory(
             f"format {state.format}, {OBJECT_BYTES_MAX:,} are read: give `persist upgrade {blob.url}`"
         )
     store(pointer.blob, data)
-    new_levels = (*reused, _level(blob, stored, state.location, pointer, reused, directory))
+    new_levels = (*reused, _make_level(blob, stored, state.location, pointer, reused, directory))
     return NewDirectory(new_levels, freed=Changes({}, {}).list_freed_names(new_levels))
 
 
-def _with_pages(
+def _store_pages(
     stored: DirectoryObject,
     changes: Changes,
     levels: Sequence[Level],
@@ -338,22 +338,23 @@ def _with_pages(
     oldest = tables or (None, None)
     return msgspec.structs.replace(
         stored,
-        entries=rewritten(Writing(stored.seqno, store), entries, oldest[0], keeps_gone=reused_count > 0),
-        names=rewritten(Writing(stored.seqno, store), names, oldest[1], keeps_gone=reused_count > 0),
+        entries=rewrite_table(Writing(stored.seqno, store), entries, oldest[0], keeps_gone=reused_count > 0),
+        names=rewrite_table(Writing(stored.seqno, store), names, oldest[1], keeps_gone=reused_count > 0),
     )
 
 
 def _to_directory_entry(entry: CollectionEntry) -> DirectoryEntry:
+    """Return an entry as the directory stores it."""
     assert not isinstance(entry.base, CollectionState), "a base that is not stored has been stored before"
     pending = tuple(map(strip_part_list, entry.pending))
     return DirectoryEntry(entry.id, entry.name, entry.base, pending, entry.leased, entry.folders, entry.levels)
 
 
-def _size(collections: tuple[DirectoryEntry, ...]) -> int:
+def _measure_entries(collections: tuple[DirectoryEntry, ...]) -> int:
     return len(msgspec.json.encode(collections))
 
 
-def _level(
+def _make_level(
     blob: Blob,
     stored: DirectoryObject,
     location: str,
@@ -382,6 +383,7 @@ def _level(
 
 
 def _decode_entry(id_: str, data: bytes) -> CollectionEntry:
+    """Decode an entry of a page, and check its id."""
     entry = _read_entry(get_decoder(DirectoryEntry).decode(data))
     if entry.id != id_:
         raise ValueError(f"what it says of collection {id_[:200]} is of {entry.id}")
@@ -389,6 +391,7 @@ def _decode_entry(id_: str, data: bytes) -> CollectionEntry:
 
 
 def _decode_id(name: str, data: bytes) -> str:
+    """Decode the id of a name's page entry."""
     check_name(name)
     id_ = get_decoder(str).decode(data)
     if not is_id(id_):
@@ -412,6 +415,7 @@ def _read_entry(entry: DirectoryEntry) -> CollectionEntry:
 
 
 def _check_entry(entry: DirectoryEntry) -> None:
+    """Raise ValueError if an entry breaks an invariant."""
     if not is_id(entry.id):
         raise ValueError(f"{entry.id[:200]!r} is not the id of a collection: 32 hex digits")
     check_name(entry.name)

@@ -98,17 +98,17 @@ class Table(Generic[V]):
     def get(self, key: str) -> V | None:
         """Return the value of key, None if there is none."""
         at = bisect_right(self._firsts, key) - 1
-        page = self._page(at) if at >= 0 else {}
+        page = self._load_page(at) if at >= 0 else {}
         value = page.get(key, _ABSENT)
         if value is _ABSENT:
             return self.before.get(key)
         if isinstance(value, msgspec.Raw):
-            value = page[key] = self._value(at, key, bytes(value))
+            value = page[key] = self._decode_value(at, key, bytes(value))
         return value  # type: ignore[no-any-return]
 
     def iterate_prefix(self, prefix: str) -> Iterator[tuple[str, V]]:
         """Yield the keys that start with prefix, ascending, with their values."""
-        ours = ((key, value) for key, value in self._items(prefix))
+        ours = ((key, value) for key, value in self._iterate_items(prefix))
         return (
             (key, value) for key, value in merge_sorted(ours, self.before.iterate_prefix(prefix)) if value is not None
         )
@@ -118,13 +118,14 @@ class Table(Generic[V]):
         yield from (key for pages in self.objects for lease, key in pages.leased if lease == mark)
         yield from (key for key, _ in self.before.iterate_marked(mark))
 
-    def _items(self, prefix: str) -> Iterator[tuple[str, V | None]]:
+    def _iterate_items(self, prefix: str) -> Iterator[tuple[str, V | None]]:
+        """Yield keys of all pages with a prefix, and their decoded values."""
         first = max(bisect_right(self._firsts, prefix) - 1, 0)
-        some = (item for at in range(first, len(self._where)) for item in self._read(*self._where[at]).items())
+        some = (item for at in range(first, len(self._where)) for item in self._read_page(*self._where[at]).items())
         items = ((key, bytes(raw)) for key, raw in some) if prefix else self.raw()
         for key, value in takewhile(lambda item: item[0] < prefix or item[0].startswith(prefix), items):
             if key.startswith(prefix):
-                yield key, self._value(bisect_right(self._firsts, key) - 1, key, value)
+                yield key, self._decode_value(bisect_right(self._firsts, key) - 1, key, value)
 
     def raw(self) -> Iterator[Item]:
         """Yield all keys and their JSON, ascending. Cost: a GET for each object."""
@@ -133,12 +134,12 @@ class Table(Generic[V]):
     def iterate_values(self, pages: Pages) -> Iterator[V]:
         """Yield the values of one object. Cost: a GET, and decoding all of it."""
         first = self._firsts.index(pages.pages[0].first)
-        values = (self._value(first, key, data) for key, data in self.iterate_raw(pages))
+        values = (self._decode_value(first, key, data) for key, data in self.iterate_raw(pages))
         return (value for value in values if value is not None)
 
     def iterate_raw(self, pages: Pages) -> Iterator[Item]:
         """Yield the keys of one object and their JSON."""
-        data, start = _present(pages, self._blob.get(pages.blob)), 0
+        data, start = _check_present(pages, self._blob.get(pages.blob)), 0
         if len(data) != pages.bytes:
             raise CorruptBlob(pages.blob, f"it has {len(data)} bytes, and {pages.bytes} belong there")
         for n, page in enumerate(pages.pages):
@@ -147,25 +148,27 @@ class Table(Generic[V]):
             )
             start += page.bytes
 
-    def _page(self, at: int) -> dict[str, Any]:
+    def _load_page(self, at: int) -> dict[str, Any]:
+        """Return a decoded page, from memory or by a GET."""
         with self._lock:
             page = self._known.get(at)
             if page is not None:
                 self._known.move_to_end(at)
                 return page
-        page = self._read(*self._where[at])
+        page = self._read_page(*self._where[at])
         with self._lock:
             page = self._known.setdefault(at, page)
             while len(self._known) > KNOWN_PAGES:
                 self._known.popitem(last=False)
         return page
 
-    def _read(self, pages: Pages, n: int) -> dict[str, Any]:
+    def _read_page(self, pages: Pages, n: int) -> dict[str, Any]:
+        """Read and decode one page of an object."""
         start = sum(page.bytes for page in pages.pages[:n])
         data = self._blob.get(pages.blob, range=(start, start + pages.pages[n].bytes))
-        return _decode_page(pages, n, _present(pages, data))
+        return _decode_page(pages, n, _check_present(pages, data))
 
-    def _value(self, at: int, key: str, data: bytes) -> V | None:
+    def _decode_value(self, at: int, key: str, data: bytes) -> V | None:
         if data == _NULL:
             return None
         try:
@@ -206,12 +209,12 @@ class Writing:
         if _LEASED in raw:
             self._leased += ((lease, key) for _, lease in msgspec.json.decode(raw, type=_Leased).leased)
 
-    def take_over(self, pages: Pages) -> None:
+    def reuse_object(self, pages: Pages) -> None:
         """Add an existing object, whose keys are all greater than the earlier ones."""
         self._end_object()
         self._made.append(pages)
 
-    def objects(self) -> tuple[Pages, ...]:
+    def finish(self) -> tuple[Pages, ...]:
         """Store what is left, and return all objects in order."""
         self._end_object()
         return tuple(self._made)
@@ -237,7 +240,7 @@ class Writing:
             self._pages, self._object, self._leased, self._object_bytes = [], [], [], 0
 
 
-def rewritten(
+def rewrite_table(
     writing: Writing, newer: Iterator[Item], oldest: Table[Any] | None, *, keeps_gone: bool
 ) -> tuple[Pages, ...]:
     """Return the objects of a table with the items of an oldest one and newer items, in ascending order of keys.
@@ -267,12 +270,12 @@ def rewritten(
         end = objects[n + 1].pages[0].first if n + 1 < len(objects) else None
         is_touched = waiting is not None and (end is None or waiting[0] < end)
         if not is_touched and pages.bytes * 4 >= OBJECT_BYTES_MAX:
-            writing.take_over(pages)
+            writing.reuse_object(pages)
         else:
             assert oldest is not None
             add(merge_sorted(take_newer(end), oldest.iterate_raw(pages)))
     add(take_newer(None))
-    return writing.objects()
+    return writing.finish()
 
 
 def check_objects(objects: Sequence[Pages], seqno: int) -> None:
@@ -288,7 +291,7 @@ def check_objects(objects: Sequence[Pages], seqno: int) -> None:
             raise ValueError(f"the entry of the leases in {pages.blob} is not an id")
 
 
-def _present(pages: Pages, data: bytes | None) -> bytes:
+def _check_present(pages: Pages, data: bytes | None) -> bytes:
     if data is None:
         raise MissingBlob(pages.blob, f"it is missing, and {pages.bytes} bytes belong there", MADE_AGAIN)
     return data

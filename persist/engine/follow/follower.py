@@ -108,7 +108,7 @@ class Follower(KnownCollections):
         self.submissions = Submissions(newest.seqno)
         self.past.begin(newest, self._seen_end)
         page = first_page = pages[-1]
-        with suppress(LogInterrupted):  # `_look_beyond` finds what it is about.
+        with suppress(LogInterrupted):  # `_find_later_records` finds what it is about.
             while True:
                 for record in page.read_records():
                     if record is None:
@@ -121,7 +121,7 @@ class Follower(KnownCollections):
             return False
         if newest.location is not None and newest.seqno not in first_page.seqnos:
             check_not_beyond(self._blob, newest)
-        self._look_beyond(page.seqnos)
+        self._find_later_records(page.seqnos)
         return True
 
     def _verify_checkpoint(self, newest: State) -> bool:
@@ -139,7 +139,7 @@ class Follower(KnownCollections):
             raise make_contradiction_error(None, newest)
         return False
 
-    def _look_beyond(self, listed: Sequence[int]) -> None:
+    def _find_later_records(self, listed: Sequence[int]) -> None:
         """Find records beyond the end of the log, so that no write goes over them.
 
         An open client may have written them after a backup was restored in place, or the log may have lost a record.
@@ -359,7 +359,7 @@ class Follower(KnownCollections):
             self._advanced.notify_all()
             self.on_advance(record.seqno)
 
-    def catch_up(self, after: int) -> Submissions:
+    def load_submissions(self, after: int) -> Submissions:
         """Refresh, and return the submissions in all records after a seqno, as far as the log still has them.
 
         Cost: a `refresh`. If seqno is far away, a LIST and a GET replace the older records; then a GET for each record

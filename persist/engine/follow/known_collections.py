@@ -52,11 +52,11 @@ class KnownCollections(AwaitedLog):
             return contents
         with self._lock:
             try:
-                contents = self._load(id_)
+                contents = self._load_contents(id_)
             except MissingBlob:
                 # A state object that newer checkpoints do not refer to is collected after a while.
                 self._replay()
-                contents = self._load(id_)
+                contents = self._load_contents(id_)
             if contents is not None:
                 if self._loaded[0] is not self._state:
                     self._loaded = self._state, {}
@@ -65,16 +65,16 @@ class KnownCollections(AwaitedLog):
 
     def find_id(self, name: str) -> str | None:
         """Return the id of the collection of a name in the newest known state; None if there is none."""
-        return self.over_all(lambda state: state.ids.get(name))
+        return self.apply_to_state(lambda state: state.ids.get(name))
 
     def entry(self, id_: str) -> CollectionEntry | None:
         """Return the newest known entry of a collection; None if it is gone. Waits for no other thread."""
         try:
             return self._state.entries.get(id_)
         except MissingBlob:
-            return self.over_all(lambda state: state.entries.get(id_))
+            return self.apply_to_state(lambda state: state.entries.get(id_))
 
-    def over_all(self, look: Callable[[State], T]) -> T:
+    def apply_to_state(self, look: Callable[[State], T]) -> T:
         """Return the result of look on the newest known state; it may read all collections of that state.
 
         Cost: the reads of look; each page of a directory that is not all in memory. If pages were collected meanwhile,
@@ -90,7 +90,8 @@ class KnownCollections(AwaitedLog):
                     raise
         return look(state)
 
-    def _load(self, id_: str) -> CollectionState | None:
+    def _load_contents(self, id_: str) -> CollectionState | None:
+        """Return the contents of a collection, loaded if they are unknown."""
         entry = self._state.entries.get(id_)
         if entry is None or self._state.location is None:
             return None

@@ -78,7 +78,7 @@ class Past:
             self.check_stopped()
             return [*self._tops, *([] if before.commit is None else [(before.seqno, before.commit)])]
 
-    def note_fates(self, looks: list[tuple[Mark, Fate]]) -> bool:
+    def check_fates(self, looks: list[tuple[Mark, Fate]]) -> bool:
         """Note the fates of tops; return whether all of them are in the log.
 
         Raises LogReplaced: one of them is gone, or another one is there; the client stops.
@@ -95,8 +95,8 @@ class Past:
         return are_there
 
     def check_tops(self, before: State) -> bool:
-        """Look for the tops of a state, as `note_fates` does. Cost: a GET of a few bytes for each."""
-        return self.note_fates([(top, determine_fate(self._blob, top)) for top in self.list_tops(before)])
+        """Look for the tops of a state, as `check_fates` does. Cost: a GET of a few bytes for each."""
+        return self.check_fates([(top, determine_fate(self._blob, top)) for top in self.list_tops(before)])
 
     def prove(self, state: State, now: Moment) -> None:
         """Make sure that what is committed next will be read by others. Cost: nothing, or a GET now and then.
@@ -187,10 +187,10 @@ def determine_fate(blob: Blob, mark: Mark) -> Fate:
     present = read_commit_id(blob, seqno)
     if present == commit:
         return "there"
-    return "truncated" if present is None and _is_truncated(blob, seqno) else (seqno, commit, present)
+    return "truncated" if present is None and _is_log_truncated(blob, seqno) else (seqno, commit, present)
 
 
-def _is_truncated(blob: Blob, seqno: int) -> bool:
+def _is_log_truncated(blob: Blob, seqno: int) -> bool:
     try:
         return read_newest_control(blob).log_floor > seqno
     except MissingBlob:  # There is no checkpoint, and the log does not begin at 0: the location was emptied.

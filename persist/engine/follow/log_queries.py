@@ -1,6 +1,6 @@
 """Facts that only the log's records have, not the state: authors of changes, and outcomes of operations.
 
-- `log_table` returns the records as a table, for people. It begins where the log does, which is kept for a while and
+- `build_log_table` returns the records as a table, for people. It begins where the log does, which is kept for a while and
   not for ever (`Settings.log_retention_s`).
 - `Submissions` keeps which operations that clients had committed by others are in the log, as far as one reader of it
   knows. A client whose operations a server commits sends each with its own id and a number
@@ -48,7 +48,7 @@ COLUMNS = pa.schema(
 Map = Callable[[Callable[[int], dict[str, Any] | None], Sequence[int]], Iterator[dict[str, Any] | None]]
 
 
-def log_table(blob: Blob, state: State, last: int | None, collection: str | None, map_all: Map) -> pa.Table:
+def build_log_table(blob: Blob, state: State, last: int | None, collection: str | None, map_all: Map) -> pa.Table:
     """Return a row for each of the last records up to state, or for those among them that name a collection.
 
     Cost: a GET for each record, and one for each long part list.
@@ -66,13 +66,14 @@ def log_table(blob: Blob, state: State, last: int | None, collection: str | None
         # One that is gone was truncated meanwhile.
         if record is None or (collection is not None and all(m.collection != collection for m in record.mutations)):
             return None
-        return _row(record, state, collection)
+        return _make_row(record, state, collection)
 
     rows = [cells for cells in map_all(row, range(first, state.seqno + 1)) if cells is not None]
     return pa.Table.from_pylist(rows, schema=COLUMNS)
 
 
-def _row(record: Record, state: State, collection: str | None) -> dict[str, Any]:
+def _make_row(record: Record, state: State, collection: str | None) -> dict[str, Any]:
+    """Return a record as a row of the log's table."""
     mutations = [step for step in record.mutations if collection in (None, step.collection)]
     parts = [part for step in mutations if isinstance(step, kinds.Append | kinds.Pend) for part in step.parts]
     # A commit to several collections has the same note for each.

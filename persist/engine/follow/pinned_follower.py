@@ -16,7 +16,7 @@ from persist.core.log.keys import list_checkpoints, make_record_key
 from persist.core.log.records import read_record
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import DoesNotFollow, State, apply_record
-from persist.engine.follow.checkpoint import checkpoint_state, read_checkpoint
+from persist.engine.follow.checkpoint import load_state, read_checkpoint
 from persist.engine.follow.follower import Follower
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class PinnedFollower(Follower):
     def load(self, id_: str) -> CollectionState | None:
         with self._lock:
             try:
-                return self._load(id_)
+                return self._load_contents(id_)
             except MissingBlob as error:
                 raise _explain_missing_state(self._blob, self._state.seqno) from error
 
@@ -69,7 +69,7 @@ def _load_state(blob: Blob, seqno: int) -> State:
     for at, entry in list_checkpoints(blob):
         if at <= seqno and (checkpoint := read_checkpoint(blob, entry.key)) is not None:
             try:
-                state = checkpoint_state(blob, checkpoint)
+                state = load_state(blob, checkpoint)
             except MissingBlob:
                 if blob.get(entry.key) is not None:
                     raise

@@ -111,7 +111,7 @@ class KnownContents:
                 raise CorruptBlob(pointer.blob, "it belongs to another collection, so blobs were exchanged")
             contents_before = levels[-1].contents if levels else None
             try:
-                levels.append(StateLevel(pointer, with_changes(contents_before, stored)))
+                levels.append(StateLevel(pointer, apply_changes(contents_before, stored)))
             except ValueError as error:
                 raise CorruptBlob(pointer.blob, f"it is not one that a writer would make: {error}") from error
         self.keep(entry.id, levels)
@@ -125,7 +125,7 @@ class KnownContents:
             self._levels.remove(collection)
 
 
-def new_levels(
+def make_levels(
     location: str, seqno: int, contents: CollectionState, levels: Sequence[StateLevel], *, format: int
 ) -> tuple[tuple[StateLevel, ...], bytes]:
     """Return the levels that represent the contents in a checkpoint at seqno, given the reused levels.
@@ -133,11 +133,11 @@ def new_levels(
     The last one must be stored first; its bytes are the second result. Cost: O(parts) comparisons, and the encoding of
     the differences.
     """
-    is_much_gone = bool(levels) and _size(contents) < _size(levels[0].contents) // 2
+    is_much_gone = bool(levels) and _estimate_size(contents) < _estimate_size(levels[0].contents) // 2
     reused_levels = [] if is_much_gone else [*levels]
     while True:
         stored = msgspec.structs.replace(
-            changes(location, contents, reused_levels[-1].contents if reused_levels else None), format=format
+            encode_changes(location, contents, reused_levels[-1].contents if reused_levels else None), format=format
         )
         pointer, data = encode_object(make_state_prefix(contents.id, seqno), stored)
         if not reused_levels or reused_levels[-1].pointer.bytes >= RATIO * max(len(data), LEAST_BYTES):
@@ -145,7 +145,7 @@ def new_levels(
         reused_levels.pop()
 
 
-def changes(location: str, contents: CollectionState, before: CollectionState | None) -> StateObject:
+def encode_changes(location: str, contents: CollectionState, before: CollectionState | None) -> StateObject:
     """Return the state object that makes contents of those before, or is whole if there are none."""
     if before is None:
         return StateObject(
@@ -154,7 +154,7 @@ def changes(location: str, contents: CollectionState, before: CollectionState | 
     came: dict[str, Any] = {}
     gone_keys: dict[str, Any] = {}
     for name in _MAPS:
-        now, then = _map(contents, name), _map(before, name)
+        now, then = _get_map(contents, name), _get_map(before, name)
         stays = _list_unmoved_first_keys(now, then)
         gone_keys[name] = tuple(key for key in then if key not in stays)
         changed = {key: v for key, v in now.items() if key not in stays or not (then[key] is v or then[key] == v)}
@@ -163,7 +163,7 @@ def changes(location: str, contents: CollectionState, before: CollectionState | 
     return StateObject(location=location, collection=changed_alone, gone=Gone(**gone_keys))
 
 
-def with_changes(before: CollectionState | None, stored: StateObject) -> CollectionState:
+def apply_changes(before: CollectionState | None, stored: StateObject) -> CollectionState:
     """Return the contents that a state object makes of those before; raise ValueError if it does not fit to them."""
     if (stored.gone is UNSET) != (before is None):
         raise ValueError("the first state object of a collection is whole, and others say what changed")
@@ -171,11 +171,11 @@ def with_changes(before: CollectionState | None, stored: StateObject) -> Collect
         return stored.collection
     changed_lists: dict[str, Any] = {}
     for name in _MAPS:
-        then, gone_keys = _map(before, name), getattr(stored.gone, name)
+        then, gone_keys = _get_map(before, name), getattr(stored.gone, name)
         if not (then.keys() >= set(gone_keys) and len(set(gone_keys)) == len(gone_keys)):
             raise ValueError(f"something is gone from its {name} that was not there")
         now = {key: value for key, value in then.items() if key not in set(gone_keys)} if gone_keys else dict(then)
-        now.update(_map(stored.collection, name))
+        now.update(_get_map(stored.collection, name))
         changed_lists[name] = tuple(now.values()) if name in _LISTS else now
     return msgspec.structs.replace(stored.collection, **changed_lists)
 
@@ -184,11 +184,12 @@ _MAPS = Gone.__struct_fields__
 _LISTS = ("history", "keyframes")
 
 
-def _size(contents: CollectionState) -> int:
+def _estimate_size(contents: CollectionState) -> int:
     return len(contents.numbered) + len(contents.pending) + len(contents.kept)
 
 
-def _map(contents: CollectionState, name: str) -> Mapping[Any, Any]:
+def _get_map(contents: CollectionState, name: str) -> Mapping[Any, Any]:
+    """Return a map of the contents by its name in a state object."""
     if name == "history":
         if not all(contents.history):
             raise ValueError("a run is empty")

@@ -88,6 +88,7 @@ class Hold(Closes):
         """Release a leased hold; leave a named one where it is, for the next to load it."""
 
     def _check_later(self, what: str, time: int | Moment) -> int:
+        """Return the new time of the hold, which must be later."""
         time = self._to_time("hold time", time)
         if time < self._time:
             raise FrontierRegression(what, to_antichain(time), to_antichain(self._time))

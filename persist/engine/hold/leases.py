@@ -110,7 +110,7 @@ class Claim:
     def check(self) -> None:
         """Raise LeaseExpired if what this relies on is not kept any more. Cost: nothing, or a late renewal."""
         if self._leases is not None and self._lease is not None:
-            self._leases._check(self._lease)
+            self._leases._check_lease(self._lease)
 
     def move(self, time: int, *, has_planned: bool = False) -> None:
         """Let since advance up to a later time, soon; with has_planned, what is read next was planned before."""
@@ -176,7 +176,7 @@ class Leases:
     def counts(self) -> dict[str, int]:
         """Return how many leases this client has (one or none), its holds, and the reads in progress."""
         with self._lock:
-            self._drain()
+            self._process_queue()
             shared_holds = self._held.values()
             return {
                 "granted": int(self._lease.is_granted),
@@ -210,7 +210,7 @@ class Leases:
         Raises: as `claim_all`.
         """
         with self._lock:
-            self._drain()
+            self._process_queue()
             shared_hold = self._held.get(request.collection)
             if shared_hold is not None and shared_hold.durable is not None and shared_hold.durable <= request.time:
                 return None
@@ -228,7 +228,7 @@ class Leases:
                 seqno = -1
                 if uncovered:
                     self.check_may_wait()
-                    seqno = self._settle(uncovered, eager=False)
+                    seqno = self._move_holds(uncovered, eager=False)
             except LeaseExpired:
                 self._forget_lost(lease)
             except BaseException:
@@ -245,7 +245,7 @@ class Leases:
         claims: list[Claim] = []
         uncovered: dict[str, _SharedHold] = {}
         with self._lock:
-            self._drain()
+            self._process_queue()
             lease, now_s = self._live_lease(), self._clock.monotonic_s()
             for want in requests:
                 shared_hold = self._held.get(want.collection)
@@ -267,7 +267,7 @@ class Leases:
             shared_hold = self._held.get(collection)
         if shared_hold is not None:
             self.check_may_wait()
-            self._settle({collection: shared_hold}, eager=True)
+            self._move_holds({collection: shared_hold}, eager=True)
 
     def settle_soon(self, collection: str) -> None:
         """Like `settle`, without waiting, before this client's next request."""
@@ -275,7 +275,7 @@ class Leases:
             shared_hold = self._held.get(collection)
         if shared_hold is None or not shared_hold.moving.acquire(blocking=False):
             return
-        steps = self._steps(collection, shared_hold, eager=True)
+        steps = self._plan_hold_steps(collection, shared_hold, eager=True)
         if not steps:
             shared_hold.moving.release()
             return
@@ -283,8 +283,8 @@ class Leases:
         def settled(future: Future[int]) -> None:
             try:
                 error = future.exception()
-                self._take_in_grant(shared_hold.lease, begins, future)
-                self._take_results(collection, shared_hold, steps, error)
+                self._note_lease_start(shared_hold.lease, begins, future)
+                self._note_hold_result(collection, shared_hold, steps, error)
             finally:
                 shared_hold.moving.release()
 
@@ -296,20 +296,20 @@ class Leases:
         self.check_may_wait()
         now_s = self._clock.monotonic_s()
         with self._lock:
-            self._drain()
+            self._process_queue()
             due = {
                 collection: shared_hold
                 for collection, shared_hold in self._held.items()
                 if now_s - shared_hold.changed_s >= self._hold_linger_s
                 or now_s - shared_hold.moved_s >= self._policy.lease_s / 10
             }
-        self._settle(due, eager=True)
+        self._move_holds(due, eager=True)
         lease = self._lease
         if lease.is_granted or lease.is_doubtful:
-            if self._end_if_unused(lease):
+            if self._end_unused_lease(lease):
                 return
             if lease.is_granted and now_s - lease.renewed_s >= min(lease.lasts_s, self._policy.lease_s) / 3:
-                self._renew(lease)
+                self._renew_lease(lease)
 
     @property
     def lease_id(self) -> str:
@@ -346,7 +346,8 @@ class Leases:
             except PersistError as error:
                 logger.warning("a lease was not given back, and lasts until it expires: %s", error)
 
-    def _check(self, lease: OwnLease) -> None:
+    def _check_lease(self, lease: OwnLease) -> None:
+        """Raise LeaseExpired if the lease is over or cannot be renewed."""
         if self._is_closed:
             raise ClientClosed("reading")
         if lease.is_lost or self._has_ended(lease):
@@ -356,21 +357,22 @@ class Leases:
             raise LeaseExpired(f"what this reads may have been compacted or deleted: {why}")
         if self._is_overdue(lease):
             with suppress(StoreFull):  # Then it goes on as a read without a lease does, until there is room.
-                self._renew(lease)
+                self._renew_lease(lease)
 
     def _is_overdue(self, lease: OwnLease) -> bool:
         late_s = self._clock.monotonic_s() - lease.renewed_s
         return late_s >= lease.lasts_s or self._clock.wall_ms() >= lease.expires_ms
 
-    def _renew(self, lease: OwnLease) -> None:
+    def _renew_lease(self, lease: OwnLease) -> None:
+        """Renew the lease by a commit; a later tick retries failures."""
         began_s = self._clock.monotonic_s()
         self.check_may_wait()
         with lease.lock:
             if lease.renewed_s > began_s:
                 return  # Another thread did, meanwhile.
             with self._lock:
-                self._drain()
-                grant = self._grant(lease, renews=True)
+                self._process_queue()
+                grant = self._make_grant(lease, renews=True)
             try:
                 self._commit([grant], {}).result()
             except LeaseExpired:
@@ -383,7 +385,8 @@ class Leases:
         lease.expires_ms, lease.renewed_s = grant.expires_ms, self._clock.monotonic_s()
         lease.lasts_s = (grant.expires_ms - self._clock.wall_ms()) / 1000
 
-    def _end_if_unused(self, lease: OwnLease) -> bool:
+    def _end_unused_lease(self, lease: OwnLease) -> bool:
+        """End the lease if it has no claim and no read; return whether."""
         with self._lock:
             if self._held or self._lease is not lease:
                 return False
@@ -393,7 +396,7 @@ class Leases:
 
     def _live_lease(self) -> OwnLease:
         if self._lease.is_lost or (self._lease.is_granted and self._has_ended(self._lease)):
-            self._forget(self._lease)
+            self._forget_lease(self._lease)
         return self._lease
 
     def _has_ended(self, lease: OwnLease) -> bool:
@@ -403,22 +406,22 @@ class Leases:
 
     def _forget_lost(self, lease: OwnLease) -> None:
         with self._lock:
-            self._forget(lease)
+            self._forget_lease(lease)
 
-    def _forget(self, lease: OwnLease) -> None:
+    def _forget_lease(self, lease: OwnLease) -> None:
         lease.is_lost = True
         if self._lease is lease:
             self._lease = OwnLease()
             self._held = {}
 
-    def _grant(self, lease: OwnLease, *, renews: bool) -> kinds.GrantLease:
+    def _make_grant(self, lease: OwnLease, *, renews: bool) -> kinds.GrantLease:
         """Return what begins or prolongs the lease; the caller has the lock."""
         expires_ms = self._clock.wall_ms() + int(self._policy.lease_s * 1000)
         open_reads = [seqno for shared_hold in self._held.values() for _, seqno in shared_hold.claims.values()]
         reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
         return kinds.GrantLease(lease.id, self._holder, expires_ms, renews, reads_from, self._consumer)
 
-    def _settle(self, holds: Mapping[str, _SharedHold], *, eager: bool) -> int:
+    def _move_holds(self, holds: Mapping[str, _SharedHold], *, eager: bool) -> int:
         """Commit the steps of `_steps` for holds, in one record; a refused hold does not affect the others.
 
         Return the seqno of the record; -1 if there was nothing to commit.
@@ -427,7 +430,7 @@ class Leases:
             for collection in sorted(holds):  # In an order that all threads keep, so that none waits for another.
                 moving.enter_context(holds[collection].moving)
             planned = {
-                collection: self._steps(collection, shared_hold, eager=eager)
+                collection: self._plan_hold_steps(collection, shared_hold, eager=eager)
                 for collection, shared_hold in holds.items()
             }
             errors, seqno = self._commit_together(holds, {id_: steps for id_, steps in planned.items() if steps})
@@ -447,19 +450,19 @@ class Leases:
         """
         if not planned:
             return {}, -1
-        (together,) = self._request_groups(holds, planned, [[*planned]])
+        (together,) = self._submit_groups(holds, planned, [[*planned]])
         error = together.exception()
         errors = dict.fromkeys(planned, error)
         if len(planned) > 1 and isinstance(error, InvalidUsage | Conflict) and not isinstance(error, LeaseExpired):
             # One of them was refused, and all with it: now each by itself, which is one record again.
-            alone = self._request_groups(holds, planned, [[collection] for collection in planned])
+            alone = self._submit_groups(holds, planned, [[collection] for collection in planned])
             errors = {collection: future.exception() for collection, future in zip(planned, alone, strict=True)}
         for collection, error in errors.items():
-            self._take_results(collection, holds[collection], planned[collection], error)
+            self._note_hold_result(collection, holds[collection], planned[collection], error)
         failed = {collection: error for collection, error in errors.items() if error is not None}
         return failed, -1 if together.exception() is not None else together.result()
 
-    def _request_groups(
+    def _submit_groups(
         self, holds: Mapping[str, _SharedHold], planned: Mapping[str, list[Step]], groups: Sequence[Sequence[str]]
     ) -> list[Future[int]]:
         """Ask for each group of collections at once, all or none of a group; return what became of each."""
@@ -472,16 +475,16 @@ class Leases:
             futures.append(self._commit(steps, {id_: holds[id_].name for id_ in group}))
         for future in futures:
             future.exception()
-        self._take_in_grant(lease, begins, futures[0] if alone is None else alone)
+        self._note_lease_start(lease, begins, futures[0] if alone is None else alone)
         return futures
 
-    def _steps(self, collection: str, shared_hold: _SharedHold, *, eager: bool) -> list[Step]:
+    def _plan_hold_steps(self, collection: str, shared_hold: _SharedHold, *, eager: bool) -> list[Step]:
         """Return what brings the durable hold to the least claim, or only as far back as needed unless eager.
 
         From here on no new claim relies on where the hold has been.
         """
         with self._lock:
-            self._drain()
+            self._process_queue()
             least_time = min((time for time, _ in shared_hold.claims.values()), default=None)
             if least_time is None:
                 if not eager:
@@ -489,7 +492,7 @@ class Leases:
                 shared_hold.durable = None
                 if shared_hold.in_log and not shared_hold.lease.is_lost:
                     return [kinds.ReleaseHold(collection, shared_hold.hold)]
-                self._drop(collection, shared_hold)
+                self._drop_hold(collection, shared_hold)
                 return []
             if shared_hold.lease.is_lost or shared_hold.is_gone or least_time == shared_hold.durable:
                 return []
@@ -504,7 +507,7 @@ class Leases:
         if lease.is_granted or not any(isinstance(step, kinds.SetHold) for step in steps):
             return []
         with self._lock:
-            return [*self._list_predecessor_ends(lease), self._grant(lease, renews=False)]
+            return [*self._list_predecessor_ends(lease), self._make_grant(lease, renews=False)]
 
     def _list_predecessor_ends(self, lease: OwnLease) -> list[Step]:
         """Return the steps that end earlier leases of this consumer's name."""
@@ -517,7 +520,7 @@ class Leases:
             if other_lease.consumer == self._consumer and id_ != lease.id
         ]
 
-    def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], grant: Future[int]) -> None:
+    def _note_lease_start(self, lease: OwnLease, steps: Sequence[Step], grant: Future[int]) -> None:
         """Note whether the log took the lease that steps were to begin."""
         error = grant.exception()
         with self._lock:
@@ -528,7 +531,7 @@ class Leases:
                 elif isinstance(error, Indeterminate):
                     lease.is_doubtful = True
 
-    def _take_results(
+    def _note_hold_result(
         self, collection: str, shared_hold: _SharedHold, steps: list[Step], error: BaseException | None
     ) -> None:
         """Note whether the log took the steps of a shared hold."""
@@ -536,7 +539,7 @@ class Leases:
             if isinstance(error, CollectionNotFound):
                 shared_hold.is_gone, shared_hold.in_log = True, False
                 if not shared_hold.claims:
-                    self._drop(collection, shared_hold)
+                    self._drop_hold(collection, shared_hold)
             if error is not None:
                 return
             for step in steps:
@@ -545,13 +548,13 @@ class Leases:
                 elif isinstance(step, kinds.ReleaseHold):
                     shared_hold.in_log = False
                     if not shared_hold.claims:
-                        self._drop(collection, shared_hold)
+                        self._drop_hold(collection, shared_hold)
 
-    def _drop(self, collection: str, shared_hold: _SharedHold) -> None:
+    def _drop_hold(self, collection: str, shared_hold: _SharedHold) -> None:
         if self._held.get(collection) is shared_hold:
             del self._held[collection]
 
-    def _drain(self) -> None:
+    def _process_queue(self) -> None:
         """Process the queued changes of claims; the caller has the lock."""
         while self._changes:
             collection, number, moved = self._changes.popleft()

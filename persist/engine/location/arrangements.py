@@ -34,7 +34,7 @@ def list_arrangements(
     engine: Engine, owner: str, prefixes: Sequence[str] = ARRANGEMENT_PREFIXES
 ) -> list[CollectionState]:
     """Return the arrangements of a collection, as far as this client knows; prefixes: of the kinds that are wanted."""
-    ids = engine.follower.over_all(
+    ids = engine.follower.apply_to_state(
         lambda state: [id_ for prefix in prefixes for _, id_ in state.ids.iterate_prefix(f"{prefix}{owner}.")]
     )
     every = []
@@ -44,16 +44,16 @@ def list_arrangements(
     return every
 
 
-def steps_to_drop(engine: Engine, dropped: Sequence[CollectionState]) -> tuple[list[Step], dict[str, str]]:
+def make_drop_steps(engine: Engine, dropped: Sequence[CollectionState]) -> tuple[list[Step], dict[str, str]]:
     """Return the steps that drop collections, with their arrangements and holds, and names for errors, by id."""
     every, names = {contents.id: contents for contents in dropped}, dict[str, str]()
     for owner in dropped:
         owned = list_arrangements(engine, owner.id)
         every |= {contents.id: contents for contents in owned}
         for contents in (owner, *owned):
-            names |= dict.fromkeys((*_inputs(contents), contents.id), owner.name)
+            names |= dict.fromkeys((*_list_inputs(contents), contents.id), owner.name)
     # A reader is dropped before its inputs.
-    order = sorted(every.values(), key=lambda contents: -len(every.keys() & _inputs(contents)))
+    order = sorted(every.values(), key=lambda contents: -len(every.keys() & _list_inputs(contents)))
     steps: list[Step] = [kinds.Destroy(contents.id) for contents in order]
     for contents in order:
         hold = (
@@ -61,9 +61,9 @@ def steps_to_drop(engine: Engine, dropped: Sequence[CollectionState]) -> tuple[l
             if contents.name.startswith(INDEX_PREFIX)
             else make_view_hold_name(contents.id)
         )
-        steps += [kinds.ReleaseHold(id_, hold) for id_ in _inputs(contents) if id_ not in every]
+        steps += [kinds.ReleaseHold(id_, hold) for id_ in _list_inputs(contents) if id_ not in every]
     return steps, names | {owner.id: owner.name for owner in dropped}
 
 
-def _inputs(contents: CollectionState) -> Sequence[str]:
+def _list_inputs(contents: CollectionState) -> Sequence[str]:
     return contents.view["inputs"] if contents.view else ()

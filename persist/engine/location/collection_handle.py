@@ -50,7 +50,7 @@ from persist.engine.location.moments import MOMENTS, MomentMap, check_timeout
 from persist.engine.read.keyed.resolution import require_machine
 from persist.engine.read.merging import snapshot_tables
 from persist.engine.read.parts.reader import ClaimedRead
-from persist.engine.read.planning.snapshot_plan import snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_snapshot
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Asked, AtCommit, Step, Write
 
@@ -173,7 +173,7 @@ class CollectionHandle(CollectionTimes):
         """
         self.engine.check_open("reading")
         self.engine.settle()
-        if isinstance(as_of, str) and self._is_last(as_of):
+        if isinstance(as_of, str) and self._means_last_sealed(as_of):
             as_of = None
         check_timeout(timeout_s)
         if as_of is not None:
@@ -414,7 +414,7 @@ class CollectionHandle(CollectionTimes):
 
         Raises AsOfNotSealed: nothing is sealed in it.
         """
-        if as_of is not None and not self._is_last(as_of):
+        if as_of is not None and not self._means_last_sealed(as_of):
             return self.as_time("as_of", as_of)
         if contents.upper == 0:
             return self.wait_sealed(None, 0.0)[1]  # It raises the reason, or finds a sealed time by now.
@@ -436,8 +436,8 @@ class CollectionHandle(CollectionTimes):
         if self.keyed is not None:
             raise KeyedCollection(self.name, action)
 
-    def _moment_map(self) -> MomentMap | None:
-        """Return the map from times that are positions of a source to moments; None if there is none.
+    def _load_moment_map(self) -> MomentMap | None:
+        """Return the map from positions of a source to moments, or None.
 
         Cost: one GET, and a few more for each conversion.
         """
@@ -454,7 +454,7 @@ class CollectionHandle(CollectionTimes):
         def read(filter: pc.Expression) -> pa.Table:
             contents, time, reading = moments.wait_and_claim(None, 0.0)
             try:
-                scan = snapshot_scan(contents, moments.schema, time, None, filter)
+                scan = plan_snapshot(contents, moments.schema, time, None, filter)
                 return pa.concat_tables([scan.empty([*scan.columns]), *snapshot_tables(scan, "rows", reading)])
             finally:
                 reading.close()
@@ -475,12 +475,12 @@ class CollectionHandle(CollectionTimes):
 
         Cost: a few GETs.
         """
-        moments = self._moment_map()
+        moments = self._load_moment_map()
         return None if moments is None or moments.upper in (0, END) else moments.last()
 
     def find_moment(self, time: int) -> datetime | None:
         """Return the moment of a time; None if that is not known. Cost: a few GETs if times are positions."""
         if self.timeline is not None:
             return self.timeline.to_datetime(time)
-        moments = self._moment_map()
+        moments = self._load_moment_map()
         return None if moments is None else moments.at(time)

@@ -63,7 +63,7 @@ class CollectionTimes(ABC):
         """Return the state of a moment at which as_of is sealed, and the time to read."""
 
     @abstractmethod
-    def _moment_map(self) -> MomentMap | None:
+    def _load_moment_map(self) -> MomentMap | None:
         """Return the map from moments to times, if times are positions in a source."""
 
     @property
@@ -87,14 +87,14 @@ class CollectionTimes(ABC):
             return value
         if isinstance(value, Antichain):
             raise InvalidUsage(explain_frontier(what, value, self.format_time))
-        if self._is_last(value):
+        if self._means_last_sealed(value):
             return self.wait_sealed(None, 0.0)[1]
         by_clock = parse_time_word(value, self.engine.clock.wall_ms())
         if by_clock is not None:
             times, last = self._find_times_of_moments(what, value), self.wait_sealed(None, 0.0)[1]
             is_later = isinstance(times, MomentMap) and by_clock > times.last()
             return last if is_later else min(last, times.to_time(by_clock))
-        value = self._parse(what, value)
+        value = self._parse_time(what, value)
         if is_tag(value):
             return self.load_tag_time(value)
         return (
@@ -103,12 +103,12 @@ class CollectionTimes(ABC):
             else to_time_integer(what, value)
         )
 
-    def _is_last(self, value: object) -> bool:
+    def _means_last_sealed(self, value: object) -> bool:
         """Whether the argument means the last sealed time; "now" does if there is no clock to compare times with."""
         word = value.strip().lower() if isinstance(value, str) else None
         return word == LATEST or (word == NOW and self.timeline is None)
 
-    def _parse(self, what: str, value: Any) -> Any:
+    def _parse_time(self, what: str, value: Any) -> Any:
         """Return what `parse_time` makes of a time; refuse a number that is not whole."""
         if isinstance(value, (float, np.floating)):
             unit = "" if self.timeline is None else f" of {self.timeline.unit} since 1970"
@@ -119,14 +119,14 @@ class CollectionTimes(ABC):
         return parse_time(value, self.timeline)
 
     def _find_times_of_moments(self, what: str, value: Any) -> MomentMap | Timeline:
-        return self._moment_map() or self._get_timeline(what, value)
+        return self._load_moment_map() or self._get_timeline(what, value)
 
     def as_bound(self, what: str, value: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
         """Like `as_time`, with the first time that is not before a moment: the bound of an interval.
 
         A frontier is a bound, too: its time, or the end of all times if it is empty. "latest" is upper.
         """
-        if self._is_last(value):
+        if self._means_last_sealed(value):
             return self.contents().upper
         if isinstance(value, Antichain):
             return to_frontier(value)
@@ -135,7 +135,7 @@ class CollectionTimes(ABC):
             times, upper = self._find_times_of_moments(what, value), self.contents().upper
             is_later = isinstance(times, MomentMap) and by_clock > times.last()
             return upper if is_later else min(upper, times.to_bound(by_clock))
-        value = self._parse(what, value)
+        value = self._parse_time(what, value)
         if is_tag(value):
             return self.load_tag_time(value)
         if is_moment(value):
@@ -151,7 +151,7 @@ class CollectionTimes(ABC):
 
     def to_exact_time(self, what: str, value: int | Moment) -> int:
         """Like `as_time`, for what is written: a moment between two times is an error, and words are the clock's."""
-        value = self._parse(what, value)
+        value = self._parse_time(what, value)
         if not is_moment(value):
             return to_time_integer(what, value)
         return replace(self._get_timeline(what, value), wall_ms=self.engine.clock.wall_ms).to_exact_time(value)
@@ -161,7 +161,7 @@ class CollectionTimes(ABC):
         if not isinstance(value, int | Antichain):
             if parse_time_word(value, self.engine.clock.wall_ms()) is not None:
                 return self.to_exact_time(what, cast(str, value))
-            value = self._parse(what, value)
+            value = self._parse_time(what, value)
         return self.as_bound(what, value) if is_moment(value) else to_frontier(cast(int | Antichain, value))
 
     def check_plausible(self, what: str, value: Any, *, allow_future: bool) -> None:
@@ -192,6 +192,7 @@ class CollectionTimes(ABC):
             self.engine.check_clock()
 
     def _get_timeline(self, what: str, moment: Moment) -> Timeline:
+        """Return the timeline; raise InvalidUsage for a moment without one."""
         timeline = self.timeline
         if timeline is None:
             raise InvalidUsage(

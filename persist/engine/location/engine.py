@@ -26,7 +26,7 @@ from persist.core.progress import trace_commit
 from persist.core.settings import Storage
 from persist.core.state_rules.keyed_rules import check_new_names
 from persist.engine.follow.follower import Follower
-from persist.engine.follow.log_queries import log_table
+from persist.engine.follow.log_queries import build_log_table
 from persist.engine.follow.pinned_follower import PinnedFollower
 from persist.engine.hold import Claim, WantedClaim, make_empty_claim
 from persist.engine.location.writer import Mode, OpenOptions, Writer
@@ -132,7 +132,7 @@ class Engine:
         self.check_open("collections")
         self.settle_names()
         self.follower.refresh()
-        names = self.follower.over_all(lambda state: [name for name, _ in state.ids.iterate_prefix(prefix)])
+        names = self.follower.apply_to_state(lambda state: [name for name, _ in state.ids.iterate_prefix(prefix)])
         is_own = prefix.startswith(OWN_PREFIX)
         return [name for name in names if is_own or not name.startswith(OWN_PREFIX)]
 
@@ -201,7 +201,7 @@ class Engine:
             raise
         if naming := frozenset(_list_changed_names(steps, names)):
             self._naming[future] = naming
-            future.add_done_callback(partial(_forget, self._naming))
+            future.add_done_callback(partial(_forget_naming, self._naming))
         trace_commit(future, action, self.url, names)
         if self.when_committed is not None:
             self.when_committed(future)
@@ -278,7 +278,7 @@ class Engine:
     def history(self, last: int | None, collection: str | None = None) -> pa.Table:
         """Return the last records of the log as a table; see `persist.engine.follow.log_queries`."""
         self.check_open("history")
-        return log_table(self.blob, self.follower.refresh(), last, collection, self.pool.map)
+        return build_log_table(self.blob, self.follower.refresh(), last, collection, self.pool.map)
 
     def count_also(self, group: str, counts: Callable[[], Mapping[str, float]]) -> None:
         """Let a group of `metrics` be what counts returns."""
@@ -290,7 +290,7 @@ class Engine:
         beyond = 0 if hole is None else hole.last - hole.end
         groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self.follower.state.seqno, "beyond_end": beyond}}
         if self._writer is not None:
-            groups |= {"commits": self._writer.committer.groups.counts(), "leases": self._lease_counts(self._writer)}
+            groups |= {"commits": self._writer.committer.groups.counts(), "leases": self._count_leases(self._writer)}
         if self.spilled is not None:
             groups["spilled"] = self.spilled.counts()
         groups |= {name: counts() for name, counts in self._counted_also.items()}
@@ -303,7 +303,7 @@ class Engine:
         )
 
     @staticmethod
-    def _lease_counts(writer: Writer) -> dict[str, int]:
+    def _count_leases(writer: Writer) -> dict[str, int]:
         lease_counts, consumers = writer.leases.counts(), writer.consumers.counts()
         return {what: count + consumers[what] for what, count in lease_counts.items()}
 
@@ -352,5 +352,5 @@ def _list_changed_names(steps: Sequence[Step], names: Mapping[str, str]) -> Iter
             yield names[step.collection]
 
 
-def _forget(naming: dict[CommitFuture, frozenset[str]], future: CommitFuture) -> None:
+def _forget_naming(naming: dict[CommitFuture, frozenset[str]], future: CommitFuture) -> None:
     naming.pop(future, None)

@@ -54,7 +54,7 @@ class MomentMap:
             AsOfNotSealed: it is after the last one.
         """
         at = UNIT.to_time(moment)
-        last = self._last_us()
+        last = self._read_last_us()
         if at > last:
             raise self._make_not_sealed_error(last)
         time = self._find_last_row(at)
@@ -65,27 +65,28 @@ class MomentMap:
     def to_bound(self, moment: Moment) -> int:
         """Return the first time that is not before a moment; otherwise as `to_time`."""
         at = UNIT.to_bound(moment)
-        last = self._last_us()
+        last = self._read_last_us()
         if at > last + 1:
             raise self._make_not_sealed_error(last)
         row_before = self._find_last_row(at - 1)
         if row_before is not None:
             return row_before + 1
-        same = self.read(pc.field(MOMENT) == _scalar(at))
+        same = self.read(pc.field(MOMENT) == _make_scalar(at))
         if not len(same):
             raise self._make_too_early_error(moment)
         return int(pc.min(same[TIME]).as_py())
 
     def last(self) -> datetime:
         """Return the last moment; at later ones, more may come."""
-        return UNIT.to_datetime(self._last_us())
+        return UNIT.to_datetime(self._read_last_us())
 
     def at(self, time: int) -> datetime | None:
         """Return the moment of a time; None if it has none of its own."""
         rows = self.read(pc.field(TIME) == time)
         return UNIT.to_datetime(int(pc.max(rows[MOMENT].cast(pa.int64())).as_py())) if len(rows) else None
 
-    def _last_us(self) -> int:
+    def _read_last_us(self) -> int:
+        """Return the last moment of the map in microseconds."""
         if self.upper == 0:
             raise AsOfNotSealed(None, to_antichain(self.upper), 0.0)
         rows = self.read(pc.scalar(True) if self.upper == END else pc.field(TIME) >= self.upper - 1)
@@ -94,9 +95,9 @@ class MomentMap:
     def _find_last_row(self, at: int) -> int | None:
         """Return the time of the last row that is not after a moment."""
         for span in _SPANS_US:
-            in_range = pc.field(MOMENT) <= _scalar(at)
+            in_range = pc.field(MOMENT) <= _make_scalar(at)
             if span is not None:
-                in_range &= pc.field(MOMENT) > _scalar(max(0, at - span))
+                in_range &= pc.field(MOMENT) > _make_scalar(max(0, at - span))
             rows = self.read(in_range)
             if len(rows):
                 return int(pc.max(rows[TIME]).as_py())
@@ -114,7 +115,7 @@ class MomentMap:
         )
 
 
-def _scalar(at: int) -> pa.Scalar:
+def _make_scalar(at: int) -> pa.Scalar:
     return pa.scalar(at, MOMENT_TYPE)
 
 

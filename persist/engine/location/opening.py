@@ -38,7 +38,7 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import reconcile_schema
 from persist.core.state_rules.state import State
 from persist.core.timeline import Timeline, parse_time
-from persist.engine.location.arrangements import steps_to_drop
+from persist.engine.location.arrangements import make_drop_steps
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.writer import Mode, OpenOptions
@@ -359,7 +359,7 @@ def drop(handle: CollectionHandle) -> CommitFuture:
     """Remove a collection with its arrangements; see `Collection.drop`."""
     engine = handle.engine
     engine.follower.refresh()  # Another client may have changed what it reads, or made an index of it.
-    return engine.submit("drop", *steps_to_drop(engine, [handle.get_known_state()]))
+    return engine.submit("drop", *make_drop_steps(engine, [handle.get_known_state()]))
 
 
 # The new contents that each format number allows: for people who decide whether to upgrade.

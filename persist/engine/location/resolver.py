@@ -136,8 +136,8 @@ class KeyedQueue:
             self._queued.update(collections)
             self._bytes += size
             self._submitted += 1
-            self._jobs.append(partial(self._run, collections, future, do, size))
-            self._pool.submit(self._run_one)
+            self._jobs.append(partial(self._run_job, collections, future, do, size))
+            self._pool.submit(self._run_next_job)
         return future
 
     def settle(self) -> None:
@@ -155,7 +155,7 @@ class KeyedQueue:
         """Resolve, in a callback that is about to wait for a future, all that was submitted by now."""
         if self._is_own_thread() and not self._is_in_job:
             self.settle()
-            self._resolve()
+            self._resolve_futures()
 
     def close(self) -> None:
         """Finish what was submitted, and end the thread; idempotent."""
@@ -169,10 +169,11 @@ class KeyedQueue:
     def _is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def _run_one(self) -> None:
+    def _run_next_job(self) -> None:
+        """Run the next job, and resolve its future."""
         self._thread = threading.current_thread()
         self._run_next()
-        self._resolve()
+        self._resolve_futures()
 
     def _run_next(self) -> None:
         if self._jobs:  # A callback may have been faster.
@@ -182,11 +183,11 @@ class KeyedQueue:
             finally:
                 self._is_in_job = False
 
-    def _resolve(self) -> None:
+    def _resolve_futures(self) -> None:
         while self._resolutions:
             self._resolutions.popleft()()
 
-    def _run(
+    def _run_job(
         self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int
     ) -> Callable[[], object]:
         """Do a job, and return what resolves its future."""

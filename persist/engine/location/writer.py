@@ -246,10 +246,10 @@ class Writer:
     def _stop_with_client(self, stop: Callable[[], object]) -> None:
         """Let a client that is dropped without a close not leave its threads behind."""
         # When the process ends, its user may still close the client, for which they are needed.
-        weakref.finalize(self, _unless_forked, os.getpid(), stop).atexit = False
+        weakref.finalize(self, _call_unless_forked, os.getpid(), stop).atexit = False
 
 
-def _unless_forked(pid: int, stop: Callable[[], object]) -> None:
+def _call_unless_forked(pid: int, stop: Callable[[], object]) -> None:
     """Call stop in the process pid only: a fork has no thread to stop, and its locks may be held for ever."""
     if os.getpid() == pid:
         stop()

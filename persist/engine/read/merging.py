@@ -30,7 +30,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.engine.read.parts.reader import ClaimedRead, PartReader, read_ahead
-from persist.engine.read.planning.scan import Scan, cheap_first, make_rows_without_columns, negate, with_diff
+from persist.engine.read.planning.scan import Scan, add_diff, make_rows_without_columns, negate_diffs, sort_by_cost
 
 Form = Literal["rows", "diff"]
 REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
@@ -62,7 +62,7 @@ def read_snapshot(
         keeps_diff = form == "diff" or not scan.columns
         part_split = split if elsewhere is None else split.keep_standing_parts(lambda part: not elsewhere(part))
         for table in _read_standing(scan, reader, part_split, [*scan.columns], keeps_diff=keeps_diff):
-            yield from _to_form(table, scan, form)
+            yield from _repeat_for_form(table, scan, form)
         return
     yield from _merge_parts(scan, split, form, reader, elsewhere)
 
@@ -108,20 +108,20 @@ def _merge_parts(
                     break  # Nothing is touched, so the other parts need not be read.
                 if not is_here:
                     continue
-                yield from _to_form(_select(table, columns), scan, form)
+                yield from _repeat_for_form(_select_columns(table, columns), scan, form)
             elif touching is None:
-                touched.append(with_diff(table).select([*apart, "_diff"]))
+                touched.append(add_diff(table).select([*apart, "_diff"]))
             else:
                 inside, outside = touching.split(table) if is_here else (touching.select(table), None)
-                touched.append(with_diff(inside).select([*apart, "_diff"]))
+                touched.append(add_diff(inside).select([*apart, "_diff"]))
                 if outside is not None:
-                    yield from _to_form(_select(outside, columns), scan, form)
-    by, names, rows = cheap_first(apart, scan.schema), [*apart, "_diff"], [pa.concat_tables(touched)]
+                    yield from _repeat_for_form(_select_columns(outside, columns), scan, form)
+    by, names, rows = sort_by_cost(apart, scan.schema), [*apart, "_diff"], [pa.concat_tables(touched)]
     del rest_rows, touched, touching  # So that what copies the rows may have their memory.
-    yield from _to_form(consolidate(rows.pop(), by).select(names), scan, form)
+    yield from _repeat_for_form(consolidate(rows.pop(), by).select(names), scan, form)
 
 
-def _to_form(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
+def _repeat_for_form(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
     table = scan.cast_to_result(table)
     if form == "rows" and "_diff" in table.column_names:
         yield from repeat_rows(table, scan)
@@ -201,7 +201,7 @@ def _read_standing(
         yield from scan.updates(reader, names if bare else [*names, "_diff"], [*parts])
 
 
-def _select(table: pa.Table, columns: list[str]) -> pa.Table:
+def _select_columns(table: pa.Table, columns: list[str]) -> pa.Table:
     return table.select([*columns, "_diff"] if "_diff" in table.column_names else columns)
 
 
@@ -297,7 +297,7 @@ def compute_differences(
         if replaced is not None:
             yield replaced(rows, present_rows)
         else:
-            yield consolidate(pa.concat_tables([rows, negate(present_rows)]), schema.names)
+            yield consolidate(pa.concat_tables([rows, negate_diffs(present_rows)]), schema.names)
     if passed != row_count:
         raise InvalidUsage(
             f"where={present.filter} is not true for {row_count - passed:,} of the {row_count:,} rows, so they would "

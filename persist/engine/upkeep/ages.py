@@ -32,7 +32,7 @@ class Mark:
     modified_s: float
 
 
-def checkpoint_marks(entries: Iterable[BlobEntry]) -> list[Mark]:
+def list_checkpoint_marks(entries: Iterable[BlobEntry]) -> list[Mark]:
     """Return the checkpoints among some blobs, in the order of these."""
     seqnos = ((parse_checkpoint_seqno(entry.key), entry) for entry in entries)
     return [Mark(seqno, entry.modified_s) for seqno, entry in seqnos if seqno is not None]
@@ -73,7 +73,7 @@ class Ages:
             return self.state.seqno
         return _find_last_before(self.now_s - age_s, *self.checkpoints, *self.records)
 
-    def old_at_s(self, seqno: int, age_s: float) -> float:
+    def estimate_old_at_s(self, seqno: int, age_s: float) -> float:
         """Return when the record at a seqno is known to be that old; counted from now if nothing has dated it yet."""
         return min((mark.modified_s for mark in self.checkpoints if mark.seqno >= seqno), default=self.now_s) + age_s
 
@@ -81,7 +81,7 @@ class Ages:
         """Return whether a part of that age, whose name has the seqno, has taken longer than an upload may."""
         return age_s >= self.policies.get_orphan_grace_s(seqno)
 
-    def upload_floor(self, uploads: Iterable[tuple[int, float]]) -> int:
+    def find_upload_floor(self, uploads: Iterable[tuple[int, float]]) -> int:
         """Return the seqno before which uploads may be declared void; 0 if none may.
 
         That is after the last upload that has taken too long, and not after any other. A writer may have read the log
@@ -118,7 +118,7 @@ class Ages:
                 return passed + 1
         return self.state.seqno + 2  # A record that is made now is 0 s old.
 
-    def log_floor(self, records: Iterable[tuple[int, BlobEntry]]) -> int | None:
+    def find_log_floor(self, records: Iterable[tuple[int, BlobEntry]]) -> int | None:
         """Return the first record that the log still needs; None if declaring it is not worth a record.
 
         `records`: all that there are, the oldest first.
@@ -127,7 +127,7 @@ class Ages:
         least_old = self.find_seqno_before(self.erase_after_s)
         old = max(
             self.find_seqno_before(max(policy.log_retention_s, self.erase_after_s)) + 1,
-            min(_floor_of_size(policy, records), least_old + 1),
+            min(_find_size_floor(policy, records), least_old + 1),
         )
         # An old record may follow the newest checkpoint that a client has just read. Its slot must not become free. So
         # a checkpoint that has existed for a while must cover the deleted ones (`tests/proofs/models/truncating.py`).
@@ -144,7 +144,7 @@ def _find_last_before(moment_s: float, *marks: Mark) -> int:
     return max((mark.seqno for mark in marks if mark.modified_s <= moment_s), default=-1)
 
 
-def _floor_of_size(policy: Policy, records: Iterable[tuple[int, BlobEntry]]) -> int:
+def _find_size_floor(policy: Policy, records: Iterable[tuple[int, BlobEntry]]) -> int:
     """Return the first of the newest records that are not too many, by number or bytes."""
     bytes_left = policy.log_bytes_max
     for number, (seqno, entry) in enumerate(reversed([*records])):

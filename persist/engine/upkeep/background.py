@@ -80,7 +80,7 @@ class CompactionSchedule:
         sweeps = now_s >= self._sweep_at_s
         if sweeps:
             self._sweep_at_s = now_s + self._sweep_interval_s
-            self._sweep(self._is_overdue)
+            self._sweep_collections(self._is_overdue)
         else:
             used = [(id_, entry.name) for id_, entry in state.entries.iterate_in_memory() if entry.contents is not None]
             _, error = self._compact_all(used, self._is_overdue)
@@ -102,14 +102,14 @@ class CompactionSchedule:
         self._follower.refresh()
         if self._follower.past.hole is not None:
             return 0
-        return self._sweep((lambda contents: True) if destroys else self._is_overdue)
+        return self._sweep_collections((lambda contents: True) if destroys else self._is_overdue)
 
-    def _sweep(self, is_overdue: Callable[[CollectionState], bool]) -> int:
+    def _sweep_collections(self, is_overdue: Callable[[CollectionState], bool]) -> int:
         """Do the due work of all collections that may have some; return how many had."""
         entries, swept = self._follower.state.entries, self._swept
         if swept is None or not entries.shares_base_with(swept):
             # Most of them are idle, so their contents do not stay in memory.
-            all_ids = self._follower.over_all(
+            all_ids = self._follower.apply_to_state(
                 lambda state: [(id_, entry.name) for id_, entry in state.entries.iterate_all()]
             )
             worked, error = self._compact_all(all_ids, is_overdue, self._follower.peek)
@@ -134,7 +134,7 @@ class CompactionSchedule:
         first_error: PersistError | None = None
         for id_, name in collections:
             try:
-                has_worked, is_unfinished = self._compact(id_, name, is_overdue, look)
+                has_worked, is_unfinished = self._compact_one(id_, name, is_overdue, look)
                 worked += has_worked
                 (self._unfinished.add if is_unfinished else self._unfinished.discard)(id_)
             except CollectionNotFound:
@@ -148,7 +148,7 @@ class CompactionSchedule:
                 self._unfinished.add(id_)
         return worked, first_error
 
-    def _compact(
+    def _compact_one(
         self,
         id_: str,
         name: str,

@@ -5,7 +5,7 @@
 | parts of destroyed collections, and parts that | `grace_s` has passed, each lease that read the collection |
 | compaction replaced | has ended or reads later states only, and no clone names them |
 | uploads that no record names | they are older than `orphan_grace_s`, and a record has declared them void |
-| log records | they are below the floor of the newest checkpoint (`Ages.log_floor`) |
+| log records | they are below the floor of the newest checkpoint (`Ages.find_log_floor`) |
 | checkpoints | two newer ones exist; one an hour stays, back to the first record of the log |
 | directory and state objects, part lists | no checkpoint or record refers to them, and none ever can |
 
@@ -77,10 +77,10 @@ from persist.core.progress import Done, report_work
 from persist.core.rendering import Shown, format_count
 from persist.core.state_rules.location import Dropped, is_still_readable
 from persist.core.state_rules.state import State
-from persist.engine.compact import give_back
+from persist.engine.compact import release_unused_memory
 from persist.engine.follow.checkpoint import Checkpoint, StoredCheckpoint, write_checkpoint
 from persist.engine.follow.follower import Follower
-from persist.engine.upkeep.ages import Ages, Mark, checkpoint_marks
+from persist.engine.upkeep.ages import Ages, Mark, list_checkpoint_marks
 from persist.engine.upkeep.references import (
     OBJECTS,
     CheckedUploads,
@@ -90,7 +90,7 @@ from persist.engine.upkeep.references import (
     find_unnamed,
     list_folders,
     list_named,
-    object_seqno,
+    parse_object_seqno,
 )
 from persist.engine.write.committer import Committer
 
@@ -186,8 +186,8 @@ class Garbage:
             if state.location is None:
                 return GarbageReport()
             with report_work("collect", self._blob.url, unit="blobs") as done:
-                report = self._round(done=done).run(before)
-        give_back()
+                report = self._make_round(done=done).run(before)
+        release_unused_memory()
         return report
 
     def shorten_log(self) -> None:
@@ -199,7 +199,7 @@ class Garbage:
             state = self._follower.state
             if state.seqno + 1 - state.control.log_floor > LONG * self._follower.policies.newest.log_records_max:
                 self._follower.refresh()
-                self._round().run_log()
+                self._make_round().run_log()
 
     def plan(self) -> GarbageReport:
         """Return an estimate of what `collect` would delete now. Cost: its reads; raises as `collect`.
@@ -210,7 +210,7 @@ class Garbage:
         with self._one_at_a_time:
             if self._follower.refresh().location is None:
                 return GarbageReport()
-            return self._round(is_dry=True).run(lambda: None)
+            return self._make_round(is_dry=True).run(lambda: None)
 
     def delete_leaked(self, keys: Iterable[str]) -> Deleted:
         """Delete some keys, if `collect` would delete them as uploads, objects or records.
@@ -220,9 +220,9 @@ class Garbage:
         with self._one_at_a_time:
             if self._follower.refresh().location is None:
                 return Deleted()
-            return self._round(frozenset(keys)).run_only()
+            return self._make_round(frozenset(keys)).run_only()
 
-    def _round(self, *only: frozenset[str], is_dry: bool = False, done: Done = lambda count: None) -> "_Round":
+    def _make_round(self, *only: frozenset[str], is_dry: bool = False, done: Done = lambda count: None) -> "_Round":
         names = Names(self._blob, self._known_names)
         return _Round(self._blob, self._follower, self._committer, names, *only, is_dry=is_dry, done=done)
 
@@ -268,7 +268,7 @@ class _Round:
         while len(self._deleted) > had_deleted:
             had_deleted = len(self._deleted)
             self._full = None
-            self._collect_with_retries(lambda: self._collect(before))
+            self._collect_with_retries(lambda: self._collect_once(before))
             if self._full is None:
                 return GarbageReport(**self._counts)
         assert self._full is not None, "it was the reason to do it again"
@@ -278,7 +278,7 @@ class _Round:
         ) from self._full
 
     def run_only(self) -> Deleted:
-        self._collect_with_retries(self._collect_only)
+        self._collect_with_retries(self._collect_leaked)
         return Deleted(tuple(self._deleted), tuple(self._declarations))
 
     def run_log(self) -> None:
@@ -300,10 +300,11 @@ class _Round:
                 self._follower.restart()
         raise last
 
-    def _collect(self, before: Callable[[], object]) -> None:
-        self._with_room(before)
-        self._with_room(self._checkpoint)
-        self._date(self._store_time_s())
+    def _collect_once(self, before: Callable[[], object]) -> None:
+        """Run one round: date blobs, truncate the log, delete what is unneeded."""
+        self._run_if_room(before)
+        self._run_if_room(self._checkpoint)
+        self._date_blobs(self._store_time_s())
         if self._full is not None:
             records = [Mark(seqno, entry.modified_s) for seqno, entry in list_records(self._blob)]
             self._ages = replace(self._ages, records=records)
@@ -313,18 +314,19 @@ class _Round:
         self._collect_objects()
 
     def _collect_log(self) -> None:
-        self._date(self._store_time_s())
+        self._date_blobs(self._store_time_s())
         self._truncate_and_collect()
 
     def _truncate_and_collect(self) -> None:
+        """Truncate the log, then delete its old records and checkpoints."""
         self._ages = replace(self._ages, state=self._follower.state)
         self._truncate()
         self._advance_basis()
-        self._date(self._ages.now_s)
+        self._date_blobs(self._ages.now_s)
         self._collect_records()
         self._collect_checkpoints()
 
-    def _with_room(self, step: Callable[[], object]) -> bool:
+    def _run_if_room(self, step: Callable[[], object]) -> bool:
         """Run a step that writes; return False, and remember the error, if the store is full. A dry round skips it."""
         if not self._is_dry:
             try:
@@ -334,8 +336,9 @@ class _Round:
                 return False
         return True
 
-    def _collect_only(self) -> None:
-        self._date(self._store_time_s())
+    def _collect_leaked(self) -> None:
+        """Delete the given keys, if nothing names them."""
+        self._date_blobs(self._store_time_s())
         self._collect_uploads()
         self._collect_records()
         self._collect_objects()
@@ -355,14 +358,16 @@ class _Round:
     def _checkpoint(self) -> None:
         write_checkpoint(self._blob, *self._follower.recent())
 
-    def _date(self, now_s: float) -> None:
+    def _date_blobs(self, now_s: float) -> None:
+        """List the checkpoints, and estimate the ages of records."""
         # First, because this checkpoint may be stored after the listing has passed its place.
         self._being_made = self._committer.groups.checkpointing.least_seqno
-        checkpoints = checkpoint_marks(self._blob.list(CHECKPOINTS))
+        checkpoints = list_checkpoint_marks(self._blob.list(CHECKPOINTS))
         follower = self._follower
         self._ages = Ages(follower.state, follower.policies, now_s, checkpoints, self._ages.records)
 
     def _collect_dropped(self) -> None:
+        """Delete the blobs that records have dropped and no reader needs."""
         state, old = self._follower.state, self._ages.find_seqno_before(self._ages.policy.grace_s)
         due: list[Dropped] = []
         waiting: list[Dropped] = []
@@ -390,12 +395,13 @@ class _Round:
                 garbage = (entry for entry in unnamed if is_upload(entry.key, id_) or is_table_key(entry.key, id_))
             else:
                 garbage = (entry for entry in unnamed if entry.key in unused)
-            self._delete("parts", garbage)
+            self._delete_blobs("parts", garbage)
         collected = kinds.Collected(tuple((dropped.collection, dropped.seqno) for dropped in due))
-        if self._with_room(lambda: self._declare(collected)):
+        if self._run_if_room(lambda: self._commit_mutation(collected)):
             self._counts["collections"] += sum(dropped.is_destroyed for dropped in due)
 
     def _collect_uploads(self) -> None:
+        """Delete uploads that no record names, once they are old enough."""
         # A dry or partial round neither believes nor changes the memory of the last one.
         is_whole = self._only is None and not self._is_dry
         self._checked = self._names.known.uploads.expire(self._ages.now_s) if is_whole else CheckedUploads()
@@ -405,19 +411,20 @@ class _Round:
             self._names.known.uploads = self._checked.update(self._ages.now_s, unnamed, self._shared)
 
     def _delete_unnamed(self) -> None:
+        """Delete unnamed uploads, after checking them against the newest state."""
         state, uploads = self._find_unnamed_uploads()
         orphans = [seqno for entry, seqno in uploads if self._is_orphan(entry, seqno)]
         if not orphans:
             return
-        floor = self._ages.upload_floor((seqno, self._age_s(entry)) for entry, seqno in uploads)
+        floor = self._ages.find_upload_floor((seqno, self._get_age_s(entry)) for entry, seqno in uploads)
         if floor > state.control.upload_floor or max(orphans) > state.seqno:
             # The second, because without a new record nothing in the log would ever be newer than these uploads.
-            self._with_room(lambda: self._declare(kinds.VoidUploads(floor)))
+            self._run_if_room(lambda: self._commit_mutation(kinds.VoidUploads(floor)))
         # A part that no record names after the declaration can never be named.
         state, uploads = self._find_unnamed_uploads()
         voided = max(state.control.upload_floor, floor if self._is_dry else 0)
         orphaned = (entry for entry, seqno in uploads if seqno < voided and self._is_orphan(entry, seqno))
-        self._delete("parts", orphaned)
+        self._delete_blobs("parts", orphaned)
 
     def _find_unnamed_uploads(self) -> tuple[State, list[tuple[BlobEntry, int]]]:
         """Return the newest state, and the parts that nothing names, each with the seqno in its name."""
@@ -428,10 +435,10 @@ class _Round:
         return state, [(entry, seqno) for entry in unnamed if (seqno := parse_upload_seqno(entry.key)) is not None]
 
     def _truncate(self) -> None:
-        floor = self._ages.log_floor(list_records(self._blob))
+        floor = self._ages.find_log_floor(list_records(self._blob))
         if floor is not None:
             self._log_floor = floor if self._is_dry else 0
-            self._with_room(lambda: self._declare_in_checkpoint(kinds.TruncateLog(floor)))
+            self._run_if_room(lambda: self._commit_and_checkpoint(kinds.TruncateLog(floor)))
 
     def _advance_basis(self) -> None:
         """Base checkpoints on one without old objects, if the present basis is older than the log.
@@ -444,7 +451,7 @@ class _Round:
         if basis is not None and self._names.least_seqno(basis.checkpoint.blob) < floor:
             newest = self._names.newest()
             if newest is not None and self._names.least_seqno(newest.pointer.blob) >= floor:
-                self._with_room(lambda: self._take_over(newest))
+                self._run_if_room(lambda: self._take_over(newest))
 
     def _load_stored_floor(self) -> int:
         """Return the floor of the log in the newest checkpoint, where clients that open or wake up find it."""
@@ -452,11 +459,13 @@ class _Round:
         return max(self._log_floor, 0 if newest is None else newest.checkpoint.control.log_floor)
 
     def _collect_records(self) -> None:
+        """Delete records before the log's floor."""
         floor = self._load_stored_floor()
         old = takewhile(lambda listed: listed[0] < floor, list_records(self._blob))
-        self._delete("records", (entry for _, entry in old))
+        self._delete_blobs("records", (entry for _, entry in old))
 
     def _collect_checkpoints(self) -> None:
+        """Delete checkpoints that no client needs any more."""
         floor, control = self._load_stored_floor(), self._follower.state.control
         destroyed = control.find_last_destroyed(floor)
         basis = None if control.taken_over is None else control.taken_over.checkpoint.blob
@@ -464,7 +473,7 @@ class _Round:
         garbage: set[str] = set()
         buckets: set[tuple[int, int]] = set()
         for n, mark in enumerate(self._ages.checkpoints):
-            width_s = 60 if self._age_s(mark) < 3600 else 3600
+            width_s = 60 if self._get_age_s(mark) < 3600 else 3600
             bucket = (width_s, int(mark.modified_s // width_s))
             key = make_checkpoint_key(mark.seqno)
             is_first = mark.seqno >= floor - 1 and bucket not in buckets
@@ -474,7 +483,7 @@ class _Round:
             else:
                 garbage.add(key)
         if garbage:
-            self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in garbage))
+            self._delete_blobs("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in garbage))
         self._ages = replace(self._ages, checkpoints=staying)
 
     def _collect_objects(self) -> None:
@@ -488,7 +497,7 @@ class _Round:
         self._names.check_present(named, present)
         older, useless = self._names.list_older((mark.seqno for mark in self._ages.checkpoints), newest, present)
         if useless and self._only is None:
-            self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in useless))
+            self._delete_blobs("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in useless))
         named |= older
         # A list below the floor is for a slot that was truncated, so no record can name it any more.
         floor = max(self._log_floor, newest.checkpoint.control.log_floor)
@@ -498,7 +507,7 @@ class _Round:
                 entry
                 for entry in entries
                 if entry.key not in named
-                and (seqno := object_seqno(entry.key)) is not None
+                and (seqno := parse_object_seqno(entry.key)) is not None
                 and seqno < ends[what]
                 and self._is_orphan(entry, seqno, self._ages.erase_after_s)
             ]
@@ -509,14 +518,14 @@ class _Round:
         end, named = self._declare_basis(newest)
         named |= self._list_late(present)
         for what, entries in unused.items():
-            garbage = (e for e in entries if e.key not in named and (object_seqno(e.key) or 0) < end)
-            self._delete(what, garbage, check=self._names.check_unnamed)
+            garbage = (e for e in entries if e.key not in named and (parse_object_seqno(e.key) or 0) < end)
+            self._delete_blobs(what, garbage, check=self._names.check_unnamed)
 
     def _declare_basis(self, newest: StoredCheckpoint) -> tuple[int, set[str]]:
         """Declare the basis of later checkpoints; return a seqno, and the older objects that they may name."""
         if self._is_dry:
             return newest.checkpoint.seqno + 1, set()
-        self._with_room(lambda: self._take_over(newest))
+        self._run_if_room(lambda: self._take_over(newest))
         declared, after = self._follower.refresh().control.taken_over, self._names.newest()
         if declared is None or after is None or after.checkpoint.seqno < declared.seqno:
             return 0, set()  # The store is full.
@@ -542,25 +551,25 @@ class _Round:
     def _take_over(self, newest: StoredCheckpoint) -> None:
         """Declare a checkpoint as the basis of later ones, unless this client does not know its record yet."""
         if self._follower.refresh().seqno >= newest.checkpoint.seqno:
-            self._declare_in_checkpoint(kinds.TakeOver(newest.pointer))
+            self._commit_and_checkpoint(kinds.TakeOver(newest.pointer))
 
     def _is_orphan(self, entry: BlobEntry, seqno: int, longest_s: float = inf) -> bool:
         """Return whether this round may delete an unnamed upload or object, by its age and key."""
-        age_s = self._age_s(entry)
+        age_s = self._get_age_s(entry)
         is_old = age_s >= longest_s or self._ages.is_old_upload(seqno, age_s)
         return is_old and (self._only is None or entry.key in self._only)
 
-    def _age_s(self, dated: BlobEntry | Mark) -> float:
+    def _get_age_s(self, dated: BlobEntry | Mark) -> float:
         return self._ages.now_s - dated.modified_s
 
-    def _declare(self, mutation: LocationMutation) -> None:
+    def _commit_mutation(self, mutation: LocationMutation) -> None:
         self._declarations.append(self._committer.submit([mutation], {}).result())
 
-    def _declare_in_checkpoint(self, mutation: LocationMutation) -> None:
-        self._declare(mutation)
+    def _commit_and_checkpoint(self, mutation: LocationMutation) -> None:
+        self._commit_mutation(mutation)
         self._checkpoint()
 
-    def _delete(
+    def _delete_blobs(
         self, kind: str, entries: Iterable[BlobEntry], check: Callable[[list[str]], object] = lambda keys: None
     ) -> None:
         entries = (entry for entry in entries if self._only is None or entry.key in self._only)

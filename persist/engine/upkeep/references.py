@@ -42,11 +42,11 @@ from persist.core.state_rules.state import CollectionEntry, State
 from persist.engine.follow.checkpoint import (
     Checkpoint,
     StoredCheckpoint,
-    checkpoint_state,
     iterate_checkpoints,
     list_directory_blobs,
     load_checkpoint,
     load_contents,
+    load_state,
     read_checkpoint,
 )
 from persist.engine.follow.directory import KnownLevels
@@ -127,13 +127,13 @@ class Names:
 
     def list_named(self, checkpoint: Checkpoint) -> set[str]:
         """Return the keys of all objects and part lists that a checkpoint refers to."""
-        entries = checkpoint_state(self._blob, checkpoint, self._levels).entries
+        entries = load_state(self._blob, checkpoint, self._levels).entries
         return list_directory_blobs(self._blob, checkpoint, self._levels) | set(_list_stored(entries))
 
     def list_mentioned(self, checkpoint: Checkpoint) -> set[str]:
         """Return the keys of `list_named`, and of objects that only replaced entries of its pages refer to."""
         names = list_directory_blobs(self._blob, checkpoint, self._levels)
-        for entries, mentioned in self._layers(checkpoint_state(self._blob, checkpoint, self._levels).entries):
+        for entries, mentioned in self._iterate_layers(load_state(self._blob, checkpoint, self._levels).entries):
             names.update(_list_stored(dict(entries.iterate_in_memory())))
             names.update(name for joined, _ in mentioned for name in joined.split())
         return names
@@ -141,12 +141,12 @@ class Names:
     def list_clones(self, state: State) -> list[str]:
         """Return the ids of collections that may have parts in the folders of others."""
         ids: list[str] = []
-        for entries, mentioned in self._layers(state.entries):
+        for entries, mentioned in self._iterate_layers(state.entries):
             ids += (id_ for id_, entry in entries.iterate_in_memory() if entry.folders)
             ids += (id_ for _, clones in mentioned for id_ in clones)
         return ids
 
-    def _layers(
+    def _iterate_layers(
         self, entries: FrozenMap[CollectionEntry]
     ) -> Iterator[tuple[FrozenMap[CollectionEntry], list[tuple[str, tuple[str, ...]]]]]:
         """Yield each map of entries in memory, the newest first, with what the pages below it mention."""
@@ -188,7 +188,7 @@ class Names:
             present: keys that were listed.
         """
         keys = [*present]
-        listed = _hashes(keys)
+        listed = _hash_names(keys)
         named: list[np.ndarray] = []
         useless: set[str] = set()
         hashes_by_pointer: dict[BlobRef, np.ndarray] = {}
@@ -208,7 +208,7 @@ class Names:
                     continue
                 if any(self._blob.get(missing, range=(0, 0)) is None for missing in ours - present):
                     useless.add(key)
-                hashes = _hashes(ours)
+                hashes = _hash_names(ours)
             named.append(hashes)
             if remembered + len(hashes) <= REMEMBERED_MAX:
                 hashes_by_pointer[stored.pointer] = hashes
@@ -240,7 +240,7 @@ class Names:
             )
 
 
-def _hashes(names: Collection[str]) -> np.ndarray:
+def _hash_names(names: Collection[str]) -> np.ndarray:
     return np.fromiter(map(hash, names), np.int64, len(names))
 
 
@@ -303,7 +303,7 @@ def list_folders(dropped: Dropped) -> tuple[str, ...]:
     return (dropped.collection, *dropped.folders) if dropped.is_destroyed else ()
 
 
-def object_seqno(key: str) -> int | None:
+def parse_object_seqno(key: str) -> int | None:
     """Return the seqno in the key of an object or an upload; None for other keys."""
     return next(
         (

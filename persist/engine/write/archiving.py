@@ -15,7 +15,7 @@ from persist.core.state_rules.state import State
 from persist.engine.follow.follower import Follower
 
 
-def with_archiving(
+def add_archiving(
     blob: Blob, follower: Follower, state: State, contents: CollectionState | None, mutation: Mutation
 ) -> Mutation:
     """Return a mutation of the record after state that moves older tokens into an archive, if that is due."""

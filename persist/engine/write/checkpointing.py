@@ -30,16 +30,16 @@ class Checkpointing:
         if self._is_making.acquire(blocking=False):
             self.least_seqno = seqno
             try:
-                self._pool.submit(self._make)
+                self._pool.submit(self._make_checkpoint)
             except RuntimeError:  # The client was closed by a callback: the next one makes it.
-                self._end()
+                self._end_making()
 
     def wait(self) -> None:
         """Wait until none is being made."""
         with self._is_making:
             pass
 
-    def _make(self) -> None:
+    def _make_checkpoint(self) -> None:
         """Make a checkpoint. A failure reaches no caller: the next checkpoint replaces it."""
         state, recent, levels = self._follower.recent()
         try:
@@ -52,8 +52,8 @@ class Checkpointing:
                 with suppress(PersistError):  # The next caller gets the error.
                     self._follower.past.verify(seqno, recent[seqno].commit)
         finally:
-            self._end()
+            self._end_making()
 
-    def _end(self) -> None:
+    def _end_making(self) -> None:
         self.least_seqno = None
         self._is_making.release()

@@ -128,7 +128,7 @@ class CommitFuture(Completed, Future[int]):
     def fail(self, error: BaseException) -> None:
         """Resolve to error, which stays on the ledger until a caller looks at it."""
         # On the ledger first: a waiter that wakes up at once must find it there to take it off.
-        _drop_frames(error)
+        _drop_tracebacks(error)
         self._unobserved.add(self._number, error)
         self._resolve(self.set_exception, error)
 
@@ -202,7 +202,7 @@ class CommitFuture(Completed, Future[int]):
         return self.result()
 
 
-def _drop_frames(error: BaseException) -> None:
+def _drop_tracebacks(error: BaseException) -> None:
     """Drop the tracebacks of an error and of its causes.
 
     Their frames would keep alive everything that was committed together, perhaps even the client, whose threads end

@@ -61,7 +61,7 @@ class Committer:
         self._submitted = self._resolved = 0
         self._committing: tuple[Operation, ...] = ()  # The group under way.
         self._ended: list[Callable[[], object]] = []
-        self._thread = threading.Thread(target=self._run, name="persist-committer", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="persist-committer", daemon=True)
         self._thread.start()
 
     def submit(
@@ -122,7 +122,7 @@ class Committer:
     def pending(self) -> tuple[int, tuple[str, ...]]:
         """Return how many operations are not done yet, and the names of their collections."""
         with self._lock:
-            names_in_progress = {name for operation in self._under_way() for name in operation.names.values()}
+            names_in_progress = {name for operation in self._list_pending() for name in operation.names.values()}
             return self._submitted - self._resolved, tuple(sorted(names_in_progress))
 
     def writes_under_way(self, collection: str) -> list[tuple[Write, CommitFuture]]:
@@ -130,13 +130,13 @@ class Committer:
         with self._lock:
             return [
                 (step, operation.future)
-                for operation in self._under_way()
+                for operation in self._list_pending()
                 if not operation.future.done()
                 for step in operation.steps
                 if isinstance(step, Write) and step.collection == collection
             ]
 
-    def _under_way(self) -> tuple[Operation, ...]:
+    def _list_pending(self) -> tuple[Operation, ...]:
         return (*self._committing, *self._asked)
 
     def settle(self, timeout_s: float) -> bool:
@@ -170,6 +170,7 @@ class Committer:
             )
 
     def _on_result_requested(self) -> None:
+        """Check that this thread may wait; hurry the pending commits."""
         self.check_may_wait()
         if os.getpid() != self._pid:
             raise InvalidUsage(
@@ -186,7 +187,8 @@ class Committer:
     def _has_room(self, wanted_bytes: int) -> bool:
         return self._in_flight_bytes == 0 or self._in_flight_bytes + wanted_bytes <= self._in_flight_bytes_max
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
+        """Commit groups until the client is closed."""
         # Nothing of a group may be left here during the wait for the next: not its futures, callbacks, their client.
         while self._commit_next():
             pass
@@ -197,7 +199,7 @@ class Committer:
 
     def _commit_next(self) -> bool:
         """Commit the next group; return False when there is none any more."""
-        group = self._next_group()
+        group = self._wait_for_group()
         try:
             self.groups.commit(group)
         except BaseException as error:  # Whatever it is, callers must get the error and the thread must go on.
@@ -211,7 +213,7 @@ class Committer:
             self._changed.notify_all()
         return bool(group)
 
-    def _next_group(self) -> list[Operation]:
+    def _wait_for_group(self) -> list[Operation]:
         """Wait for operations and return those to commit together; none when the client was closed."""
         with self._lock:
             self._changed.wait_for(lambda: self._asked or self._closed)

@@ -57,7 +57,7 @@ from persist.core.state_rules.location import check_uploaded
 from persist.core.state_rules.state import State, apply_record, compute_format
 from persist.engine.follow.checkpoint import is_checkpoint_due
 from persist.engine.follow.follower import Follower
-from persist.engine.write.archiving import with_archiving
+from persist.engine.write.archiving import add_archiving
 from persist.engine.write.checkpointing import Checkpointing
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.operations import (
@@ -66,12 +66,12 @@ from persist.engine.write.operations import (
     Submission,
     Write,
     assign_times,
-    in_records,
-    is_of_clock,
-    merge,
+    is_clock_time,
+    merge_operations,
+    split_into_records,
 )
 from persist.engine.write.part_writer import PartWriter
-from persist.engine.write.relay import Relay, doubt, is_in_doubt, is_plain, list_submissions, may_be_relayed
+from persist.engine.write.relay import Relay, fail_in_doubt, is_in_doubt, is_plain, list_submissions, may_be_relayed
 from persist.engine.write.store_checks import LookBack, StoreProof
 
 COUNTS = ("records", "operations", "repeated", "rejected", "lost_races", "relayed", "in_doubt")
@@ -131,9 +131,9 @@ class GroupCommit:
         """Resolve the future of every operation of the group."""
         operations = self._relay_first([operation for operation in group if self._is_uploaded(operation)])
         try:
-            self._commit_here(operations)
+            self._commit_directly(operations)
         except BaseException as error:
-            doubt(operations, error)
+            fail_in_doubt(operations, error)
             raise
 
     def _relay_first(self, operations: list[Operation]) -> list[Operation]:
@@ -161,19 +161,20 @@ class GroupCommit:
         self._follower.looks.require_new_look()
         for operation, answer in zip(to_relay, answers, strict=True):
             if isinstance(answer, PersistError):
-                self._reject(operation, answer)
+                self._reject_operation(operation, answer)
             elif answer is not None:
                 operation.future.succeed(*answer)
         return unanswered
 
-    def _commit_here(self, operations: list[Operation]) -> None:
+    def _commit_directly(self, operations: list[Operation]) -> None:
+        """Commit operations in this client, in as few records as possible."""
         submissions = [operation.submission for operation in operations if operation.submission is not None]
         doubtful = [submission.after for submission in submissions if submission.is_own]
         if doubtful:
-            self._follower.catch_up(min(doubtful))
+            self._follower.load_submissions(min(doubtful))
             if not self._look_back.now(self._follower.state):
                 self._follower.restart()
-        for of_record in in_records(operations):
+        for of_record in split_into_records(operations):
             self._commit_record(of_record)
 
     def _commit_record(self, operations: list[Operation]) -> None:
@@ -192,7 +193,7 @@ class GroupCommit:
                 if self._follower.restart().entries.shares_base_with(state.entries):
                     raise
                 continue
-            mutations = self._mutations(state, accepted, appends, times)
+            mutations = self._make_mutations(state, accepted, appends, times)
             is_final = bool(rejected) or (bool(accepted) and not mutations)
             if is_final and self._follower.refresh().seqno != state.seqno:
                 continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
@@ -200,7 +201,7 @@ class GroupCommit:
             is_record = bool(mutations) or any(map(is_in_doubt, operations))
             try:
                 if is_record:
-                    record = self._record(state, mutations, list_submissions(operations, accepted))
+                    record = self._make_record(state, mutations, list_submissions(operations, accepted))
                     try:
                         # Whatever went wrong before: a record that readers refuse must not enter the log.
                         after = apply_record(state, record)
@@ -209,7 +210,7 @@ class GroupCommit:
                             raise
                         is_alone = False  # The draft finds the error for the caller.
                         continue
-                if is_record and not self._create(state, record, after):
+                if is_record and not self._create_record(state, record, after):
                     self._follower.refresh()
                     continue
                 if not is_record and (accepted or done) and not self._look_back.now(state):
@@ -223,14 +224,17 @@ class GroupCommit:
                 raise
             # Only now: an operation of this record may be the reason.
             for operation, error in rejected:
-                self._reject(operation, error)
+                self._reject_operation(operation, error)
             for mutation in mutations:
                 if isinstance(mutation, kinds.Append | kinds.Resolve):
                     self.appended(mutation.collection)
-            self._succeed(accepted, done, state.seqno + is_record, times)
+            self._resolve_accepted(accepted, done, state.seqno + is_record, times)
             break
 
-    def _succeed(self, accepted: list[Operation], done: list[Operation], seqno: int, times: Mapping[str, int]) -> None:
+    def _resolve_accepted(
+        self, accepted: list[Operation], done: list[Operation], seqno: int, times: Mapping[str, int]
+    ) -> None:
+        """Resolve the futures of committed operations."""
         self._counts["operations"] += len(accepted) + len(done)
         self._counts["repeated"] += len(done)
         for operation in done:
@@ -290,8 +294,8 @@ class GroupCommit:
         """Answer an operation that is not in the log, while later ones are: it was rejected, or had nothing to do."""
         accepted, done, _, times = self._validate(state, [operation], unreadable)
         adds = any(isinstance(step, Write) for step in operation.steps)
-        if done or (accepted and not adds and not self._mutations(state, accepted, {}, times)):
-            self._succeed(accepted, done, state.seqno, times)
+        if done or (accepted and not adds and not self._make_mutations(state, accepted, {}, times)):
+            self._resolve_accepted(accepted, done, state.seqno, times)
             return
         lost = "it was refused while others that came after it were not, and why was lost. Try it again."
         self._reject_alone(state, operation, unreadable, lost)
@@ -301,7 +305,7 @@ class GroupCommit:
     ) -> None:
         """Reject an operation with what state alone has against it, or if that is nothing, as not tried."""
         _, _, rejected, _ = self._validate(state, [operation], unreadable)
-        self._reject(operation, rejected[0][1] if rejected else Unavailable(otherwise))
+        self._reject_operation(operation, rejected[0][1] if rejected else Unavailable(otherwise))
 
     def _is_store_proven(self, state: State) -> bool:
         """Prove once that the store's create refuses an existing key; False: begin again.
@@ -331,7 +335,7 @@ class GroupCommit:
         self._follower.refresh()
         return False
 
-    def _record(self, state: State, mutations: tuple[Mutation, ...], marks: tuple[Submitted, ...]) -> Record:
+    def _make_record(self, state: State, mutations: tuple[Mutation, ...], marks: tuple[Submitted, ...]) -> Record:
         return Record(
             format=compute_format(state, mutations) if state.location else FORMAT,
             location=state.location or uuid.uuid4().hex,
@@ -345,7 +349,7 @@ class GroupCommit:
             submitted=marks or UNSET,
         )
 
-    def _create(self, state: State, record: Record, after: State) -> bool:
+    def _create_record(self, state: State, record: Record, after: State) -> bool:
         """Try to create a record as the successor of state; return whether it is.
 
         `after`: the result of `apply(state, record)`, which the follower adopts.
@@ -395,7 +399,7 @@ class GroupCommit:
         """Return whether all uploads of an operation succeeded; reject it otherwise."""
         for step in operation.steps:
             if isinstance(step, Write) and (error := step.upload_error()) is not None:
-                self._reject(operation, error)
+                self._reject_operation(operation, error)
                 return False
         return True
 
@@ -417,7 +421,7 @@ class GroupCommit:
             if not [entry for entry in entries if entry is not None and entry.contents is None]:
                 return state, unreadable
 
-    def _mutations(
+    def _make_mutations(
         self,
         state: State,
         accepted: list[Operation],
@@ -425,7 +429,7 @@ class GroupCommit:
         times: Mapping[str, int],
     ) -> tuple[Mutation, ...]:
         """Return the mutations of the record; appends caches encoded writes for attempts after a lost race."""
-        first, changes, last = merge(accepted, times)
+        first, changes, last = merge_operations(accepted, times)
         mutations: list[Mutation] = [*first]
         for change in changes.values():
             entry = state.entries.get(change.id)
@@ -443,10 +447,11 @@ class GroupCommit:
                     mutation = store_part_list(
                         self._blob, state.location, mutation, state.seqno + 1, format=state.format
                     )
-                mutations.append(with_archiving(self._blob, self._follower, state, contents, mutation))
+                mutations.append(add_archiving(self._blob, self._follower, state, contents, mutation))
         return (*mutations, *last)
 
-    def _reject(self, operation: Operation, error: BaseException) -> None:
+    def _reject_operation(self, operation: Operation, error: BaseException) -> None:
+        """Fail an operation's future; delete its uploads."""
         self.abandon([step for step in operation.steps if not (isinstance(step, Write) and step.is_kept)])
         if isinstance(error, CollectionNotFound):
             error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
@@ -507,7 +512,7 @@ class GroupCommit:
     def _check_clock(self, state: State, operation: Operation, times: Mapping[str, int]) -> None:
         """Raise ClockAhead if the clock assigns the time of an operation, and is far ahead without permission."""
         if any(
-            not a.allow_future and is_of_clock(a, times, _get_upper(state, a.collection)) for a in operation.at_commit
+            not a.allow_future and is_clock_time(a, times, _get_upper(state, a.collection)) for a in operation.at_commit
         ):
             error = self._follower.clock_check.error(state.seqno)
             if error is not None:

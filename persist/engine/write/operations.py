@@ -1,7 +1,7 @@
 """Operations that callers submit, and how many of them become few mutations.
 
 An `Operation` is one caller's request, accepted or rejected as a whole: a write, a seal, or all of a multi-collection
-commit. `merge` turns accepted operations into one `Change` per collection, in the order in which the collections were
+commit. `merge_operations` turns accepted operations into one `Change` per collection, in the order in which the collections were
 first touched. Their net effect is that of the operations one after the other. Appends commute with each other, and all
 were found valid, so they may precede the last seal. Holds keep the order of the calls, and since is the least of them
 and of the allowed times, whichever came first. A name is only reused after its collection was destroyed, so the
@@ -99,7 +99,7 @@ class Write(msgspec.Struct, frozen=True, eq=False):
 class Asked(msgspec.Struct, frozen=True):
     """The digest of a request: its updates, or the rows of an overwrite; None if unknown.
 
-    It is not a step of a commit: `with_token` removes it.
+    It is not a step of a commit: `add_token` removes it.
     """
 
     collection: str
@@ -389,7 +389,7 @@ def complete_token(step: kinds.Tokens, times: Mapping[str, int]) -> kinds.Tokens
     return kinds.Tokens(step.collection, tuple(TokenMark(mark.token, time, mark.digest) for mark in step.tokens))
 
 
-def merge(
+def merge_operations(
     operations: Sequence[Operation], times: Mapping[str, int]
 ) -> tuple[list[kinds.GrantLease], dict[str, Change], list[LocationMutation]]:
     """Return what must come first, the net change of each collection in the order they were touched, and the rest."""
@@ -410,7 +410,7 @@ def merge(
     return grants, changes, other_steps
 
 
-def in_records(operations: Sequence[Operation]) -> list[list[Operation]]:
+def split_into_records(operations: Sequence[Operation]) -> list[list[Operation]]:
     """Split operations, in their order, into those that may share a record.
 
     On one collection, operations share the time of the commit only if they write at that time and do nothing else.
@@ -458,11 +458,11 @@ def assign_times(operations: Iterable[Operation], upper_of: Callable[[str], int]
     times: dict[str, int] = {}
     for id_, asks in together.items():
         if id_ not in times:
-            times |= times_together(asks, uppers, wall_ms)
+            times |= choose_common_times(asks, uppers, wall_ms)
     return times
 
 
-def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, int], wall_ms: int) -> dict[str, int]:
+def choose_common_times(asks: Mapping[str, AtCommit], uppers: Mapping[str, int], wall_ms: int) -> dict[str, int]:
     """Return the time that collections get together: one moment on timelines, and one number where times only count.
 
     On timelines of different units that is a time of the coarsest of them.
@@ -482,7 +482,7 @@ def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, int], wall
     return assigned | chosen
 
 
-def is_of_clock(requested: AtCommit, times: Mapping[str, int], upper: int) -> bool:
+def is_clock_time(requested: AtCommit, times: Mapping[str, int], upper: int) -> bool:
     """Return whether the clock, not the upper, determines a commit's time, which then must not be far ahead."""
     assigned = times.get(requested.collection)
     is_guarded = requested.timeline is not None and not requested.allow_future

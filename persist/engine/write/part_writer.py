@@ -70,12 +70,12 @@ class PartWriter:
             Unavailable: the store did not take a part; those stored before are deleted again.
         """
         stored: list[Part] = []
-        group_bytes = group_bytes_max(self._memory_budget, schema)
+        group_bytes = compute_group_bytes_max(self._memory_budget, schema)
         seqno = self._next_seqno()
         try:
-            for piece in _pieces(table, self.piece_bytes):
+            for piece in _cut_slices(table, self.piece_bytes):
                 for data, part in encode_parts(piece, schema, row_group_bytes_max=group_bytes):
-                    stored.append(self._store(collection, seqno, data, part))
+                    stored.append(self._store_part(collection, seqno, data, part))
         except BaseException:
             self.discard(stored)
             raise
@@ -88,7 +88,7 @@ class PartWriter:
             small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
             if not small:
                 continue
-            for data, part in self._encode_together(small, _batch_room(inline_bytes)):
+            for data, part in self._encode_together(small, _compute_batch_room(inline_bytes)):
                 stored_part = self.store(collection, data, part, inline_bytes)
                 stored_part = stored_part.mark_single() if all(write.is_single for write in small) else stored_part
                 parts.append(stored_part.set_time(0) if at_commit else stored_part)
@@ -105,7 +105,7 @@ class PartWriter:
         inline_bytes += sum(len(part.inline) for part in append.parts) if append is not None else 0
         events = [write for write in writes if write.events is not None]
         parts: list[Part] = []
-        for (is_small, _, at_commit), group in groupby(events, _group_key):
+        for (is_small, _, at_commit), group in groupby(events, _make_group_key):
             if not is_small:
                 parts += [part for write in group for part in _list_uploaded_parts(write)]
                 continue
@@ -114,7 +114,7 @@ class PartWriter:
             stored_parts = self.store_parts(collection, table, small[0].schema, inline_bytes)
             inline_bytes += sum(len(part.inline) for part in stored_parts)
             parts += [part.set_time(0) for part in stored_parts] if at_commit else stored_parts
-        pend = kinds.Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
+        pend = kinds.Pend(collection, tuple(parts), watermarks=_merge_watermarks(events)) if parts else None
         return [mutation for mutation in (append, pend) if mutation is not None]
 
     def store_parts(self, collection: str, table: pa.Table, schema: CollectionSchema, inline_bytes: int) -> list[Part]:
@@ -123,7 +123,7 @@ class PartWriter:
         Those stored before are deleted again if one cannot be.
         """
         stored: list[Part] = []
-        group_bytes, room = group_bytes_max(self._memory_budget, schema), _batch_room(inline_bytes)
+        group_bytes, room = compute_group_bytes_max(self._memory_budget, schema), _compute_batch_room(inline_bytes)
         try:
             encoded = encode_parts(table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room)
             for data, part in encoded:  # All but the last are too large to travel in the record.
@@ -150,9 +150,10 @@ class PartWriter:
 
     def put(self, collection: str, data: bytes, part: Part) -> Part:
         """Store one encoded part of a collection; return its descriptor. Raises Unavailable if it was not stored."""
-        return self._store(collection, self._next_seqno(), data, part)
+        return self._store_part(collection, self._next_seqno(), data, part)
 
-    def _store(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
+    def _store_part(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
+        """Upload a part under a new key; return its descriptor."""
         key = make_part_key(collection, seqno)
         try:
             self._blob.set(key, data)
@@ -177,7 +178,7 @@ class PartWriter:
             return [encoded for write in writes for encoded in encode_parts(_join_writes([write], schema), schema)]
 
 
-def group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int:
+def compute_group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int:
     """Return how large the row groups may be that are written within a budget, so that many can be read within it.
 
     If there are very many columns, row groups are larger: each takes 0.2 KB and 0.1 ms for each column, whatever is
@@ -194,25 +195,26 @@ def open_run(
     return PartStream(
         schema,
         part_bytes_target=min(part_bytes, memory_budget // 4),
-        row_group_bytes_max=group_bytes_max(memory_budget, schema),
+        row_group_bytes_max=compute_group_bytes_max(memory_budget, schema),
         sources=sources,
     )
 
 
-def _pieces(table: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
+def _cut_slices(table: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
     """Yield slices of a table of at most about bytes_max each."""
     rows = -(-len(table) // max(1, -(-table.nbytes // bytes_max)))
     for start in range(0, len(table), max(1, rows)):
         yield table.slice(start, rows)
 
 
-def _batch_room(inline_bytes: int) -> int:
+def _compute_batch_room(inline_bytes: int) -> int:
     """Return how large a batch may be that is added to so many inline bytes; 0 for none, as it could not be a blob."""
     bytes_max = min(BATCH_BYTES_MAX, INLINE_PART_MAX)
     return bytes_max if inline_bytes + bytes_max <= INLINE_TOTAL_MAX else 0
 
 
 def _join_writes(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
+    """Return the rows of several writes as one table."""
     values = [write.data for write in writes if isinstance(write.data, SmallUpdates)]
     tables = [write.data for write in writes if isinstance(write.data, pa.Table)]
     if values:
@@ -220,12 +222,12 @@ def _join_writes(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def _watermarks(writes: Sequence[Write]) -> Watermarks | None:
+def _merge_watermarks(writes: Sequence[Write]) -> Watermarks | None:
     watermarks = [write.events.watermarks for write in writes if write.events is not None and write.events.watermarks]
     return (min(least for least, _ in watermarks), max(greatest for _, greatest in watermarks)) if watermarks else None
 
 
-def _group_key(events: Write) -> tuple[bool, int, bool]:
+def _make_group_key(events: Write) -> tuple[bool, int, bool]:
     """Return the properties that events need in common to be encoded together: size class, schema, and commit time."""
     return not isinstance(events.data, Future), events.schema.version, events.at_commit
 

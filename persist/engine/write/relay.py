@@ -72,7 +72,9 @@ def list_submissions(operations: Iterable[Operation], accepted: Iterable[Operati
         if operation.submission is not None:
             numbers_by_submitter.setdefault(operation.submission.submitter, []).append(operation.submission.number)
     marks = [
-        Submitted(who, first, last) for who, numbers in numbers_by_submitter.items() for first, last in _ranges(numbers)
+        Submitted(who, first, last)
+        for who, numbers in numbers_by_submitter.items()
+        for first, last in _find_ranges(numbers)
     ]
     own_submissions = [submission for submission in submissions if submission.is_own]
     last = max(own_submissions, key=lambda submission: submission.number, default=None)
@@ -81,7 +83,7 @@ def list_submissions(operations: Iterable[Operation], accepted: Iterable[Operati
     return tuple(marks)
 
 
-def _ranges(numbers: Iterable[int]) -> Iterable[tuple[int, int]]:
+def _find_ranges(numbers: Iterable[int]) -> Iterable[tuple[int, int]]:
     for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         consecutive = [number for _, number in run]
         yield consecutive[0], consecutive[-1]
@@ -92,7 +94,7 @@ def is_in_doubt(operation: Operation) -> bool:
     return operation.submission is not None and operation.submission.is_own
 
 
-def doubt(operations: Iterable[Operation], error: BaseException) -> None:
+def fail_in_doubt(operations: Iterable[Operation], error: BaseException) -> None:
     """Fail the operations that another client may have committed or may still commit."""
     for operation in operations:
         if is_in_doubt(operation) and not operation.future.done():

@@ -106,7 +106,7 @@ class _Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 T = TypeVar("T", Request, _Answers)
 
 
-def request_bytes(location: str, operations: Sequence[Operation]) -> bytes:
+def encode_request(location: str, operations: Sequence[Operation]) -> bytes:
     """Return the request for operations that have submissions of one client."""
     ids = [operation.submission for operation in operations if operation.submission is not None]
     assert len(ids) == len(operations) > 0, "what is asked for has an id"
@@ -115,14 +115,14 @@ def request_bytes(location: str, operations: Sequence[Operation]) -> bytes:
             id_.number,
             operation.names,
             tuple(
-                _to_message(step) if isinstance(step, Write) else step
+                _encode_write(step) if isinstance(step, Write) else step
                 for step in operation.steps
                 if not isinstance(step, Asked)
             ),
         )
         for id_, operation in zip(ids, operations, strict=True)
     )
-    return _message(Request(FORMAT, location, ids[0].submitter, ids[0].after, requests))
+    return _encode_message(Request(FORMAT, location, ids[0].submitter, ids[0].after, requests))
 
 
 def decode_request(data: bytes) -> Request:
@@ -137,9 +137,9 @@ def decode_request(data: bytes) -> Request:
     return request
 
 
-def answers_bytes(answers: Sequence[Answer]) -> bytes:
+def encode_answers(answers: Sequence[Answer]) -> bytes:
     """Return answers in the order of the operations."""
-    return _message(_Answers(FORMAT, tuple(map(_answer, answers))))
+    return _encode_message(_Answers(FORMAT, tuple(map(_encode_answer, answers))))
 
 
 def decode_answers(data: bytes, count: int) -> list[Answer]:
@@ -159,27 +159,30 @@ def _decode_answer(answer: _Answer) -> Answer:
 def decode_steps(asking: Asking, contents_of: Callable[[str], CollectionState | None]) -> list[Step]:
     """Return the steps of an operation, checked as far as they can be by themselves.
 
-    `contents_of`: returns a collection as it is known here, None if it is not.
+    `load_all_states`: returns a collection as it is known here, None if it is not.
     """
     creations = {step.collection: step for step in asking.steps if isinstance(step, kinds.Create)}
     return [
-        _write(step, creations.get(step.collection), contents_of(step.collection)) if isinstance(step, _Write) else step
+        _decode_write(step, creations.get(step.collection), contents_of(step.collection))
+        if isinstance(step, _Write)
+        else step
         for step in asking.steps
     ]
 
 
-def _answer(answer: Answer) -> _Answer:
+def _encode_answer(answer: Answer) -> _Answer:
     if isinstance(answer, PersistError):
         return _Answer(error=ERRORS.encode_error(answer))
     return _Answer() if answer is None else _Answer(answer.seqno, dict(answer.times))
 
 
-def _message(value: Request | _Answers) -> bytes:
+def _encode_message(value: Request | _Answers) -> bytes:
     body = msgspec.json.encode(value)
     return xxhash.xxh3_128_digest(body) + body
 
 
 def _decode_message(data: bytes, kind: type[T]) -> T:
+    """Decode a message; raise ValueError for another format."""
     if len(data) > REQUEST_BYTES_MAX:
         raise ValueError(f"a request has {len(data)} bytes, and at most {REQUEST_BYTES_MAX} are read")
     body = data[CHECKSUM_BYTES:]
@@ -194,7 +197,8 @@ def _decode_message(data: bytes, kind: type[T]) -> T:
     return message
 
 
-def _to_message(write: Write) -> _Write:
+def _encode_write(write: Write) -> _Write:
+    """Return a write as it is sent, with its rows encoded."""
     events = None if write.events is None else (write.events.time_max, write.events.watermarks)
     schema = write.schema.to_json()
     if isinstance(write.data, Future):
@@ -204,8 +208,9 @@ def _to_message(write: Write) -> _Write:
     return _Write(write.collection, schema, write.time_min, encode_rows(table), (), events, write.at_commit)
 
 
-def _write(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> Write:
-    schema = _schema(step, create, contents)
+def _decode_write(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> Write:
+    """Return a write that was sent, with its rows checked."""
+    schema = _load_schema(step, create, contents)
     planned = None
     if step.events is not None:
         planned = PlannedPend(step.collection, step.time_min, *step.events, schema.version)
@@ -226,7 +231,7 @@ def _write(step: _Write, create: kinds.Create | None, contents: CollectionState 
     return Write(step.collection, schema, step.time_min, size, data, True, planned, at_commit=step.at_commit)
 
 
-def _schema(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> CollectionSchema:
+def _load_schema(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> CollectionSchema:
     """Return the schema of a write's rows, which must be the one that they are sent with."""
     schema = CollectionSchema.from_json(step.schema)
     form, base = None, schema

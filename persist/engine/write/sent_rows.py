@@ -66,17 +66,17 @@ def _read_head(data: bytes) -> tuple[int, Sequence[int], Sequence[int], bool]:
         raise ValueError("it has no head")
     head = data[8 : 8 + length]
     message = _follow_offset(head, 0)
-    kind = _field(head, message, 1)
+    kind = _find_field(head, message, 1)
     if kind is None or head[kind] != RECORD_BATCH:
         raise ValueError("it is another message")
-    batch = _follow_offset(head, _count_needed(_field(head, message, 2)))
-    (rows,) = struct.unpack_from("<q", head, field) if (field := _field(head, batch, 0)) is not None else (0,)
-    lengths = _pairs(head, _count_needed(_field(head, batch, 1)))[::2]
-    buffers = _pairs(head, _count_needed(_field(head, batch, 2)))[1::2]
-    return rows, lengths, buffers, _field(head, batch, 3) is not None
+    batch = _follow_offset(head, _count_needed(_find_field(head, message, 2)))
+    (rows,) = struct.unpack_from("<q", head, field) if (field := _find_field(head, batch, 0)) is not None else (0,)
+    lengths = _read_pairs(head, _count_needed(_find_field(head, batch, 1)))[::2]
+    buffers = _read_pairs(head, _count_needed(_find_field(head, batch, 2)))[1::2]
+    return rows, lengths, buffers, _find_field(head, batch, 3) is not None
 
 
-def _pairs(head: bytes, place: int) -> Sequence[int]:
+def _read_pairs(head: bytes, place: int) -> Sequence[int]:
     """Return the numbers of a vector of pairs of int64, one after the other."""
     vector = _follow_offset(head, place)
     (count,) = struct.unpack_from("<I", head, vector)
@@ -91,7 +91,7 @@ def _follow_offset(head: bytes, place: int) -> int:
     return int(place + offset)
 
 
-def _field(head: bytes, table: int, number: int) -> int | None:
+def _find_field(head: bytes, table: int, number: int) -> int | None:
     """Return where a field of a table is; None if the table lacks it."""
     (back,) = struct.unpack_from("<i", head, table)
     fields = table - back

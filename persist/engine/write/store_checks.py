@@ -167,7 +167,7 @@ class LookBack:
         def end(record: Record | None) -> bool:
             try:
                 if looks is not None and (record is None or self._clock.monotonic_s() - began_s <= VALID_S):
-                    return self._follower.past.note_fates([(top, look.result()) for top, look in looks])
+                    return self._follower.past.check_fates([(top, look.result()) for top, look in looks])
                 return record is None or self.now(before)
             except LogReplaced:
                 raise

@@ -48,7 +48,7 @@ class Unclosed:
         self.timeout_s = timeout_s
         self.is_shared = False  # Nobody could have closed it, so it ends without a warning.
         self._collected = weakref.finalize(client, _finish_dropped, self)
-        self._collected.atexit = False  # At that time `_finish` sees to it.
+        self._collected.atexit = False  # At that time `_finish_all` sees to it.
         _registry.add(self)
 
     def note_close(self) -> None:
@@ -86,7 +86,7 @@ class _Registry:
             # Forked: what is here belongs to the parent, and its lock may be held by one of the parent's threads.
             self._lock, self._pid = threading.RLock(), os.getpid()
             self.unclosed, self.ledgers, self.has_failed = set(), weakref.WeakKeyDictionary(), False
-            self._receive()
+            self._receive_dropped()
         with self._lock:
             self.unclosed.add(unclosed)
             if unclosed.committer is not None:
@@ -115,15 +115,16 @@ class _Registry:
         with self._lock:
             return list(self.unclosed), list(self.ledgers)
 
-    def _receive(self) -> None:
+    def _receive_dropped(self) -> None:
+        """Register exit hooks; take in what finalizers have queued."""
         if not self._has_atexit:
             self._has_atexit = True
-            atexit.register(_finish)
+            atexit.register(_finish_all)
         processes: Any = sys.modules.get("multiprocessing.process")
         if processes is not None and processes.parent_process() is not None:
             from multiprocessing.util import Finalize
 
-            Finalize(None, _finish, exitpriority=100)
+            Finalize(None, _finish_all, exitpriority=100)
 
 
 _registry = _Registry()
@@ -153,22 +154,22 @@ def _warn(url: str, pending: str) -> None:
     )
 
 
-def _finish() -> None:
+def _finish_all() -> None:
     """Wait for the operations of this process, and report their errors."""
     unclosed, ledgers = _registry.collect()
     left_open = [(client.url, client.pending()) for client in unclosed if not client.is_shared]
-    for lost in _wait(unclosed):
+    for lost in _wait_for_clients(unclosed):
         _print(f"persist: {lost.url}: {lost.pending()} when the process ended, and may be lost")
         _registry.has_failed = True
     for ledger in ledgers:
-        _report(ledger.url, ledger.take())
+        _report_errors(ledger.url, ledger.take())
     if _registry.has_failed:
         _fail_the_process()
     for url, pending in left_open:
         _warn(url, pending)
 
 
-def _wait(unclosed: Sequence[Unclosed]) -> list[Unclosed]:
+def _wait_for_clients(unclosed: Sequence[Unclosed]) -> list[Unclosed]:
     """Return the clients that did not finish in time."""
     began_s = time.monotonic()
     waiting = [client for client in unclosed if client.committer is not None and not client.committer.settle(0)]
@@ -191,10 +192,11 @@ def _wait(unclosed: Sequence[Unclosed]) -> list[Unclosed]:
 def _report_lost(pid: int, url: str, kept: dict[int, BaseException | None]) -> None:
     """Report the errors of a ledger whose last reference is gone."""
     if pid == os.getpid():
-        _report(url, list(kept.values()))
+        _report_errors(url, list(kept.values()))
 
 
-def _report(url: str, errors: Sequence[BaseException | None]) -> None:
+def _report_errors(url: str, errors: Sequence[BaseException | None]) -> None:
+    """Print the unseen errors of a client."""
     if not errors:
         return
     _registry.has_failed = True

@@ -94,7 +94,7 @@ def check_token(token: str | None) -> None:
         )
 
 
-def filter_text(where: pc.Expression | None, token: str | None) -> str | None:
+def format_filter(where: pc.Expression | None, token: str | None) -> str | None:
     """Return the text of a filter for the digest of a token: equal for equal filters, in all releases.
 
     None without a filter, or without a token.
@@ -110,17 +110,17 @@ def filter_text(where: pc.Expression | None, token: str | None) -> str | None:
         ) from error
 
 
-def overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:
+def compute_overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:
     """Return the digest of an overwrite, given its rows' digest by key and value; time None means upper."""
     return rows + hash_text(f"overwrite at {'upper' if time is None else time} where {where}")
 
 
-def delete_digest(keys: int, time: int | None, where: str | None = None) -> int:
+def compute_delete_digest(keys: int, time: int | None, where: str | None = None) -> int:
     """Return the digest of a deletion, given the digest of its distinct keys with diff 1, or 0 for a filter."""
     return keys + hash_text(f"delete at {'upper' if time is None else time} where {where}")
 
 
-def with_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:
+def add_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:
     """Return steps, and steps that make collections remember the token, if there is one.
 
     Each collection remembers the digest of all requests to it, unless one of them has none.

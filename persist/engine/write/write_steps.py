@@ -60,21 +60,21 @@ class WriteSteps:
         small = convert_small_updates(updates, schema)
         if small is not None and small.diff_abs_sum < 2**63:
             digest = (
-                _digest(gather_updates([small], schema), by) if by else None
+                _compute_digest(gather_updates([small], schema), by) if by else None
             )  # As a table it costs more than all else.
             return Write(collection, schema, small.time_min, small.bytes, small, digest=digest, at_commit=at_commit)
         data = open_stream(updates)
         if isinstance(data, TableStream):
             pieces = stream_updates(data, schema, moments=self._get_timeline(schema))
-            write = self._from_stream(collection, schema, pieces, by)
+            write = self._write_stream(collection, schema, pieces, by)
         else:
             table = to_updates(data, schema, moments=self._get_timeline(schema))
-            write = self._from_table(collection, schema, table, by) if len(table) else None
+            write = self._write_table(collection, schema, table, by) if len(table) else None
         return msgspec.structs.replace(write, at_commit=True) if at_commit and write is not None else write
 
     def from_checked(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
         """Return the step that adds a table of `schema.arrow`: checked, not empty, and no buffers of a caller."""
-        return self._from_table(collection, schema, table, (), is_ours=True)
+        return self._write_table(collection, schema, table, (), is_ours=True)
 
     def hold_or_store_updates(
         self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
@@ -94,14 +94,14 @@ class WriteSteps:
             )
             begun = [*islice(pieces, 2)]
             if len(begun) == 2:
-                write = self._from_pieces(collection, schema, chain(map(begun.pop, (0, 0)), pieces), by)
+                write = self._write_pieces(collection, schema, chain(map(begun.pop, (0, 0)), pieces), by)
                 return _list_stored_parts(write), write.digest or 0
             table = begun[0] if begun else schema.arrow.empty_table()
         else:
             table = to_updates(data, schema, moments=self._get_timeline(schema))
         if table.nbytes <= 4 * self._parts.piece_bytes:
-            return table, _digest(table, by) or 0
-        write = self._from_table(collection, schema, table, by)
+            return table, _compute_digest(table, by) or 0
+        write = self._write_table(collection, schema, table, by)
         return _list_stored_parts(write), write.digest or 0
 
     def _get_timeline(self, schema: CollectionSchema) -> Timeline | None:
@@ -119,11 +119,11 @@ class WriteSteps:
         if size <= SMALL_WRITE_BYTES_MAX:
             data: pa.Table | Upload = events.table
         else:
-            data = self._upload(collection, events.schema, events.table)
+            data = self._start_upload(collection, events.schema, events.table)
         at_commit = events.at_commit
         return Write(collection, events.schema, planned.time_min, size, data, events=planned, at_commit=at_commit)
 
-    def _from_table(
+    def _write_table(
         self, collection: str, schema: CollectionSchema, table: pa.Table, by: Sequence[str], *, is_ours: bool = False
     ) -> Write:
         """Return the step that adds a table; is_ours: whether the caller has no access to its buffers."""
@@ -133,30 +133,32 @@ class WriteSteps:
         fits = size <= self._parts.piece_bytes
         if fits and not is_ours:
             table = copy_table(table)
-        digest = _digest(table, by)
+        digest = _compute_digest(table, by)
         # numpy rather than Arrow's kernels: for few rows those cost more than all else, and give up the GIL each time.
         diffs = table["_diff"].to_numpy()
         largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
         # A small write is encoded together with others, so it must be sure not to overflow by itself.
         if size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63:
-            return Write(collection, schema, _time_min(table), size, table, digest=digest)
-        upload = self._upload(collection, schema, table)
+            return Write(collection, schema, _find_first_time(table), size, table, digest=digest)
+        upload = self._start_upload(collection, schema, table)
         if not (fits or is_ours):
             upload.exception()  # Waits; what went wrong is raised by the future of the commit.
-        return Write(collection, schema, _time_min(table), size, upload, digest=digest)
+        return Write(collection, schema, _find_first_time(table), size, upload, digest=digest)
 
-    def _from_stream(
+    def _write_stream(
         self, collection: str, schema: CollectionSchema, tables: Iterator[pa.Table], by: Sequence[str]
     ) -> Write | None:
+        """Return the step that adds a stream; None if it is empty."""
         pieces = gather_pieces(tables, self._parts.piece_bytes)
         begun = [*islice(pieces, 2)]
         if len(begun) < 2:
-            return self._from_table(collection, schema, begun[0], by, is_ours=True) if begun else None
-        return self._from_pieces(collection, schema, chain(map(begun.pop, (0, 0)), pieces), by)  # Nothing keeps them.
+            return self._write_table(collection, schema, begun[0], by, is_ours=True) if begun else None
+        return self._write_pieces(collection, schema, chain(map(begun.pop, (0, 0)), pieces), by)  # Nothing keeps them.
 
-    def _from_pieces(
+    def _write_pieces(
         self, collection: str, schema: CollectionSchema, pieces: Iterator[pa.Table], by: Sequence[str]
     ) -> Write:
+        """Return the step that adds pieces, each uploaded as it comes."""
         uploads: list[Upload] = []
         time_min = TIME_MAX
         digest = 0
@@ -164,15 +166,15 @@ class WriteSteps:
             for piece in pieces:
                 if uploads and uploads[-1].exception() is not None:
                     break  # The commit will be rejected with this error, so stop reading.
-                time_min = min(time_min, _time_min(piece))
-                digest += _digest(piece, by) or 0
-                uploads.append(self._upload(collection, schema, piece))
+                time_min = min(time_min, _find_first_time(piece))
+                digest += _compute_digest(piece, by) or 0
+                uploads.append(self._start_upload(collection, schema, piece))
         except BaseException:
             self._parts.discard(_collect_parts(uploads))
             raise
         return Write(collection, schema, time_min, 0, self._join_uploads(uploads), digest=digest if by else None)
 
-    def _upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Upload:
+    def _start_upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Upload:
         return self._pool.submit(self._parts.upload, collection, schema, table)
 
     def _join_uploads(self, uploads: Sequence[Upload]) -> Upload:
@@ -217,9 +219,9 @@ def _collect_parts(uploads: Sequence[Upload]) -> list[Part]:
     return [part for upload in uploads if upload.exception() is None for part in upload.result()]
 
 
-def _digest(table: pa.Table, by: Sequence[str]) -> int | None:
+def _compute_digest(table: pa.Table, by: Sequence[str]) -> int | None:
     return compute_digest(table, by) if by else None
 
 
-def _time_min(table: pa.Table) -> int:
+def _find_first_time(table: pa.Table) -> int:
     return int(table["_time"].to_numpy().min())

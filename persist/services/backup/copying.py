@@ -201,7 +201,9 @@ def _run(
         pool = Pool(COPIES_AT_ONCE, "persist-copy")
         ends.callback(pool.shutdown)
         done = ends.enter_context(report_work("copy", source.retried.url, unit="blobs"))
-        return _Copier(source.retried, target_blob.retried, pool, clock, done, is_whole=is_whole).run(forgets=forgets)
+        return _Copier(source.retried, target_blob.retried, pool, clock, done, is_whole=is_whole).copy_all(
+            forgets=forgets
+        )
 
 
 class _Copier:
@@ -223,7 +225,8 @@ class _Copier:
         self._changed: set[str] = set()  # The collections of which something was copied,
         self._is_any_dropped = False  # and whether the target has some that are not there any more.
 
-    def run(self, *, forgets: bool) -> Copied:
+    def copy_all(self, *, forgets: bool) -> Copied:
+        """Copy until the target has all of the source's log; return the report."""
         follower = Follower(self._source, self._clock)
         try:
             if follower.refresh().location is None:
@@ -357,7 +360,7 @@ class _Copier:
         for id_, entry in state.entries.items():
             is_there = entry.stored and all(pointer.blob in present["states"] for pointer in entry.stored)
             if not is_there or entry.pending or id_ in self._incomplete:
-                self._copy_collection(state, id_, entry)
+                self._copy_parts(state, id_, entry)
         missing = self._missing - self._gone
         if missing:  # Either the newest state does not name them, or they will be missing again.
             self._gone |= missing
@@ -377,17 +380,17 @@ class _Copier:
             missing_keys = sorted(
                 key for key in objects | lists if key.startswith(prefix) and key not in present_objects
             )
-            self._copy_blobs((key, partial(_check_framed, key)) for key in missing_keys)
+            self._copy_blobs((key, partial(_verify_framed, key)) for key in missing_keys)
         seqnos = range(max(floor, last + 1), state.seqno + 1)
         # A log that is there goes on in order. A new one ends with its first record, so that a partial copy cannot be
         # opened.
         for seqno in seqnos if last >= 0 else reversed(seqnos):
-            self._copy_one(make_record_key(seqno), partial(_check_framed, make_record_key(seqno)))
+            self._copy_one(make_record_key(seqno), partial(_verify_framed, make_record_key(seqno)))
         if newest is not None:
             key = newest.pointer.blob
             if self._target.get(key, (0, 0)) is None:
                 self._check_alone()
-                self._copy_one(key, partial(_check_framed, key))
+                self._copy_one(key, partial(_verify_framed, key))
         return newest
 
     def _check_alone(self) -> None:
@@ -408,7 +411,8 @@ class _Copier:
         elif self._incomplete:
             self._target.delete(DAMAGED)
 
-    def _copy_collection(self, state: State, id_: str, entry: CollectionEntry) -> None:
+    def _copy_parts(self, state: State, id_: str, entry: CollectionEntry) -> None:
+        """Copy the parts of one collection."""
         contents = _load_contents(self._source, state, entry)
         if contents is None:
             return
@@ -541,7 +545,8 @@ def _check_part(key: str, checksum: str, data: bytes) -> None:
         raise CorruptBlob(key, f"its checksum is not {checksum}")
 
 
-def _check_framed(key: str, data: bytes) -> None:
+def _verify_framed(key: str, data: bytes) -> None:
+    """Raise CorruptBlob unless a framed object has its checksum."""
     seqno = parse_pages_seqno(key)
     is_intact = read_intact_kind(data) is not None if seqno is None else make_pages_key(seqno, data) == key
     if not is_intact:

@@ -36,7 +36,7 @@ def list_family(handle: CollectionHandle) -> list[CollectionHandle]:
     """
     engine = handle.engine
     engine.follower.refresh()
-    others = sorted(engine.follower.over_all(lambda state: find_relatives(state, handle.id)) - {handle.id})
+    others = sorted(engine.follower.apply_to_state(lambda state: find_relatives(state, handle.id)) - {handle.id})
     relatives = [handle.newest()]
     for id_ in others:
         with suppress(CollectionNotFound):  # It was dropped just now.
@@ -66,7 +66,7 @@ def list_unfollowed(handle: CollectionHandle) -> list[CollectionHandle]:
     family = list_family(handle)
     collections: dict[str, CollectionHandle] = {}
     ids = {relative.id for relative in family}
-    for id_ in engine.follower.over_all(lambda state: find_relatives(state, handle.id)) - ids:
+    for id_ in engine.follower.apply_to_state(lambda state: find_relatives(state, handle.id)) - ids:
         with suppress(CollectionNotFound):
             collections[id_] = load_handle_by_id(engine, id_, id_)  # A view that this is a clone of.
     sources = ids | _list_dependents(family)
@@ -102,7 +102,7 @@ def _list_dependents(handles: Iterable[CollectionHandle]) -> set[str]:
 
 def _list_clones(engine: Engine) -> list[tuple[str, tuple[str, ...], list[str]]]:
     """Return each clone's id, the collections whose parts it shares, and its origins."""
-    clones = engine.follower.over_all(
+    clones = engine.follower.apply_to_state(
         lambda state: [(id_, e.folders) for id_, e in state.entries.iterate_all() if e.folders]
     )
     derived = []

@@ -51,7 +51,7 @@ from persist.core.state_rules.erasures import check_reason, count_erasures
 from persist.core.state_rules.state import State
 from persist.engine.compact import ErasedRecords, PartEraser
 from persist.engine.follow.checkpoint import write_checkpoint
-from persist.engine.location.arrangements import list_arrangements, steps_to_drop
+from persist.engine.location.arrangements import list_arrangements, make_drop_steps
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.read.lookups.requested_keys import find_distinct_keys
@@ -158,13 +158,13 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         def erase_once() -> ErasureReport:
             reads_blobs = next(attempts) >= BRIEF_ATTEMPTS
             with engine.follower.looks.once():
-                prepared = work.planned()
+                prepared = work.plan_erasure()
             if prepared is None:
                 return ErasureReport(handle.name)
             renew = partial(work.renew_steps, prepared, reads_blobs=reads_blobs)
             seqno = engine.submit("erase", prepared.steps, dict(prepared.names), renew).result()
             done(1)
-            return _make_report(handle.name, prepared, work.committed(), seqno)
+            return _make_report(handle.name, prepared, work.note_commit(), seqno)
 
         def prepare(error: PersistError) -> None:
             work.lost(error)
@@ -275,16 +275,16 @@ class _ErasureAttempts:
         self._stop = Event()
         self._erased: Mapping[str, kinds.Erase] = {}  # The record's mutation of each collection.
 
-    def planned(self) -> _PreparedErasure | None:
+    def plan_erasure(self) -> _PreparedErasure | None:
         """Return the record that erases present values; None without any."""
         engine = self._handle.engine
         seqno, relatives = engine.follower.refresh().seqno, list_family(self._handle)
-        ids = engine.follower.over_all(lambda state: find_relatives(state, self._handle.id))
+        ids = engine.follower.apply_to_state(lambda state: find_relatives(state, self._handle.id))
         concerned: list[tuple[CollectionHandle, CollectionState, kinds.Erase]] = []
         steps: list[Step] = []
         names, dropped_names = dict[str, str](), dict[str, str]()
         for handle in relatives:
-            step, contents = self._make_step(handle)
+            step, contents = self._make_erase_step(handle)
             names[handle.id] = contents.name
             steps.append(ExpectErasures(handle.id, count_erasures(contents)))
             if step is not None:
@@ -301,7 +301,7 @@ class _ErasureAttempts:
             tables[contents.name] = contents.tables
             hold_names = (name for name in map(make_published_hold_name, contents.published) if name in contents.holds)
             steps += (kinds.ReleaseHold(handle.id, name) for name in hold_names)
-            drops, drop_names = steps_to_drop(engine, list_arrangements(engine, handle.id, [INDEX_PREFIX]))
+            drops, drop_names = make_drop_steps(engine, list_arrangements(engine, handle.id, [INDEX_PREFIX]))
             steps += drops
             dropped_names |= drop_names
             indexed[contents.name] = list_indexed_columns(handle)
@@ -313,7 +313,7 @@ class _ErasureAttempts:
                 tuple(by_name[name] for name, was_refreshed in views.views.items() if was_refreshed),
                 {by_name[name]: tuple(columns) for name, columns in indexed.items() if columns},
                 {
-                    by_name[name]: {t: _find_owed_table(published) for t, published in publications.items()}
+                    by_name[name]: {t: _make_pending_table(published) for t, published in publications.items()}
                     for name, publications in tables.items()
                     if publications
                 },
@@ -332,7 +332,8 @@ class _ErasureAttempts:
             views.views,
         )
 
-    def _make_step(self, handle: CollectionHandle) -> tuple[kinds.Erase | None, CollectionState]:
+    def _make_erase_step(self, handle: CollectionHandle) -> tuple[kinds.Erase | None, CollectionState]:
+        """Return the step that erases from one collection, and its contents."""
         engine = handle.engine
         writer = engine.writer("erase")
         if handle.id not in self._erasers:
@@ -385,7 +386,7 @@ class _ErasureAttempts:
             for eraser in self._erasers.values():
                 eraser.discard()
 
-    def committed(self) -> Mapping[str, kinds.Erase]:
+    def note_commit(self) -> Mapping[str, kinds.Erase]:
         """Note the commit; return the erasures by collection id."""
         for id_, eraser in self._erasers.items():
             eraser.note_commit(self._erased.get(id_))
@@ -407,7 +408,8 @@ def _move_releases(steps: Sequence[Step]) -> Sequence[Step]:
     return (*(step for step in steps if step not in late), *late)
 
 
-def _find_owed_table(publication: Publication) -> PendingTable:
+def _make_pending_table(publication: Publication) -> PendingTable:
+    """Return a published table as pending work."""
     options = {**publication.options}
     if "identifier" in options:  # The catalog has this table, or one before it that it replaced.
         options[REPLACES] = " ".join([*options.get(REPLACES, "").split(), publication.id][-REPLACED_MAX:])

@@ -5,7 +5,7 @@
         properties["owed"]  a `PendingErasures` as JSON
 
 Views that began anew are empty until a refresh; indexes are dropped, and published tables are given up. Once the record
-exists, only this note knows their previous definitions. All steps of `settle` can be repeated, even concurrently: an
+exists, only this note knows their previous definitions. All steps of `finish` can be repeated, even concurrently: an
 existing refresh, index or publication stays as it is. After deleting the files of an abandoned table, a client
 publishes it again, and so restores a version that another one has published in between.
 """
@@ -81,9 +81,9 @@ def settle_all(engine: Engine) -> None:
     """Do all pending work of erasures; raise the first error at the end."""
     with collect_errors() as attempt:
         engine.follower.refresh()
-        for name, id_ in engine.follower.over_all(lambda state: [*state.ids.iterate_prefix(OWED_PREFIX)]):
+        for name, id_ in engine.follower.apply_to_state(lambda state: [*state.ids.iterate_prefix(OWED_PREFIX)]):
             with attempt(), suppress(CollectionNotFound):  # Another one has done it.
-                settle(engine, engine.follower.require(id_, name))
+                finish(engine, engine.follower.require(id_, name))
 
 
 @contextmanager
@@ -103,14 +103,14 @@ def collect_errors() -> Iterator[Callable[[], AbstractContextManager[None]]]:
         raise errors[0]
 
 
-def settle_old(engine: Engine, contents: CollectionState) -> None:
+def finish_old(engine: Engine, contents: CollectionState) -> None:
     """Do a hidden collection's pending work, unless its creator probably does."""
     owed = _decode_owed(contents)
     if engine.clock.wall_ms() - owed.at_ms >= 1000 * PATIENCE_S:
-        settle(engine, contents)
+        finish(engine, contents)
 
 
-def settle(engine: Engine, contents: CollectionState) -> None:
+def finish(engine: Engine, contents: CollectionState) -> None:
     """Do a hidden collection's pending work and drop it; keep it on failure."""
     owed = _decode_owed(contents)
     with collect_errors() as attempt:

@@ -63,7 +63,7 @@ from persist.core.state_rules.state import State
 from persist.engine.compact import ErasedRecords, drop_deletions, load_events_schema
 from persist.engine.follow.checkpoint import iterate_checkpoints, list_directory_blobs
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.engine.upkeep import Ages, checkpoint_marks
+from persist.engine.upkeep import Ages, list_checkpoint_marks
 from persist.services.erase.derived import WHY, list_family, list_unfollowed
 from persist.services.erase.erasure import select_records
 
@@ -127,7 +127,7 @@ class Traces(Shown):
             "searched": {"objects": self.objects, "bytes": self.bytes},
             "not_searched": [*BEYOND],
         }
-        return {**receipt_facts, "digest": receipt_digest(receipt_facts)}
+        return {**receipt_facts, "digest": compute_receipt_digest(receipt_facts)}
 
     def __str__(self) -> str:
         if self.is_gone:
@@ -146,7 +146,7 @@ class Traces(Shown):
         return "\n".join([f"{some}, of {self.bytes:,} bytes in all, may hold what was erased:", *table])
 
 
-def receipt_digest(receipt: dict[str, Any]) -> str:
+def compute_receipt_digest(receipt: dict[str, Any]) -> str:
     """Return SHA-256 of a receipt's sorted, compact JSON without the digest."""
     signed = {name: value for name, value in receipt.items() if name != "digest"}
     text = json.dumps(signed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -158,7 +158,7 @@ def find_traces(handle: CollectionHandle, keys: Any = None, where: Any = None, *
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text for text in texts):
         raise InvalidUsage(f'texts={texts!r:.100} is not a list of texts: give texts=["ada@example.com"]')
     records = None if keys is None and where is None else select_records(handle, keys, where)
-    return _Search(handle, records, tuple(texts)).run()
+    return _Search(handle, records, tuple(texts)).search_all()
 
 
 class _Search:
@@ -187,12 +187,13 @@ class _Search:
         named = set() if newest is None else list_directory_blobs(self._blob, newest.checkpoint)
         self._pages = {key for key in named if parse_pages_seqno(key) is not None}
 
-    def run(self) -> Traces:
+    def search_all(self) -> Traces:
+        """Search all objects of the store; return the traces."""
         found_traces: list[Trace] = []
         objects = size = 0
         entries = [*self._blob.list("")]
         now_s = self._engine.clock.wall_ms() / 1000
-        self._ages = replace(self._ages, now_s=now_s, checkpoints=checkpoint_marks(entries))
+        self._ages = replace(self._ages, now_s=now_s, checkpoints=list_checkpoint_marks(entries))
         for entry in entries:
             objects, size = objects + 1, size + entry.bytes
             trace = self._search_blob(entry)
@@ -240,7 +241,9 @@ class _Search:
         if seqno is not None and seqno < self._erased_at and not is_since:
             is_ours = collection is None or collection in self._family or collection not in self._state.entries
             if is_ours:
-                return Trace(key, OLD, _to_datetime(self._ages.old_at_s(self._erased_at, self._ages.erase_after_s)))
+                return Trace(
+                    key, OLD, _to_datetime(self._ages.estimate_old_at_s(self._erased_at, self._ages.erase_after_s))
+                )
         if seqno is None and not self._texts:
             return None
         data = self._blob.get(key)
@@ -256,6 +259,7 @@ class _Search:
         return bool(state.collection.erasures) and state.collection.erasures[-1].number == count_erasures(contents)
 
     def _search_part(self, entry: BlobEntry) -> Trace | None:
+        """Search a part for erased rows; return a trace or None."""
         key, collection = entry.key, get_second_part(entry.key)
         is_named = key in self._named
         if is_table_key(key, collection or ""):
@@ -295,7 +299,7 @@ class _Search:
         if dropped is None:
             until_s = entry.modified_s + self._ages.policies.get_orphan_grace_s(parse_upload_seqno(entry.key) or 0)
             return Trace(entry.key, "nothing names it; gc deletes it then", _to_datetime(until_s), rows)
-        until_s = self._ages.old_at_s(dropped.seqno, self._ages.policy.grace_s)
+        until_s = self._ages.estimate_old_at_s(dropped.seqno, self._ages.policy.grace_s)
         why = "the erasure, or a compaction, replaced it; gc deletes it then"
         if is_still_readable(control, dropped):
             leases = [control.leases[id_] for id_ in dropped.leases if id_ in control.leases]
@@ -438,6 +442,7 @@ def _read_tables(data: bytes, contents: CollectionState | None, inline: _Inline 
 
 
 def _get_present_names(schema: pa.Schema, contents: CollectionState | None) -> list[str]:
+    """Return the columns' names under the newest schema."""
     names_by_id: dict[int, str] = {}
     if contents is not None:
         newest = (
@@ -464,6 +469,7 @@ def _list_schemas(contents: CollectionState, inline: _Inline) -> Iterator[tuple[
 
 
 def _count_matching(table: pa.Table, records: ErasedRecords, contents: CollectionState) -> int:
+    """Return the number of rows that are erased records."""
     columns = records.columns(contents.schema)
     if not {*columns} <= {*table.column_names}:
         return 0

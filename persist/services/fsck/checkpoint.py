@@ -35,13 +35,13 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import CollectionEntry, State
 from persist.engine.follow.checkpoint import (
     build_checkpoint,
-    checkpoint_state,
     list_directory_blobs,
     load_contents,
+    load_state,
     read_checkpoint,
 )
-from persist.engine.follow.directory import Directory, NewDirectory, new_directory
-from persist.engine.follow.state_objects import new_levels
+from persist.engine.follow.directory import Directory, NewDirectory, store_directory
+from persist.engine.follow.state_objects import make_levels
 from persist.services.fsck.log import LogExamination
 from persist.services.fsck.report import Problem, Repair
 
@@ -86,7 +86,7 @@ class CheckpointRepair:
     def run(self) -> Iterator[Repair]:
         """Repair the checkpoints; yield each step after it."""
         if self._makes_one:
-            yield from self._make_checkpoint()
+            yield from self._store_checkpoint()
             checkpoint = read_checkpoint(self._blob, self._key)
             if checkpoint is None or _is_bad(self._blob, self._key):
                 return  # The new checkpoint cannot be read back: then nothing may be deleted.
@@ -95,7 +95,8 @@ class CheckpointRepair:
                 self._blob.delete(key)
                 yield self._delete_checkpoints(key)
 
-    def _make_checkpoint(self) -> Iterator[Repair]:
+    def _store_checkpoint(self) -> Iterator[Repair]:
+        """Store a new checkpoint and its objects; yield each step."""
         state = self._state
         was_bad = _is_bad(self._blob, self._key)  # It may only lack a state object, which is made again here.
         for pointer, data in self._make_objects():
@@ -119,7 +120,7 @@ class CheckpointRepair:
         for entry in state.entries.values():
             contents = entry.contents
             assert isinstance(contents, CollectionState), "all contents are known"
-            (level,), data = new_levels(state.location, state.seqno, contents, (), format=state.format)
+            (level,), data = make_levels(state.location, state.seqno, contents, (), format=state.format)
             entries[entry.id] = msgspec.structs.replace(entry, base=level.pointer, levels=(), pending=(), contents=None)
             yield level.pointer, data
         directory = Directory(state.entries.with_changes(entries), state.ids)
@@ -128,7 +129,7 @@ class CheckpointRepair:
         def store(key: str, data: bytes) -> None:
             objects.append((make_pointer(key, data), data))
 
-        self._directory = new_directory(self._blob, state, directory, (), (), store)
+        self._directory = store_directory(self._blob, state, directory, (), (), store)
         yield from objects
 
     def _report(self, key: str, is_there: bool) -> Repair:
@@ -143,7 +144,7 @@ def _is_bad(blob: Blob, key: str) -> bool:
     try:
         checkpoint = read_checkpoint(blob, key)
         if checkpoint is not None:
-            for entry in checkpoint_state(blob, checkpoint).entries.values():
+            for entry in load_state(blob, checkpoint).entries.values():
                 load_contents(blob, checkpoint.location, entry)
     except IncompatibleVersion:
         return False
@@ -223,7 +224,7 @@ def _list_checkpoint_names(blob: Blob, seqno: int) -> Iterator[str]:
         if checkpoint is None:
             return
         yield from list_directory_blobs(blob, checkpoint)
-        for entry in checkpoint_state(blob, checkpoint).entries.values():
+        for entry in load_state(blob, checkpoint).entries.values():
             yield from (pointer.blob for pointer in entry.stored)
             for mutation in entry.pending:
                 if isinstance(mutation, BringsParts) and mutation.parts_in is not None:

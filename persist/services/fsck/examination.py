@@ -56,7 +56,7 @@ from persist.core.state_rules.policies import Policies
 from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import INTERVAL
 from persist.engine.follow.follower import Follower
-from persist.engine.upkeep import OBJECTS, Ages, Deleted, Garbage, checkpoint_marks, object_seqno
+from persist.engine.upkeep import OBJECTS, Ages, Deleted, Garbage, list_checkpoint_marks, parse_object_seqno
 from persist.engine.write.committer import Committer
 from persist.services.fsck.checkpoint import LOST, CheckpointRepair, MoveToLost
 from persist.services.fsck.log import LogExamination
@@ -159,14 +159,15 @@ def examine(
     examination = _Examination(blob, settings, clock, deep)
     report = _repair_and_report(blob, examination, collect, repair=repair, dry_run=dry_run, set_aside=set_aside)
     is_changed = bool(report.problems and report.repairs_done)
-    remaining = _Examination(blob, settings, clock, deep).run().problems if is_changed else report.problems
+    remaining = _Examination(blob, settings, clock, deep).examine_all().problems if is_changed else report.problems
     return replace(report, problems_left=remaining)
 
 
 def _repair_and_report(
     blob: Blob, examination: "_Examination", collect: Collect, *, repair: bool, dry_run: bool, set_aside: bool
 ) -> FsckReport:
-    report = examination.run()
+    """Repair what can be repaired; return the report of a new examination."""
+    report = examination.examine_all()
     renewal = CheckpointRepair.of(blob, examination.log, report.problems)
     if renewal is not None or not examination.log.is_complete:
         advice = AGAIN if renewal is not None else NOT_AGAIN
@@ -219,14 +220,15 @@ class _Examination:
         self.inventory: dict[str, BlobEntry] = {}
         self.unreferenced: list[Unreferenced] = []
 
-    def run(self) -> FsckReport:
+    def examine_all(self) -> FsckReport:
+        """Examine the log, the parts and the leaks; return the report."""
         log = self.log
         log.run()
         if self._deep:
             parts = self._examine_parts(None)
-            self._take_inventory()
+            self._list_objects()
         else:
-            self._take_inventory()
+            self._list_objects()
             parts = self._examine_parts({entry.key: entry.bytes for entry in self.inventory.values()})
         log.follow()
         log.finish()
@@ -278,6 +280,7 @@ class _Examination:
         return (*steps, *(Repair("delete", key, "nothing refers to it") for key in doomed))
 
     def _examine_parts(self, sizes: Mapping[str, int] | None) -> PartExamination:
+        """Examine the parts of all collections."""
         state = self.log.state
         parts = PartExamination(self._blob, self.findings, sizes, None if state is None else state.location)
         entries = tuple(state.entries.values()) if state is not None else ()
@@ -304,12 +307,14 @@ class _Examination:
                 parts.examine_created(loose, self.log.created[id_], self.log.evolved.get(id_, ()))
         return parts
 
-    def _take_inventory(self) -> None:
+    def _list_objects(self) -> None:
+        """List all objects of the store, with their sizes."""
         self.inventory = {entry.key: entry for entry in self._blob.list("")}
         newest_s = max((entry.modified_s for entry in self.inventory.values()), default=0.0)
         self._now_s = max(self._clock.wall_ms() / 1000, newest_s)
 
     def _check_overdue(self) -> None:
+        """Add a problem for each publication or deletion that is overdue."""
         state = self.log.state
         if state is None:
             return
@@ -335,6 +340,7 @@ class _Examination:
             self.findings.add_missing_log(what, "check the path")
 
     def _list_unreferenced(self) -> Iterator[Unreferenced]:
+        """Yield the objects that nothing refers to."""
         log, state = self.log, self.log.state
         if state is None:
             return
@@ -376,12 +382,14 @@ class _Examination:
         return Unreferenced(entry.key, kind, entry.bytes, self._now_s - entry.modified_s, advice)
 
     def _load_ages(self) -> Ages:
+        """Return the ages by which garbage collection would decide."""
         state = self.log.state
         assert state is not None
         policies = state.control.policies or Policies(self._settings.tuning.policy)
-        return Ages(state, policies, self._now_s, checkpoint_marks(self.inventory.values()))
+        return Ages(state, policies, self._now_s, list_checkpoint_marks(self.inventory.values()))
 
     def _compute_upload_floor(self) -> int:
+        """Return the seqno before which garbage collection would void uploads."""
         state = self.log.state
         assert state is not None
         unnamed = (
@@ -389,13 +397,13 @@ class _Examination:
             for leak in self.unreferenced
             if leak.kind == "part" and not _is_dropped(leak.blob, state)
         )
-        return self._load_ages().upload_floor((seqno, age_s) for seqno, age_s in unnamed if seqno is not None)
+        return self._load_ages().find_upload_floor((seqno, age_s) for seqno, age_s in unnamed if seqno is not None)
 
     def _is_doomed(self, leak: Unreferenced, state: State, ages: Ages, upload_floor: int) -> bool:
         """Return whether garbage collection deletes a leaked blob."""
         if leak.kind == "record":
             return True
-        seqno = object_seqno(leak.blob)
+        seqno = parse_object_seqno(leak.blob)
         if leak.kind in ("foreign", "lost", "table") or seqno is None or not ages.is_old_upload(seqno, leak.age_s):
             return False
         if leak.kind == "part":

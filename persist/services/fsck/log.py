@@ -30,10 +30,10 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import CollectionEntry, DoesNotFollow, State, apply_record
 from persist.engine.follow.checkpoint import (
     Checkpoint,
-    checkpoint_state,
     list_checkpoints_beyond_log,
     list_directory_blobs,
     load_base,
+    load_state,
     read_checkpoint,
 )
 from persist.engine.follow.directory import KnownLevels
@@ -260,10 +260,11 @@ class LogExamination:
                 self._examine_checkpoint(checkpoint)
 
     def _examine_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Examine one checkpoint: its objects, and its state against the log."""
         seqno, key = checkpoint.seqno, make_checkpoint_key(checkpoint.seqno)
         self.named.update(pointer.blob for pointer in checkpoint.directory)
         try:
-            checkpointed = checkpoint_state(self._blob, checkpoint, self._levels)
+            checkpointed = load_state(self._blob, checkpoint, self._levels)
             self.named |= list_directory_blobs(self._blob, checkpoint, self._levels)
         except Corruption as error:
             # Perhaps the checkpoint was collected meanwhile, and its directory after it.
@@ -330,6 +331,7 @@ class LogExamination:
         return contents
 
     def _load_base(self, location: str, entry: CollectionEntry) -> CollectionState | None:
+        """Return the stored base of an entry, or add a problem."""
         previous = self._bases.get(entry.id)
         if previous is None or previous[0] != entry.stored:
             self._bases[entry.id] = (entry.stored, None)

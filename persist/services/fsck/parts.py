@@ -34,9 +34,9 @@ from persist.core.log.keys import PARTS
 from persist.core.log.token_archives import read_archive
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import State
-from persist.engine.read.keyed.key_history import keys_with_several
+from persist.engine.read.keyed.key_history import find_keys_with_several
 from persist.engine.read.parts.reader import PartReader
-from persist.engine.read.planning.scan import Scan, negate
+from persist.engine.read.planning.scan import Scan, negate_diffs
 from persist.services.fsck.log import LoosePart
 from persist.services.fsck.report import Findings
 
@@ -162,6 +162,7 @@ class PartExamination:
             return None
 
     def _examine_run(self, run: "list[tuple[Part, pa.Table | None]]", owner: "_Owner") -> None:
+        """Check that a run's parts are in key order and do not overlap."""
         bounds: list[tuple[Part, pa.Table]] = []
         for part, bound in run if len(run) > 1 else ():
             part_bounds = decode_bounds(part, owner.schema) if bound is None else bound
@@ -251,6 +252,7 @@ def examine_keyframes(blob: Blob, contents: CollectionState, findings: Findings)
 def _compare_keyframe(
     reader: PartReader, contents: CollectionState, before: Keyframe | None, keyframe: Keyframe, findings: Findings
 ) -> None:
+    """Add a problem if a keyframe differs from the history before it."""
     schema = contents.schema
     base = contents.list_parts(before.parts) if before is not None else ()
     lower = before.as_of + 1 if before is not None else 0
@@ -264,7 +266,7 @@ def _compare_keyframe(
             *expected_slice.read_base_rows(reader, columns),
             *expected_slice.updates(reader, columns),
         ]
-        tables += map(negate, actual_slice.read_base_rows(reader, columns))
+        tables += map(negate_diffs, actual_slice.read_base_rows(reader, columns))
         differing += len(consolidate(pa.concat_tables(tables), schema.names))
     if differing:
         start = "the history" if before is None else f"the keyframe as of {before.as_of} and the history after it"
@@ -279,7 +281,7 @@ def examine_values(blob: Blob, contents: CollectionState, findings: Findings) ->
         return
     count, first = 0, None
     try:
-        for key, _ in keys_with_several(contents, PartReader(blob)):
+        for key, _ in find_keys_with_several(contents, PartReader(blob)):
             count, first = count + 1, key if first is None else first
     except (CorruptBlob, DiffOverflow):
         return  # Other checks report unreadable parts.

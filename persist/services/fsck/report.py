@@ -252,6 +252,7 @@ class Findings:
         self.checked[kind] = Checked(checked.blobs + 1, checked.bytes + size)
 
     def _classify_damage(self, error: CorruptBlob) -> ProblemKind:
+        """Return the kind of problem that a corrupt blob is."""
         try:
             data = get_at_most(self._blob, error.key, OBJECT_BYTES_MAX)
         except CorruptBlob:

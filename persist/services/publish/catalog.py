@@ -147,7 +147,7 @@ class IcebergCatalog:
 
     def check(self, space: Namespace, table: str) -> None:
         """Raise NotListed if a table does not exist. Cost: one GET."""
-        self._get_collection_name(space, self._split(space, table)[0])
+        self._get_collection_name(space, self._split_table(space, table)[0])
 
     def load(self, space: Namespace, table: str) -> LoadedTable:
         """Publish a table's newest sealed time if necessary; return its metadata.
@@ -157,7 +157,7 @@ class IcebergCatalog:
             InvalidUsage: the table cannot be published, or the requested time is none.
             AsOfCompacted, AsOfNotSealed: the requested time cannot be read.
         """
-        table, as_of = self._split(space, table)
+        table, as_of = self._split_table(space, table)
         name = self._get_collection_name(space, table)
         with self._lock:
             slot = self._slots.setdefault(name, _TableCache())
@@ -192,7 +192,7 @@ class IcebergCatalog:
             raise InvalidUsage(f"the request for a plan is malformed: {error}") from error
         if asked.start_snapshot_id is not None or asked.end_snapshot_id is not None:
             raise InvalidUsage("plans of the changes between two snapshots are not served: read one snapshot")
-        table, as_of = self._split(space, table)
+        table, as_of = self._split_table(space, table)
         handle: CollectionHandle = self._client.load(self._get_collection_name(space, table)).handle
         contents = handle.contents()
         chosen = contents.published.get("iceberg")
@@ -252,7 +252,7 @@ class IcebergCatalog:
 
     def _pin(self, handle: CollectionHandle, contents: CollectionState, requested: int | None) -> CollectionState:
         """Pin tagged and requested times, and drop unneeded pins; return the contents."""
-        newest, now_ms = _find_newest(contents).as_of, self._clock.wall_ms()
+        newest, now_ms = _get_newest(contents).as_of, self._clock.wall_ms()
         tagged = {time for time in contents.tags.values() if time < newest}
         for time_, publication in contents.pins.items():
             until_ms = int(publication.options.get("until_ms", "0"))
@@ -282,8 +282,9 @@ class IcebergCatalog:
     def _describe_table(
         self, slot: _TableCache, handle: CollectionHandle, contents: CollectionState, requested: int | None
     ) -> LoadedTable:
+        """Return a table's metadata, from the cache or made now."""
         table = IcebergTable(handle, {})
-        known = _find_newest(contents)
+        known = _get_newest(contents)
         version = (known.id, known.version)  # The URL comes again if the table is published anew after an erasure.
         if version not in slot.metadata:
             slot.metadata = {version: table.ensure_metadata(contents, known)}
@@ -325,7 +326,7 @@ class IcebergCatalog:
     def _has(self, space: Namespace, table: str) -> bool:
         return (space, table) in {*self._list_identifiers()}
 
-    def _split(self, space: Namespace, table: str) -> tuple[str, str | int | None]:
+    def _split_table(self, space: Namespace, table: str) -> tuple[str, str | int | None]:
         """Return a table's name, and the time after its `@`, if any."""
         name, at, as_of = table.rpartition("@")
         if not at or self._has(space, table):
@@ -354,7 +355,8 @@ def to_identifier(name: str) -> tuple[Namespace, str]:
     return tuple(space), table
 
 
-def _find_newest(contents: CollectionState) -> Publication:
+def _get_newest(contents: CollectionState) -> Publication:
+    """Return the publication of the newest time."""
     known = contents.published.get("iceberg")
     if known is None:
         raise Superseded(f"the iceberg table of {contents.name!r} was given up meanwhile: load it again")
@@ -370,6 +372,7 @@ def _find_publication(contents: CollectionState, snapshot: int) -> Publication |
 def _make_pin_snapshot(
     handle: CollectionHandle, contents: CollectionState, publication: Publication, table: IcebergTable, end_ms: int
 ) -> dict[str, Any]:
+    """Return the snapshot of a pinned time."""
     moment = get_moment_ms(handle, publication.as_of)
     at_ms = publication.as_of if moment is None else moment
     snapshot = make_snapshot(contents, publication, table.format_url, min(at_ms, end_ms - 1))

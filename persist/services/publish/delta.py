@@ -190,6 +190,7 @@ class DeltaTable:
         return next((entry.modified_s for entry in listed), None)
 
     def _make_change_file(self, key: str) -> dict[str, Any]:
+        """Return the action of a file of the change feed."""
         size = next((entry.bytes for entry in self._blob.list(key) if entry.key == key), 0)
         path = key.removeprefix(get_table_root(self._handle.id))
         return {"cdc": {"path": path, "partitionValues": {}, "size": size, "dataChange": False}}
@@ -384,6 +385,7 @@ def _make_stats(part: Part, schema: CollectionSchema, *, is_whole: bool) -> dict
 
 
 def _format_bounds(values: Iterable[tuple[str, Any]], schema: CollectionSchema) -> Mapping[str, Any]:
+    """Return bounds by column in the form of Delta's statistics."""
     bounds: dict[str, Any] = {}
     for name, value in values:
         kind = schema.arrow.field(name).type

@@ -131,6 +131,7 @@ class IcebergTable:
         return [Deletes(key, start, len(vector), len(rows)) for start, vector, (_, rows) in places]
 
     def _store_deletes(self, part: Part, rows: Rows) -> Deletes:
+        """Store the omitted rows of a part as a file of position deletes."""
         key = make_part_key(self._handle.id, self._handle.engine.follower.next_seqno())
         paths = pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int8), [self.format_url(part.blob)]).cast(
             pa.string()
@@ -154,7 +155,7 @@ class IcebergTable:
 
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
         """Store a version's manifest list and manifests; return their keys, the list first."""
-        return Manifests(self._handle, contents, step, self.format_url).stored()
+        return Manifests(self._handle, contents, step, self.format_url).store()
 
     def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
         """Write the present version's metadata unless it exists, and point to it."""
@@ -182,7 +183,9 @@ class IcebergTable:
         if self._catalog is not None or self._catalog_name:
             catalog_table = CatalogTable(self._catalog, self._catalog_name, publication.options["identifier"])
             now_ms = self._handle.engine.clock.wall_ms()
-            catalog_table.take(contents, publication, self.format_url, self.url(contents, publication), now_ms)
+            catalog_table.register_version(
+                contents, publication, self.format_url, self.url(contents, publication), now_ms
+            )
 
     def mark(self, table: str) -> bytes:
         """Return the marker in each metadata file."""
@@ -224,6 +227,7 @@ class IcebergTable:
         return self.format_url(get_table_root(contents.id).rstrip("/"))
 
     def _encode_table(self, contents: CollectionState, publication: Publication) -> bytes:
+        """Return the metadata of the present version as JSON."""
         schema, now_ms = load_schema_version(contents, publication.schema), self._handle.engine.clock.wall_ms()
         moment = get_moment_ms(self._handle, publication.as_of)
         if moment is None or moment > now_ms:
@@ -268,7 +272,9 @@ class CatalogTable:
         self._name = name
         self._identifier = identifier
 
-    def take(self, contents: CollectionState, publication: Publication, format_url: Any, url: str, now_ms: int) -> None:
+    def register_version(
+        self, contents: CollectionState, publication: Publication, format_url: Any, url: str, now_ms: int
+    ) -> None:
         """Register the present version with the catalog, if it lacks it.
 
         If an erasure gave up the table that the catalog has, this one takes its place. That one may have no metadata
@@ -297,7 +303,7 @@ class CatalogTable:
                 catalog.register_table(self._identifier, url)
                 return
             if table.properties.get("persist.table") == publication.id:
-                self._update(
+                self._update_catalog(
                     catalog, table, contents, publication, make_snapshot(contents, publication, format_url, now_ms)
                 )
                 return
@@ -312,9 +318,10 @@ class CatalogTable:
         )
 
     @staticmethod
-    def _update(
+    def _update_catalog(
         catalog: Any, table: Any, contents: CollectionState, publication: Publication, snapshot: dict[str, Any]
     ) -> None:
+        """Send the schema, properties and snapshot of a version to the catalog."""
         from pyiceberg.schema import Schema
         from pyiceberg.table import update as updates
         from pyiceberg.table.snapshots import Snapshot
@@ -382,7 +389,7 @@ class CatalogTransaction:
         pending, self._asked = self._asked, []
         try:
             if len(pending) > 1 and self.is_atomic:
-                self._send(pending)
+                self._send_updates(pending)
             else:
                 for table, requirements, changes in pending:
                     self._catalog.commit_table(table, requirements, changes)
@@ -398,7 +405,7 @@ class CatalogTransaction:
         """Whether the catalog changes several tables at once."""
         return self.ENDPOINT in map(str, getattr(self._catalog, "_supported_endpoints", ()))
 
-    def _send(self, asked: Sequence[tuple[Any, Any, Any]]) -> None:
+    def _send_updates(self, asked: Sequence[tuple[Any, Any, Any]]) -> None:
         from pyiceberg.table import CommitTableRequest, TableIdentifier
 
         requests = []

@@ -253,7 +253,8 @@ class Manifests:
         self._files = [(n, new_parts[n] if n in new_parts else contents.get_part(n), file) for n, file in files.items()]
         self._version = read_format_version(step.options)
 
-    def stored(self) -> tuple[str, ...]:
+    def store(self) -> tuple[str, ...]:
+        """Store the manifests and their list; return the keys."""
         from pyiceberg.manifest import ManifestContent
 
         id_ = compute_snapshot_id(self._step.id, self._step.version)
@@ -414,6 +415,7 @@ class DataFiles:
 
 
 def _encode_bound(value: Any, kind: pa.DataType) -> bytes | None:
+    """Return a value as a bound of Iceberg, or None."""
     if value is None:
         return None
     if pt.is_string(kind) or pt.is_large_string(kind):

@@ -47,7 +47,7 @@ from persist.engine.read.lookups.part_rows import find_places
 from persist.engine.read.merging import Split, read_snapshot, repeat_rows
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import plan_changes_scan, snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_changes_scan, plan_snapshot
 from persist.engine.write.part_writer import open_run
 from persist.services.publish.bitmaps import Rows
 
@@ -126,7 +126,7 @@ class Planner:
         try:
             with reading.explain_missing():
                 reader = reading()
-                scan = snapshot_scan(contents, self._handle.load_schema(contents, None), as_of, None)
+                scan = plan_snapshot(contents, self._handle.load_schema(contents, None), as_of, None)
                 # Others may commit meanwhile: numbers belong to this state, whatever the client learns while it plans.
                 newest = self._handle.get_known_state()
                 is_moved = newest.published.get(self._table) != publication
@@ -135,11 +135,11 @@ class Planner:
                 following = (
                     None if publication is None else self._plan_following(publication, contents, newest, scan, reader)
                 )
-                return following or self._plan_anew(publication, contents, newest, scan, reader)
+                return following or self._plan_all(publication, contents, newest, scan, reader)
         finally:
             reading.close()
 
-    def _plan_anew(
+    def _plan_all(
         self,
         publication: Publication | None,
         contents: CollectionState,
@@ -147,6 +147,7 @@ class Planner:
         scan: Scan,
         reader: PartReader,
     ) -> Plan:
+        """Plan a version without regard to the files of the one before."""
         split, numbers = Split.of(scan, "rows"), _get_numbers_by_blob(newest)
         lying = self._list_usable_parts([*split.base, *split.history], scan, numbers)
         touched = self._find_touched_keys(scan, [*split.base_rest, *split.rest], reader)

@@ -149,7 +149,7 @@ def publish(
             if not format.name.startswith(PIN_PREFIX):
                 _check_free(handle, format.name)
         else:
-            if not _show(handle, format, contents, publication, is_new=False):
+            if not _show_version(handle, format, contents, publication, is_new=False):
                 raise Superseded(f"the {format.name} table of {handle.name!r} was given up meanwhile")
             is_same = publication.schema == schema.version and publication.options == attempt.options
             if is_same and (publication.as_of == time or (as_of is None and publication.as_of > time)):
@@ -162,7 +162,7 @@ def publish(
             if len(plan.contents.earlier) != len(contents.earlier):
                 raise Superseded(f"{handle.name!r} has other columns by now: try again")  # These are not checked yet.
             source_digest = _compute_digest(handle, time) if digest else None
-            step = attempt.step(publication, plan, source_digest)
+            step = attempt.make_step(publication, plan, source_digest)
             expected = ExpectErasures(handle.id, plan.erasures)
             writer.submit([expected, step, *_make_hold_steps(plan.contents, step)], {handle.id: handle.name}).result()
         except BaseException as error:
@@ -175,7 +175,7 @@ def publish(
             raise Conflict(f"the {format.name} table of {handle.name!r} was given up as soon as it was published")
         what = f"version {publication.version} of the {format.name} table of {handle.name!r} is committed"
         with note_on_error(partial("{}, and not all readers find it yet: publish again.".format, what)):
-            is_visible = _show(handle, format, contents, publication, is_new=True)
+            is_visible = _show_version(handle, format, contents, publication, is_new=True)
         if not is_visible:
             raise Superseded(f"the {format.name} table of {handle.name!r} was given up meanwhile")
         return _make_published(format, contents, publication, is_new=True)
@@ -184,7 +184,7 @@ def publish(
     return commit_with_retry(publish_version, action="publish", clock=handle.engine.clock, conflicts=conflicts)
 
 
-def _show(
+def _show_version(
     handle: CollectionHandle, format: TableFormat, contents: CollectionState, publication: Publication, *, is_new: bool
 ) -> bool:
     """Make a version visible; return False if its table was removed meanwhile."""
@@ -379,7 +379,7 @@ class Attempt:
         self._parts.append(stored)
         return stored
 
-    def step(self, publication: Publication | None, plan: Plan, digest: str | None) -> kinds.Publish:
+    def make_step(self, publication: Publication | None, plan: Plan, digest: str | None) -> kinds.Publish:
         """Store a plan's remaining objects; return the step that records the version."""
         contents = plan.contents
         previous = [
@@ -427,6 +427,7 @@ class Attempt:
 def _make_published(
     format: TableFormat, contents: CollectionState, publication: Publication, *, is_new: bool
 ) -> Published:
+    """Return the description of a published version for users."""
     left_out = sum(file.deletes.rows for file in publication.files.values() if file.deletes is not None)
     rows = sum(contents.get_part(number).rows for number in publication.files) - left_out
     url = format.url(contents, publication)

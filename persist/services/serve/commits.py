@@ -25,9 +25,9 @@ from persist.engine.write.relay_messages import (
     REQUEST_BYTES_MAX,
     Asking,
     Request,
-    answers_bytes,
     decode_request,
     decode_steps,
+    encode_answers,
 )
 
 SUBMITTERS_MAX = 4096
@@ -78,7 +78,7 @@ class CommitsForOthers:
         # The client may have created the location just now.
         return self._follower.state.location or self._follower.refresh().location
 
-    def answer(self, data: bytes) -> bytes:
+    def answer_request(self, data: bytes) -> bytes:
         """Return the answers to a request, once all are known."""
         request = decode_request(data)
         location = self.location()
@@ -89,7 +89,7 @@ class CommitsForOthers:
         with self._lock:
             self._counts["requests"] += 1
             self._counts["operations"] += len(request.operations)
-        return answers_bytes([_answer(future) for future in futures])
+        return encode_answers([_make_answer(future) for future in futures])
 
     def _check_new(self, request: Request) -> None:
         """Raise ValueError if a request is an old one, played again."""
@@ -117,7 +117,8 @@ class CommitsForOthers:
             return decode_steps(asking, self._follower.load)
 
 
-def _answer(future: CommitFuture | None) -> Answer:
+def _make_answer(future: CommitFuture | None) -> Answer:
+    """Wait for a commit, and return its outcome."""
     if future is None:
         return None
     error = future.exception()

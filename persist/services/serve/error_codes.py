@@ -49,13 +49,13 @@ def encode_error(error: Exception, hidden: str) -> ErrorCode:
     """Return the codes and the text of an error for a client. `hidden`: the URL of the location."""
     for kinds, code in _CODES:
         if isinstance(error, kinds):
-            return replace(code, text=without_location(str(error), hidden))
+            return replace(code, text=hide_location(str(error), hidden))
     logger.exception("a call failed", exc_info=error)
     text = f"the server failed ({type(error).__name__}); its log says how"
     return ErrorCode("INTERNAL", "XX000", 500, text)
 
 
-def without_location(text: str, url: str) -> str:
+def hide_location(text: str, url: str) -> str:
     """Return a text that does not show where the location is."""
     for form in filter(None, (url, url.removeprefix("file://"))):
         text = text.replace(form, "the location")

@@ -45,7 +45,7 @@ from persist.blob.threads import DaemonThreads
 from persist.blob.written_errors import WrittenError
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.core.written_errors import ERRORS
-from persist.services.serve.error_codes import encode_error, without_location
+from persist.services.serve.error_codes import encode_error, hide_location
 from persist.services.serve.messages import Address, decode_message, encode_fields, join_host_port
 from persist.services.serve.rights import RIGHTS, Tokens
 
@@ -95,7 +95,7 @@ class FlightCalls:
         self._lock = threading.Lock()
         self._threads = _Threads(calls_max)
         self._server = grpc.server(
-            self._threads, [_Handler(self._handler)], options=_limits(), maximum_concurrent_rpcs=calls_max
+            self._threads, [_Handler(self._make_handler)], options=_list_limits(), maximum_concurrent_rpcs=calls_max
         )
         self.port = _listen(self._server, address, certificate)
         self._server.start()
@@ -106,14 +106,15 @@ class FlightCalls:
         with self._lock:
             late = [context for context, since_s in self._receiving.values() if since_s < limit_s]
         for context in late:
-            cut(context)
+            end_call(context)
 
     def shutdown(self, grace_s: float) -> bool:
         """End, and give calls so much time; return whether all have ended by then."""
         self._server.stop(grace_s).wait()
         return self._threads.close(1.0)
 
-    def _handler(self, details: "grpc.HandlerCallDetails") -> "grpc.RpcMethodHandler | None":
+    def _make_handler(self, details: "grpc.HandlerCallDetails") -> "grpc.RpcMethodHandler | None":
+        """Return the handler of a call after a check of its token."""
         rights = self._tokens.rights(details.invocation_metadata)
         if not rights:
             return grpc.stream_stream_rpc_method_handler(_refuse)
@@ -186,7 +187,7 @@ class _Threads:
         return not self._crew.are_alive
 
 
-def cut(context: "grpc.ServicerContext") -> None:
+def end_call(context: "grpc.ServicerContext") -> None:
     """End a call at once, even if it is blocked because its client takes nothing; the client finds it unavailable.
 
     `context.cancel()` would end it as cancelled, and pyarrow takes that for a signal: its client would raise
@@ -204,7 +205,7 @@ def schema_message(schema: pa.Schema) -> bytes:
     return encode_fields((DATA_HEADER, memoryview(pa.ipc.read_message(schema.serialize()).metadata)))
 
 
-def batch_messages(batch: pa.RecordBatch, metadata: bytes = b"") -> Iterator[bytes]:
+def encode_batch(batch: pa.RecordBatch, metadata: bytes = b"") -> Iterator[bytes]:
     """Yield the messages of a batch: its dictionaries, then itself, with metadata if there is any."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -227,12 +228,13 @@ def _map_error(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
     text = code.text
     if isinstance(error, PersistError):
         # All clients show this to people: kind and text of the written form are enough.
-        written = ERRORS.encode_error(error, partial(without_location, url=hidden))
+        written = ERRORS.encode_error(error, partial(hide_location, url=hidden))
         text = f"{written['kind']}: {written['text']}"
     return grpc.StatusCode[code.grpc], text[:ERROR_CHARS_MAX]
 
 
-def _limits() -> list[tuple[str, int]]:
+def _list_limits() -> list[tuple[str, int]]:
+    """Return gRPC's limits for messages and connections."""
     files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = CONNECTIONS_MAX if files_max < 0 else min(CONNECTIONS_MAX, files_max // 2)
     return [
@@ -290,7 +292,7 @@ class BlobCalls:
     def run_action(self, what: str, body: bytes) -> Iterator[bytes] | None:
         """Do an action and yield its results; None if it is none of a store."""
         if what == "blob.get":
-            return self._got(decode_message(body, BlobGet))
+            return self._send_value(decode_message(body, BlobGet))
         if what == "blob.list":
             page = decode_message(body, BlobListPage)
             return iter([self._answer(lambda: self._page(page), lambda failure: BlobPage([], failure))])
@@ -303,9 +305,10 @@ class BlobCalls:
 
     def put(self, put: BlobPut, value: bytes) -> bytes:
         """Store a value, and return the answer."""
-        return self._answer(lambda: BlobHead(found=self._store(put, value)))
+        return self._answer(lambda: BlobHead(found=self._store_value(put, value)))
 
-    def _got(self, wanted: BlobGet) -> Iterator[bytes]:
+    def _send_value(self, wanted: BlobGet) -> Iterator[bytes]:
+        """Yield the head and the pieces of a value."""
         value: bytes | None = None
 
         def read() -> BlobHead:
@@ -329,7 +332,8 @@ class BlobCalls:
         entries: Iterator[BlobEntry] = islice(self._blob.list(wanted.prefix, wanted.start_after), LIST_PAGE_ENTRIES)
         return BlobPage([(entry.key, entry.bytes, entry.modified_s) for entry in entries])
 
-    def _store(self, put: BlobPut, value: bytes) -> bool:
+    def _store_value(self, put: BlobPut, value: bytes) -> bool:
+        """Store a value in the location's store; return whether it was stored."""
         if put.is_new:
             return self._blob.create(put.put, value)
         self._blob.set(put.put, value)
@@ -354,4 +358,4 @@ class BlobCalls:
             return msgspec.json.encode(failed(self._failure(error)))
 
     def _failure(self, error: PersistError) -> WrittenError:
-        return STORE_ERRORS.encode_error(error, partial(without_location, url=self._blob.url))
+        return STORE_ERRORS.encode_error(error, partial(hide_location, url=self._blob.url))

@@ -31,7 +31,7 @@ from persist.compute.query import QUERIES_MAX, Queries, QueryResult
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.services.serve.flight_calls import DATA_BODY, DATA_HEADER
 from persist.services.serve.messages import encode_fields, group_fields
-from persist.services.serve.sql_answers import ANSWERS, PREPARED_S, Asked, result_schema
+from persist.services.serve.sql_answers import ANSWERS, PREPARED_S, Asked, get_result_schema
 
 PREPARED_MAX = 1024
 BOUND_MAX, BOUND_S = 8, 10.0
@@ -131,9 +131,9 @@ class FlightSql:
         """Return where the answer of a command is, and its columns."""
         name, message = unpack_command(command)
         if name in ANSWERS:
-            schema, ticket = result_schema(name, message), command
+            schema, ticket = get_result_schema(name, message), command
         else:
-            schema, ticket = self._bind(*self._statement(name, message))
+            schema, ticket = self._bind(*self._parse_statement(name, message))
         endpoint = flight.FlightEndpoint(ticket, [])
         return flight.FlightInfo(schema, flight.FlightDescriptor.for_command(command), [endpoint], -1, -1)
 
@@ -167,7 +167,7 @@ class FlightSql:
             if (answer := self._bound.take(handle)) is not None:
                 answer.close()
             return b""
-        return _any("ActionCreatePreparedStatementResult", self._prepare(_text(fields.get(1, b""))))
+        return _any("ActionCreatePreparedStatementResult", self._prepare_statement(_decode_text(fields.get(1, b""))))
 
     def put(self, requests: Iterator[bytes]) -> bytes:
         """Store the parameters of a prepared statement, and return the message for the client."""
@@ -183,23 +183,25 @@ class FlightSql:
         prepared.rows = rows
         return encode_fields((1, encode_fields((1, handle))))
 
-    def _statement(self, name: str, message: bytes) -> tuple[_Statement, bytes]:
+    def _parse_statement(self, name: str, message: bytes) -> tuple[_Statement, bytes]:
         """Return the statement of a command, without times, and its handle if it was prepared."""
         fields = group_fields(message)
         if name == "CommandStatementQuery":
             if fields.get(2):
                 raise ValueError("there are no transactions here: a query reads all at one point of the log")
-            return _Statement(_text(fields.get(1, b"")), []), b""
+            return _Statement(_decode_text(fields.get(1, b"")), []), b""
         if name == "CommandPreparedStatementQuery":
             prepared = self._find_prepared(handle := fields.get(1, b""))
             if prepared.count and prepared.rows is None:
                 raise InvalidUsage(f"the statement has {prepared.count} parameters, and none were given")
-            return _Statement(prepared.sql, [], "" if prepared.rows is None else _encode_rows(prepared.rows)), handle
+            return _Statement(
+                prepared.sql, [], "" if prepared.rows is None else _encode_parameters(prepared.rows)
+            ), handle
         raise ValueError(_only_reads(name))
 
     def _bind(self, statement: _Statement, handle: bytes) -> tuple[pa.Schema, bytes]:
         """Return the columns of a statement, and a ticket for what it reads now; keep its answer."""
-        row = (_parameters(statement) or [[]])[0]
+        row = (_decode_parameters(statement) or [[]])[0]
         with self._queries.turn():
             answer = self._take_newest(handle)
             if answer is None:
@@ -221,7 +223,8 @@ class FlightSql:
         return None
 
     def _open_answer(self, statement: _Statement, ticket: bytes, context: Any) -> Opened:
-        rows = _parameters(statement) or [[]]
+        """Run a statement for a ticket, or take its kept answer."""
+        rows = _decode_parameters(statement) or [[]]
         if not self._turns.acquire(blocking=False):
             raise Unavailable(f"{QUERIES_MAX} queries run already: try again later")
         try:
@@ -248,9 +251,9 @@ class FlightSql:
             answer.close()
 
         context.add_callback(partial(answer.interrupt, "its client has gone"))
-        return answer.schema, close, self._read(answer, rows[1:])
+        return answer.schema, close, self._read_answer(answer, rows[1:])
 
-    def _read(self, answer: QueryResult, more: Sequence[Sequence[Any]]) -> Iterator[pa.RecordBatch]:
+    def _read_answer(self, answer: QueryResult, more: Sequence[Sequence[Any]]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of an answer, then those for further rows of parameters."""
         schema = answer.schema
         yield from answer.to_batches()
@@ -260,7 +263,8 @@ class FlightSql:
                 raise InvalidUsage("the types of its columns are not the same for all rows of parameters: cast them")
             yield from answer.to_batches()
 
-    def _prepare(self, sql: str) -> bytes:
+    def _prepare_statement(self, sql: str) -> bytes:
+        """Store a prepared statement; return its handle and columns."""
         count = self._queries.parameters(sql)
         schema, handle = b"", uuid.uuid4().hex.encode()
         try:
@@ -277,6 +281,7 @@ class FlightSql:
         return encode_fields((1, handle), (2, schema), (3, parameters.serialize()))
 
     def _find_prepared(self, handle: bytes) -> _Prepared:
+        """Return the prepared statement of a handle; raise an error without one."""
         self._prepared.drop_old()
         if (prepared := self._prepared.find(handle)) is None:
             raise InvalidUsage("there is no such prepared statement, or it was not used for long: prepare it again")
@@ -308,7 +313,7 @@ def _any(kind: str, message: bytes) -> bytes:
     return encode_fields((1, (_PREFIX + kind).encode()), (2, message))
 
 
-def _text(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     text = data.decode(errors="replace")
     if len(text) > TEXT_MAX:
         raise InvalidUsage(f"the query has {len(text):,} characters, and at most {TEXT_MAX:,} are read")
@@ -354,14 +359,14 @@ def _until_end(requests: Iterator[bytes]) -> Iterator[bytes]:
         yield from requests
 
 
-def _encode_rows(rows: pa.Table) -> str:
+def _encode_parameters(rows: pa.Table) -> str:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
     return base64.b64encode(sink.getvalue()).decode()
 
 
-def _parameters(statement: _Statement) -> list[list[Any]]:
+def _decode_parameters(statement: _Statement) -> list[list[Any]]:
     """Return the rows of a statement's parameters."""
     if not statement.parameters:
         return []

@@ -21,7 +21,7 @@ from persist.services.serve.messages import (
     check_strangers,
     is_loopback,
     join_host_port,
-    listening,
+    open_listening_socket,
     parse_host,
     parse_host_port,
 )
@@ -46,7 +46,7 @@ class Served:
 @contextmanager
 def serve_app(app: Starlette, host: str, port: int) -> Iterator[Served]:
     """Listen at an address; yield the server of an application there. `port`: 0 for any that is free."""
-    with listening(host, port) as listener:
+    with open_listening_socket(host, port) as listener:
         listener.setblocking(False)
         server = uvicorn.Server(
             uvicorn.Config(
@@ -132,7 +132,7 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
-        self._look_at_request()
+        self._update_time_limit()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._until_asked, self._until_taken):
@@ -142,11 +142,11 @@ class BoundedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._look_at_request()
+        self._update_time_limit()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._look_at_request()
+        self._update_time_limit()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -157,7 +157,7 @@ class BoundedConnection(H11Protocol):
         if self._until_taken is not None:
             self._until_taken.cancel()
 
-    def _look_at_request(self) -> None:
+    def _update_time_limit(self) -> None:
         """Begin to count if a request is waited for, and stop if it is whole."""
         is_whole = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if is_whole and self._until_asked is not None:

@@ -107,28 +107,28 @@ class _Routes:
         """Return the application that serves the endpoints."""
         table = "/v1/namespaces/{namespace}/tables/{table}"
         routes = [
-            Route("/v1/config", self._answer(self._config)),
-            Route("/v1/oauth/tokens", self._answer(self._oauth, is_open=True), methods=["POST"]),
-            Route("/v1/namespaces", self._answer(self._namespaces)),
-            Route("/v1/namespaces/{namespace}", self._answer(self._namespace)),
-            Route("/v1/namespaces/{namespace}/tables", self._answer(self._tables)),
-            Route("/v1/namespaces/{namespace}/views", self._answer(self._views)),
-            Route(table, self._answer(self._table)),
-            Route(f"{table}/credentials", self._answer(self._credentials)),
-            Route(f"{table}/plan", self._answer(self._plan), methods=["POST"]),
-            Route(f"{table}/metrics", self._answer(self._metrics), methods=["POST"]),
+            Route("/v1/config", self._make_endpoint(self._config)),
+            Route("/v1/oauth/tokens", self._make_endpoint(self._answer_oauth, is_open=True), methods=["POST"]),
+            Route("/v1/namespaces", self._make_endpoint(self._answer_namespaces)),
+            Route("/v1/namespaces/{namespace}", self._make_endpoint(self._answer_namespace)),
+            Route("/v1/namespaces/{namespace}/tables", self._make_endpoint(self._answer_tables)),
+            Route("/v1/namespaces/{namespace}/views", self._make_endpoint(self._views)),
+            Route(table, self._make_endpoint(self._answer_table)),
+            Route(f"{table}/credentials", self._make_endpoint(self._answer_credentials)),
+            Route(f"{table}/plan", self._make_endpoint(self._answer_plan), methods=["POST"]),
+            Route(f"{table}/metrics", self._make_endpoint(self._metrics), methods=["POST"]),
         ]
         refusals = {HTTPException: self._refuse}
         return Starlette(routes=routes, exception_handlers=refusals)  # type: ignore[arg-type]
 
-    def _answer(self, endpoint: Callable[[Request, bytes], Response], *, is_open: bool = False) -> Any:
+    def _make_endpoint(self, endpoint: Callable[[Request, bytes], Response], *, is_open: bool = False) -> Any:
         """Return a coroutine that answers an endpoint; `is_open` serves callers without a token."""
 
         async def respond(request: Request) -> Response:
             try:
                 if refusal := self._gate.refuse(request, None if is_open else "iceberg"):
                     return _error(refusal[0], _KINDS[refusal[0]], refusal[1])
-                body = await _read_body(request)
+                body = await _decode_body(request)
                 return await run_in_threadpool(endpoint, request, body)
             except _Refused as error:
                 return _error(error.code, error.kind, str(error))
@@ -152,7 +152,8 @@ class _Routes:
     def _config(self, request: Request, body: bytes) -> Response:
         return JSONResponse({"defaults": {}, "overrides": {}, "endpoints": ENDPOINTS})
 
-    def _oauth(self, request: Request, body: bytes) -> Response:
+    def _answer_oauth(self, request: Request, body: bytes) -> Response:
+        """Answer a request for an OAuth token."""
         form = {name: values[0] for name, values in parse_qs(body.decode("latin-1")).items()}
         if form.get("grant_type") != "client_credentials":
             return _oauth_error("unsupported_grant_type", "The grant_type has to be client_credentials.")
@@ -163,21 +164,24 @@ class _Routes:
         granted = {"access_token": secret, "token_type": "bearer", "issued_token_type": token_type}
         return JSONResponse(granted, headers=NOT_STORED)
 
-    def _namespaces(self, request: Request, body: bytes) -> Response:
+    def _answer_namespaces(self, request: Request, body: bytes) -> Response:
+        """Answer with the namespaces."""
         parent = _levels(request.query_params.get("parent", ""))
-        page, following = _page(request, self._catalog.namespaces(parent))
+        page, following = _cut_page(request, self._catalog.namespaces(parent))
         return JSONResponse({"namespaces": page, "next-page-token": following})
 
-    def _namespace(self, request: Request, body: bytes) -> Response:
+    def _answer_namespace(self, request: Request, body: bytes) -> Response:
+        """Answer with one namespace and its properties."""
         space = _parse_namespace(request)
         if request.method == "HEAD":
             self._catalog.tables(space)
             return Response(status_code=204)
         return JSONResponse({"namespace": space, "properties": self._catalog.properties(space)})
 
-    def _tables(self, request: Request, body: bytes) -> Response:
+    def _answer_tables(self, request: Request, body: bytes) -> Response:
+        """Answer with the tables of a namespace."""
         space = _parse_namespace(request)
-        page, following = _page(request, self._catalog.tables(space))
+        page, following = _cut_page(request, self._catalog.tables(space))
         identifiers = [{"namespace": space, "name": name} for name in page]
         return JSONResponse({"identifiers": identifiers, "next-page-token": following})
 
@@ -185,7 +189,8 @@ class _Routes:
         self._catalog.tables(_parse_namespace(request))
         return JSONResponse({"identifiers": []})
 
-    def _table(self, request: Request, body: bytes) -> Response:
+    def _answer_table(self, request: Request, body: bytes) -> Response:
+        """Answer with the metadata of a table."""
         space, name = _parse_namespace(request), request.path_params["table"]
         if request.method == "HEAD":
             self._catalog.check(space, name)
@@ -197,12 +202,14 @@ class _Routes:
         answer = {"metadata-location": loaded.url, "metadata": loaded.metadata, "config": self._properties}
         return JSONResponse(answer, headers=headers)
 
-    def _credentials(self, request: Request, body: bytes) -> Response:
+    def _answer_credentials(self, request: Request, body: bytes) -> Response:
+        """Answer with the credentials for a table's files."""
         self._catalog.check(_parse_namespace(request), request.path_params["table"])
         credential = {"prefix": self._catalog.url, "config": self._properties}
         return JSONResponse({"storage-credentials": [credential] if self._properties else []}, headers=NOT_STORED)
 
-    def _plan(self, request: Request, body: bytes) -> Response:
+    def _answer_plan(self, request: Request, body: bytes) -> Response:
+        """Answer with the files that a scan must read."""
         try:
             scan = json.loads(body)
             json.dumps(scan, ensure_ascii=False, allow_nan=False).encode()  # It is sent back with each file.
@@ -217,7 +224,8 @@ class _Routes:
         return Response(status_code=204)
 
 
-async def _read_body(request: Request) -> bytes:
+async def _decode_body(request: Request) -> bytes:
+    """Return the body of a request as a JSON object."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -234,7 +242,7 @@ def _levels(text: str) -> Namespace:
     return tuple(text.split(SEPARATOR)) if text else ()
 
 
-def _page(request: Request, listed: Sequence[Any]) -> tuple[Sequence[Any], str | None]:
+def _cut_page(request: Request, listed: Sequence[Any]) -> tuple[Sequence[Any], str | None]:
     """Return the requested page of a list, and the token of the next one; the whole list if no page is requested.
 
     A token is the number of entries before the page. If others come or go meanwhile, an entry may be missed or come

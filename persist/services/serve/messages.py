@@ -96,9 +96,9 @@ def encode_fields(*fields: tuple[int, bytes | memoryview | int]) -> bytes:
     pieces: list[bytes | memoryview] = []
     for number, value in fields:
         if isinstance(value, int):
-            pieces += _varint(number << 3), _varint(value)
+            pieces += _encode_varint(number << 3), _encode_varint(value)
         else:
-            pieces += _varint(number << 3 | 2), _varint(len(value)), value
+            pieces += _encode_varint(number << 3 | 2), _encode_varint(len(value)), value
     return b"".join(pieces)
 
 
@@ -106,8 +106,8 @@ def read_fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
     """Yield the fields of a message by number. Raises ValueError if it is none of whole numbers and bytes."""
     at = 0
     while at < len(message):
-        tag, at = _read_varint(message, at)
-        value, at = _read_varint(message, at)
+        tag, at = _decode_varint(message, at)
+        value, at = _decode_varint(message, at)
         if tag & 7 == 0:
             yield tag >> 3, value
             continue
@@ -133,12 +133,12 @@ def read_numbers(message: bytes, number: int) -> list[int]:
             continue
         at = 0
         while at < len(value):
-            decoded, at = _read_varint(value, at)
+            decoded, at = _decode_varint(value, at)
             numbers.append(decoded)
     return numbers
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     encoded = bytearray()
     while number > 127:
         encoded.append(number & 127 | 128)
@@ -147,7 +147,8 @@ def _varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+def _decode_varint(message: bytes, at: int) -> tuple[int, int]:
+    """Return a varint, and the position after it."""
     number = 0
     for shift in range(0, 70, 7):
         if at >= len(message):
@@ -277,7 +278,7 @@ def parse_host(header: str) -> str:
         return ""
 
 
-def listening(host: str, port: int) -> socket.socket:
+def open_listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket that is listened at. `port`: 0 for any that is free."""
     if not 0 <= port <= PORT_MAX:
         raise InvalidUsage(f"port {port} is none: give 1 to {PORT_MAX}, or 0 for any that is free")

@@ -28,7 +28,7 @@ from persist.engine.follow.follower import Follower
 from persist.engine.location.engine import Engine
 from persist.engine.write.operations import Operation
 from persist.engine.write.relay import Answer
-from persist.engine.write.relay_messages import REQUEST_BYTES_MAX, decode_answers, request_bytes
+from persist.engine.write.relay_messages import REQUEST_BYTES_MAX, decode_answers, encode_request
 from persist.services.serve.messages import (
     CommitRequest,
     Commits,
@@ -54,7 +54,7 @@ def connect(server: Notify) -> flight.FlightClient:
     return wire.connect(parse_address(server.url).url, server.certificate)
 
 
-def ask(client: flight.FlightClient, server: Notify, what: str, body: bytes, timeout_s: float) -> bytes:
+def call_action(client: flight.FlightClient, server: Notify, what: str, body: bytes, timeout_s: float) -> bytes:
     """Have one action done; return the answer. Raises one of `wire.CALL_FAILED`."""
     for answer in wire.call_action(client, server.token, what, body, timeout_s):
         return answer
@@ -107,7 +107,7 @@ class Listener:
             try:
                 with contextlib.closing(connect(self._notify)) as client:
                     self._client = client
-                    for seqno in self._answers(client):
+                    for seqno in self._iterate_seqnos(client):
                         self._heard = max(self._heard, seqno)
                         self._counts["connected"], self._counts["pushes"] = 1, self._counts["pushes"] + 1
                         pause_s, is_known = RETRY_S_MIN, False
@@ -123,7 +123,7 @@ class Listener:
             self._stop.wait(pause_s)
             pause_s = min(2 * pause_s, RETRY_S_MAX)
 
-    def _answers(self, client: flight.FlightClient) -> Iterable[int]:
+    def _iterate_seqnos(self, client: flight.FlightClient) -> Iterable[int]:
         """Yield the newest seqno whenever it has changed."""
         after = -1
         while not self._stop.is_set():
@@ -154,7 +154,7 @@ class Listener:
                 self._ask(client, "committed", Committed(seqno), ANSWER_S)
 
     def _ask(self, client: flight.FlightClient, what: str, message: msgspec.Struct, timeout_s: float) -> bytes:
-        return ask(client, self._notify, what, msgspec.json.encode(message), timeout_s)
+        return call_action(client, self._notify, what, msgspec.json.encode(message), timeout_s)
 
 
 class FlightRelay:
@@ -174,7 +174,7 @@ class FlightRelay:
     def check(self, location: str | None) -> None:
         """Check that the server commits for this location; skipped if it does not answer."""
         try:
-            answer = ask(self._connect(), self._server, "commits", b"{}", COMMIT_S)
+            answer = call_action(self._connect(), self._server, "commits", b"{}", COMMIT_S)
             commits = decode_message(answer, Commits)
         except (
             pa.ArrowInvalid,
@@ -201,7 +201,7 @@ class FlightRelay:
         """Have operations committed; see `persist.engine.write.relay.Relay`."""
         if self._clock.monotonic_s() < self._due_s:
             return None
-        data = request_bytes(location, operations)
+        data = encode_request(location, operations)
         if len(data) > REQUEST_BYTES_MAX:
             return None
         self._counts["requests"] += 1

@@ -37,8 +37,8 @@ from persist.services.serve.flight_calls import (
     BlobCalls,
     FlightCalls,
     Method,
-    batch_messages,
-    cut,
+    encode_batch,
+    end_call,
     schema_message,
 )
 from persist.services.serve.flight_sql import SQL_ACTIONS, FlightSql
@@ -131,9 +131,9 @@ class Server(Closes):
         methods: dict[str, Method] = {
             "GetFlightInfo": self._get_flight_info,
             "GetSchema": self._get_schema,
-            "DoGet": self._do_get,
-            "DoAction": self._do_action,
-            "DoExchange": self._do_exchange,
+            "DoGet": self._handle_get,
+            "DoAction": self._handle_action,
+            "DoExchange": self._handle_exchange,
             "DoPut": self._do_put,
             "ListActions": self._list_actions,
         }
@@ -145,7 +145,7 @@ class Server(Closes):
                 "Port 0 takes a free one."
             ) from error
         self.url = Address(address.host, self._calls.port, address.is_tls).url
-        self._thread = threading.Thread(target=self._run, name="persist-server", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="persist-server", daemon=True)
         self._thread.start()
 
     def counts(self) -> dict[str, int]:
@@ -173,7 +173,7 @@ class Server(Closes):
     def __repr__(self) -> str:
         return f"<Server at {self.url}>"
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         """Follow the log, and drop slow readers."""
         hub = self._hub
         while not hub.is_closed:
@@ -190,13 +190,14 @@ class Server(Closes):
                 with hub.changed:
                     hub.seqno = seqno
                     hub.changed.notify_all()
-            self._drop_slow()
+            self._end_slow_streams()
 
     def _newer(self) -> int | None:
         seqno = self._follower.state.seqno
         return seqno if seqno > self._hub.seqno or self._hub.is_closed else None
 
-    def _drop_slow(self) -> None:
+    def _end_slow_streams(self) -> None:
+        """End the streams whose readers take too long."""
         limit_s = time.monotonic() - self._slow_s
         with self._hub.changed:
             slow = [s for s in self._hub.streams if s.waits_since_s is not None and s.waits_since_s < limit_s]
@@ -216,30 +217,32 @@ class Server(Closes):
     def _get_schema(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield encode_fields((1, self._describe(requests).schema.serialize()))
 
-    def _do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _handle_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Yield the answer of a ticket: a query or a listen."""
         ticket = _parse_message(flight.Ticket, next(requests)).ticket
         schema, close, rows = self._speaking_sql().open_ticket(ticket, context)
         try:
-            stream = self._enter(close, partial(cut, context))
+            stream = self._register_stream(close, partial(end_call, context))
         except BaseException:
             close()
             raise
         yield from _guard(itertools.chain([schema_message(schema)], _slice(rows)), stream, self._hub)
 
-    def _do_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _handle_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Yield the results of an action."""
         action = _parse_message(flight.Action, next(requests))
         self._tokens.check(f"DoAction/{action.type}", context.invocation_metadata())
         body = action.body.to_pybytes()
         results = None if self._store is None else self._store.run_action(action.type, body)
         if results is not None:
             # Values are large, so they are streams: there are not too many of them, and none waits for long.
-            stream = self._enter(lambda: None, partial(cut, context))
+            stream = self._register_stream(lambda: None, partial(end_call, context))
             yield from _guard((encode_fields((ACTION_RESULT, value)) for value in results), stream, self._hub)
             return
         result = None if self._sql is None else self._sql.run_action(action.type, body)
-        yield encode_fields((ACTION_RESULT, self._act(action.type, body, context) if result is None else result))
+        yield encode_fields((ACTION_RESULT, self._run_action(action.type, body, context) if result is None else result))
 
-    def _do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _handle_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Commit for others, or store a value: the descriptor has its length, and metadata are its pieces."""
         message = group_fields(next(requests))
         descriptor = _parse_message(flight.FlightDescriptor, message.get(DESCRIPTOR, b""))
@@ -253,12 +256,12 @@ class Server(Closes):
             _drain(requests)
             raise
         if kind == "put":
-            yield encode_fields((METADATA, self._encode_stored(decode_message(command, BlobPut), message, requests)))
+            yield encode_fields((METADATA, self._receive_value(decode_message(command, BlobPut), message, requests)))
             return
         length = decode_message(command, CommitRequest).commit
-        commits = self._find_part(self._commits, COMMITS)
+        commits = self._require_part(self._commits, COMMITS)
         with commits.room.of(length):
-            yield encode_fields((METADATA, commits.answer(_receive(length, message, requests))))
+            yield encode_fields((METADATA, commits.answer_request(_receive_bytes(length, message, requests))))
 
     def _do_put(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield self._speaking_sql().put(requests)
@@ -275,12 +278,13 @@ class Server(Closes):
         for name, about in kinds:
             yield encode_fields((1, name.encode()), (2, about.encode()))
 
-    def _act(self, what: str, body: bytes, context: Any) -> bytes:
+    def _run_action(self, what: str, body: bytes, context: Any) -> bytes:
+        """Run an action of the location; return its result."""
         if what == "wait":
             return self._wait(decode_message(body, Wait), context)
         if what == "commits":
             decode_message(body, Nothing)
-            return msgspec.json.encode(Commits(self._find_part(self._commits, COMMITS).location()))
+            return msgspec.json.encode(Commits(self._require_part(self._commits, COMMITS).location()))
         if what == "leave":
             waiter = decode_message(body, Leave).waiter
             with self._hub.changed:
@@ -293,19 +297,20 @@ class Server(Closes):
             raise ValueError(f"there is no action {what[:200]!r}: use wait, leave, committed or commits")
         return b"{}"
 
-    def _encode_stored(self, put: BlobPut, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
+    def _receive_value(self, put: BlobPut, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
+        """Receive a value, and store it; return the encoded outcome."""
         assert self._store is not None
         if not 0 <= put.bytes <= SERVED_PUT_BYTES_MAX:
             raise ValueError(f"a value of {put.bytes:,} bytes is not taken: at most {SERVED_PUT_BYTES_MAX:,} are")
         with self._putting.of(put.bytes):
-            value = _receive(put.bytes, first, requests)
+            value = _receive_bytes(put.bytes, first, requests)
             _drain(requests)
             return self._store.put(put, value)
 
     def _speaking_sql(self) -> FlightSql:
-        return self._find_part(self._sql, "speak SQL: it needs serve(sql=True)")
+        return self._require_part(self._sql, "speak SQL: it needs serve(sql=True)")
 
-    def _find_part(self, part: T | None, lacks: str) -> T:
+    def _require_part(self, part: T | None, lacks: str) -> T:
         """Return a part of the server. Raises ValueError if it has none, and Unavailable if it ends."""
         if part is None:
             raise ValueError(f"this server does not {lacks}")
@@ -317,7 +322,8 @@ class Server(Closes):
         descriptor = _parse_message(flight.FlightDescriptor, next(requests))
         return self._speaking_sql().info(descriptor.command or b"")
 
-    def _enter(self, close: Callable[[], object], end: Callable[[], object]) -> _Stream:
+    def _register_stream(self, close: Callable[[], object], end: Callable[[], object]) -> _Stream:
+        """Count one more open stream, if there is room."""
         stream = _Stream(close, end)
         with self._hub.changed:
             if len(self._hub.streams) >= STREAMS_MAX or self._hub.is_closed:
@@ -341,7 +347,7 @@ class Server(Closes):
             return msgspec.json.encode(Newest(self._follower.state.location, hub.seqno))
 
 
-def _receive(length: int, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
+def _receive_bytes(length: int, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
     """Return so many bytes of the metadata of messages, of which the first is there."""
     data = bytearray(first.get(METADATA, b""))
     while len(data) < length:
@@ -379,7 +385,7 @@ def _slice(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
     for batch in batches:
         rows = max(1, min(BATCH_ROWS, BATCH_BYTES * len(batch) // max(batch.nbytes, 1)))
         for start in range(0, max(len(batch), 1), rows):
-            yield from batch_messages(batch.slice(start, rows))
+            yield from encode_batch(batch.slice(start, rows))
 
 
 def _guard(messages: Iterator[bytes], stream: _Stream, hub: _Hub) -> Iterator[bytes]:

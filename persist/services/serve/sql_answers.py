@@ -18,23 +18,23 @@ PREPARED_S = 600.0  # How long an unused prepared statement is kept.
 _KINDS = {"": pa.string(), "int": pa.int32(), "byte": pa.uint8(), "bool": pa.bool_(), "binary": pa.binary()}
 
 
-def _columns(text: str) -> pa.Schema:
+def _parse_columns(text: str) -> pa.Schema:
     """Return columns that are written as `name`, `name:kind`, or `name:kind!` if no value is NULL."""
     parts = [(name.rstrip("!").partition(":"), not name.endswith("!")) for name in text.split()]
     return pa.schema([pa.field(name, _KINDS[kind], is_nullable) for (name, _, kind), is_nullable in parts])
 
 
-_CATALOGS = _columns("catalog_name!")
-_SCHEMAS = _columns("catalog_name db_schema_name!")
-_TABLES = _columns("catalog_name db_schema_name table_name! table_type!")
-_WITH_COLUMNS = _columns("catalog_name db_schema_name table_name! table_type! table_schema:binary!")
-_TYPES = _columns("table_type!")
-_KEYS = _columns("catalog_name db_schema_name table_name! column_name! key_name key_sequence:int!")
-_REFERENCES = _columns(
+_CATALOGS = _parse_columns("catalog_name!")
+_SCHEMAS = _parse_columns("catalog_name db_schema_name!")
+_TABLES = _parse_columns("catalog_name db_schema_name table_name! table_type!")
+_WITH_COLUMNS = _parse_columns("catalog_name db_schema_name table_name! table_type! table_schema:binary!")
+_TYPES = _parse_columns("table_type!")
+_KEYS = _parse_columns("catalog_name db_schema_name table_name! column_name! key_name key_sequence:int!")
+_REFERENCES = _parse_columns(
     "pk_catalog_name pk_db_schema_name pk_table_name! pk_column_name! fk_catalog_name fk_db_schema_name fk_table_name! "
     "fk_column_name! key_sequence:int! fk_key_name pk_key_name update_rule:byte! delete_rule:byte!"
 )
-_XDBC_TYPES = _columns(
+_XDBC_TYPES = _parse_columns(
     "type_name! data_type:int! column_size:int literal_prefix literal_suffix create_params nullable:int! "
     "case_sensitive:bool! searchable:int! unsigned_attribute:bool fixed_prec_scale:bool! auto_increment:bool "
     "local_type_name minimum_scale:int maximum_scale:int sql_data_type:int! datetime_subcode:int num_prec_radix:int "
@@ -85,7 +85,8 @@ class Asked:
         self.texts = {number: texts[-1] for number, texts in self.every.items()}
 
 
-def _infos(queries: Queries, request: Asked) -> pa.RecordBatch:
+def _answer_infos(queries: Queries, request: Asked) -> pa.RecordBatch:
+    """Answer a question about the server's properties."""
     requested = read_numbers(request.message, 1) or [*_INFOS]
     supported = [number for number in requested if number in _INFOS]
     children: list[list[Any]] = [[] for _ in _INFO_VALUE]
@@ -106,17 +107,25 @@ def _infos(queries: Queries, request: Asked) -> pa.RecordBatch:
 
 
 def _catalogs(queries: Queries, request: Asked) -> pa.RecordBatch:
-    return _rows(_CATALOGS, [[catalog] for catalog in queries.catalogs()])
+    return _make_batch(_CATALOGS, [[catalog] for catalog in queries.catalogs()])
 
 
-def _schemas(queries: Queries, request: Asked) -> pa.RecordBatch:
-    fits = _like(request.texts.get(2))
+def _answer_schemas(queries: Queries, request: Asked) -> pa.RecordBatch:
+    """Answer a question about the schemas."""
+    fits = _make_matcher(request.texts.get(2))
     schemas = [schema for schema in dict.fromkeys(about.schema for about in queries.tables()) if fits(schema)]
-    return _rows(_SCHEMAS, [[catalog, schema] for catalog in _match_catalogs(queries, request) for schema in schemas])
+    return _make_batch(
+        _SCHEMAS, [[catalog, schema] for catalog in _match_catalogs(queries, request) for schema in schemas]
+    )
 
 
-def _tables(queries: Queries, request: Asked) -> pa.RecordBatch:
-    fits_schema, fits_table, kinds = _like(request.texts.get(2)), _like(request.texts.get(3)), request.every.get(4)
+def _answer_tables(queries: Queries, request: Asked) -> pa.RecordBatch:
+    """Answer a question about the tables."""
+    fits_schema, fits_table, kinds = (
+        _make_matcher(request.texts.get(2)),
+        _make_matcher(request.texts.get(3)),
+        request.every.get(4),
+    )
     rows = []
     for about in queries.tables():
         kind = "VIEW" if about.is_view else "TABLE"
@@ -125,14 +134,15 @@ def _tables(queries: Queries, request: Asked) -> pa.RecordBatch:
     with_columns = request.flags.get(5, False)
     schema = _WITH_COLUMNS if with_columns else _TABLES
     every = [[catalog, *row] for catalog in _match_catalogs(queries, request) for row in rows]
-    return _rows(schema, [row[: len(schema)] for row in every])
+    return _make_batch(schema, [row[: len(schema)] for row in every])
 
 
 def _types(queries: Queries, request: Asked) -> pa.RecordBatch:
-    return _rows(_TYPES, [["TABLE"], ["VIEW"]])
+    return _make_batch(_TYPES, [["TABLE"], ["VIEW"]])
 
 
-def _keys(queries: Queries, request: Asked) -> pa.RecordBatch:
+def _answer_keys(queries: Queries, request: Asked) -> pa.RecordBatch:
+    """Answer a question about primary keys."""
     catalog, schema, table = request.texts.get(1), request.texts.get(2), request.texts.get(3)
     rows = [
         [catalog, about.schema, about.table, column, None, at]
@@ -140,14 +150,15 @@ def _keys(queries: Queries, request: Asked) -> pa.RecordBatch:
         if about.table == table and schema in (None, about.schema)
         for at, column in enumerate(about.key, 1)
     ]
-    return _rows(_KEYS, rows)
+    return _make_batch(_KEYS, rows)
 
 
 def _references(queries: Queries, request: Asked) -> pa.RecordBatch:
-    return _rows(_REFERENCES, [])  # Collections have no foreign keys.
+    return _make_batch(_REFERENCES, [])  # Collections have no foreign keys.
 
 
-def _xdbc_types(queries: Queries, request: Asked) -> pa.RecordBatch:
+def _answer_types(queries: Queries, request: Asked) -> pa.RecordBatch:
+    """Answer a question about the types."""
     requested = read_numbers(request.message, 1)
     rows = []
     for name, (number, size) in _SQL_TYPES.items():
@@ -156,7 +167,7 @@ def _xdbc_types(queries: Queries, request: Asked) -> pa.RecordBatch:
             radix = 10 if number in (-6, 5, 4, -5, 3) else 2 if number in (7, 8) else None
             row = [name, number, size, quote, quote, None, 1, number == 12, 3, None, False, None, name, None, None]
             rows.append([*row, number, None, radix, None])
-    return _rows(_XDBC_TYPES, rows)
+    return _make_batch(_XDBC_TYPES, rows)
 
 
 def _match_catalogs(queries: Queries, request: Asked) -> list[str]:
@@ -171,7 +182,7 @@ def _match_catalogs(queries: Queries, request: Asked) -> list[str]:
     )
 
 
-def _like(pattern: str | None) -> Callable[[str], bool]:
+def _make_matcher(pattern: str | None) -> Callable[[str], bool]:
     """Return a function that matches names with a pattern of SQL. Without a pattern, all names match."""
     if pattern is None:
         return lambda name: True
@@ -181,7 +192,8 @@ def _like(pattern: str | None) -> Callable[[str], bool]:
     return lambda name: expression.fullmatch(name) is not None
 
 
-def _rows(schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> pa.RecordBatch:
+def _make_batch(schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> pa.RecordBatch:
+    """Return rows as a batch of some columns."""
     values: list[Sequence[Any]] = [*zip(*rows, strict=True)] or [[] for _ in schema]
     arrays = [pa.array(column, field.type) for column, field in zip(values, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -189,20 +201,20 @@ def _rows(schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> pa.RecordBatch:
 
 Answer = Callable[[Queries, Asked], pa.RecordBatch]
 ANSWERS: dict[str, tuple[pa.Schema, Answer]] = {
-    "CommandGetSqlInfo": (_INFO, _infos),
+    "CommandGetSqlInfo": (_INFO, _answer_infos),
     "CommandGetCatalogs": (_CATALOGS, _catalogs),
-    "CommandGetDbSchemas": (_SCHEMAS, _schemas),
-    "CommandGetTables": (_TABLES, _tables),
+    "CommandGetDbSchemas": (_SCHEMAS, _answer_schemas),
+    "CommandGetTables": (_TABLES, _answer_tables),
     "CommandGetTableTypes": (_TYPES, _types),
-    "CommandGetPrimaryKeys": (_KEYS, _keys),
+    "CommandGetPrimaryKeys": (_KEYS, _answer_keys),
     "CommandGetExportedKeys": (_REFERENCES, _references),
     "CommandGetImportedKeys": (_REFERENCES, _references),
     "CommandGetCrossReference": (_REFERENCES, _references),
-    "CommandGetXdbcTypeInfo": (_XDBC_TYPES, _xdbc_types),
+    "CommandGetXdbcTypeInfo": (_XDBC_TYPES, _answer_types),
 }
 
 
-def result_schema(name: str, message: bytes) -> pa.Schema:
+def get_result_schema(name: str, message: bytes) -> pa.Schema:
     """Return the columns of the answer to a question."""
     if name == "CommandGetTables" and Asked(message).flags.get(5, False):
         return _WITH_COLUMNS

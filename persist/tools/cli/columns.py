@@ -39,6 +39,7 @@ def parse_named_type(text: str) -> tuple[str, pa.DataType]:
 
 
 def _parse_column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:
+    """Parse NAME or NAME:TYPE into a column's name and type."""
     name, colon, kind = text.partition(":")
     if colon:
         return name, re.sub(r",\s*", ", ", kind)  # As Arrow writes them; shells make spaces a bother.

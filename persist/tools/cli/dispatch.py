@@ -68,6 +68,7 @@ def _build_program() -> Any:
 
 
 def _get_exit_status(error: "persist.PersistError") -> int:
+    """Return the exit status for an error's class."""
     if isinstance(error, persist.Corruption):
         return PROBLEMS
     if isinstance(error, persist.Conflict):
@@ -78,6 +79,7 @@ def _get_exit_status(error: "persist.PersistError") -> int:
 
 
 def _report_misuse(error: Any, as_json: bool) -> int:
+    """Print a wrong use of the command line; return the status."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)
@@ -88,6 +90,7 @@ def _report_misuse(error: Any, as_json: bool) -> int:
 
 
 def _report_failure(error: "persist.PersistError | str", status: int, as_json: bool) -> int:
+    """Print an error, as text or JSON; return the status."""
     has_lines = getattr(error, "has_lines", False)
     text = error if isinstance(error, str) else format_error(error)
     # On one line, the caret of a query would point at nothing.

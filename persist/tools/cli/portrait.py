@@ -104,9 +104,10 @@ class RecordTexts:
 
     def sentences(self, record: Record) -> list[str]:
         """Describe the changes of a record, one sentence each."""
-        return [self._sentence(mutation) for mutation in record.mutations]
+        return [self._describe_mutation(mutation) for mutation in record.mutations]
 
-    def _sentence(self, mutation: Mutation) -> str:
+    def _describe_mutation(self, mutation: Mutation) -> str:
+        """Return a mutation of a record as a sentence."""
         if not (id_ := mutation.collection):
             return mutation.describe("", str)
         present_name = mutation.name if isinstance(mutation, kinds.Makes) else self._names.get(id_)

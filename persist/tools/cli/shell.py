@@ -75,7 +75,7 @@ def sql(
 
     Without a query, it is a shell, or carries out what comes from standard input.
     """
-    from persist.compute.query import statement_kind
+    from persist.compute.query import classify_statement
     from persist.tools.cli.row_output import choose_format
 
     times: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def sql(
     row_format = choose_format(format, output, at.as_json)
     if query is None and (time is not None or output is not None):
         raise persist.InvalidUsage("--time and --output go with a query: a shell writes to the screen")
-    if query is not None and statement_kind(query) is not None:
+    if query is not None and classify_statement(query) is not None:
         if as_of or limit is not None or format or output:
             raise persist.InvalidUsage("a statement takes --time and --files alone: it gives no rows")
         _run_change(at, query, time, files=files)
@@ -138,11 +138,11 @@ class Shell:
 
     def run(self, text: str) -> bool:
         """Run a query, statement or shell command; return False to end."""
-        from persist.compute.query import statement_kind
+        from persist.compute.query import classify_statement
 
         if text.startswith("."):
             return self._command(*text.removesuffix(";").split(None, 1))
-        if statement_kind(text) is not None:
+        if classify_statement(text) is not None:
             _run_change(self.at, text, None, files=self.files)
         elif text:
             self.ask(text)

@@ -32,7 +32,7 @@ from persist.core.state_rules.keyed_rules import list_due_parts as events_due
 from persist.core.state_rules.location import Dropped, LocationState, is_still_readable
 from persist.engine.collection.failures import load_failures
 from persist.engine.compact import choose_next_work, must_destroy
-from persist.engine.upkeep import Ages, checkpoint_marks, find_sharers, list_named
+from persist.engine.upkeep import Ages, find_sharers, list_checkpoint_marks, list_named
 from persist.tools.reports.surveys import THREADS, Facts, FactsCache, RecordOrigin, format_hold, get_names_by_id
 
 LISTED_MAX = 64
@@ -380,7 +380,7 @@ def list_waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBl
 
     with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
         listed = dict(zip(ids, threads.map(list_sizes, ids), strict=True))
-    ages = Ages(state, engine.follower.policies, now_s, checkpoint_marks(engine.blob.list(CHECKPOINTS)))
+    ages = Ages(state, engine.follower.policies, now_s, list_checkpoint_marks(engine.blob.list(CHECKPOINTS)))
     waiting = []
     for entry, within in zip(dropped, folders, strict=True):
         listings = [listed[folder] for folder in within if folder in listed]
@@ -403,7 +403,7 @@ def _list_old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages
     if not control.erasures or control.erasures[-1][0] <= control.log_floor:
         return []
     seqno, collection = control.erasures[-1]
-    until_s = ages.old_at_s(seqno, ages.erase_after_s)
+    until_s = ages.estimate_old_at_s(seqno, ages.erase_after_s)
     records = [entry for at, entry in list_records(blob) if at < seqno]
     record = read_record(blob, seqno)
     return [

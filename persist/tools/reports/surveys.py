@@ -24,7 +24,7 @@ from persist.core.state_rules.contents import (
 from persist.core.state_rules.state import CollectionEntry, State
 from persist.core.timeline import Timeline
 from persist.engine.follow.checkpoint import load_contents
-from persist.engine.read.planning.snapshot_plan import record_count
+from persist.engine.read.planning.snapshot_plan import count_records
 
 THREADS = 16
 AT_ONCE = 256  # States that are kept in memory together.
@@ -49,9 +49,9 @@ class Facts:
     def rows(self) -> int | None:
         """The sum of all diffs, sealed or not; None if unknown.
 
-        None if only a read can count them; see `record_count`.
+        None if only a read can count them; see `count_records`.
         """
-        return record_count(self.contents)
+        return count_records(self.contents)
 
     @property
     def rows_about(self) -> int:
@@ -127,7 +127,7 @@ class Facts:
 def load_facts(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
     """Yield the facts of existing collections, in the order of `names`."""
     follower, blob = client.engine.follower, client.engine.blob
-    state, entries_by_name = follower.over_all(partial(_select_entries, names))
+    state, entries_by_name = follower.apply_to_state(partial(_select_entries, names))
     entries = [*entries_by_name.values()]
 
     def load(entry: CollectionEntry) -> CollectionEntry:
@@ -172,7 +172,7 @@ class FactsCache:
 
     def of(self, names: Iterable[str]) -> list[Facts]:
         """Return the facts of existing collections, in the order of `names`."""
-        _, entries = self._client.engine.follower.over_all(partial(_select_entries, [*names]))
+        _, entries = self._client.engine.follower.apply_to_state(partial(_select_entries, [*names]))
         stale = [n for n, entry in entries.items() if n not in self._known or self._known[n][0] is not entry]
         fresh = {facts.name: facts for facts in load_facts(self._client, stale)}
         self._known = {
@@ -185,7 +185,7 @@ class FactsCache:
 
 def get_names_by_id(client: "persist.Client") -> dict[str, str]:
     """Return collection names by id."""
-    return client.engine.follower.over_all(lambda state: {id_: name for name, id_ in state.ids.iterate_all()})
+    return client.engine.follower.apply_to_state(lambda state: {id_: name for name, id_ in state.ids.iterate_all()})
 
 
 def _select_entries(names: Sequence[str], state: State) -> tuple[State, dict[str, CollectionEntry]]:

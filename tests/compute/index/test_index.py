@@ -531,6 +531,8 @@ def test_an_index_that_another_client_makes_goes_with_a_view_that_is_made_anew()
         client.view("late").redefine(start="now")
         assert blob.before is None
         client.engine.follower.refresh()
-        names = client.engine.follower.over_all(lambda state: [name for name, _ in state.ids.iterate_prefix(".index.")])
+        names = client.engine.follower.apply_to_state(
+            lambda state: [name for name, _ in state.ids.iterate_prefix(".index.")]
+        )
         assert names == []
         assert "late" in client

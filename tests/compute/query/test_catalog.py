@@ -9,7 +9,7 @@ import pytest
 
 import persist
 from persist.compute.query import Queries, QueryLimits
-from persist.compute.query.catalog import tables_there
+from persist.compute.query.catalog import list_tables
 from persist.core.keyed.machines import AppendDistinct, InsertIfAbsent
 
 
@@ -66,7 +66,7 @@ def test_only_a_machine_with_one_value_for_each_key_makes_it_unique() -> None:
     with persist.open(persist.MemoryBlob(), settings=persist.Settings(background=False)) as client:
         for name, machine in machines.items():
             client.create_or_load(name, key={"id": int}, value={"v": str}, keyed=persist.Keyed(machine=machine))
-        assert {table.table: table.key for table in tables_there(client.engine)} == {
+        assert {table.table: table.key for table in list_tables(client.engine)} == {
             "all": (),
             "first": ("id",),
             "upserts": ("id",),

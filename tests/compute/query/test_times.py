@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import persist
-from persist.compute.query.tables import TimedTable, with_times
+from persist.compute.query.tables import TimedTable, rename_timed_tables
 
 QUIET = persist.Settings(background=False)
 
@@ -89,6 +89,6 @@ def test_a_table_that_gets_another_name_stays_known_by_its_own() -> None:
         return f"t{len(seen)}"
 
     query = "SELECT * FROM `a b`.`c``d` VERSION AS OF 7 WHERE x IN (FROM o TIMESTAMP AS OF '1' p), o VERSION AS OF 2"
-    text = with_times(query, named)
+    text = rename_timed_tables(query, named)
     assert text == "SELECT * FROM t1 WHERE x IN (FROM t2 p), t3"
     assert seen == [TimedTable(("a b", "c`d"), 7), TimedTable(("o",), "1"), TimedTable(("o",), 2)]

@@ -358,7 +358,7 @@ def test_since_beyond_upper_lets_compaction_forget_what_is_sealed_and_nothing_el
 def work(client: persist.Client, *todo: Work) -> None:
     """Do certain pieces of compaction."""
     for each in todo:
-        client.engine.writer("a test").compactor._do(client.load("c").handle.contents(), each)
+        client.engine.writer("a test").compactor._run_work(client.load("c").handle.contents(), each)
 
 
 @pytest.mark.parametrize("last", [4, 5, 6])
@@ -393,7 +393,7 @@ def test_a_compaction_whose_record_landed_although_the_answer_was_lost_keeps_its
 
         compactor._commit = doubtful
         with pytest.raises(persist.Indeterminate):
-            compactor._do(contents, MakeKeyframe(9))
+            compactor._run_work(contents, MakeKeyframe(9))
         blob.clear_faults()
     with opened(blob) as client:
         c = client.load("c")

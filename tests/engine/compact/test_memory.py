@@ -11,7 +11,7 @@ import persist
 import persist.engine.compact.compactor
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
-from persist.engine.compact import give_back
+from persist.engine.compact import release_unused_memory
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not os.confstr("CS_GNU_LIBC_VERSION"), reason="it is about glibc's allocator"
@@ -33,7 +33,7 @@ def leave_holes() -> list[np.ndarray]:
 def test_memory_that_nobody_uses_is_given_back() -> None:
     kept = leave_holes()
     before = resident()
-    give_back()
+    release_unused_memory()
     assert before - resident() > LEFT
     assert kept[0].all()
 

@@ -296,7 +296,7 @@ def test_all_is_written_anew_when_few_more_objects_could_be_added(levels: int, m
     known = tuple(directory.Level(pointer, directory.EMPTY) for _ in range(levels))
     small = directory.Level(BlobRef("directory/y", 1, ""), directory.EMPTY)
     before = (*known, small)
-    made = directory.new_directory(writer.blob, state, whole, before, before, lambda key, data: None)
+    made = directory.store_directory(writer.blob, state, whole, before, before, lambda key, data: None)
     assert (made.levels[:-1] == known) is (levels < 12)
     assert (len(made.levels) == 1) is (levels >= 12)
 

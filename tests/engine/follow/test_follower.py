@@ -445,7 +445,7 @@ def test_of_very_many_records_that_others_wrote_the_last_ones_are_asked_for() ->
     for each in states:
         past.note_continuation(each)
     assert [seqno for seqno, _ in past.list_tops(states[-1])] == [*range(3, TOPS_MAX + 3), TOPS_MAX + 2]
-    past.note_fates([(top, "there") for top in past.list_tops(states[-1])[:4]])
+    past.check_fates([(top, "there") for top in past.list_tops(states[-1])[:4]])
     assert [seqno for seqno, _ in past.list_tops(states[-1])] == [*range(7, TOPS_MAX + 3), TOPS_MAX + 2]
 
 

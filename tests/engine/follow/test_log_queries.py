@@ -11,7 +11,7 @@ from persist.core.log.fields import TokenMark
 from persist.core.log.keys import make_record_key
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import encode_record, read_record
-from persist.engine.follow.log_queries import log_table
+from persist.engine.follow.log_queries import build_log_table
 from persist.errors import InvalidUsage
 from tests.core.state_rules.test_refusals import part
 from tests.engine.follow.test_directory import SCHEMA, Writer
@@ -63,7 +63,7 @@ def test_the_table_of_records_has_those_that_are_asked_for_and_says_who_did_what
     log.by("three", kinds.Note(OTHER, "", {"x": "y"}), kinds.Note(OTHER, "first"), kinds.Note(OTHER, "second"))
 
     def table(last: int | None, collection: str | None = None) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = log_table(log.blob, log.follower.state, last, collection, map).to_pylist()
+        rows: list[dict[str, Any]] = build_log_table(log.blob, log.follower.state, last, collection, map).to_pylist()
         return rows
 
     rows = table(None)

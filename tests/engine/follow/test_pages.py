@@ -11,7 +11,7 @@ from persist.blob.errors import CorruptBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.state_rules.frozen_map import FrozenMap, merge_sorted
 from persist.engine.follow import directory_pages as pages
-from persist.engine.follow.directory_pages import Item, Pages, Table, Writing, rewritten
+from persist.engine.follow.directory_pages import Item, Pages, Table, Writing, rewrite_table
 from tests.support.tiers import examples
 
 KEYS = st.text("abc", min_size=1, max_size=4)
@@ -52,7 +52,7 @@ def test_a_map_over_tables_is_what_a_dict_would_be(steps: list[tuple[dict[str, s
                 oldest = levels.pop()
                 befores.pop()
                 newer = merge_sorted(newer, oldest.raw()) if n < joined - 1 else newer
-            made = rewritten(Writing(seqno, blob.set), newer, oldest, keeps_gone=bool(levels))
+            made = rewrite_table(Writing(seqno, blob.set), newer, oldest, keeps_gone=bool(levels))
             levels.append(table(blob, made, befores[-1]))
             now = FrozenMap(below=levels[-1])
             befores.append(now)
@@ -69,11 +69,11 @@ def test_a_map_over_tables_is_what_a_dict_would_be(steps: list[tuple[dict[str, s
 def test_only_objects_into_which_something_falls_are_written_again() -> None:
     blob = MemoryBlob()
     items = {f"{n:03}": "x" * 10 for n in range(100)}
-    first = rewritten(Writing(0, blob.set), iter(encoded(items)), None, keeps_gone=False)
+    first = rewrite_table(Writing(0, blob.set), iter(encoded(items)), None, keeps_gone=False)
     assert len(first) > 10
     assert all(object_.bytes >= 80 for object_ in first[:-1])
     known = table(blob, first, FrozenMap())
-    second = rewritten(
+    second = rewrite_table(
         Writing(1, blob.set), iter(encoded({"050": "y", "0505": "z", "051": None})), known, keeps_gone=False
     )
     assert 1 <= len({*first} - {*second}) <= 2
@@ -83,8 +83,8 @@ def test_only_objects_into_which_something_falls_are_written_again() -> None:
 
 def test_small_objects_are_joined_with_their_neighbours() -> None:
     blob = MemoryBlob()
-    small = [rewritten(Writing(n, blob.set), iter([(f"{n}", b'"v"')]), None, keeps_gone=False)[0] for n in range(8)]
-    made = rewritten(Writing(9, blob.set), iter([]), table(blob, tuple(small), FrozenMap()), keeps_gone=False)
+    small = [rewrite_table(Writing(n, blob.set), iter([(f"{n}", b'"v"')]), None, keeps_gone=False)[0] for n in range(8)]
+    made = rewrite_table(Writing(9, blob.set), iter([]), table(blob, tuple(small), FrozenMap()), keeps_gone=False)
     assert len(made) == 1
     assert [key for key, _ in table(blob, made, FrozenMap()).raw()] == [f"{n}" for n in range(8)]
 
@@ -97,7 +97,7 @@ def test_a_value_that_no_writer_would_make_is_damage_of_the_object_that_holds_it
             raise ValueError("no value")
         return str(json.loads(data))
 
-    made = rewritten(Writing(1, blob.set), iter(encoded({"a": "x", "b": "y", "c": "z"})), None, keeps_gone=False)
+    made = rewrite_table(Writing(1, blob.set), iter(encoded({"a": "x", "b": "y", "c": "z"})), None, keeps_gone=False)
     now: FrozenMap[str] = FrozenMap(below=Table(blob, made, decoded, FrozenMap()))
     assert (now.get("a"), now.get("c")) == ("x", "z")
     with pytest.raises(CorruptBlob, match="it is not one that a writer would make: no value") as caught:

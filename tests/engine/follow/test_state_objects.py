@@ -22,7 +22,7 @@ from persist.core.state_rules.state import CollectionEntry
 from persist.engine.follow import checkpoint, state_objects
 from persist.engine.follow.directory import KnownLevels
 from persist.engine.follow.follower import Follower
-from persist.engine.follow.state_objects import StateLevel, StateObject, new_levels
+from persist.engine.follow.state_objects import StateLevel, StateObject, make_levels
 from tests.core.state_rules.test_refusals import part
 from tests.engine.follow.test_directory import SCHEMA, CountingBlob, Writer, assert_opens_as_the_log_says
 from tests.rules.golden.kinds import write_compacted
@@ -79,9 +79,9 @@ def test_levels_of_any_states_make_the_last_one_with_all_its_maps_in_order(seed:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(state_objects, "LEAST_BYTES", chosen.choice([1, 1000]))
             patch.setattr(state_objects, "RATIO", chosen.choice([0, 1, 4]))
-            levels, data = state_objects.new_levels(LOCATION, round_, contents, levels, format=FORMAT)
+            levels, data = state_objects.make_levels(LOCATION, round_, contents, levels, format=FORMAT)
         before = levels[-2].contents if len(levels) > 1 else None
-        made = state_objects.with_changes(before, decode_framed(data, StateObject, "state"))
+        made = state_objects.apply_changes(before, decode_framed(data, StateObject, "state"))
         assert ordered(made) == ordered(contents)
 
 
@@ -195,7 +195,7 @@ def test_what_is_mostly_gone_is_written_anew(left: int, levels: int) -> None:
         return CollectionState(ID, "c", SCHEMA, numbered={n: part(n, 0) for n in range(parts)}, next_number=9)
 
     large = StateLevel(BlobRef("state/x", 1 << 20, ""), holding(8))
-    made, _ = new_levels(LOCATION, 7, holding(left), (large,), format=FORMAT)
+    made, _ = make_levels(LOCATION, 7, holding(left), (large,), format=FORMAT)
     assert len(made) == levels
 
 
@@ -203,7 +203,7 @@ def test_objects_that_do_not_fit_to_each_other_are_refused() -> None:
     blob = MemoryBlob()
     contents = CollectionState(ID, "c", SCHEMA, tags={"a": 0})
     whole = StateObject(location=LOCATION, collection=contents)
-    more = state_objects.changes(LOCATION, msgspec.structs.replace(contents, tags={}), contents)
+    more = state_objects.encode_changes(LOCATION, msgspec.structs.replace(contents, tags={}), contents)
 
     def loaded(*stored: StateObject) -> CollectionState | None:
         pointers = [store_framed(blob, make_state_prefix(ID, n), each) for n, each in enumerate(stored)]

@@ -77,7 +77,7 @@ def test_who_comes_late_reads_back_what_a_checkpoint_stands_for() -> None:
     late = Follower(blob, SystemClock())
     assert not late.submissions.knows(seqno - 1)
     for follower in (early, late):
-        known = follower.catch_up(seqno - 1)
+        known = follower.load_submissions(seqno - 1)
         assert known.knows(seqno - 1)
         assert (known.find_seqno(WHO, 3), known.is_past(WHO, 4)) == (seqno, True)
 
@@ -95,7 +95,7 @@ def test_who_reads_back_reads_as_far_as_the_last_record_and_begins_anew_only_whe
     assert late.state.seqno == last
     lists = metered.get_counts()["list"].requests
     for after in (first - 1, 5):  # The second is before the checkpoint that it began with.
-        known = late.catch_up(after)
+        known = late.load_submissions(after)
         assert (known.find_seqno(WHO, 1), known.find_seqno(WHO, 2)) == (first, last)
     assert metered.get_counts()["list"].requests == lists
 

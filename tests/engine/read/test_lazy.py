@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from persist.engine.read.results.frames import in_milliseconds, make_lazy_frame, push_down
+from persist.engine.read.results.frames import make_lazy_frame, push_down, to_milliseconds
 
 polars = pytest.importorskip("polars")
 c = polars.col
@@ -55,7 +55,7 @@ def test_conditions_that_mean_the_same_are_taken_over(predicate: Any, wanted: pc
         assert pushed is None
         return
     assert pushed is not None
-    frame = polars.from_arrow(in_milliseconds(TABLE))
+    frame = polars.from_arrow(to_milliseconds(TABLE))
     passed = frame.filter(predicate)["d"].to_list()
     assert TABLE.filter(pushed)["d"].to_pylist() == TABLE.filter(wanted)["d"].to_pylist()
     assert {*passed} <= {*TABLE.filter(pushed)["d"].to_pylist()}, "no row may be missing"
@@ -115,6 +115,6 @@ def test_no_more_is_read_than_the_rows_that_are_asked_for() -> None:
 def test_moments_in_seconds_are_in_milliseconds_at_whatever_depth() -> None:
     inner = pa.list_(pa.timestamp("s", "UTC"))
     table = pa.table({"a": pa.array([[10]], inner), "b": pa.array([5], pa.duration("s")), "c": [1]})
-    made = in_milliseconds(table)
+    made = to_milliseconds(table)
     assert made.schema.types == [pa.list_(pa.timestamp("ms", "UTC")), pa.duration("ms"), pa.int64()]
-    assert in_milliseconds(made) is made
+    assert to_milliseconds(made) is made

@@ -14,17 +14,17 @@ import persist
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.order.search import SortedKeys
-from persist.engine.read.keyed.key_history import keys_with_less_than_none, keys_with_null, keys_with_several
+from persist.engine.read.keyed.key_history import find_keys_with_several, find_negative_keys, find_null_keys
 from persist.engine.read.lookups.part_rows import KeySamples
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan, narrow_scan
 from persist.engine.read.planning.snapshot_plan import (
     UnreadParts,
-    _cost,
+    _estimate_cost,
     _estimate_rows_between,
+    count_records,
     plan_changes_scan,
-    record_count,
-    snapshot_scan,
+    plan_snapshot,
 )
 from tests.support.keyframes import add_keyframe
 
@@ -145,7 +145,7 @@ class Frame:
 def test_the_cost_of_a_plan_is_rows_decoded_and_four_times_those_merged(frame: Any, as_of: int, cost: float) -> None:
     history: Any = (Held(10, 0, 1), Held(30, 2, 16, negatives=1))
     contents: Any = type("Contents", (), {"list_parts": staticmethod(lambda parts: parts)})
-    assert _cost(contents, history, frame, as_of) == cost
+    assert _estimate_cost(contents, history, frame, as_of) == cost
 
 
 @pytest.mark.parametrize(("lower", "upper", "parts"), [(0, 10, 10), (3, 4, 1), (3, 5, 2), (9, 10, 1), (0, 1, 1)])
@@ -158,22 +158,22 @@ def test_changes_read_the_parts_of_their_times(client: persist.Client, lower: in
 
 def test_records_are_counted_without_reading_where_that_tells(client: persist.Client) -> None:
     t = filled(client)
-    assert record_count(t.handle.contents()) == 20
+    assert count_records(t.handle.contents()) == 20
     other = client.create_or_load("other", key={"k": int})
     for time in range(4):
         other.write([((time, None), time, 1), ((time - 1, None), time, time - 1)], seal=time + 1).result()
-    assert record_count(other.handle.contents()) == 4 + sum(range(-1, 3))
+    assert count_records(other.handle.contents()) == 4 + sum(range(-1, 3))
     other.allow_compaction(2).result()
     add_keyframe(other, 2, drop_history=True)
-    assert record_count(other.handle.contents()) == 4 + sum(range(-1, 3))
+    assert count_records(other.handle.contents()) == 4 + sum(range(-1, 3))
     keyed = client.create_or_load("keyed", key={"k": int}, value={"v": int}, keyed=persist.Keyed(resolve="background"))
     keyed.upsert([(1, 1, 0)], seal=1).result()
-    assert record_count(keyed.handle.contents()) is None, "events are not resolved"
+    assert count_records(keyed.handle.contents()) is None, "events are not resolved"
     form = persist.Keyed(order_by=["v"], tombstone="gone")
     marked = client.create_or_load("marked", key={"k": int}, value={"v": int, "gone": bool}, keyed=form)
     marked.upsert([(1, (1, False), 0), (2, (1, False), 0)], seal=1).result()
     marked.upsert([(1, (2, True), 1)], seal=2).result()
-    assert record_count(marked.handle.contents()) is None, "a tombstone is a row, and no record"
+    assert count_records(marked.handle.contents()) is None, "a tombstone is a row, and no record"
 
 
 def test_unread_parts_are_those_at_or_after_a_bound_whatever_happens_to_the_others(client: persist.Client) -> None:
@@ -192,7 +192,7 @@ def test_unread_parts_are_those_at_or_after_a_bound_whatever_happens_to_the_othe
 
 def test_a_scan_is_narrowed_by_what_rows_hold_and_by_nothing_else(client: persist.Client) -> None:
     t = filled_with_negatives(client)
-    scan = snapshot_scan(t.handle.contents(), t.schema, 7, None)
+    scan = plan_snapshot(t.handle.contents(), t.schema, 7, None)
     assert narrow_scan(scan, pc.field("_time") > 3) is None
     assert narrow_scan(scan, pc.field("nowhere") > 3) is None
     narrow = narrow_scan(scan, pc.field("k") > 14)
@@ -242,16 +242,16 @@ def test_keys_with_several_values_or_less_than_none_are_told_with_their_first_ti
     for time in range(5):
         t.write([each for each in updates if each[1] == time], seal=time + 1).result()
     contents, reader = t.handle.contents(), t.handle.engine.reader()
-    assert [*keys_with_several(contents, reader)] == wrong(updates, several=True)
+    assert [*find_keys_with_several(contents, reader)] == wrong(updates, several=True)
     # Of one key, two records may be wrong: each is told.
-    assert sorted(keys_with_less_than_none(contents, reader)) == wrong(updates, several=False)
+    assert sorted(find_negative_keys(contents, reader)) == wrong(updates, several=False)
     if not updates or seed % 2:
         return
     # What is in the first keyframe already is told of before the history begins.
     t.allow_compaction(2).result()
     add_keyframe(t, 2, drop_history=True)
     folded = [(record, max(time, 2), diff) for record, time, diff in updates]
-    assert [*keys_with_several(t.handle.contents(), reader)] == wrong(folded, several=True)
+    assert [*find_keys_with_several(t.handle.contents(), reader)] == wrong(folded, several=True)
 
 
 def test_a_key_that_is_null_in_all_fields_is_told(client: persist.Client) -> None:
@@ -259,9 +259,9 @@ def test_a_key_that_is_null_in_all_fields_is_told(client: persist.Client) -> Non
     t = client.create_or_load("t", key=fields)
     t.write([(((None, 1), None), 0, 1), (((1, None), None), 1, 1)], seal=2).result()
     reader = t.handle.engine.reader()
-    assert [*keys_with_null(t.handle.contents(), reader)] == []
+    assert [*find_null_keys(t.handle.contents(), reader)] == []
     t.write([(((None, None), None), 2, 1)], seal=3).result()
-    assert [*keys_with_null(t.handle.contents(), reader)] == [((None, None), 2)]
+    assert [*find_null_keys(t.handle.contents(), reader)] == [((None, None), 2)]
 
 
 def test_what_a_key_has_beyond_int64_is_refused(client: persist.Client) -> None:

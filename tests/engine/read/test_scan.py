@@ -11,7 +11,7 @@ import persist.engine.read.planning.scan
 from persist.blob.protocol import MemoryBlob
 from persist.engine.read.merging import read_snapshot
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
-from persist.engine.read.planning.snapshot_plan import _cost, _nearest, plan_changes_scan
+from persist.engine.read.planning.snapshot_plan import _estimate_cost, _list_nearest_keyframes, plan_changes_scan
 from tests.support.keyframes import add_keyframe, contents_of, part_of, snapshots
 from tests.support.tiers import examples
 
@@ -121,5 +121,7 @@ def test_no_keyframe_is_cheaper_to_start_from_than_the_nearest_on_either_side(
             made[f"as_of{10 * number + 9}"] = rows
     contents = contents_of(*history, upper=80, **made)
     parts = contents.history_parts
-    costs = [_cost(contents, parts, keyframe, at) for keyframe in (*contents.keyframes, None)]
-    assert min(_cost(contents, parts, keyframe, at) for keyframe in _nearest(contents, at)) == min(costs)
+    costs = [_estimate_cost(contents, parts, keyframe, at) for keyframe in (*contents.keyframes, None)]
+    assert min(
+        _estimate_cost(contents, parts, keyframe, at) for keyframe in _list_nearest_keyframes(contents, at)
+    ) == min(costs)

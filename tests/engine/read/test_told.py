@@ -6,7 +6,7 @@ import pytest
 import persist
 from persist.blob.errors import MissingBlob
 from persist.blob.protocol import MemoryBlob
-from persist.engine.read.keyed.key_history import keys_with_null
+from persist.engine.read.keyed.key_history import find_null_keys
 from persist.engine.read.planning.snapshot_plan import Explanation
 from tests.support.clocks import ImpatientClock
 from tests.support.tuned import tuned
@@ -57,5 +57,5 @@ def test_keys_are_null_if_all_their_fields_are() -> None:
         c = client.create_or_load("c", key={"a": pa.int64(), "b": pa.int64()})
         rows = [((None, None), None), ((None, 1), None), ((1, None), None), ((1, 1), None)]
         c.write([(row, 0, 1) for row in rows], seal=1).result()
-        found = [*keys_with_null(c.handle.contents(), client.engine.reader())]
+        found = [*find_null_keys(c.handle.contents(), client.engine.reader())]
         assert found == [((None, None), 0)]

@@ -12,7 +12,7 @@ from persist.engine.follow import checkpoint, directory
 from persist.engine.follow.checkpoint import iterate_checkpoints
 from persist.engine.upkeep import Names
 from persist.engine.upkeep import references as upkeep_names
-from persist.engine.upkeep.references import KnownNames, object_seqno
+from persist.engine.upkeep.references import KnownNames, parse_object_seqno
 from tests.engine.follow.test_directory import Writer
 from tests.support.stepped import Stepped
 
@@ -180,6 +180,6 @@ def test_objects_have_the_seqno_in_their_names_that_they_were_made_for() -> None
         f"state/{id_}/{7:020d}-{digits}.json",
         f"list/{id_}/{7:020d}-{digits}.json",
     ):
-        assert object_seqno(name) == 7
-    assert object_seqno(f"directory/{0:020d}-{digits}.json") == 0
-    assert object_seqno("elsewhere/7") is None
+        assert parse_object_seqno(name) == 7
+    assert parse_object_seqno(f"directory/{0:020d}-{digits}.json") == 0
+    assert parse_object_seqno("elsewhere/7") is None

@@ -334,7 +334,7 @@ def test_uploads_are_void_after_an_old_one_but_not_after_a_young_one_nor_young_r
 
     def floor(*uploads: tuple[int, float], now_s: float = 2000.0, **policy: int) -> int:
         ages = Ages(State(seqno=9), Policies(Policy(**{"orphan_grace_s": 500, **policy})), now_s, marks)
-        return ages.upload_floor(uploads)
+        return ages.find_upload_floor(uploads)
 
     assert floor((5, 500), (2, 600)) == 6
     assert floor((5, 500), (2, 499)) == 2
@@ -354,7 +354,7 @@ def test_an_upload_of_yesterday_says_nothing_about_one_of_today_with_its_seqno()
     def floor(hours: float, *uploads: tuple[int, float], policies: Policies) -> int:
         marks = [Mark(100, 1e6), Mark(99, 1e6 - 48 * HOUR)]
         ages = Ages(State(seqno=100), policies, 1e6 + hours * HOUR, marks)
-        return ages.upload_floor([(seqno, (hours + before) * HOUR) for seqno, before in uploads])
+        return ages.find_upload_floor([(seqno, (hours + before) * HOUR) for seqno, before in uploads])
 
     default = Policies(Policy())
     assert [floor(hours, (100, 25), policies=default) for hours in (0, 2, 23, 24)] == [100, 100, 100, 101]

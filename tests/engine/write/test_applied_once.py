@@ -27,7 +27,7 @@ from persist.core.state_rules.collection_rules import (
 )
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.state import State, apply_record
-from persist.engine.collection.keyed_events import take_events
+from persist.engine.collection.keyed_events import convert_events
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.write.commit_future import CommitFuture, UnobservedErrors
 from persist.engine.write.operations import Asked, AtCommit, Operation, Step, Write, assign_times
@@ -56,7 +56,7 @@ def some_step(r: random.Random, handle: CollectionHandle) -> list[Step]:
         case 0 | 1 | 2 if contents.keyed is None:
             return [small_write(handle, near)]
         case 0 | 1 | 2:
-            events = take_events(handle, [(near, near)], handle.stamp(near, None))
+            events = convert_events(handle, [(near, near)], handle.stamp(near, None))
             return [handle.pend_step(events)]
         case 3 if contents.keyed is None:
             return [small_write(handle, 1, at_commit=True), AtCommit(id_)]

@@ -80,7 +80,7 @@ def test_a_client_that_was_closed_is_neither_waited_for_nor_warned_of(
     assert registry.collect()[0] == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        unclosed._finish()
+        unclosed._finish_all()
         del owner
         gc.collect()
     assert capsys.readouterr().err == ""
@@ -94,7 +94,7 @@ def test_when_the_process_ends_what_was_asked_for_is_finished_and_the_client_is_
     owner.ask("a")
     threading.Timer(0.05, owner.gate.open).start()
     with pytest.warns(ResourceWarning, match="a client of memory://x was not closed; 1 operation of 'a' was pending"):
-        unclosed._finish()
+        unclosed._finish_all()
     assert owner.watched.pending() == "nothing was pending"
     assert (capsys.readouterr().err, registry.has_failed) == ("", False)
     owner.committer.close()
@@ -111,7 +111,7 @@ def test_what_is_not_done_in_time_is_printed_and_fails_the_process(
     owner = Owner(timeout_s=0.05)
     owner.ask("a")
     with pytest.warns(ResourceWarning):
-        unclosed._finish()
+        unclosed._finish_all()
     lines = capsys.readouterr().err.splitlines()
     said = "persist: memory://x: 1 operation of 'a' was pending"
     assert lines == [
@@ -137,7 +137,7 @@ def test_what_takes_long_is_waited_for_and_said_to_be(
     owner.ask("a")
     threading.Timer(0.1, owner.gate.open).start()
     with pytest.warns(ResourceWarning):
-        unclosed._finish()
+        unclosed._finish_all()
     (said,) = capsys.readouterr().err.splitlines()
     assert said == "persist: memory://x: 1 operation of 'a' was pending; finishing for 60 s at most, Ctrl-C gives up"
     assert not registry.has_failed
@@ -153,7 +153,7 @@ def test_each_error_that_nobody_looked_at_is_printed_once_when_the_process_ends(
     looked_at = owner.committer.submit([kinds.Seal(B, (1,))], {B: "b"})
     assert looked_at.exception() is not None
     with pytest.warns(ResourceWarning):
-        unclosed._finish()
+        unclosed._finish_all()
     first, *rest = capsys.readouterr().err.splitlines()
     assert first == "persist: memory://: 2 operations failed, and no caller read their errors:"
     assert {line.split(":")[0] for line in rest} == {"  CollectionNotFound"}
@@ -161,10 +161,10 @@ def test_each_error_that_nobody_looked_at_is_printed_once_when_the_process_ends(
     assert registry.has_failed
     registry.has_failed = False
     with pytest.warns(ResourceWarning):
-        unclosed._finish()
+        unclosed._finish_all()
     assert not registry.has_failed, "they were reported"
     shared = ValueError("the same")
-    unclosed._report("memory://x", [shared, None, shared])
+    unclosed._report_errors("memory://x", [shared, None, shared])
     assert capsys.readouterr().err.splitlines() == [
         "persist: memory://x: 3 operations failed, and no caller read their errors:",
         "  ValueError: the same",
@@ -205,7 +205,7 @@ def test_what_belongs_to_the_parent_of_a_fork_is_left_to_it(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         unclosed._finish_dropped(watched)
-        unclosed._finish()
+        unclosed._finish_all()
         unclosed._report_lost(os.getpid() + 1, "memory://x", {1: ValueError("lost")})
         assert capsys.readouterr().err == ""
         unclosed._report_lost(os.getpid(), "memory://x", {1: ValueError("lost")})
@@ -224,7 +224,7 @@ def test_a_process_is_asked_once_to_wait_for_its_clients_when_it_ends(monkeypatc
     monkeypatch.setattr(atexit, "register", asked.append)
     monkeypatch.setattr(unclosed, "_registry", unclosed._Registry())
     owners = [Owner(), Owner()]
-    assert asked == [unclosed._finish]
+    assert asked == [unclosed._finish_all]
     for owner in owners:
         owner.watched.note_close()
         owner.committer.close()
@@ -240,7 +240,7 @@ def test_a_test_runner_may_let_all_be_forgotten(
     unclosed.forget()
     assert registry.collect() == ([], [])
     assert not registry.has_failed
-    unclosed._finish()
+    unclosed._finish_all()
     owner.committer.unobserved.take()
     assert capsys.readouterr().err == ""
     owner.watched.note_close()
@@ -248,5 +248,5 @@ def test_a_test_runner_may_let_all_be_forgotten(
 
 def test_only_a_child_of_multiprocessing_is_told_by_its_own_finalizers(registry: unclosed._Registry) -> None:
     before = {*multiprocessing.util._finalizer_registry}  # type: ignore[attr-defined]
-    registry._receive()
+    registry._receive_dropped()
     assert {*multiprocessing.util._finalizer_registry} == before  # type: ignore[attr-defined]

@@ -28,17 +28,17 @@ from persist.engine.write.operations import (
     Step,
     Write,
     assign_times,
-    in_records,
-    merge,
-    times_together,
+    choose_common_times,
+    merge_operations,
+    split_into_records,
 )
 from persist.engine.write.write_options import (
     WriteOptions,
+    add_token,
     check_token,
-    delete_digest,
-    filter_text,
-    overwrite_digest,
-    with_token,
+    compute_delete_digest,
+    compute_overwrite_digest,
+    format_filter,
 )
 from tests.core.state_rules.test_refusals import SCHEMA, part
 
@@ -196,7 +196,7 @@ def test_the_time_of_the_commit_is_sealed_unless_more_is() -> None:
 
 def test_leases_are_granted_first_and_what_concerns_the_location_comes_last() -> None:
     grant, void = kinds.GrantLease("1" * 32, "me", 5), kinds.VoidUploads(3)
-    grants, changes, rest = merge(
+    grants, changes, rest = merge_operations(
         [operation(void, kinds.Seal(B, (1,)), grant), operation(kinds.Seal(A, (2,)), kinds.Seal(B, (3,)))], {}
     )
     assert (grants, [*changes], rest) == ([grant], [B, A], [void])
@@ -221,8 +221,8 @@ def test_what_gets_one_time_shares_a_record_and_what_names_its_own_does_not_join
         ([operation(kinds.VoidUploads(1)), plain(A), operation(kinds.VoidUploads(1))], [3]),
         ([], [0]),
     ]:
-        assert [len(record) for record in in_records(given)] == lengths
-        assert [each for record in in_records(given) for each in record] == given
+        assert [len(record) for record in split_into_records(given)] == lengths
+        assert [each for record in split_into_records(given) for each in record] == given
 
 
 def at(operations: list[Operation], uppers: Mapping[str, int], wall_ms: int = 0) -> dict[str, int]:
@@ -245,7 +245,7 @@ def test_who_names_no_time_gets_one_beyond_the_upper_of_all_that_is_written_with
 def together(uppers: Mapping[str, int], wall_ms: int, **units: str | None) -> dict[str, int]:
     """Return the times of collections by the last letter of their ids, of which units gives the timelines."""
     asks = {id_: AtCommit(id_, timeline=unit) for id_, unit in units.items()}
-    return times_together(asks, uppers, wall_ms)
+    return choose_common_times(asks, uppers, wall_ms)
 
 
 def test_on_timelines_one_moment_is_given_which_is_not_before_the_clock() -> None:
@@ -261,7 +261,7 @@ def test_on_timelines_one_moment_is_given_which_is_not_before_the_clock() -> Non
     assert together({"m": 8, "n": 4}, 99_000, m=None, n=None) == {"m": 8, "n": 8}
     assert together({"x": 1, "y": 1}, 2**60, x="s", y="ns") == {"x": 2**60 // 1000, "y": TIME_MAX}
     chosen = {"x": AtCommit("x", "s", 77), "y": AtCommit("y", "s")}
-    assert times_together(chosen, {"x": 3, "y": 5}, 0) == {"x": 77, "y": 5}
+    assert choose_common_times(chosen, {"x": 3, "y": 5}, 0) == {"x": 77, "y": 5}
 
 
 def test_a_token_remembers_the_digest_of_all_that_was_asked_of_each_collection() -> None:
@@ -273,8 +273,8 @@ def test_a_token_remembers_the_digest_of_all_that_was_asked_of_each_collection()
         Asked(B, None),
         Asked(B, 2),
     ]
-    assert with_token(None, [A, B], steps) == steps[:2]
-    assert with_token("t", [A, B, C], steps) == [
+    assert add_token(None, [A, B], steps) == steps[:2]
+    assert add_token("t", [A, B, C], steps) == [
         *steps[:2],
         kinds.Tokens(A, (TokenMark("t", 7, f"{2:016x}"),)),
         kinds.Tokens(B, (TokenMark("t", 0, None),)),
@@ -289,15 +289,29 @@ def test_a_token_remembers_the_digest_of_all_that_was_asked_of_each_collection()
 
 def test_what_is_asked_otherwise_has_another_digest() -> None:
     filters = [pc.field("a") > 5, pc.field("a") > 6, pc.field("a").isin(range(999)), pc.field("a").isin(range(998))]
-    assert len({filter_text(each, "t") for each in filters}) == 4
-    assert filter_text(pc.field("a") > 5, "t") == filter_text(filters[0], "t")
-    assert filter_text(filters[0], None) is filter_text(None, "t") is None
+    assert len({format_filter(each, "t") for each in filters}) == 4
+    assert format_filter(pc.field("a") > 5, "t") == format_filter(filters[0], "t")
+    assert format_filter(filters[0], None) is format_filter(None, "t") is None
     asked = [
-        *(overwrite_digest(rows, time, where) for rows in (1, 2) for time in (None, 0, 3) for where in (None, "x")),
-        *(delete_digest(rows, time, where) for rows in (1, 2) for time in (None, 0, 3) for where in (None, "x")),
+        *(
+            compute_overwrite_digest(rows, time, where)
+            for rows in (1, 2)
+            for time in (None, 0, 3)
+            for where in (None, "x")
+        ),
+        *(
+            compute_delete_digest(rows, time, where)
+            for rows in (1, 2)
+            for time in (None, 0, 3)
+            for where in (None, "x")
+        ),
     ]
     assert len({*asked}) == len(asked)
-    assert overwrite_digest(5, 1) - overwrite_digest(2, 1) == delete_digest(5, 1) - delete_digest(2, 1) == 3
+    assert (
+        compute_overwrite_digest(5, 1) - compute_overwrite_digest(2, 1)
+        == compute_delete_digest(5, 1) - compute_delete_digest(2, 1)
+        == 3
+    )
 
 
 def noted(message: str | None, metadata: dict[str, str] | None, collections: list[str]) -> list[kinds.Note]:

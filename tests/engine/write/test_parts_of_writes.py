@@ -25,7 +25,7 @@ from persist.core.log import kinds
 from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.engine.write import part_writer
 from persist.engine.write.operations import Write
-from persist.engine.write.part_writer import INLINE_PART_MAX, INLINE_TOTAL_MAX, PartWriter, group_bytes_max
+from persist.engine.write.part_writer import INLINE_PART_MAX, INLINE_TOTAL_MAX, PartWriter, compute_group_bytes_max
 from persist.engine.write.write_steps import SMALL_WRITE_BYTES_MAX, WriteSteps, gather_pieces
 from tests.core.state_rules.test_refusals import SCHEMA, part
 from tests.engine.write.test_operations import A, uploading, write
@@ -153,19 +153,19 @@ def test_writes_of_an_older_schema_are_a_part_of_their_own(parts: PartWriter) ->
 
 
 def test_row_groups_fit_into_the_budget_and_are_larger_for_very_many_columns() -> None:
-    assert group_bytes_max(64 << 20, SCHEMA) == 2 << 20
-    assert group_bytes_max(1 << 20, SCHEMA) == 256 << 10
-    assert group_bytes_max(1 << 40, SCHEMA) == ROW_GROUP_BYTES_MAX
+    assert compute_group_bytes_max(64 << 20, SCHEMA) == 2 << 20
+    assert compute_group_bytes_max(1 << 20, SCHEMA) == 256 << 10
+    assert compute_group_bytes_max(1 << 40, SCHEMA) == ROW_GROUP_BYTES_MAX
     wide = CollectionSchema.of({f"k{n}": pa.int64() for n in range(1000)}, None)
-    assert group_bytes_max(1 << 20, wide) == 512 * 1002, "with time and diff"
+    assert compute_group_bytes_max(1 << 20, wide) == 512 * 1002, "with time and diff"
 
 
 def test_pieces_of_a_table_are_of_about_equal_length() -> None:
     whole = table(10)  # 240 bytes.
-    assert [len(each) for each in part_writer._pieces(whole, 240)] == [10]
-    assert [len(each) for each in part_writer._pieces(whole, 239)] == [5, 5]
-    assert [len(each) for each in part_writer._pieces(whole, 1)] == [1] * 10
-    assert [*part_writer._pieces(table(0), 100)] == []
+    assert [len(each) for each in part_writer._cut_slices(whole, 240)] == [10]
+    assert [len(each) for each in part_writer._cut_slices(whole, 239)] == [5, 5]
+    assert [len(each) for each in part_writer._cut_slices(whole, 1)] == [1] * 10
+    assert [*part_writer._cut_slices(table(0), 100)] == []
 
 
 def test_events_keep_the_order_of_their_writes_and_small_ones_that_follow_each_other_are_one_part(

@@ -19,14 +19,14 @@ from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.engine.write import relay, relay_messages
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.operations import Asked, AtCommit, Operation, Step, Submission, Write
-from persist.engine.write.relay import doubt, is_in_doubt, is_plain, list_submissions, may_be_relayed
+from persist.engine.write.relay import fail_in_doubt, is_in_doubt, is_plain, list_submissions, may_be_relayed
 from persist.engine.write.relay_messages import (
     REQUEST_BYTES_MAX,
-    answers_bytes,
     decode_answers,
     decode_request,
     decode_steps,
-    request_bytes,
+    encode_answers,
+    encode_request,
 )
 from persist.errors import SchemaMismatch
 from tests.core.state_rules.test_refusals import SCHEMA, part
@@ -78,7 +78,7 @@ def test_what_may_have_been_committed_elsewhere_is_in_doubt_until_it_is_found_ou
     told.future.succeed(3)
     assert [is_in_doubt(each) for each in (own, theirs, nobodys)] == [True, False, False]
     cause = OSError("the line was cut")
-    doubt([own, theirs, nobodys, told], cause)
+    fail_in_doubt([own, theirs, nobodys, told], cause)
     assert [each.future.done() for each in (own, theirs, nobodys)] == [True, False, False]
     error = own.future.exception()
     assert isinstance(error, Indeterminate)
@@ -89,7 +89,7 @@ def test_what_may_have_been_committed_elsewhere_is_in_doubt_until_it_is_found_ou
 
 def sent(*operations: Operation) -> list[list[Step]]:
     """Return the steps of operations as they arrive."""
-    request = decode_request(request_bytes(LOCATION, operations))
+    request = decode_request(encode_request(LOCATION, operations))
     assert (request.location, request.submitter, request.after) == (LOCATION, WHO, 5)
     assert [each.number for each in request.operations] == [
         each.submission.number for each in operations if each.submission
@@ -125,24 +125,24 @@ def test_steps_arrive_as_they_were_sent_and_writes_with_their_rows_or_parts() ->
 
 def test_rows_are_of_the_schema_that_the_collection_has_or_is_given() -> None:
     other = CollectionSchema.of({"k": pa.string()}, None)
-    request = decode_request(request_bytes(LOCATION, [asked(1, kinds.Create(A, "c", FIELDS), write())]))
+    request = decode_request(encode_request(LOCATION, [asked(1, kinds.Create(A, "c", FIELDS), write())]))
     [asking] = request.operations
     assert len(decode_steps(asking, lambda id_: None)) == 2
     assert len(decode_steps(asking, known)) == 2
     with pytest.raises(ValueError, match="another schema than the collection"):
         decode_steps(asking, lambda id_: CollectionState(id_, "c", other.to_json()))
-    [alone] = decode_request(request_bytes(LOCATION, [asked(1, write())])).operations
+    [alone] = decode_request(encode_request(LOCATION, [asked(1, write())])).operations
     with pytest.raises(ValueError, match="there is no collection aaaa"):
         decode_steps(alone, lambda id_: None)
     events = Write(A, SCHEMA, 7, 1, pa.table({"k": [1], "_time": [7], "_diff": [1]}), events=PlannedPend(A, 7, 7, None))
-    [of_events] = decode_request(request_bytes(LOCATION, [asked(1, events)])).operations
+    [of_events] = decode_request(encode_request(LOCATION, [asked(1, events)])).operations
     with pytest.raises(SchemaMismatch, match="a collection that is not keyed"):
         decode_steps(of_events, known)
 
 
 def test_times_that_are_not_those_of_the_rows_are_refused() -> None:
     def steps(**wrong: Any) -> list[Step]:
-        [asking] = decode_request(request_bytes(LOCATION, [asked(1, write(time=7))])).operations
+        [asking] = decode_request(encode_request(LOCATION, [asked(1, write(time=7))])).operations
         changed = msgspec.structs.replace(asking.steps[0], **wrong)
         return decode_steps(msgspec.structs.replace(asking, steps=(changed,)), known)
 
@@ -163,7 +163,7 @@ def packed(body: bytes) -> bytes:
 
 
 def test_what_is_no_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    good = request_bytes(LOCATION, [asked(1, write()), asked(2, write())])
+    good = encode_request(LOCATION, [asked(1, write()), asked(2, write())])
     body = good[16:]
     assert good == packed(body)
     for bad, reason in [
@@ -196,12 +196,12 @@ def test_what_is_no_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_answers_come_back_in_their_order() -> None:
     answers = [Committed(7, {A: 3}), None, Conflict("first"), InvalidUsage("wrong"), Committed(0)]
-    back = decode_answers(answers_bytes(answers), 5)
+    back = decode_answers(encode_answers(answers), 5)
     assert (back[0], back[1], back[4]) == (Committed(7, {A: 3}), None, Committed(0, {}))
     assert [(type(each), str(each)) for each in back[2:4]] == [(Conflict, "first"), (InvalidUsage, "wrong")]
     for count in (4, 6):
         with pytest.raises(ValueError, match=f"it has 5 answers, and {count} were asked for"):
-            decode_answers(answers_bytes(answers), count)
+            decode_answers(encode_answers(answers), count)
 
 
 def test_an_error_of_a_kind_that_is_not_known_comes_back_as_the_next_more_general_one() -> None:
@@ -211,6 +211,6 @@ def test_an_error_of_a_kind_that_is_not_known_comes_back_as_the_next_more_genera
     class OddUsage(InvalidUsage):
         """As above."""
 
-    back = decode_answers(answers_bytes([Odd("odd"), OddUsage("usage"), Conflict(object())]), 3)
+    back = decode_answers(encode_answers([Odd("odd"), OddUsage("usage"), Conflict(object())]), 3)
     assert [type(each) for each in back] == [PersistError, InvalidUsage, Conflict]
     assert [str(each) for each in back[:2]] == ["odd", "usage"]

@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
-from persist.engine.write.write_options import delete_digest, filter_text, overwrite_digest
+from persist.engine.write.write_options import compute_delete_digest, compute_overwrite_digest, format_filter
 
 ROWS = [(1, "a"), (2, "b")]
 
@@ -221,8 +221,14 @@ def test_a_filter_with_many_values_is_compared_with_all_of_them(orders: persist.
 
 
 def test_digests_of_overwrites_and_deletions_are_the_same_in_all_releases() -> None:
-    assert [overwrite_digest(7, 5), overwrite_digest(7, None, "x")] == [10286090534985745305, 10073244390751034933]
-    assert [delete_digest(7, 5), delete_digest(0, None, "x")] == [16207535398200912420, 2942538914070632573]
+    assert [compute_overwrite_digest(7, 5), compute_overwrite_digest(7, None, "x")] == [
+        10286090534985745305,
+        10073244390751034933,
+    ]
+    assert [compute_delete_digest(7, 5), compute_delete_digest(0, None, "x")] == [
+        16207535398200912420,
+        2942538914070632573,
+    ]
 
 
 @pytest.mark.parametrize("call", ["overwrite", "delete"])
@@ -263,7 +269,9 @@ def test_a_filter_has_the_digest_that_it_had_in_all_releases() -> None:
         "t at a moment": "7f40d72f3f25b63b",
         "f among NaN and -0.0": "fea649b728f24405",
     }
-    assert {name: f"{overwrite_digest(0, 7, filter_text(each, 't')):x}" for name, each in filters.items()} == golden
+    assert {
+        name: f"{compute_overwrite_digest(0, 7, format_filter(each, 't')):x}" for name, each in filters.items()
+    } == golden
 
 
 def test_a_condition_in_text_has_the_digest_of_the_same_filter(orders: persist.Collection) -> None:

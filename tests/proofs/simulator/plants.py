@@ -128,7 +128,9 @@ def what_a_listing_said(self: Any) -> None:
     named: set[str] = set().union(*(self._names.list_named(checkpoint) for checkpoint in checkpoints if checkpoint))
     for what in ("directories", "states"):
         listed = self._blob.list(persist.engine.upkeep.references.OBJECTS[what])
-        unnamed = ((e, persist.engine.upkeep.references.object_seqno(e.key) or 0) for e in listed if e.key not in named)
+        unnamed = (
+            (e, persist.engine.upkeep.references.parse_object_seqno(e.key) or 0) for e in listed if e.key not in named
+        )
         old = (e for e, n in unnamed if n <= self._ages.checkpoints[0].seqno and self._is_orphan(e, n))
         self._delete(what, [*old])
 

@@ -20,7 +20,7 @@ from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.core.log.framing import FORMAT
 from persist.core.settings import Tuning
-from persist.engine.collection.clones import clone
+from persist.engine.collection.clones import commit_clone
 from persist.events import InsertIfAbsent
 from tests.proofs.simulator.acting import Acting
 from tests.proofs.simulator.assigned import with_assigned_times
@@ -339,7 +339,9 @@ class Run(Acting):
 
     def _clone(self, slot: Slot, step: Step) -> None:
         def call(c: persist.Collection) -> str:
-            made = clone(c.handle, step["target"], step["as_of"])  # Of that very one, whatever has its name by now.
+            made = commit_clone(
+                c.handle, step["target"], step["as_of"]
+            )  # Of that very one, whatever has its name by now.
             slot.handles[step["target"]] = persist.Collection(made)
             return made.id
 

@@ -135,7 +135,7 @@ class Wires:
         )
 
     def _answer(self, to: "_Connection", token: str, command: bytes, body: bytes, timeout_s: float) -> bytes:
-        return to.server.asked(self._baton, lambda server: server.commits().answer(body), timeout_s)
+        return to.server.asked(self._baton, lambda server: server.commits().answer_request(body), timeout_s)
 
 
 class _Connection:

@@ -11,7 +11,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.core.log.framing import BlobRef
 from persist.core.log.keys import make_checkpoint_key, make_record_key, parse_checkpoint_seqno
-from persist.engine.follow.checkpoint import INTERVAL, checkpoint_state, load_checkpoint
+from persist.engine.follow.checkpoint import INTERVAL, load_checkpoint, load_state
 from persist.engine.follow.follower import Follower
 from persist.engine.write.part_writer import PartWriter
 from persist.errors import LogInterrupted
@@ -240,7 +240,7 @@ def test_the_objects_of_a_checkpoint_beyond_the_end_are_kept_with_it() -> None:
     blob, clock, seqno = with_a_checkpoint_beyond(INTERVAL + 3)
     stray = load_checkpoint(blob, make_checkpoint_key(seqno))
     assert stray is not None
-    entries = checkpoint_state(blob, stray.checkpoint).entries.values()
+    entries = load_state(blob, stray.checkpoint).entries.values()
     named = {entry.base.blob for entry in entries if isinstance(entry.base, BlobRef)}
     named |= {pointer.blob for pointer in stray.checkpoint.directory}
     assert any(key.startswith("state/") for key in named)

@@ -11,7 +11,7 @@ from persist.engine import follow as replica
 from persist.engine.follow.follower import Follower
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.relay import Answer
-from persist.engine.write.relay_messages import decode_answers, request_bytes
+from persist.engine.write.relay_messages import decode_answers, encode_request
 from persist.errors import UpdateNotBeyondUpper
 from persist.services.serve import commits
 from persist.services.serve import remote_location as asking
@@ -114,8 +114,8 @@ def serving() -> Iterator[Owner]:
 
 
 def answers(serves: CommitsForOthers, location: str, *numbers: int, who: str = WHO, time: int = 5) -> list[Answer]:
-    data = request_bytes(location, [asked(n, write(time=time), who=who) for n in numbers])
-    return decode_answers(serves.answer(data), len(numbers))
+    data = encode_request(location, [asked(n, write(time=time), who=who) for n in numbers])
+    return decode_answers(serves.answer_request(data), len(numbers))
 
 
 def test_a_server_commits_for_others_also_to_what_it_has_not_heard_of(serving: Owner) -> None:

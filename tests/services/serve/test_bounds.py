@@ -234,7 +234,7 @@ def test_a_server_takes_as_many_connections_as_half_the_files_that_it_may_open(
     files: int, expected: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda what: (files, files))
-    limits = dict(flight_calls._limits())
+    limits = dict(flight_calls._list_limits())
     most = limits["grpc.max_allowed_incoming_connections"]
     assert most == (50 if expected is None else flight_calls.CONNECTIONS_MAX)
     assert limits["grpc.so_reuseport"] == 0, "two servers on one port would share its calls"

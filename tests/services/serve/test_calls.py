@@ -16,7 +16,7 @@ from persist.blob.protocol import LIST_PAGE_ENTRIES, MemoryBlob
 from persist.blob.served import SERVED_DELETE_KEYS, BlobDelete, BlobGet, BlobHead, BlobListPage, BlobPage, BlobPut
 from persist.errors import CollectionNotFound, Conflict, InvalidUsage, PersistError
 from persist.services.serve import flight_calls, server
-from persist.services.serve.error_codes import without_location
+from persist.services.serve.error_codes import hide_location
 from persist.services.serve.flight_calls import (
     DATA_BODY,
     DATA_HEADER,
@@ -24,7 +24,7 @@ from persist.services.serve.flight_calls import (
     METADATA,
     PIECE_BYTES,
     BlobCalls,
-    batch_messages,
+    encode_batch,
     schema_message,
 )
 from persist.services.serve.messages import encode_fields, group_fields
@@ -143,7 +143,7 @@ def test_errors_of_the_store_are_told_without_where_it_is(blob: MemoryBlob) -> N
     assert head.failure is not None
     assert head.failure["kind"] == "Unavailable"
     assert store.url not in head.failure["text"]
-    assert without_location("see file:///a/b and /a/b", "file:///a/b") == "see the location and the location"
+    assert hide_location("see file:///a/b and /a/b", "file:///a/b") == "see the location and the location"
 
 
 def test_what_a_client_is_told_of_an_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,11 +174,11 @@ def test_what_a_client_is_told_of_an_error(caplog: pytest.LogCaptureFixture) -> 
 def test_messages_of_data_hold_a_batch_its_dictionaries_and_metadata() -> None:
     words = pa.array(["a", "b", "a"]).dictionary_encode()
     for batch, count in ((pa.record_batch({"n": [1, 2]}), 1), (pa.record_batch({"w": words}), 2)):
-        messages = [group_fields(each) for each in batch_messages(batch, b"end")]
+        messages = [group_fields(each) for each in encode_batch(batch, b"end")]
         assert len(messages) == count
         assert [each.get(METADATA) for each in messages] == [None] * (count - 1) + [b"end"]
         assert all(DATA_HEADER in each and DATA_BODY in each for each in messages)
-        assert [METADATA in group_fields(each) for each in batch_messages(batch)] == [False] * count
+        assert [METADATA in group_fields(each) for each in encode_batch(batch)] == [False] * count
     assert [*group_fields(schema_message(pa.schema([("n", pa.int64())])))] == [DATA_HEADER]
 
 
@@ -256,14 +256,14 @@ def test_bytes_that_were_announced_must_come_all_and_no_more() -> None:
         yield from (encode_fields((METADATA, each)) for each in sent)
         raise ValueError("the call ended before all of its message had come")
 
-    assert server._receive(3, {METADATA: b"abc"}, pieces()) == b"abc"
-    assert server._receive(5, {METADATA: b"ab"}, pieces(b"c", b"", b"de", b"more")) == b"abcde"
-    assert server._receive(2, {}, pieces(b"ab")) == b"ab"
+    assert server._receive_bytes(3, {METADATA: b"abc"}, pieces()) == b"abc"
+    assert server._receive_bytes(5, {METADATA: b"ab"}, pieces(b"c", b"", b"de", b"more")) == b"abcde"
+    assert server._receive_bytes(2, {}, pieces(b"ab")) == b"ab"
     for length, sent in ((4, (b"c",)), (9, ())):
         with pytest.raises(ValueError, match="the call ended before"):
-            server._receive(length, {METADATA: b"ab"}, pieces(*sent))
+            server._receive_bytes(length, {METADATA: b"ab"}, pieces(*sent))
     with pytest.raises(ValueError, match="5 bytes have come, and 4 were announced"):
-        server._receive(4, {METADATA: b"ab"}, pieces(b"cde"))
+        server._receive_bytes(4, {METADATA: b"ab"}, pieces(b"cde"))
     left = pieces(b"a", b"b")
     server._drain(left)
     assert [*left] == []

@@ -20,7 +20,7 @@ from persist.services.serve.messages import (
     encode_fields,
     group_fields,
     is_loopback,
-    listening,
+    open_listening_socket,
     parse_address,
     parse_host,
     read_fields,
@@ -137,19 +137,19 @@ def test_hosts_are_those_of_this_machine_or_others() -> None:
 
 
 def test_a_socket_listens_where_it_is_told_to() -> None:
-    with listening("127.0.0.1", 0) as first:
+    with open_listening_socket("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port), 10):
             pass
         with pytest.raises(InvalidUsage, match=f"nothing can listen at 127.0.0.1, port {port}"):
-            listening("127.0.0.1", port)
-    with listening("::1", 0) as sixth:
+            open_listening_socket("127.0.0.1", port)
+    with open_listening_socket("::1", 0) as sixth:
         assert sixth.family == socket.AF_INET6
     for port in (-1, 65_536):
         with pytest.raises(InvalidUsage, match=f"port {port} is none"):
-            listening("127.0.0.1", port)
+            open_listening_socket("127.0.0.1", port)
     with pytest.raises(InvalidUsage, match=r"nothing can listen at 192\.0\.2\.1"):
-        listening("192.0.2.1", 65_535)
+        open_listening_socket("192.0.2.1", 65_535)
 
 
 def test_room_is_given_back_and_more_than_there_is_is_refused() -> None:

@@ -12,10 +12,10 @@ import persist
 from persist.compute.query import Queries, QueryLimits, QueryResult
 from persist.errors import InvalidUsage, Unavailable
 from persist.services.serve import flight_sql
-from persist.services.serve.flight_calls import DATA_BODY, DATA_HEADER, batch_messages, schema_message
+from persist.services.serve.flight_calls import DATA_BODY, DATA_HEADER, encode_batch, schema_message
 from persist.services.serve.flight_sql import FlightSql, unpack_command
 from persist.services.serve.messages import encode_fields, group_fields, read_fields
-from persist.services.serve.sql_answers import ANSWERS, Asked, result_schema
+from persist.services.serve.sql_answers import ANSWERS, Asked, get_result_schema
 
 PREFIX = "type.googleapis.com/arrow.flight.protocol.sql."
 QUIET = persist.Settings(background=False)
@@ -68,7 +68,7 @@ def told(queries: Queries, question: str, *fields: tuple[int, bytes | int]) -> l
     """Return the rows of the answer to a question of what there is."""
     message = encode_fields(*fields)
     batch = ANSWERS[question][1](queries, Asked(message))
-    assert batch.schema == result_schema(question, message)
+    assert batch.schema == get_result_schema(question, message)
     return [tuple(row.values()) for row in batch.to_pylist()]
 
 
@@ -225,7 +225,7 @@ def put(rows: pa.Table, handle: bytes, *more: bytes) -> Iterator[bytes]:
     """Yield the messages that give rows of parameters to a prepared statement, and end as a call does."""
     command = wrapped("CommandPreparedStatementQuery", (1, handle))
     descriptor = flight.FlightDescriptor.for_command(command).serialize()
-    first, *rest = [schema_message(rows.schema), *(m for b in rows.to_batches() for m in batch_messages(b))]
+    first, *rest = [schema_message(rows.schema), *(m for b in rows.to_batches() for m in encode_batch(b))]
     yield encode_fields((1, descriptor)) + first
     yield from rest
     yield from more
@@ -336,7 +336,7 @@ def test_parameters_are_bounded_and_whole(sql: FlightSql, monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match="the parameters are not an Arrow table"):
         sql.put(damaged)
     rows = pa.table({"a": [1, 2], "b": ["x", None]})
-    sizes = [len(group_fields(m).get(DATA_BODY, b"")) for m in batch_messages(rows.to_batches()[0])]
+    sizes = [len(group_fields(m).get(DATA_BODY, b"")) for m in encode_batch(rows.to_batches()[0])]
     assert max(sizes) > 0
     both, _, _ = prepared(sql, "SELECT ?, ? AS x")
     sql.put(put(rows, both))

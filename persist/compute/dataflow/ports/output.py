@@ -39,7 +39,7 @@ from persist.core.antichain import END, to_antichain, to_frontier
 from persist.core.errors import AsOfCompacted, OutputConflict, SourceLost
 from persist.core.log import kinds
 from persist.engine.collection.commit import Commit
-from persist.engine.collection.descriptions import about_collection, allow_compaction, describe_step, list_holds
+from persist.engine.collection.descriptions import about_collection, allow_compaction, list_holds, make_describe_step
 from persist.engine.collection.reads import changes, snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -209,7 +209,7 @@ class Output:
     def describe(self, commit: Commit) -> None:
         """Store the fingerprint of the operators in a commit, unless it is stored."""
         if self._fingerprint is not None and self._says != self._fingerprint:
-            commit.add(self.handle, [describe_step(self.handle, None, {PROPERTY: self._fingerprint}, None, None)])
+            commit.add(self.handle, [make_describe_step(self.handle, None, {PROPERTY: self._fingerprint}, None, None)])
 
     def note_description(self) -> None:
         """Note that the stored fingerprint is up to date."""

@@ -25,11 +25,11 @@ from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.compute.index import PAYS, Path, is_indexable, plan_paths
 from persist.core.errors import AsOfCompacted, CollectionNotFound, LeaseExpired, SourceLost, WouldRecompute
-from persist.engine.compact import give_back
+from persist.engine.compact import release_unused_memory
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.matching import estimate_matching, read_matching
 from persist.engine.read.planning.scan import Scan, narrow_scan
-from persist.engine.read.planning.snapshot_plan import snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_snapshot
 from persist.engine.read.results.snapshot import Snapshot
 
 SMALL_BYTES = 256 << 10  # Decoded: a collection of fewer is read whole.
@@ -176,7 +176,7 @@ class Past:
                 self.readings.append(Reading(self.title, None, 0, self.bytes))
                 everything = self._encode_tables(self._open_snapshot().iterate_unsummed())
                 if everything.shape[1] >= USUAL.catch_up_updates:
-                    give_back()  # Reading them has freed memory.
+                    release_unused_memory()  # Reading them has freed memory.
                 if not (self.keeps_everything or self.is_small):
                     return everything
                 self._everything = everything
@@ -250,7 +250,7 @@ class Past:
             handle = self._handle
             with self._explained:
                 contents, _, reading = handle.wait_and_claim(self.as_of, 0.0)
-                scan = snapshot_scan(contents, handle.schema, self.as_of, self._columns.names, self._filter)
+                scan = plan_snapshot(contents, handle.schema, self.as_of, self._columns.names, self._filter)
                 scan.check_columns()
                 self._snapshot = Snapshot(scan, "diff", reading, contents, handle.engine.reader().slice_bytes)
         return self._snapshot

@@ -30,7 +30,7 @@ from persist.core.errors import AsOfNotSealed
 from persist.core.expression.term import Term
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import attach_versions, load_schema_version
-from persist.engine.collection.descriptions import hold_with_schema, take_hold
+from persist.engine.collection.descriptions import set_hold_schema, take_hold
 from persist.engine.collection.reads import begin_listen, snapshot
 from persist.engine.collection.unsealed_updates import UnsealedUpdates
 from persist.engine.hold import Hold
@@ -175,7 +175,7 @@ class SourceReader:
             if not self._holders:
                 self._leased = take_hold(handle, as_of, None)
             for name in self._holders if self._renews else ():
-                hold_with_schema(handle, name, version)
+                set_hold_schema(handle, name, version)
             self.handle = replace(handle, is_kept=self._is_brief)
 
     def skip_contents(self) -> None:

@@ -33,7 +33,7 @@ from persist.core.antichain import Antichain, Time
 from persist.core.closing import Closes
 from persist.core.expression.term import Term
 from persist.core.progress import report_work
-from persist.engine.compact import give_back
+from persist.engine.compact import release_unused_memory
 from persist.engine.location.engine import Engine
 
 POLL_S = 0.02
@@ -330,7 +330,7 @@ class Running(Closes):
     def _return_memory(self, updates: int) -> None:
         """After many updates, let allocators return free memory to the system."""
         if updates >= self._options.costs.catch_up_updates:
-            give_back()
+            release_unused_memory()
 
     def catch_up(self) -> None:
         """Process all that is complete now; ignore what is sealed meanwhile."""

@@ -43,7 +43,7 @@ from persist.core.errors import InvalidUpdate, InvalidUsage, Unavailable
 from persist.core.keyed.machine import NUMBER
 from persist.core.rendering import format_count
 from persist.core.state_rules.keyed_rules import UNCHANGED
-from persist.engine.collection.keyed_events import find_refused, take_events
+from persist.engine.collection.keyed_events import convert_events, find_refused_events
 
 logger = logging.getLogger(__name__)
 PEEKED_ROWS = 1_000
@@ -110,7 +110,7 @@ class Kafka:
         targets = []
         for route in self._brokers.routes:
             if route in missing:
-                targets.append(self._new_target(route, peeked.get(route.topic)))
+                targets.append(self._make_target(route, peeked.get(route.topic)))
             else:
                 keyed = client.load(route.collection).handle.keyed is not None
                 if route.format != "json" and not keyed:
@@ -126,7 +126,9 @@ class Kafka:
         if run.stop.is_set():
             return
         try:
-            yield from self._follow(run, Positions.from_properties(run.collections[self.moments].about.properties))
+            yield from self._poll_batches(
+                run, Positions.from_properties(run.collections[self.moments].about.properties)
+            )
         except Unavailable:
             self._topics.close()
             self._topics = Topics(self._brokers, self.config)
@@ -136,7 +138,8 @@ class Kafka:
         """End the threads of the client library."""
         self._topics.close()
 
-    def _follow(self, run: Run, positions: Positions) -> Generator[Batch]:
+    def _poll_batches(self, run: Run, positions: Positions) -> Generator[Batch]:
+        """Yield batches of polled messages until the end is reached."""
         clock = run.client.engine.clock
         self._topics.assign(positions.next, wait=not run.once)
         looked_s = moved_s = clock.monotonic_s()
@@ -268,7 +271,8 @@ class Kafka:
         """Return whether the options have the types of all columns that they name."""
         return bool(route.columns) and all(name in route.columns for name in route.key)
 
-    def _new_target(self, route: Route, messages: pa.Table | None) -> Target:
+    def _make_target(self, route: Route, messages: pa.Table | None) -> Target:
+        """Return the collection for a route, with inferred types if needed."""
         types = {name: to_arrow_type(kind, f"column {name!r}") for name, kind in route.columns.items()}
         metadata_types = {
             name: MESSAGE.field(path).type for name, path in route.metadata.items() if path in MESSAGE.names
@@ -332,6 +336,7 @@ def _parse_events(
     schema: Mapping[str, pa.DataType] | None,
     metadata: Mapping[str, str] = {},
 ) -> Events:
+    """Parse messages by the route's envelope."""
     more: dict[str, Any] = {"key": key, "schema": schema, "on_error": "collect"}
     more["metadata"] = {**route.metadata, **metadata}
     if route.format in ("maxwell", "canal"):
@@ -385,9 +390,9 @@ def _find_unknown(
     numbered = messages.append_column(NUMBER, make_int64_array(np.arange(len(messages))))
     rows = _parse_events(route, numbered, [*collection.schema.key_names], schema, {NUMBER: NUMBER}).table
     numbers = rows[NUMBER].to_pylist()
-    events = take_events(collection.handle, rows.drop_columns([NUMBER]), collection.handle.stamp(time, None))
+    events = convert_events(collection.handle, rows.drop_columns([NUMBER]), collection.handle.stamp(time, None))
     reason = "it lacks large values that did not change, and the collection does not have their row"
-    return {numbers[at]: reason for at in find_refused(collection.handle, events)}
+    return {numbers[at]: reason for at in find_refused_events(collection.handle, events)}
 
 
 def _find_bad_documents(

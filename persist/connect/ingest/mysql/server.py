@@ -260,6 +260,7 @@ class Server:
         return {name: columns[name] for name in sorted(names)}
 
     def _check_table(self, name: str, kind: str, columns: Sequence[Column], cascades: dict[str, str]) -> None:
+        """Raise InvalidUsage if a table cannot be ingested."""
         remedy = "name in tables those that are meant, without it"
         if kind != "BASE TABLE":
             raise InvalidUsage(f"the table {name} is a {kind.lower()} table, which cannot be followed: {remedy}")
@@ -295,6 +296,7 @@ def _make_column(
     *,
     is_sql: bool,
 ) -> Column:
+    """Return a column from its row of the catalog."""
     type_ = to_arrow_type(kind, unsigned="unsigned" in full, precision=int(precision or 0), scale=int(scale or 0))
     if default is None or str(default).upper() == "NULL":
         older = None if nullable == "YES" else "''" if type_ in (pa.string(), pa.binary()) else "0"

@@ -67,6 +67,7 @@ class Mysql:
         """Do nothing: connections are closed where they are made."""
 
     def _make_target(self, table: str, columns: Sequence[Column]) -> Target:
+        """Return the collection for a table, with its columns and key."""
         types = {column.name: column.type for column in columns}
         key = {column.name: types.pop(column.name) for column in columns if column.is_key}
         return Target(self.config.prefix + table, key, types, bool(key), None, f"the table {table}")
@@ -157,6 +158,7 @@ def _order_expression(column: Column) -> str:
 
 
 def _select_expression(column: Column) -> str:
+    """Return a column as a SELECT expression that loses nothing."""
     name = _quote_name(column.name)
     if column.kind == "float":
         return f"{name} + 0e0"  # As a double, because a float is written with six digits.

@@ -128,6 +128,7 @@ class BinlogStream:
         return executed.measure
 
     def _open_binlog(self) -> Any:
+        """Return a reader of the log from the next position."""
         from pymysqlreplication import BinLogStreamReader
 
         settings = self._server.settings(read_timeout=SILENT_S)
@@ -153,6 +154,7 @@ class BinlogStream:
         return link
 
     def _read_batches(self, events: "queue.Queue[Any]", target: int) -> Iterator[Batch]:
+        """Yield batches of the log's events up to a target position."""
         run, flow, clock = self._run, self._flow, self._run.client.engine.clock
         last_s = clock.monotonic_s()
         while True:
@@ -227,6 +229,7 @@ class BinlogStream:
             )
 
     def _process_query(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
+        """Process a statement in the log: DDL, BEGIN or COMMIT."""
         statement, schema = _as_text(event.query), _as_text(event.schema)
         self._is_begun, is_end = follow_transaction(statement, self._is_begun)
         effect = parse_effect(statement, schema, [*self._names])
@@ -362,12 +365,14 @@ class BinlogStream:
         )
 
     def _get_table_rows(self, name: str, table: str) -> TableRows:
+        """Return the rows that collect a table's changes, made once."""
         schema = self._run.collections[name].schema
         types = {field: schema.arrow.field(field).type for field in schema.names}
         rows = self._flow.find_rows(name)
         return rows or self._flow.open_rows(name, table, types, to_column)
 
     def _process_rows(self, event: Any, decoded: list[tuple[list[Any] | None, list[Any] | None]]) -> Iterator[Batch]:
+        """Add the rows of an event; yield batches that it completes."""
         _, rows = self._relations.get(event.table_id, (None, None))
         flow = self._flow
         if rows is None or flow.is_known:
@@ -455,6 +460,7 @@ def _read_events(
 
 
 def _decode_rows(event: Any) -> list[tuple[list[Any] | None, list[Any] | None]]:
+    """Return the (old, new) rows of an event of rows."""
     columns, kind = event.columns, type(event).__name__
     if columns and columns[0].name is None:
         return []

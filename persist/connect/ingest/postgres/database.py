@@ -77,6 +77,7 @@ class PgAddress:
         return Unavailable(f"{self.name} does not answer: {text}")
 
     def _parse_url(self, source: str) -> dict[str, Any]:
+        """Return the connection settings in a URL."""
         dsn, reason = dict[str, Any](), ""
         try:
             dsn = dict(self.library.extensions.parse_dsn(source))
@@ -197,6 +198,7 @@ class Database(PgAddress):
                 raise InvalidUsage(f"exclude: {name!r} is of the key of its table, which tells its rows apart")
 
     def _check_table(self, table: PublishedTable) -> None:
+        """Raise InvalidUsage if a table cannot be ingested."""
         if table.identity != "f" and not table.key:
             raise InvalidUsage(
                 f"the table {table.full_name} has no key to identify changes{table.no_key}: give it a primary key, "
@@ -222,6 +224,7 @@ class Database(PgAddress):
     def _load_table(
         self, cursor: Any, schema: str, name: str, oid: int, identity: str, columns: list[str] | None, where: str | None
     ) -> PublishedTable:
+        """Load the columns, key and types of a published table."""
         cursor.execute(
             "SELECT a.attname, a.atttypid::int8, a.atttypmod, a.attnum, "
             "coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false), i.indimmediate, "

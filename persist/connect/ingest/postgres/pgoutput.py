@@ -97,6 +97,7 @@ def parse_change(data: bytes) -> tuple[int, list[Any] | None, list[Any] | None, 
 
 
 def _parse_row(data: bytes, at: int) -> tuple[list[Any], int]:
+    """Parse a row at a position; return it, and the position after it."""
     [count] = _I16.unpack_from(data, at)
     at += 2
     values: list[Any] = []

@@ -71,7 +71,7 @@ class Postgres:
 
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield copied contents, then transactions. A lost connection is opened again."""
-        self._slot = self._slot or self._build_slot_name(run)
+        self._slot = self._slot or self._make_slot_name(run)
         try:
             if not all(run.uppers[name] for name in self._tables):
                 server = PostgresCopy(self._database, self._tables, self._slot, lambda: self._claim_slot(run))
@@ -94,12 +94,14 @@ class Postgres:
         """Do nothing: connections are closed where they are made."""
 
     def _make_target(self, name: str, table: PublishedTable) -> Target:
+        """Return the collection for a table, with its columns and key."""
         types = self._database.types(table.full_name, table.columns)
         key = {column: types.pop(column) for column in table.key}
         properties = {COLUMNS: json.dumps(dict(table.numbers))}
         return Target(name, key, types, bool(key), None, f"the table {table.full_name}", properties)
 
-    def _build_slot_name(self, run: Run) -> str:
+    def _make_slot_name(self, run: Run) -> str:
+        """Return the name of the replication slot for this location."""
         location = run.client.engine.follower.state.location
         assert location is not None, "its collections are there"
         name = f"persist_{location[:12]}_{self.config.publication}".lower()

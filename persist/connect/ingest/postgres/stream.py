@@ -192,6 +192,7 @@ class Stream:
             )
 
     def _process_change(self, data: bytes) -> None:
+        """Add the change of a row to its table's rows."""
         if self._flow.is_known:
             return
         try:
@@ -320,6 +321,7 @@ def _format_time(time: int) -> str:
 
 
 def _query_log_end(cursor: Any) -> tuple[int, int]:
+    """Return the server's last log position, and its moment."""
     cursor.execute(f"SELECT {CLOCK_US}")  # First: transactions committed by then are in the log at the next query.
     [now_us] = cursor.fetchone()
     cursor.execute("SELECT pg_current_wal_lsn()")

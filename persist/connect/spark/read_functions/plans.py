@@ -50,7 +50,7 @@ from persist.connect.spark.read_functions.store import (
 from persist.connect.spark.types import quote_column, spark_schema
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.core.timeline import format_time, read_timeline
-from persist.engine.read.following.changes import Changes, read_changes, with_moments
+from persist.engine.read.following.changes import Changes, read_changes, show_moments
 from persist.engine.read.merging import TOUCH_FRACTION, Form, Split
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
@@ -470,7 +470,7 @@ class PlannedChanges:
         if inline:
             with self.address.open_store() as storage:
                 updates = read_changes(replace(scan, parts=inline), PartReader(storage.blob))
-            frames.append(local_frame(spark, with_moments(updates, self.changes.moments).select(schema.names)))
+            frames.append(local_frame(spark, show_moments(updates, self.changes.moments).select(schema.names)))
         return _union_all(frames) if frames else spark.createDataFrame([], schema)
 
 

@@ -55,7 +55,7 @@ from persist.engine.collection.commit import Commit, commit_one
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_handle
 from persist.engine.location.resolver import Late
-from persist.engine.write.operations import AtCommit, times_together
+from persist.engine.write.operations import AtCommit, choose_common_times
 from persist.engine.write.retrying import commit_with_retry
 from persist.engine.write.write_options import WriteOptions as CommitOptions
 
@@ -171,7 +171,7 @@ def _assign_times(work: KeyedWork) -> KeyedWork:
     """Return work at the time of a commit now, since tasks need times to resolve events."""
     id_ = work.target.id
     asks = {id_: AtCommit(id_, work.target.schema.timeline)}
-    time = times_together(asks, {id_: work.contents.upper}, SystemClock().wall_ms())[id_]
+    time = choose_common_times(asks, {id_: work.contents.upper}, SystemClock().wall_ms())[id_]
     timed = Replanning(work)(Stamp(time), time + 1, work.contents)
     return replace(timed, allow_future=True)  # The plan has compared the clock.
 

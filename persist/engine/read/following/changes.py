@@ -149,7 +149,7 @@ def _order_retractions_first(
     return order[np.argsort(2 * np.cumsum(starts) + comes, kind="stable")]
 
 
-def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
+def show_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
     """Return updates with `_time` as timestamps of a timeline, if there is one."""
     if moments is None:
         return updates
@@ -190,7 +190,7 @@ class Changes(ArrowResult):
             plain = self.transitions.schema
         else:
             plain = pa.schema([self.scan.result_schema.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
-        return plain if self.moments is None else with_moments(plain.empty_table(), self.moments).schema
+        return plain if self.moments is None else show_moments(plain.empty_table(), self.moments).schema
 
     def slices(self, count: int) -> list[Scan]:
         """Return at most count plans for `read_changes` that together are these changes."""
@@ -205,7 +205,7 @@ class Changes(ArrowResult):
     def _read(self) -> Iterator[pa.Table]:
         for updates in self._read_scan(self.scan):
             table = updates if self.transitions is None else self.transitions.of(updates)
-            yield with_moments(table, self.moments)
+            yield show_moments(table, self.moments)
 
     def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
         # A transition needs all updates of its key and time, so none may be filtered out.
@@ -214,7 +214,7 @@ class Changes(ArrowResult):
             yield from super()._read_narrowed(columns, filter)
             return
         with self._reading.explain_missing():
-            yield from (with_moments(updates, self.moments) for updates in self._read_scan(scan))
+            yield from (show_moments(updates, self.moments) for updates in self._read_scan(scan))
 
     def _read_scan(self, whole: Scan) -> Iterator[pa.Table]:
         reader = self._reading()
@@ -300,8 +300,8 @@ class Transitions:
     @property
     def schema(self) -> pa.Schema:
         """The columns of key and new value, `_time`, `_change`, and an `_old_…` column for each of the value."""
-        fields = [field if self._is_of_row(field.name) else field.with_nullable(True) for field in self.fields]
-        old = [field.with_name(OLD + field.name) for field in fields if not self._is_of_row(field.name)]
+        fields = [field if self._mark_equal_rows(field.name) else field.with_nullable(True) for field in self.fields]
+        old = [field.with_name(OLD + field.name) for field in fields if not self._mark_equal_rows(field.name)]
         return pa.schema([*fields, pa.field(CHANGE, pa.string(), nullable=False), *old])
 
     def of(self, updates: pa.Table) -> pa.Table:
@@ -309,7 +309,7 @@ class Transitions:
         if not len(updates):
             return self.schema.empty_table()
         updates = updates.combine_chunks()
-        groups, order = self._groups(updates)
+        groups, order = self._number_groups(updates)
         diffs = get_int64_values(combine_chunks(updates["_diff"]))[order]
         if (count := float(np.abs(diffs.astype(np.float64)).sum())) > ROWS_MAX:
             raise InvalidUsage(
@@ -320,17 +320,17 @@ class Transitions:
         of_row = make_int64_array(order[np.where(new < 0, old, new)])
         was, comes = (pa.array(order[rows], pa.int64(), mask=rows < 0) for rows in (old, new))
         kinds = pa.array(["insert", "update", "delete"]).take(pa.array((old >= 0).astype(np.int64) + (new < 0)))
-        columns = [updates[name].take(of_row if self._is_of_row(name) else comes) for name in self.fields.names]
-        old_values = [updates[name].take(was) for name in self.fields.names if not self._is_of_row(name)]
+        columns = [updates[name].take(of_row if self._mark_equal_rows(name) else comes) for name in self.fields.names]
+        old_values = [updates[name].take(was) for name in self.fields.names if not self._mark_equal_rows(name)]
         return pa.Table.from_arrays([*columns, kinds, *old_values], schema=self.schema)
 
-    def _is_of_row(self, name: str) -> bool:
+    def _mark_equal_rows(self, name: str) -> bool:
         """Return whether a column is equal in both rows of a pair."""
         return name in self.keys or name == "_time"
 
-    def _groups(self, updates: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _number_groups(self, updates: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the number of (time, key) of each update, ascending, and the order of updates by these, then value."""
-        values = [name for name in self.fields.names if not self._is_of_row(name)]
+        values = [name for name in self.fields.names if not self._mark_equal_rows(name)]
         order, _ = sort_table(updates, ["_time", *self.keys, *values])
         alone = updates.select(["_time", *self.keys]).take(make_int64_array(order))
         _, starts = sort_table(alone, alone.column_names)
@@ -340,7 +340,7 @@ class Transitions:
 def _pair_rows(
     groups: NDArray[np.int64], diffs: NDArray[np.int64], *, is_paired: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return int64[transitions] twice: the retracted and the inserted update; -1 for none.
+    """Pair retractions with insertions of a group: two int64 arrays, -1 for none.
 
     `groups`: int64[updates], ascending: only updates of one group are paired, and none unless is_paired.
     """

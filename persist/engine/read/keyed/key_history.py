@@ -7,7 +7,7 @@ the intervals of times in which its multiplicity is not zero. A row's records ar
 its time. Intervals are sorted by key and start. All rows together walk backwards, from the last interval that began
 before the row's time until no earlier one can reach it. For a key with one value at a time that is one step.
 
-`keys_with_several` and similar functions check a keyed collection, or one that becomes keyed. Cost: keys and diffs of
+`find_keys_with_several` and similar functions check a keyed collection, or one that becomes keyed. Cost: keys and diffs of
 the first keyframe and of the history are read once. Memory: a slice of the key space.
 """
 
@@ -83,7 +83,7 @@ class Intervals:
             distinct,
         )
 
-    def pairs(self, keys: Int64s, times: Int64s) -> tuple[Int64s, Int64s]:
+    def match_times(self, keys: Int64s, times: Int64s) -> tuple[Int64s, Int64s]:
         """Return pairs of a row and an interval of its key that contains its time; ordered by row."""
         width = len(self.times) + 1
         # The last of the distinct times that is not after a row's; -1 if there is none.
@@ -130,7 +130,7 @@ def join_records(
     numbers = _rank_rows(all_keys, schema.key_names)
     intervals = Intervals.of(numbers[: len(updates)], updates, schema.names)
     at = times.fill_null(-1).to_numpy()
-    row, interval = intervals.pairs(numbers[len(updates) :], at)
+    row, interval = intervals.match_times(numbers[len(updates) :], at)
     counts = intervals.counts[interval]
     if len(counts) and counts.min() < 0:
         worst = int(counts.argmin())
@@ -176,7 +176,7 @@ def _sum_running(diffs: Int64s, records: Int64s) -> Int64s:
 SLICE_BYTES = 32 << 20
 
 
-def keys_with_several(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
+def find_keys_with_several(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
     """Yield the keys, in order, that ever have more than one value, or less than none, and the first such time.
 
     If it is before the history, the time is the last one before the history.
@@ -188,7 +188,7 @@ def keys_with_several(contents: CollectionState, reader: PartReader) -> Iterator
     yield from _find_wrong_keys(contents, reader, contents.schema.key_names, 1)
 
 
-def keys_with_less_than_none(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
+def find_negative_keys(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
     """Yield the keys, in order, that ever have a value a negative number of times; else as above.
 
     This finds keys with two values and the retraction of a third. Cost: all columns are read.
@@ -199,6 +199,7 @@ def keys_with_less_than_none(contents: CollectionState, reader: PartReader) -> I
 def _find_wrong_keys(
     contents: CollectionState, reader: PartReader, names: Sequence[str], most: int | None
 ) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yield keys with more rows than allowed, or less than none, and when."""
     schema, first = contents.schema, contents.keyframes[0] if contents.history_from else None
     base = contents.list_parts(first.parts) if first is not None else ()
     whole = Scan(schema, contents.history_parts, 0, contents.resolved, tuple(names), base=base)
@@ -234,7 +235,7 @@ def _find_wrong_keys_of_slice(
         yield tuple(key), time
 
 
-def keys_with_null(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
+def find_null_keys(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
     """Yield the keys that are NULL in all fields, which no event can have, and a time of each."""
     keys = list(contents.schema.key_names)
     null = pc.field(keys[0]).is_null()

@@ -27,7 +27,7 @@ from persist.core.keyed.events import mark_deletions, mark_tombstones
 from persist.core.keyed.form import describe_orders
 from persist.core.keyed.machine import SEQ
 from persist.core.log.fields import KeyedForm
-from persist.engine.read.planning.scan import negate
+from persist.engine.read.planning.scan import negate_diffs
 
 KEYS_NAMED = 10
 
@@ -50,13 +50,13 @@ class KeyReplacement:
         """Return the updates to add, consolidated by the columns of key and value."""
         names = [*self.schema.names]
         present = consolidate(present, names)
-        is_new, goes = match_keys(present, new, self.schema.key_names), self._is_live(present)
+        is_new, goes = match_keys(present, new, self.schema.key_names), self._mark_live(present)
         if self.where is not None:
-            goes &= _passes(present, self.where)
+            goes &= _mark_passing(present, self.where)
         goes &= ~is_new
-        parts = [new.select([*names, "_diff"]), negate(present.filter(make_boolean_array(goes | is_new)))]
+        parts = [new.select([*names, "_diff"]), negate_diffs(present.filter(make_boolean_array(goes | is_new)))]
         if goes.any() and (self.form.tombstone is not None or self.form.is_ordered):
-            parts.append(self._tombstones(present.filter(make_boolean_array(goes))))
+            parts.append(self._make_tombstones(present.filter(make_boolean_array(goes))))
         return consolidate(pa.concat_tables([part.cast(parts[0].schema) for part in parts]), names)
 
     def check(self, new: pa.Table) -> None:
@@ -73,12 +73,12 @@ class KeyReplacement:
             nulls &= get_boolean_values(combine_chunks(pc.is_null(new[name])))
         if nulls.any():
             raise InvalidUpdate(f"a row for the keyed collection {self.name!r} has NULL as its key: leave it out")
-        if not self._is_live(new).all():
+        if not self._mark_live(new).all():
             raise InvalidUsage(
                 f"a row for {self.name!r} is a tombstone by its column {self.form.tombstone!r}, and an overwrite says "
                 "what is there: leave the row out, and its key is deleted"
             )
-        if self.where is not None and (fails := int((~_passes(new, self.where)).sum())):
+        if self.where is not None and (fails := int((~_mark_passing(new, self.where)).sum())):
             raise InvalidUsage(
                 f"where={print_filter(self.where)} is not true for {fails:,} of {len(new):,} rows, so they would come "
                 "beside what is there and not in its place: leave them out, or widen the filter. Nothing was written."
@@ -87,18 +87,19 @@ class KeyReplacement:
     def check_absent(self, new: pa.Table, old: pa.Table, present: pa.Table) -> None:
         """Raise DuplicateKeys if a new row has the key of a present row that is not old."""
         keys = self.schema.key_names
-        taken = match_keys(present, new, keys) & ~match_keys(present, old, keys) & self._is_live(present)
+        taken = match_keys(present, new, keys) & ~match_keys(present, old, keys) & self._mark_live(present)
         if taken.any():
             raise DuplicateKeys(self.name, find_repeated_keys(present, keys, np.flatnonzero(taken)), "keyed")
 
-    def _is_live(self, rows: pa.Table) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    def _mark_live(self, rows: pa.Table) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+        """Return which rows are not tombstones."""
         if self.form.tombstone is None:
             return np.ones(len(rows), np.bool_)
         dead: np.ndarray[Any, np.dtype[np.bool_]]
         dead = get_boolean_values(combine_chunks(mark_tombstones(rows[self.form.tombstone], self.form)))
         return ~dead
 
-    def _tombstones(self, gone: pa.Table) -> pa.Table:
+    def _make_tombstones(self, gone: pa.Table) -> pa.Table:
         """Return rows that go as tombstones, which keep the orders of groups and not their values."""
         if self.form.tombstone is None:
             raise InvalidUsage(
@@ -152,7 +153,7 @@ def find_repeated_keys(
     return [tuple(row.values()) for row in to_dicts(firsts)]
 
 
-def _passes(rows: pa.Table, where: pc.Expression) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+def _mark_passing(rows: pa.Table, where: pc.Expression) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     """Return bool[rows]: whether a row passes a condition."""
     passing = np.zeros(len(rows), np.bool_)
     numbered = rows.append_column(SEQ, make_int64_array(np.arange(len(rows), dtype=np.int64)))

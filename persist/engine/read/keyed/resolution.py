@@ -56,7 +56,7 @@ from persist.engine.read.lookups.lookup import Lookup, Wanted, drop_diffs
 from persist.engine.read.merging import read_snapshot, snapshot_slices
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
-from persist.engine.read.planning.snapshot_plan import snapshot_scan
+from persist.engine.read.planning.snapshot_plan import plan_snapshot
 
 SLICE_SHARE = 16  # A slice of events takes this fraction of the memory budget: the rows of their keys are also read.
 LEFTOVER_SHARE = 2  # Decoded rows of pending parts for later slices take this fraction.
@@ -115,7 +115,7 @@ def resolve_events(
         parts += _to_parts(own_events, events, reader.memory_budget // OWN_PART_SHARE)
         own_events = None
     scan = Scan(events, tuple(parts), lower, end, events.names).prune()
-    scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
+    scan_before = plan_snapshot(contents, schema, lower - 1, None, raw=True) if lower else None
     lookup = None if scan_before is None else Lookup(scan_before)
     if is_partial or form.groups:  # What `complete_events` leaves counts, whatever its order.
         machine = Replacing(has_tombstone=form.tombstone is not None)
@@ -165,11 +165,11 @@ class Folds:
         """
         parts: tuple[Part, ...] | None = ()
         if list_due_parts(contents, contents.upper):
-            parts = self._kept.get(_name_updates(contents))
+            parts = self._kept.get(_make_cache_key(contents))
         if parts is None:
             try:
                 parts = _resolve_to_parts(contents, machine(), contents.upper, reader())
-                self._kept.put(_name_updates(contents), parts)
+                self._kept.put(_make_cache_key(contents), parts)
             except Exception:  # A function of a user may raise anything.
                 if end is None or contents.upper <= end:
                     raise
@@ -189,7 +189,7 @@ def _resolve_to_parts(contents: CollectionState, machine: Machine, end: int, rea
 _Unresolved = tuple[str, int, int, int, tuple[int, ...]]
 
 
-def _name_updates(contents: CollectionState) -> _Unresolved:
+def _make_cache_key(contents: CollectionState) -> _Unresolved:
     """Return a name of the updates of sealed events; equal names mean equal updates."""
     waiting = list_due_parts(contents, contents.upper)
     return contents.id, len(contents.earlier), contents.resolved, contents.upper, waiting
@@ -312,7 +312,7 @@ class Purging:
         if floor is None:
             return None
         dead = make_tombstone_filter(schema, form) & ((mark < floor) | mark.is_null())
-        scan = snapshot_scan(contents, schema, lower - 1, None, dead, raw=True)
+        scan = plan_snapshot(contents, schema, lower - 1, None, dead, raw=True)
         tables = [scan.empty(schema.names)]
         bytes_left = reader.memory_budget // 16
         for scan_slice in snapshot_slices(scan, "rows", reader.slice_bytes):

@@ -30,10 +30,10 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.values import to_values
 from persist.codecs.updates.small import convert_small_keys
 from persist.engine.read.lookups.part_rows import PartRows
-from persist.engine.read.lookups.requested_keys import find_distinct_keys, keys_alone
+from persist.engine.read.lookups.requested_keys import find_distinct_keys, make_key_schema
 from persist.engine.read.merging import repeat_rows
 from persist.engine.read.parts.reader import PartReader
-from persist.engine.read.planning.scan import Scan, cheap_first, negate, with_diff
+from persist.engine.read.planning.scan import Scan, add_diff, negate_diffs, sort_by_cost
 
 PART_BYTES_MAX = 64 << 10  # Decoded; a larger part is worth a search of its own.
 PARTS_MAX = 64
@@ -89,11 +89,11 @@ class Lookup:
         assert scan.keys.is_all, "a slice of the key space would have to be cut out"
         self.scan = scan
         self._keeps_time = keeps_time
-        self._keys_alone = scan.schema.compute_once(keys_alone)
+        self._keys_alone = scan.schema.compute_once(make_key_schema)
         # Parts of two collections may have the same bytes, and different columns.
         self._types = scan.schema.reading
-        self._sources = [self._source((part,), is_keyframe=True) for part in scan.base]
-        self._sources += [self._source(group, is_keyframe=False) for group in _group_tiny_parts(scan)]
+        self._sources = [self._make_source((part,), is_keyframe=True) for part in scan.base]
+        self._sources += [self._make_source(group, is_keyframe=False) for group in _group_tiny_parts(scan)]
         is_whole = scan.filter is None and scan.narrow is None and [*scan.columns] == [*scan.schema.names]
         self._has_plain_rows = (
             is_whole
@@ -101,7 +101,8 @@ class Lookup:
             and scan.schema.compute_once(_has_comparable_values)
         )
 
-    def _source(self, parts: tuple[Part, ...], *, is_keyframe: bool) -> _Source:
+    def _make_source(self, parts: tuple[Part, ...], *, is_keyframe: bool) -> _Source:
+        """Return parts as a source to search, with the columns to read."""
         schema = self.scan.schema
         sign = 1 if is_keyframe else self.scan.sign
         cuts_time = not (is_keyframe or all(map(self.scan.is_inside, parts)))
@@ -120,7 +121,7 @@ class Lookup:
         types = f"{parts[0].schema} {self._types}" if len(parts) == 1 else self._types
         return _Source(parts, tuple(columns), fields, types, sign, diff, is_distinct, cuts_time)
 
-    def _rows(self, source: _Source, reader: PartReader) -> PartRows:
+    def _load_rows(self, source: _Source, reader: PartReader) -> PartRows:
         """Return the searchable rows of the parts of a source."""
         return PartRows(source.parts, self.scan.schema, source.types, source.columns, source.fields, reader)
 
@@ -143,15 +144,15 @@ class Lookup:
         requested = SortedKeys(one_key)
         records: list[tuple[list[Any], int]] = []
         for source in self._sources:
-            hits = self._rows(source, reader).hits_in_memory(requested)
+            hits = self._load_rows(source, reader).hits_in_memory(requested)
             if hits is None or sum(len(rows) for _, rows in hits) > ROWS_OF_KEY_MAX:
                 return None
             for columns, rows in hits:
                 for row in rows.tolist():
-                    values = self._values(columns, row)
+                    values = self._to_python_values(columns, row)
                     if values is None:
                         return None
-                    _add_diff(records, values, source.diff or source.sign * columns[-1][row].as_py())
+                    _add_record(records, values, source.diff or source.sign * columns[-1][row].as_py())
         remaining = [(values, count) for values, count in records if count]
         if not remaining:
             return []
@@ -160,19 +161,19 @@ class Lookup:
             return None
         return [(keys[0], values[0] if len(values) == 1 else tuple(values) if values else None)]
 
-    def _values(self, columns: list[pa.Array], row: int) -> list[Any] | None:
+    def _to_python_values(self, columns: list[pa.Array], row: int) -> list[Any] | None:
         """Return the values of a row in Python; None if Python has no object for one."""
         values = columns[: len(self.scan.schema.value_names)]
         try:
-            return [to_values(_drop_dictionary(column.slice(row, 1)), "a column")[0] for column in values]
+            return [to_values(_decode_dictionary(column.slice(row, 1)), "a column")[0] for column in values]
         except InvalidUsage:
             return None
 
     def contents(self, request: Wanted, form: str, reader: PartReader) -> pa.Table:
         """Return `_contents` with the types of the scan's results."""
-        return self.scan.cast_to_result(self._contents(request, form, reader))
+        return self.scan.cast_to_result(self._read_contents(request, form, reader))
 
-    def _contents(self, request: Wanted, form: str, reader: PartReader) -> pa.Table:
+    def _read_contents(self, request: Wanted, form: str, reader: PartReader) -> pa.Table:
         """Return the scan's columns of the records with a requested key, and `_diff`, consolidated by these columns.
 
         In form "rows", `_diff` may be missing if it is 1 in all rows; then equal records stay apart. Rows are in the
@@ -190,9 +191,11 @@ class Lookup:
         if len(source_tables) == 1 and columns:
             ((source, table),) = source_tables
             if source.diff == 1 and source.is_keyframe and {*columns} == {*scan.schema.names}:
-                return with_diff(table).select([*columns, "_diff"])
-        tables = [with_diff(table, source.diff or 1).select([*columns, "_diff"]) for source, table in source_tables]
-        by = [*keys, *cheap_first([name for name in columns if name not in keys], scan.schema)] if has_keys else columns
+                return add_diff(table).select([*columns, "_diff"])
+        tables = [add_diff(table, source.diff or 1).select([*columns, "_diff"]) for source, table in source_tables]
+        by = (
+            [*keys, *sort_by_cost([name for name in columns if name not in keys], scan.schema)] if has_keys else columns
+        )
         updates = pa.concat_tables([scan.empty([*columns, "_diff"]), *tables])
         return consolidate(updates, by).select([*columns, "_diff"])
 
@@ -200,15 +203,16 @@ class Lookup:
         """Return the updates with a requested key of a scan of changes: its columns, `_time`, `_diff`, consolidated."""
         assert self._keeps_time
         columns = [*self.scan.columns, "_time", "_diff"]
-        return self.scan.cast_to_result(consolidate(self._join(columns, request, reader), columns[:-1]))
+        return self.scan.cast_to_result(consolidate(self._join_sources(columns, request, reader), columns[:-1]))
 
     def terms(self, request: Wanted, reader: PartReader) -> pa.Table:
         """Return rows with a requested key: the scan's columns and `_diff`, which add up to its records."""
-        return self.scan.cast_to_result(self._join([*self.scan.columns, "_diff"], request, reader))
+        return self.scan.cast_to_result(self._join_sources([*self.scan.columns, "_diff"], request, reader))
 
-    def _join(self, columns: list[str], request: Wanted, reader: PartReader) -> pa.Table:
+    def _join_sources(self, columns: list[str], request: Wanted, reader: PartReader) -> pa.Table:
+        """Return the rows of all sources as one table."""
         source_tables = self._read_updates(request, reader)
-        tables = [with_diff(table, source.diff or 1).select(columns) for source, table in source_tables]
+        tables = [add_diff(table, source.diff or 1).select(columns) for source, table in source_tables]
         return pa.concat_tables([self.scan.empty(columns), *tables])
 
     def _read_updates(self, request: Wanted, reader: PartReader) -> list[Found]:
@@ -216,7 +220,7 @@ class Lookup:
         updates: list[Found] = []
         cold: list[tuple[_Source, PartRows]] = []
         for source in self._sources if request.rows else ():
-            rows = self._rows(source, reader)
+            rows = self._load_rows(source, reader)
             if rows.are_in_memory(request.keys):
                 updates.append((source, self._select_updates(source, rows.with_keys(request.keys))))
             elif rows.may_hold(request.keys):
@@ -237,7 +241,7 @@ class Lookup:
             table = scan.within_time(table)
         if scan.filter is not None:
             table = self._apply_filter(table, scan.filter)
-        return negate(table) if source.diff is None and source.sign < 0 else table
+        return negate_diffs(table) if source.diff is None and source.sign < 0 else table
 
     def _apply_filter(self, table: pa.Table, filter: pc.Expression) -> pa.Table:
         try:
@@ -246,7 +250,7 @@ class Lookup:
             raise make_filter_error(filter, self.scan.schema.arrow, error) from error
 
 
-def _drop_dictionary(values: pa.Array) -> pa.Array:
+def _decode_dictionary(values: pa.Array) -> pa.Array:
     return values.dictionary_decode() if isinstance(values, pa.DictionaryArray) else values
 
 
@@ -261,7 +265,7 @@ def _has_comparable_values(schema: CollectionSchema) -> bool:
     return schema.value.codec_name is None and all(map(is_flat, kinds)) and not has_zones and not is_changed
 
 
-def _add_diff(records: list[tuple[list[Any], int]], values: list[Any], diff: int) -> None:
+def _add_record(records: list[tuple[list[Any], int]], values: list[Any], diff: int) -> None:
     """Add a diff to an equal record. NaN equals nothing, so its diffs stay apart."""
     for at, (present, count) in enumerate(records):
         if present == values:

@@ -33,7 +33,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import is_text
 from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, decode_dictionaries
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
-from persist.engine.read.planning.scan import Scan, negate, with_diff
+from persist.engine.read.planning.scan import Scan, add_diff, negate_diffs
 
 FETCH_BYTES = 8 << 20  # One request fetches so many bytes of row groups, one group at least.
 ALONE_PIECES = 4  # Threads for so few take half as much CPU time again: each decodes to fresh memory.
@@ -86,11 +86,11 @@ def _list_tests(keys: pa.Table, scan: Scan) -> list[tuple[str, pa.Array]]:
     def cost(name: str) -> tuple[bool, bool]:
         return name not in scan.schema.key_names[:1], is_text(keys.schema.field(name).type)
 
-    names = [field.name for field in keys.schema if _is_compared(field.type)]
+    names = [field.name for field in keys.schema if _is_comparable(field.type)]
     return [(name, pc.unique(keys[name])) for name in sorted(names, key=cost)]
 
 
-def _is_compared(kind: pa.DataType) -> bool:
+def _is_comparable(kind: pa.DataType) -> bool:
     """Return whether equal keys of a type are equal for Arrow; floats are not."""
     is_time = pat.is_date(kind) or pat.is_timestamp(kind)
     return bool(pat.is_integer(kind) or pat.is_boolean(kind) or is_time or is_text(kind))
@@ -170,8 +170,8 @@ class _Search:
         table = self._read_groups(part, piece.groups, columns) if piece.groups else self._read_part(part, columns)
         if cuts_time:
             table = scan.within_time(table).drop_columns("_time")
-        table = with_diff(table)
-        return negate(table) if scan.sign < 0 and not piece.is_base else table
+        table = add_diff(table)
+        return negate_diffs(table) if scan.sign < 0 and not piece.is_base else table
 
     def _read_part(self, part: Part, columns: list[str]) -> pa.Table:
         table = self.reader.table(part, self.scan.schema, columns)

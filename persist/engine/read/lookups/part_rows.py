@@ -65,7 +65,7 @@ class KeySamples:
             return None
         samples = part.keys or []
         fields = [schema.arrow.field(name) for name in schema.key_names[:count]]
-        columns = [_to_array([key[at] for key in samples], field.type) for at, field in enumerate(fields)]
+        columns = [_decode_samples([key[at] for key in samples], field.type) for at, field in enumerate(fields)]
         keys = pa.Table.from_arrays(columns, schema=pa.schema(fields))
         return cls(SortedKeys(keys), np.array(choose_sample_rows(part.rows, len(samples)), np.int64))
 
@@ -79,7 +79,7 @@ class KeySamples:
         return bool((less < not_greater).any() or (not_greater[:-1] < less[1:]).any())
 
 
-def _to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _decode_samples(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return an array of values in the form of descriptors."""
     if (pat.is_integer(kind) or pat.is_temporal(kind)) and None not in values:
         stored = np.dtype(f"{'u' if pat.is_unsigned_integer(kind) else 'i'}{kind.bit_width // 8}")
@@ -216,7 +216,7 @@ class PartRows:
 
     def may_hold(self, requested_keys: SortedKeys | None) -> bool:
         """Return False only if the part has none of the requested keys, by its descriptor."""
-        samples = None if requested_keys is None or self._is_joined else self._samples()
+        samples = None if requested_keys is None or self._is_joined else self._load_samples()
         return requested_keys is None or samples is None or samples.may_hold(requested_keys)
 
     def are_in_memory(self, requested_keys: SortedKeys | None) -> bool:
@@ -290,7 +290,8 @@ class PartRows:
         keys = (self._load(self._keys, (first, end), groups, []) for first, end, groups in blocks)
         return np.concatenate([NO_ROWS, *(_find_rows(pieces, requested_keys) for pieces in keys)])
 
-    def _samples(self) -> KeySamples | None:
+    def _load_samples(self) -> KeySamples | None:
+        """Return the sampled keys of the part, cached."""
         name = (self._id, "samples", self._types)
         samples = self._reader.decoded.get(name)
         if samples is None:
@@ -300,7 +301,7 @@ class PartRows:
         assert samples is None or isinstance(samples, KeySamples)
         return samples
 
-    def _bounds(self) -> GroupBounds:
+    def _load_bounds(self) -> GroupBounds:
         if self._known_bounds is None:
             bounds = self._reader.decoded.get(self._bounds_name)
             if bounds is None:
@@ -318,10 +319,10 @@ class PartRows:
         if self._is_small:
             return [(*WHOLE, [])]
         if self._selected is None or self._selected[0] is not requested_keys:
-            bounds = self._bounds()
+            bounds = self._load_bounds()
             groups = np.arange(len(bounds.firsts) - 1)
             if requested_keys is not None:
-                groups = bounds.hit(self._samples(), requested_keys)
+                groups = bounds.hit(self._load_samples(), requested_keys)
             self._selected = requested_keys, bounds.blocks(groups)
         return self._selected[1]
 
@@ -329,7 +330,7 @@ class PartRows:
         """Return the row groups, among these, that some rows are in."""
         if len(groups) < 2:
             return groups
-        touched: list[int] = np.unique(self._bounds().firsts.searchsorted(rows, "right") - 1).tolist()
+        touched: list[int] = np.unique(self._load_bounds().firsts.searchsorted(rows, "right") - 1).tolist()
         return touched
 
     def _list_spans(self, columns: tuple[str, ...], block: Span, groups: Sequence[int]) -> list[Span]:
@@ -369,7 +370,7 @@ class PartRows:
         for span in self._list_spans(columns, block, groups):
             inside = touched
             if touched is not None and self._spilled is not None:  # Only files check rows.
-                start, end = self._bounds().firsts[[*span]]
+                start, end = self._load_bounds().firsts[[*span]]
                 inside = touched[touched.searchsorted(start) : touched.searchsorted(end)] - start
             piece = self._fetch_cached(columns, span, inside)
             if piece is None:
@@ -380,7 +381,7 @@ class PartRows:
             else:
                 pieces[span] = piece
         for run in _group_consecutive([group for span in missing for group in range(*span)]):
-            table, at = self._read(columns, run, fetched), 0
+            table, at = self._read_groups(columns, run, fetched), 0
             for span in missing:
                 if run[0] <= span[0] <= run[-1]:
                     rows = self._count_rows(span)
@@ -397,7 +398,7 @@ class PartRows:
         kinds = [kind for kind in (self._keys, self._columns) if kind]
         return {kind: self._cache_piece(kind, WHOLE, table.select(kind)) for kind in kinds}[columns]
 
-    def _read(self, columns: tuple[str, ...], run: list[int], fetched: Fetched) -> pa.Table:
+    def _read_groups(self, columns: tuple[str, ...], run: list[int], fetched: Fetched) -> pa.Table:
         """Return columns of consecutive row groups. Cost: one GET of a range, unless they were fetched."""
         coded = () if columns == self._keys else self._list_dictionary_columns()
         for groups, data in fetched:
@@ -423,6 +424,7 @@ class PartRows:
         return self._coded
 
     def _cache_piece(self, columns: tuple[str, ...], span: Span, table: pa.Table) -> Piece:
+        """Cache columns of some rows, in memory or as a mapped file."""
         batches = table.combine_chunks().to_batches()
         batch = batches[0] if batches else make_empty_batch(table.schema)
         if self._spilled is not None and self._spilled.put(self._file_name(columns, span), batch):
@@ -457,10 +459,10 @@ class PartRows:
 
     def _find_start(self, span: Span) -> int:
         """Return the first row of a span in the part."""
-        return 0 if span == WHOLE else int(self._bounds().firsts[span[0]])
+        return 0 if span == WHOLE else int(self._load_bounds().firsts[span[0]])
 
     def _count_rows(self, span: Span) -> int:
-        return self._part.rows if span == WHOLE else int(self._bounds().firsts[span[1]]) - self._find_start(span)
+        return self._part.rows if span == WHOLE else int(self._load_bounds().firsts[span[1]]) - self._find_start(span)
 
     @property
     def _bounds_name(self) -> Hashable:
@@ -512,6 +514,7 @@ def _take_rows(pieces: Pieces, rows: Numbers) -> pa.Table:
 
 
 def _group_consecutive(numbers: Sequence[int]) -> list[list[int]]:
+    """Group ascending numbers into runs without a gap."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] + 1 == number:

@@ -31,8 +31,8 @@ def find_distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
         SchemaMismatch: the columns are not the key columns.
         CodecMismatch: keys go through a codec that is not known here.
     """
-    schema = schema.compute_once(keys_alone)
-    arrow = None if type(keys) is list else arrow_keys(keys, schema.key_names)
+    schema = schema.compute_once(make_key_schema)
+    arrow = None if type(keys) is list else convert_arrow_keys(keys, schema.key_names)
     listed = None if arrow is not None else _list_keys(keys)
     small = None if listed is None else convert_small_keys(listed, schema)
     if small is not None:
@@ -48,7 +48,7 @@ def find_distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
     return _sort_distinct(table.select(schema.key_names), schema)
 
 
-def keys_alone(schema: CollectionSchema) -> CollectionSchema:
+def make_key_schema(schema: CollectionSchema) -> CollectionSchema:
     """Return the schema of the keys of a collection, with no value."""
     return CollectionSchema(schema.key, Side(()))
 
@@ -61,7 +61,7 @@ def _sort_distinct(keys: pa.Table, schema: CollectionSchema) -> pa.Table:
     return consolidate(keys.append_column("_diff", diffs), schema.key_names).select(schema.key_names)
 
 
-def arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:
+def convert_arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:
     """Return Arrow data as a table of the key columns; None for anything else."""
     if isinstance(keys, pa.RecordBatch):
         keys = pa.Table.from_batches([keys])
@@ -103,6 +103,7 @@ def _to_table(column: pa.ChunkedArray, names: tuple[str, ...], what: str) -> pa.
 
 
 def _list_keys(keys: Any) -> Sequence[Any]:
+    """Return keys as a list; raise InvalidUsage for something else."""
     if isinstance(keys, (list, tuple)):
         return keys
     if isinstance(keys, Iterable) and not isinstance(keys, (str, bytes, bytearray, Mapping)):
@@ -113,6 +114,7 @@ def _list_keys(keys: Any) -> Sequence[Any]:
 
 
 def _has_other_shape(key: Any, side: Side) -> bool:
+    """Return whether a key does not have the shape of the key columns."""
     if side.codec_name is not None:
         return False
     if len(side.fields) > 1:
@@ -121,6 +123,7 @@ def _has_other_shape(key: Any, side: Side) -> bool:
 
 
 def _describe_shape(side: Side) -> str:
+    """Return the shape of a key for an error message."""
     fields = ", ".join(f"{field.name}: {field.type}" for field in side.fields)
     if len(side.fields) > 1:
         return f"a key of this collection is a tuple ({fields})"

@@ -197,13 +197,13 @@ class SpilledRows:
             touched: the rows that the caller will use, which are checked; None for all.
         """
         path = self._path(name)
-        piece = self._open(path, name, schema, rows)
+        piece = self._map_file(path, name, schema, rows)
         if piece is None:
             return None
         try:
             piece.rows.verify_rows(touched)
         except DAMAGED:
-            self._drop(path, piece)
+            self._remove_file(path, piece)
             return None
         piece.mark_used(path, self._clock)
         return piece.rows.batch
@@ -241,7 +241,8 @@ class SpilledRows:
         """Unmap all files."""
         self._mapped.clear()
 
-    def _open(self, path: str, name: str, schema: pa.Schema, rows: int) -> "_Piece | None":
+    def _map_file(self, path: str, name: str, schema: pa.Schema, rows: int) -> "_Piece | None":
+        """Map a file of rows; None if it is missing or damaged."""
         piece = self._mapped.get(path)
         if piece is not None:
             return piece
@@ -254,13 +255,14 @@ class SpilledRows:
         except FileNotFoundError:
             return None
         except DAMAGED:
-            self._drop(path, None)
+            self._remove_file(path, None)
             return None
         self.hits += 1
         self._mapped.put(path, piece)
         return piece
 
-    def _drop(self, path: str, piece: "_Piece | None") -> None:
+    def _remove_file(self, path: str, piece: "_Piece | None") -> None:
+        """Remove a damaged file."""
         if piece is not None:
             self._mapped.remove(path, only=piece)
         with self._lock:

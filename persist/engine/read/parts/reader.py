@@ -79,7 +79,7 @@ class PartReader:
 
     @cached_property
     def _leftovers(self) -> SliceLeftovers:
-        return SliceLeftovers(self._portion(4))  # Made at first use: a point read has none.
+        return SliceLeftovers(self._compute_share(4))  # Made at first use: a point read has none.
 
     def keeping_leftovers(self, bytes_max: int) -> "PartReader":
         """Return a reader for another read, with so much room for leftovers of its slices.
@@ -94,7 +94,7 @@ class PartReader:
     @property
     def slice_bytes(self) -> int:
         """The decoded size of one slice: it is merged within the budget while the next one is read."""
-        return self._portion(5)
+        return self._compute_share(5)
 
     @property
     def changes_slice_bytes(self) -> int:
@@ -104,9 +104,9 @@ class PartReader:
     @property
     def rewrite_slice_bytes(self) -> int:
         """The same if the merged slice is also encoded: merging takes about four times a slice."""
-        return self._portion(8)
+        return self._compute_share(8)
 
-    def _portion(self, share: int) -> int:
+    def _compute_share(self, share: int) -> int:
         """Return a share of the budget. A small budget is cut finer, which takes up to half more CPU time."""
         return self.memory_budget // (share if self.memory_budget >= MEMORY_BUDGET else 8)
 
@@ -125,11 +125,11 @@ class PartReader:
         A part that would take more than an eighth of the budget comes in several tables. Columns of strings or bytes
         that coded names may come as dictionaries.
         """
-        room = self._portion(4)
+        room = self._compute_share(4)
 
         def pieces() -> Iterator[_PartSection]:
             for part in parts:
-                size = part.memory if part.inline else memory_within(part, keys, schema)
+                size = part.memory if part.inline else estimate_memory_within(part, keys, schema)
                 if part.inline or size + part.bytes <= room // 2:
                     yield _PartSection(part, size + part.bytes, None)
                     continue
@@ -146,7 +146,7 @@ class PartReader:
 
         if self._executor is None:
             return ((piece.part, read(piece)) for piece in pieces())
-        return _in_order(self._executor, read, pieces(), room, self._portion(1))
+        return _read_in_order(self._executor, read, pieces(), room, self._compute_share(1))
 
     def table(
         self,
@@ -428,7 +428,7 @@ def _slice_or_copy(table: pa.Table, first: int, end: int) -> pa.Table:
     return rows if 2 * len(rows) >= len(table) else copy_table(rows)
 
 
-def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
+def estimate_memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
     """Estimate the decoded size of the rows of a part that are inside, in bytes."""
     if keys.is_all:
         return part.memory
@@ -449,7 +449,7 @@ class _PartSection:
     groups: Sequence[int] | None
 
 
-def _in_order(
+def _read_in_order(
     executor: Executor,
     read: Callable[[_PartSection], pa.Table],
     pieces: Iterator[_PartSection],
@@ -491,10 +491,10 @@ def read_ahead(items: Iterator[T], executor: Executor) -> Generator[T, None, Non
             future = executor.submit(next, items, None)
             yield item
     finally:
-        finish([future])
+        cancel_and_wait([future])
 
 
-def finish(futures: Sequence["Future[T]"]) -> None:
+def cancel_and_wait(futures: Sequence["Future[T]"]) -> None:
     """Cancel the calls that have not begun, and wait for the others; ignore their errors."""
     wait([future for future in futures if not future.cancel()])
 

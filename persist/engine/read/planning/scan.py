@@ -28,7 +28,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.part.printing import print_filter
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.expression.documents import register_functions
-from persist.engine.read.parts.reader import ALL_KEYS, PartReader, memory_within
+from persist.engine.read.parts.reader import ALL_KEYS, PartReader, estimate_memory_within
 
 SLICES_MAX = 100_000
 TASK_BYTES_MAX = 64 << 20  # Decoded: a task that merges takes about four times that.
@@ -84,13 +84,13 @@ class Scan:
         """Return the same of some of the parts."""
         if self.keys.is_all:
             return sum([part.memory for part in parts])
-        return sum(memory_within(part, self.keys, self.schema) for part in parts)
+        return sum(estimate_memory_within(part, self.keys, self.schema) for part in parts)
 
     @property
     def updates_memory(self) -> int:
         """The approximate size of the history's updates, in bytes, if each part is spread evenly in time."""
         return sum(
-            memory_within(part, self.keys, self.schema) * times // (part.time_max + 1 - part.time_min)
+            estimate_memory_within(part, self.keys, self.schema) * times // (part.time_max + 1 - part.time_min)
             for part in self.parts
             if (times := min(part.time_max + 1, self.time_upper) - max(part.time_min, self.time_lower)) > 0
         )
@@ -98,11 +98,11 @@ class Scan:
     def prune(self) -> "Scan":
         """Return this scan without the parts that cannot hold anything of it."""
         in_time = [p for p in self.parts if p.time_min < self.time_upper and p.time_max >= self.time_lower]
-        base, parts = self._may_match(self.base), self._may_match(in_time)
+        base, parts = self._select_matching(self.base), self._select_matching(in_time)
         is_same = len(base) == len(self.base) and len(parts) == len(self.parts)
         return self if is_same else replace(self, base=base, parts=parts)
 
-    def _may_match(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+    def _select_matching(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         if not parts:
             return ()
         remaining = parts if self.keys.is_all else [part for part in parts if self.keys.may_overlap(part, self.schema)]
@@ -117,7 +117,7 @@ class Scan:
         return self.schema if self.narrow is None else self.narrow
 
     def cast_to_result(self, table: pa.Table) -> pa.Table:
-        """Return consolidated rows of the requested times with the types of `result_schema`."""
+        """Return consolidated rows of the requested times with the types of `get_result_schema`."""
         return table if self.narrow is None else cast_columns(table, self.columns, self.narrow)
 
     def with_newest_types(self) -> "Scan":
@@ -126,7 +126,7 @@ class Scan:
         So a value that does not fit is an error only if it is in the result.
         """
         wide = find_newest_types(self.schema)
-        if wide is self.schema or (self.filter is not None and not _fits(self.filter, wide)):
+        if wide is self.schema or (self.filter is not None and not _can_filter(self.filter, wide)):
             return self
         return replace(self, schema=wide, narrow=self.schema)
 
@@ -247,7 +247,7 @@ class Scan:
             if not self.is_inside(part):
                 table = self.within_time(table)
             if self.sign < 0 and "_diff" in columns:
-                table = negate(table)
+                table = negate_diffs(table)
             yield table.select(list(columns)) if extra else table
 
     def read_base_rows(
@@ -279,7 +279,7 @@ def narrow_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[str]
     return replace(scan, columns=names, filter=scan.filter if conjunction is None else conjunction).prune()
 
 
-def _fits(filter: pc.Expression, schema: CollectionSchema) -> bool:
+def _can_filter(filter: pc.Expression, schema: CollectionSchema) -> bool:
     try:
         bind_filter(filter, schema.arrow)
     except (pa.ArrowException, TypeError, ValueError):
@@ -299,7 +299,7 @@ def refuse_positions(filter: pc.Expression) -> None:
         ) from error
 
 
-def cheap_first(names: list[str], schema: CollectionSchema) -> list[str]:
+def sort_by_cost(names: list[str], schema: CollectionSchema) -> list[str]:
     """Return names in the cheapest order for comparing rows: keys, then columns of fixed width.
 
     It takes a third of the time on keys with a few records each: numbers differ mostly, so few strings are compared.
@@ -309,7 +309,7 @@ def cheap_first(names: list[str], schema: CollectionSchema) -> list[str]:
     )
 
 
-def negate(table: pa.Table) -> pa.Table:
+def negate_diffs(table: pa.Table) -> pa.Table:
     """Return the table with the sign of `_diff` changed."""
     at, diffs = table.schema.get_field_index("_diff"), table["_diff"]
     least = pc.equal(diffs, -(2**63))  # The one int64 whose negative is none: as two halves.
@@ -323,7 +323,7 @@ def negate(table: pa.Table) -> pa.Table:
     return table.set_column(at, table.field(at), pc.negate(diffs))
 
 
-def with_diff(table: pa.Table, diff: int = 1) -> pa.Table:
+def add_diff(table: pa.Table, diff: int = 1) -> pa.Table:
     """Return a table with a column `_diff`, which is the same in all rows if there was none."""
     if "_diff" in table.column_names:
         return table

@@ -76,8 +76,10 @@ class Explanation(Shown):
         lines = [
             f"snapshot as of {as_of}, form {self.form!r}, columns {list(self.columns)}",
             f"  from {base}",
-            _line("keyframe", self.base_parts, self.base_rows, self.base_bytes),
-            _line("history", self.parts - self.base_parts, self.rows - self.base_rows, self.bytes - self.base_bytes),
+            _format_line("keyframe", self.base_parts, self.base_rows, self.base_bytes),
+            _format_line(
+                "history", self.parts - self.base_parts, self.rows - self.base_rows, self.bytes - self.base_bytes
+            ),
             f"  slices    {self.slices}, {self.memory / 2**20:,.1f} MiB decoded in all",
             "  pruned    " + (", ".join(f"{n} parts by {by}" for by, n in self.pruned.items() if n) or "nothing"),
         ]
@@ -89,11 +91,11 @@ class Explanation(Shown):
         return "\n".join(lines)
 
 
-def _line(what: str, parts: int, rows: int, size: int) -> str:
+def _format_line(what: str, parts: int, rows: int, size: int) -> str:
     return f"  {what:<9} {parts:,} parts, {rows:,} rows, {size / 2**20:,.1f} MiB"
 
 
-def snapshot_scan(
+def plan_snapshot(
     contents: CollectionState,
     schema: CollectionSchema,
     as_of: int,
@@ -103,20 +105,20 @@ def snapshot_scan(
     raw: bool = False,
 ) -> Scan:
     """Return the plan to read the contents as of a readable time; raw includes tombstones."""
-    schema, filter = _prepare(contents, schema, filter, raw=raw)
+    schema, filter = _prepare_schema(contents, schema, filter, raw=raw)
     names = schema.columns if columns is None else tuple(columns)
     history = contents.history_parts
-    candidates = _nearest(contents, as_of)
+    candidates = _list_nearest_keyframes(contents, as_of)
     best = candidates[0]
     if len(candidates) > 1:
-        best = min(candidates, key=lambda keyframe: _cost(contents, history, keyframe, as_of))
-    return _build_scan(contents, history, schema, best, as_of, names, filter).with_newest_types().prune()
+        best = min(candidates, key=lambda keyframe: _estimate_cost(contents, history, keyframe, as_of))
+    return _make_scan(contents, history, schema, best, as_of, names, filter).with_newest_types().prune()
 
 
 def explain_scan(
     contents: CollectionState, scan: Scan, form: str, slices: int, index: tuple[tuple[str, ...], int] | None = None
 ) -> Explanation:
-    """Explain a plan of `snapshot_scan` over contents, in so many slices, or the index in its place."""
+    """Explain a plan of `plan_snapshot` over contents, in so many slices, or the index in its place."""
     forwards = scan.sign > 0
     time = scan.time_lower - 1 if forwards else scan.time_upper - 1
     keyframe = next((candidate for candidate in contents.keyframes if candidate.as_of == time), None)
@@ -163,12 +165,12 @@ def plan_changes_scan(
     raw: bool = False,
 ) -> Scan:
     """Return the plan to read the updates with `lower <= time < upper`, all readable; raw includes tombstones."""
-    schema, filter = _prepare(contents, schema, filter, raw=raw)
+    schema, filter = _prepare_schema(contents, schema, filter, raw=raw)
     names = schema.columns if columns is None else tuple(columns)
     return Scan(schema, contents.history_parts, lower, upper, names, filter).with_newest_types().prune()
 
 
-def _prepare(
+def _prepare_schema(
     contents: CollectionState, schema: CollectionSchema, filter: pc.Expression | None, *, raw: bool
 ) -> tuple[CollectionSchema, pc.Expression | None]:
     """Return the schema with all its versions, and a filter that also leaves out tombstones unless raw."""
@@ -178,7 +180,7 @@ def _prepare(
     return schema, filter if live is None else live if filter is None else live & filter
 
 
-def _build_scan(
+def _make_scan(
     contents: CollectionState,
     history: tuple[Part, ...],
     schema: CollectionSchema,
@@ -187,6 +189,7 @@ def _build_scan(
     columns: tuple[str, ...],
     filter: pc.Expression | None,
 ) -> Scan:
+    """Return the scan of a keyframe and the history after or before it."""
     if keyframe is None:
         return Scan(schema, history, 0, as_of + 1, columns, filter)
     base = contents.list_parts(keyframe.parts)
@@ -195,7 +198,7 @@ def _build_scan(
     return Scan(schema, history, as_of + 1, keyframe.as_of + 1, columns, filter, base=base, sign=-1)
 
 
-def _nearest(contents: CollectionState, as_of: int) -> list[Keyframe | None]:
+def _list_nearest_keyframes(contents: CollectionState, as_of: int) -> list[Keyframe | None]:
     """Return the nearest keyframes before and after a time, and None if the history is whole.
 
     A farther keyframe costs no less. Its records, with the history between, are at least those of the nearer one.
@@ -205,7 +208,10 @@ def _nearest(contents: CollectionState, as_of: int) -> list[Keyframe | None]:
     return nearest if contents.history_from else [*nearest, None]
 
 
-def _cost(contents: CollectionState, history: tuple[Part, ...], keyframe: Keyframe | None, as_of: int) -> float:
+def _estimate_cost(
+    contents: CollectionState, history: tuple[Part, ...], keyframe: Keyframe | None, as_of: int
+) -> float:
+    """Estimate the rows to read from a keyframe, in one of updates."""
     base = 0 if keyframe is None else sum(part.rows for part in contents.list_parts(keyframe.parts))
     start, end = (-1, as_of) if keyframe is None else sorted((keyframe.as_of, as_of))
     touched = [part for part in history if part.time_min <= end and part.time_max > start]
@@ -221,7 +227,7 @@ def _estimate_rows_between(part: Part, start: int, end: int) -> float:
     return part.rows * (last - first + 1) / (part.time_max - part.time_min + 1)
 
 
-def record_count(contents: CollectionState) -> int | None:
+def count_records(contents: CollectionState) -> int | None:
     """Return the sum of all diffs, sealed or not: the number of records, while no multiplicity is negative.
 
     None if the parts must be read for that: they may hold tombstones, or sealed events are not resolved.

@@ -5,7 +5,7 @@ consolidated: each table of updates becomes a *partial*, one row for each of its
 are added up. Memory: one table as it was read, and a few times the number of groups.
 
 Grouping columns are decoded to dictionaries where files have them. Rows are then added up by the numbers that their
-groups have there (`_group_codes`), and nothing looks at a text again for each row.
+groups have there (`_number_groups`), and nothing looks at a text again for each row.
 
 Whole numbers and counts are exact: a partial holds such a sum as limbs (`persist.codecs.order.sums`), as many as the
 bound over all that was added demands, `rows * max|v| * max|diff|` of each table. Mostly that is one, so that an int64
@@ -108,6 +108,7 @@ class Request:
 
 
 def _check_aggregation(schema: CollectionSchema, groups: tuple[str, ...], output: Any, spec: Any) -> Aggregation:
+    """Return an aggregation that was checked; raise InvalidUsage for a wrong one."""
     if not isinstance(output, str) or not output:
         raise InvalidUsage(f"{output!r:.80} is not a name for an output: give text that is not empty")
     if output in groups:
@@ -135,7 +136,7 @@ def _is_addable(type_: pa.DataType) -> bool:
     return bool(pat.is_integer(type_) or pat.is_floating(type_) or pat.is_decimal(type_) or pat.is_duration(type_))
 
 
-def sum_type(type_: pa.DataType) -> pa.DataType:
+def get_sum_type(type_: pa.DataType) -> pa.DataType:
     """Return the type of a sum of values of a type: the widest of its kind."""
     if pat.is_decimal128(type_):
         return pa.decimal128(38, type_.scale)
@@ -164,7 +165,7 @@ def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Co
         return sums.merge().result()
     retracts = scan.sign < 0 or any(part.negatives for part in scan.all_parts)
     sums = _Sums(scan, request, tracks_size=retracts)
-    for table, diff in _updates(scan, reader, request):
+    for table, diff in _iterate_updates(scan, reader, request):
         sums.add(table, diff)
     groups = sums.merge()
     doubtful = groups.list_doubtful_columns()
@@ -177,7 +178,7 @@ def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Co
     return groups.result()
 
 
-def _updates(scan: Scan, reader: PartReader, request: Request) -> Iterator[tuple[pa.Table, int | None]]:
+def _iterate_updates(scan: Scan, reader: PartReader, request: Request) -> Iterator[tuple[pa.Table, int | None]]:
     """Yield tables of columns and `_diff`, or without it and the one diff that all rows have.
 
     A column whose values are only counted is left out where it has no NULL.
@@ -243,7 +244,7 @@ class _Sums:
             terms = (values, find_largest_magnitude(values)) if diff == 1 else multiply(values, diffs)
             self._put_limbs(f"sum:{name}", *terms, columns)
         for name in self.floats:
-            terms = self._finite(name, table[name].cast(pa.float64()), diffs, largest, columns)
+            terms = self._split_non_finite(name, table[name].cast(pa.float64()), diffs, largest, columns)
             if diff != 1:
                 terms = pc.multiply(terms, pa.array(diffs.astype(np.float64)))
             columns[f"net:{name}"] = terms
@@ -253,14 +254,14 @@ class _Sums:
             self._normalize_limbs(_sum_groups([table[name] for name in self.request.group_by], columns))
         )
         if sum(map(len, self._partials)) > self._merge_rows:
-            self._merge()
+            self._merge_partials()
 
     def merge(self) -> "_Groups":
         """Return the sums of everything added."""
-        self._merge()
+        self._merge_partials()
         return _Groups(self, self._partials[0])
 
-    def _finite(
+    def _split_non_finite(
         self, name: str, values: pa.ChunkedArray, diffs: Ints, largest: int, columns: dict[str, Any]
     ) -> pa.ChunkedArray:
         """Return floats with NULL in place of others than finite ones, whose diffs go to columns."""
@@ -278,7 +279,8 @@ class _Sums:
         for at, limb in enumerate(split_into_limbs(terms, count_limbs(self.bounds[measure]))):
             columns[f"{measure}.{at}"] = limb
 
-    def _merge(self) -> None:
+    def _merge_partials(self) -> None:
+        """Merge all partial sums into one."""
         if len(self._partials) == 1:
             return
         table = pa.concat_tables([self._widen_limbs(partial) for partial in self._partials])
@@ -344,13 +346,14 @@ class _Groups:
         """Return the requested table."""
         columns: dict[str, Any] = dict(zip(self._group_by, self._keys.columns, strict=True))
         for aggregation in self._sums.request.aggregations:
-            columns[aggregation.output] = self._output(aggregation)
+            columns[aggregation.output] = self._compute_output(aggregation)
         return pa.table(columns)
 
-    def _output(self, output: Aggregation) -> pa.Array:
+    def _compute_output(self, output: Aggregation) -> pa.Array:
+        """Return the column of one aggregation, for each group."""
         if output.kind == "count":
             counts = self._join_sum("n" if output.column is None else f"n:{output.column}")
-            return self._fitting(counts, pa.int64(), output)
+            return self._convert_result(counts, pa.int64(), output)
         assert output.column is not None
         counts = self._join_sum(f"n:{output.column}")
         values: Ints
@@ -359,7 +362,7 @@ class _Groups:
             sums = pa.array(values)
         else:
             values = self._join_sum(f"sum:{output.column}")
-            sums = self._fitting(values, sum_type(self._sums.schema.arrow.field(output.column).type), output)
+            sums = self._convert_result(values, get_sum_type(self._sums.schema.arrow.field(output.column).type), output)
         nothing = (counts == 0) & (values == 0)
         return pc.if_else(pa.array(nothing.astype(bool)), pa.scalar(None, sums.type), sums)
 
@@ -377,7 +380,7 @@ class _Groups:
     def _join_sum(self, measure: str) -> Ints:
         return join_limbs(_list_limbs(self._partial, measure))
 
-    def _fitting(self, values: Ints, type_: pa.DataType, output: Aggregation) -> pa.Array:
+    def _convert_result(self, values: Ints, type_: pa.DataType, output: Aggregation) -> pa.Array:
         """Return whole numbers as an array of that type."""
         least, greatest = get_limits(type_)
         outside = np.flatnonzero((values < least) | (values > greatest))
@@ -397,19 +400,19 @@ def _sum_groups(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.
     # Without NULLs, one array of diffs counts the rows and the values of each column: it is added up once.
     firsts: dict[int, str] = {}
     same_as = {name: firsts.setdefault(id(column), name) for name, column in columns.items()}
-    numbers = {name: _numbers(columns[name]) for name in firsts.values()}
+    numbers = {name: _get_numbers(columns[name]) for name in firsts.values()}
     with np.errstate(over="ignore", invalid="ignore"):  # A sum of floats may become infinite.
         if not keys:
             return pa.table({name: numbers[first].sum(keepdims=True) for name, first in same_as.items()})
-        codes, groups = _group_codes(keys)
-        summed = {name: _sums_by_code(codes, len(groups[0]), values) for name, values in numbers.items()}
+        codes, groups = _number_groups(keys)
+        summed = {name: _sum_by_group(codes, len(groups[0]), values) for name, values in numbers.items()}
     groups_by_name = {f"g{i}": values for i, values in enumerate(groups)}
     return pa.table(groups_by_name | {name: summed[first] for name, first in same_as.items()})
 
 
-def _group_codes(keys: Sequence[pa.ChunkedArray]) -> tuple[Rows, list[pa.Array]]:
+def _number_groups(keys: Sequence[pa.ChunkedArray]) -> tuple[Rows, list[pa.Array]]:
     """Return the group of each row, numbered from 0, and the keys of the groups, of which some may have no row."""
-    codes, *more_codes = [_to_codes(combine_chunks(key)) for key in keys]
+    codes, *more_codes = [_encode_values(combine_chunks(key)) for key in keys]
     groups, numbers = [codes.dictionary], codes.indices.to_numpy().astype(np.int64)
     for next_codes in more_codes:
         size = len(next_codes.dictionary)
@@ -422,7 +425,7 @@ def _group_codes(keys: Sequence[pa.ChunkedArray]) -> tuple[Rows, list[pa.Array]]
     return numbers, groups
 
 
-def _to_codes(key: pa.Array) -> pa.DictionaryArray:
+def _encode_values(key: pa.Array) -> pa.DictionaryArray:
     """Return a column as numbers, none of them NULL, and the values that they stand for, NULL among them."""
     if pat.is_dictionary(key.type):
         coded, values = key, key.dictionary
@@ -440,7 +443,7 @@ def _to_codes(key: pa.Array) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(indices, values, safe=False)
 
 
-def _numbers(column: Any) -> Ints:
+def _get_numbers(column: Any) -> Ints:
     """Return a column of numbers with 0 for NULL."""
     if isinstance(column, np.ndarray):
         return column
@@ -448,13 +451,14 @@ def _numbers(column: Any) -> Ints:
     return numbers
 
 
-def _sums_by_code(codes: Rows, count: int, values: Ints) -> Ints:
+def _sum_by_group(codes: Rows, count: int, values: Ints) -> Ints:
     sums = np.zeros(count, values.dtype)
     np.add.at(sums, codes, values)
     return sums
 
 
 def _list_limbs(partial: pa.Table, measure: str) -> list[Ints]:
+    """Return the limbs of a measure in a partial, lowest first."""
     limbs: list[Ints] = []
     while (name := f"{measure}.{len(limbs)}") in partial.column_names:
         limbs.append(partial[name].to_numpy())

@@ -50,7 +50,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         **options: Any,
     ) -> ds.Scanner:
         """Return a scanner of some columns of the rows that pass a filter, for one scan; options are PyArrow's."""
-        self._check(columns, filter)
+        self._check_request(columns, filter)
         # Computed columns may need any column: Arrow does not list the columns of an expression.
         names = columns if columns and not isinstance(columns, dict) else None
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
@@ -95,7 +95,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     def filter(self, expression: pc.Expression) -> "ResultDataset":
         """Return the dataset of the rows that pass a filter."""
-        self._check(None, expression)
+        self._check_request(None, expression)
 
         def narrowed(columns: Sequence[str] | None, also: pc.Expression | None) -> Iterator[pa.RecordBatch]:
             return self._narrowed(columns, expression if also is None else expression & also)
@@ -104,18 +104,20 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     def sort_by(self, sorting: str | list[tuple[str, str]], **options: Any) -> ds.InMemoryDataset:
         """Return all rows in an order, in memory."""
-        self._check([sorting] if isinstance(sorting, str) else [name for name, _ in sorting], None)
+        self._check_request([sorting] if isinstance(sorting, str) else [name for name, _ in sorting], None)
         return ds.InMemoryDataset(self.to_table().sort_by(sorting, **options))
 
     def join(self, right_dataset: ds.Dataset, *args: Any, **options: Any) -> ds.InMemoryDataset:
         """Return the join with another dataset, in memory; arguments as in PyArrow."""
-        return _in_memory(self).join(_in_memory(right_dataset), *args, **options)
+        return _load_dataset(self).join(_load_dataset(right_dataset), *args, **options)
 
     def join_asof(self, right_dataset: ds.Dataset, *args: Any, **options: Any) -> ds.InMemoryDataset:
         """Return the join with the nearest rows of another dataset, in memory; arguments as in PyArrow."""
-        return _in_memory(self).join_asof(_in_memory(right_dataset), *args, **options)
+        return _load_dataset(self).join_asof(_load_dataset(right_dataset), *args, **options)
 
-    def _check(self, columns: Sequence[str] | dict[str, pc.Expression] | None, filter: pc.Expression | None) -> None:
+    def _check_request(
+        self, columns: Sequence[str] | dict[str, pc.Expression] | None, filter: pc.Expression | None
+    ) -> None:
         """Check columns and filter against the result before anything is read."""
         if isinstance(columns, str) or not (columns is None or isinstance(columns, Sequence | dict)):
             raise InvalidUsage(f"columns={columns!r:.80} is neither a list of names nor a dict of expressions")
@@ -154,5 +156,5 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         raise InvalidUsage("this dataset reads through an open client and cannot be pickled; open one in each process")
 
 
-def _in_memory(dataset: ds.Dataset) -> ds.Dataset:
+def _load_dataset(dataset: ds.Dataset) -> ds.Dataset:
     return ds.InMemoryDataset(dataset.to_table()) if isinstance(dataset, ResultDataset) else dataset

@@ -53,11 +53,11 @@ def export_to_store(
         PersistError: from the store; then nothing is left, or at least `_INCOMPLETE`.
     """
     blob = RetryBlob(store)
-    _claim(blob)
+    _claim_place(blob)
     stored: list[str] = []
     try:
         rows = 0
-        for data, count in _files(batches, schema, rows_per_file):
+        for data, count in _encode_files(batches, schema, rows_per_file):
             stored.append(f"part-{len(stored)}.parquet")
             rows += count
             blob.set(stored[-1], data)
@@ -73,7 +73,7 @@ def export_to_store(
     return [f"{blob.url.rstrip('/')}/{key}" for key in stored]
 
 
-def _claim(blob: Blob) -> None:
+def _claim_place(blob: Blob) -> None:
     """Mark an empty place for this export."""
     _check_empty(blob, None)
     if not blob.create(INCOMPLETE, b"{}"):
@@ -100,10 +100,10 @@ def _explain_taken_name(blob: Blob, key: str) -> InvalidUsage:
     return InvalidUsage(f"{blob.url} is not empty: {key!r} is there already. Export to another place.")
 
 
-def _files(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows_max: int) -> Iterator[tuple[bytes, int]]:
+def _encode_files(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows_max: int) -> Iterator[tuple[bytes, int]]:
     """Yield encoded files and their numbers of rows; without any row, one file that has the schema."""
     file_count, sink, writer, rows = 0, pa.BufferOutputStream(), None, 0
-    for group in _groups(batches, schema, min(ROWS_PER_GROUP, rows_max)):
+    for group in _regroup(batches, schema, min(ROWS_PER_GROUP, rows_max)):
         at = 0
         while at < len(group):
             piece = group.slice(at, rows_max - rows)
@@ -122,7 +122,7 @@ def _files(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows_max: int) 
         yield sink.getvalue().to_pybytes(), rows
 
 
-def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows_max: int) -> Iterator[pa.Table]:
+def _regroup(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows_max: int) -> Iterator[pa.Table]:
     """Yield tables of rows_max rows, the last one perhaps of fewer."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
@@ -156,17 +156,18 @@ def export_parquet(
             return export_to_store(result.to_batches(), schema, store, rows_per_file)
     if storage_options:
         raise InvalidUsage(f"storage_options go with the URL of a store, and {text!r} is a folder of this machine")
-    return _to_folder(result, schema, store.url, rows_per_file)
+    return _export_to_folder(result, schema, store.url, rows_per_file)
 
 
-def _to_folder(result: ArrowResult, schema: pa.Schema, path: str, rows_per_file: int) -> list[str]:
+def _export_to_folder(result: ArrowResult, schema: pa.Schema, path: str, rows_per_file: int) -> list[str]:
+    """Write the files to a temporary folder, and rename it when complete."""
     if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
         raise InvalidUsage(f"{path} is there already, and is not an empty folder: export to another place")
     beside = f"{path}.tmp-{uuid.uuid4().hex}"
 
     try:
         os.makedirs(beside)
-        for at, (data, _) in enumerate(_files(result.to_batches(), schema, rows_per_file)):
+        for at, (data, _) in enumerate(_encode_files(result.to_batches(), schema, rows_per_file)):
             with open(os.path.join(beside, f"part-{at}.parquet"), "wb") as file:
                 file.write(data)
         if os.path.isdir(path):

@@ -47,15 +47,15 @@ def to_frame(table: pa.Table, dtype_backend: DtypeBackend | None, options: Mappi
             cannot apply it to these columns.
     """
     if dtype_backend is not None:
-        options = {**options, "types_mapper": _types_mapper(dtype_backend, options)}
+        options = {**options, "types_mapper": _make_types_mapper(dtype_backend, options)}
     try:
         apart = [] if options.get("integer_object_nulls") else _list_separate_columns(table, options)
-        return _with_columns(table, apart, options)
+        return _convert_columns(table, apart, options)
     except (TypeError, ValueError, KeyError, OverflowError, pa.ArrowNotImplementedError) as error:
         raise InvalidUsage(f"to_pandas() takes the options of pyarrow.Table.to_pandas: {error}") from error
 
 
-def _types_mapper(dtype_backend: DtypeBackend, options: Mapping[str, Any]) -> Any:
+def _make_types_mapper(dtype_backend: DtypeBackend, options: Mapping[str, Any]) -> Any:
     import pandas as pd
 
     if dtype_backend not in get_args(DtypeBackend):
@@ -100,7 +100,8 @@ def _holds_null_integers(array: pa.Array) -> bool:
     return bool(pat.is_integer(t) and array.null_count)
 
 
-def _with_columns(table: pa.Table, apart: list[str], options: Mapping[str, Any]) -> Any:
+def _convert_columns(table: pa.Table, apart: list[str], options: Mapping[str, Any]) -> Any:
+    """Return a pandas frame, with some columns converted apart from the others."""
     if not apart:
         return table.to_pandas(**options)
     import pandas as pd
@@ -110,11 +111,12 @@ def _with_columns(table: pa.Table, apart: list[str], options: Mapping[str, Any])
     frame = frame if other_columns.num_columns else pd.DataFrame(index=pd.RangeIndex(len(table)))
     for at, name in enumerate(table.column_names):
         if name in apart:
-            frame.insert(at, name, _column(table[name], options.get("maps_as_pydicts")))
+            frame.insert(at, name, _convert_column(table[name], options.get("maps_as_pydicts")))
     return frame
 
 
-def _column(column: pa.ChunkedArray, maps: Any) -> Any:
+def _convert_column(column: pa.ChunkedArray, maps: Any) -> Any:
+    """Return a column as a pandas series without a change of values."""
     import pandas as pd
 
     name = _NULLABLE.get(str(column.type))
@@ -129,14 +131,14 @@ _COMPARED = {
 }  # fmt: skip
 
 
-def in_milliseconds(table: pa.Table) -> pa.Table:
+def to_milliseconds(table: pa.Table) -> pa.Table:
     """Return a table with moments and durations in milliseconds in place of seconds, at any depth.
 
     Raises:
         InvalidUsage: one does not fit, or there is an interval or a decimal of 256 bits, which Polars lacks.
     """
     try:
-        schema = pa.schema([field.with_type(_in_milliseconds(field.type)) for field in table.schema])
+        schema = pa.schema([field.with_type(_to_milliseconds(field.type)) for field in table.schema])
         return table if schema == table.schema else table.cast(schema)
     except pa.ArrowException as error:
         raise InvalidUsage(
@@ -145,10 +147,10 @@ def in_milliseconds(table: pa.Table) -> pa.Table:
         ) from error
 
 
-def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
+def _to_milliseconds(kind: pa.DataType) -> pa.DataType:
     if pat.is_nested(kind):
         inner = [field.type for field in list_inner_fields(kind)]
-        converted = [_in_milliseconds(inner_type) for inner_type in inner]
+        converted = [_to_milliseconds(inner_type) for inner_type in inner]
         return kind if converted == inner else replace_inner_types(kind, converted)
     if pat.is_decimal256(kind) or pat.is_interval(kind):
         raise InvalidUsage(f"Polars has no {kind}: read it as Arrow, or cast it in SQL, an interval by epoch_us(…)")
@@ -175,7 +177,7 @@ def make_lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any
             if columns is not None:
                 names = [*dict.fromkeys([*columns, *predicate.meta.root_names()])]
         for batch in narrowed(names, pushed):
-            frame = polars.from_arrow(in_milliseconds(pa.Table.from_batches([batch])))
+            frame = polars.from_arrow(to_milliseconds(pa.Table.from_batches([batch])))
             if rows is not None:
                 frame = frame.head(rows)
                 rows -= len(frame)
@@ -185,7 +187,7 @@ def make_lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any
             if rows is not None and rows <= 0:
                 return
 
-    empty = polars.from_arrow(in_milliseconds(schema.empty_table()))
+    empty = polars.from_arrow(to_milliseconds(schema.empty_table()))
     return plugins.register_io_source(source, schema=empty.schema, is_pure=True)
 
 
@@ -196,37 +198,40 @@ def push_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression |
     except Exception:  # Python functions cannot be written, and Polars may stop writing others.
         return None
     conjunction: pc.Expression | None = None
-    for conjunct in _conjuncts(written):
+    for conjunct in _iterate_conjuncts(written):
         try:
-            expression = to_arrow_filter(_condition(polars, conjunct, schema), schema)
+            expression = to_arrow_filter(_convert_condition(polars, conjunct, schema), schema)
         except (_NotUnderstood, InvalidUsage):
             continue
         conjunction = expression if conjunction is None else conjunction & expression
     return conjunction
 
 
-def _conjuncts(node: Any) -> Iterator[Any]:
+def _iterate_conjuncts(node: Any) -> Iterator[Any]:
     match node:
         case {"BinaryExpr": {"left": left, "op": "And", "right": right}}:
-            yield from _conjuncts(left)
-            yield from _conjuncts(right)
+            yield from _iterate_conjuncts(left)
+            yield from _iterate_conjuncts(right)
         case _:
             yield node
 
 
-def _condition(polars: Any, node: Any, schema: pa.Schema) -> Term:
+def _convert_condition(polars: Any, node: Any, schema: pa.Schema) -> Term:
     match node:
         case {"BinaryExpr": {"left": left, "op": "And" | "Or" as op, "right": right}}:
-            return Call(op.lower(), (_condition(polars, left, schema), _condition(polars, right, schema)))
+            return Call(
+                op.lower(), (_convert_condition(polars, left, schema), _convert_condition(polars, right, schema))
+            )
         case {"BinaryExpr": {"left": {"Column": str(name)}, "op": str(op), "right": {"Literal": _} as given}}:
             if op in _COMPARED:
-                return Call(_COMPARED[op], (Col(name), Lit(_scalar(polars, given, schema, name))))
+                return Call(_COMPARED[op], (Col(name), Lit(_parse_literal(polars, given, schema, name))))
         case {"Function": {"input": [{"Column": str(name)}], "function": {"Boolean": "IsNull" | "IsNotNull" as which}}}:
             return Call("is_null" if which == "IsNull" else "is_valid", (Col(name),))
     raise _NotUnderstood
 
 
-def _scalar(polars: Any, literal: Any, schema: pa.Schema, name: str) -> pa.Scalar:
+def _parse_literal(polars: Any, literal: Any, schema: pa.Schema, name: str) -> pa.Scalar:
+    """Return a literal of Polars as a scalar of a column's type."""
     if schema.get_field_index(name) < 0:
         raise _NotUnderstood
     t = schema.field(name).type

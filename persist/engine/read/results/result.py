@@ -17,7 +17,7 @@ from persist.core.progress import report_work
 from persist.core.rendering import Completed, ShownByRepr
 from persist.engine.read.parts.reader import ClaimedRead
 from persist.engine.read.planning.scan import make_rows_without_columns
-from persist.engine.read.results.frames import DtypeBackend, in_milliseconds, to_frame
+from persist.engine.read.results.frames import DtypeBackend, to_frame, to_milliseconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +95,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
                 decimal of 256 bits.
         """
         polars = require_package("polars>=1.36")
-        return polars.from_arrow(in_milliseconds(cast_whole_to_int64(self.to_arrow())))
+        return polars.from_arrow(to_milliseconds(cast_whole_to_int64(self.to_arrow())))
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """Return the whole result as a dict for each row.
@@ -103,7 +103,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         Raises:
             InvalidUsage: Python has no object for a value, such as a moment after the year 9999.
         """
-        return python_dicts(self.to_arrow())
+        return to_python_dicts(self.to_arrow())
 
     def head(self, rows: int = 5) -> pa.Table:
         """Return the first rows, or all if there are fewer. As few parts as possible are read."""
@@ -203,7 +203,7 @@ def make_membership_error(result: object, key: object) -> InvalidUsage:
     return InvalidUsage(f"{type(result).__name__} has no `in`: use {instead}, which returns the rows")
 
 
-def python_dicts(table: pa.Table) -> list[dict[str, Any]]:
+def to_python_dicts(table: pa.Table) -> list[dict[str, Any]]:
     """Return a dict for each row; errors as of `ArrowResult.to_pylist`."""
     try:
         schema = pa.schema([field.with_type(to_python_type(field.type)) for field in table.schema])

@@ -33,15 +33,15 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import count_erasures
 from persist.core.timeline import format_time, read_timeline
 from persist.engine.read.lookups.lookup import Lookup
-from persist.engine.read.lookups.requested_keys import arrow_keys
+from persist.engine.read.lookups.requested_keys import convert_arrow_keys
 from persist.engine.read.merging import Form, read_snapshot, repeat_rows, snapshot_slices, snapshot_tables
 from persist.engine.read.parts.reader import ClaimedRead, PartReader
 from persist.engine.read.planning.scan import Scan, make_rows_without_columns, narrow_scan, refuse_positions
 from persist.engine.read.planning.snapshot_plan import Explanation, explain_scan
 from persist.engine.read.results.aggregate import Request, aggregate
 from persist.engine.read.results.export import export_parquet
-from persist.engine.read.results.frames import in_milliseconds, to_frame
-from persist.engine.read.results.result import ArrowResult, cast_whole_to_int64, python_dicts, require_package
+from persist.engine.read.results.frames import to_frame, to_milliseconds
+from persist.engine.read.results.result import ArrowResult, cast_whole_to_int64, require_package, to_python_dicts
 
 UNSUMMED_SHARE = 2  # Up to so many rows for each remaining one are read without a merge.
 ROWS_SHOWN = 10
@@ -68,6 +68,7 @@ def build_filter(
 
 
 def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
+    """Raise InvalidUsage for a filter that cannot be evaluated."""
     if not isinstance(filter, pc.Expression):
         raise InvalidUsage(
             f'where={filter!r} is not a condition: write where="amount > 5", or an expression of pyarrow.compute, such '
@@ -153,7 +154,7 @@ class Snapshot(ArrowResult):
         Nothing is merged, because the sum is linear in the diffs. `_time` and `_diff` are read, and only of parts that
         also hold updates at other times. With a filter, all parts are read, unless an index has the rows.
         """
-        scan, tables = self.scan, self._from_index(self.scan, "diff")
+        scan, tables = self.scan, self._read_index(self.scan, "diff")
         if tables is not None:
             return sum(sum_exactly(table["_diff"].to_numpy()) for table in tables)
         base: tuple[Part, ...] = ()
@@ -279,22 +280,23 @@ class Snapshot(ArrowResult):
             record = self._lookup.record(keys, self._reading())
             if record is not None:
                 return record
-        requested = None if type(keys) is list else arrow_keys(keys, self.scan.schema.key_names)
-        matching_rows = self._with_keys(self._lookup, keys if requested is None else requested)
+        requested = None if type(keys) is list else convert_arrow_keys(keys, self.scan.schema.key_names)
+        matching_rows = self._read_keys(self._lookup, keys if requested is None else requested)
         package = type(keys).__module__.partition(".")[0]
         if package == "pandas":
             return to_frame(cast_whole_to_int64(matching_rows), None, {})
         if package == "polars":
-            return require_package("polars").from_arrow(in_milliseconds(cast_whole_to_int64(matching_rows)))
+            return require_package("polars").from_arrow(to_milliseconds(cast_whole_to_int64(matching_rows)))
         if requested is not None:
             return matching_rows
         if {*self.scan.columns} == {*self.scan.schema.names}:
             answer: list[Any] = [*self._python_rows(matching_rows)]
         else:
-            answer = python_dicts(matching_rows)
+            answer = to_python_dicts(matching_rows)
         return tuple(answer) if type(keys) is tuple else answer
 
-    def _with_keys(self, lookup: Lookup, keys: Any) -> pa.Table:
+    def _read_keys(self, lookup: Lookup, keys: Any) -> pa.Table:
+        """Return the rows with some keys, in the snapshot's form."""
         requested = lookup.to_lookup_keys(keys)
         with self._reading.explain_missing():
             matching_rows = lookup.contents(requested, self.form, self._reading())
@@ -314,6 +316,7 @@ class Snapshot(ArrowResult):
         return self._explain_scan(narrow_scan(self.scan, filter, columns if self.form == "rows" else None) or self.scan)
 
     def _explain_scan(self, scan: Scan) -> Explanation:
+        """Explain the cost of a scan, or of the index in its place."""
         slices, by_index = snapshot_slices(scan, self.form, self._slice_bytes), self.by_index(scan)
         by = None if by_index is None else (by_index.columns, by_index.memory)
         return explain_scan(self._contents, scan, self.form, len(slices), by)
@@ -341,10 +344,10 @@ class Snapshot(ArrowResult):
         return self._read_tables(self.scan)
 
     def _read_tables(self, scan: Scan) -> Iterator[pa.Table]:
-        tables = self._from_index(scan, self.form)
+        tables = self._read_index(scan, self.form)
         return snapshot_tables(scan, self.form, self._reading) if tables is None else tables
 
-    def _from_index(self, scan: Scan, form: Form) -> Iterator[pa.Table] | None:
+    def _read_index(self, scan: Scan, form: Form) -> Iterator[pa.Table] | None:
         by_index = self.by_index(scan)
         try:
             return None if by_index is None else by_index.tables(form, self._reading())
@@ -402,14 +405,14 @@ class Snapshot(ArrowResult):
         if self.again is None:
             raise InvalidUsage(f"{self!r} cannot go to another process: pass its collection, or to_arrow()")
         collection, named = self.again
-        return _take, (collection, self.as_of, named)
+        return _open_snapshot, (collection, self.as_of, named)
 
     def __repr__(self) -> str:
         as_of = format_time(self.as_of, read_timeline(self.scan.schema))
         return f"Snapshot(as_of={as_of}, form={self.form!r}, columns={list(self.scan.columns)})"
 
 
-def _take(collection: Any, as_of: int, named: Mapping[str, Any]) -> Any:
+def _open_snapshot(collection: Any, as_of: int, named: Mapping[str, Any]) -> Any:
     return collection.snapshot(as_of, **named)
 
 

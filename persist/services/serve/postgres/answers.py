@@ -11,7 +11,7 @@ from persist.compute.query import Queries
 from persist.services.serve.postgres import wire
 from persist.services.serve.postgres.connection import Connection
 from persist.services.serve.postgres.statements import Copy
-from persist.services.serve.postgres.values import copy_rows, copy_text_rows, data_rows, describe_column
+from persist.services.serve.postgres.values import copy_rows, data_rows, describe_column, encode_copy_rows
 from persist.services.serve.postgres.wire import Column
 
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -75,7 +75,7 @@ class RowSender:
 
     def send_columns(self, columns: list[Column] | None, formats: list[int]) -> None:
         """Send the description of rows; columns is None if there are none."""
-        self._connection.send(wire.message(b"n") if columns is None else wire.row_description(columns, formats))
+        self._connection.send(wire.message(b"n") if columns is None else wire.make_row_description(columns, formats))
 
     def send_rows(self, portal: Portal, limit: int) -> None:
         """Send rows of a portal: all, or at most so many; and that it is done, or not."""
@@ -88,7 +88,7 @@ class RowSender:
             portal.is_done = True
             return
         sent = 0
-        for batch in self.pieces(portal, limit) if answer.columns is not None else ():
+        for batch in self.iterate_batches(portal, limit) if answer.columns is not None else ():
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                 self._connection.send(data_rows(batch.slice(start, _ROWS_AT_ONCE), portal.formats))
             if answer.is_live:
@@ -100,11 +100,11 @@ class RowSender:
         portal.is_done = True
         self._connection.send(wire.command_complete(answer.tag.format(sent)))
 
-    def pieces(self, portal: Portal, limit: int) -> Iterator[pa.RecordBatch]:
+    def iterate_batches(self, portal: Portal, limit: int) -> Iterator[pa.RecordBatch]:
         """Yield the next rows of a portal: all, or at most so many; limit is 0 for all."""
         sent = 0
         while not (limit and sent == limit):
-            batch = portal.remainder if portal.remainder is not None else self._next(portal.answer)
+            batch = portal.remainder if portal.remainder is not None else self._next_batch(portal.answer)
             portal.remainder = None
             if batch is None:
                 return
@@ -113,7 +113,8 @@ class RowSender:
             sent += batch.num_rows
             yield batch
 
-    def _next(self, answer: Answer) -> pa.RecordBatch | None:
+    def _next_batch(self, answer: Answer) -> pa.RecordBatch | None:
+        """Return the next batch of an answer; None at its end."""
         self._check()
         with contextlib.nullcontext() if answer.is_live else self._queries.turn():
             batch = next(answer.batches, None)
@@ -121,15 +122,16 @@ class RowSender:
         return batch
 
     def _send_copy(self, answer: Answer, copy: Copy) -> None:
+        """Send all rows of an answer as a COPY."""
         columns = answer.columns or []
         self._connection.send(wire.copy_out(len(columns), copy.form == "binary"))
         if copy.header:
             names = pa.record_batch(
                 [pa.array([column.name]) for column in columns], [column.name for column in columns]
             )
-            self._connection.send(copy_text_rows(names, copy.separator, "\0", csv=copy.form == "csv"))
+            self._connection.send(encode_copy_rows(names, copy.separator, "\0", csv=copy.form == "csv"))
         rows, head = 0, _COPY_HEADER
-        while (batch := self._next(answer)) is not None:
+        while (batch := self._next_batch(answer)) is not None:
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                 piece = batch.slice(start, _ROWS_AT_ONCE)
                 if copy.form == "binary":
@@ -140,7 +142,7 @@ class RowSender:
                         data, head = data[length:], b""
                     self._connection.send(data)
                 else:
-                    self._connection.send(copy_text_rows(piece, copy.separator, copy.null, csv=copy.form == "csv"))
+                    self._connection.send(encode_copy_rows(piece, copy.separator, copy.null, csv=copy.form == "csv"))
             rows += batch.num_rows
             if answer.is_live:
                 self._connection.flush()

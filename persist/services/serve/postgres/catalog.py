@@ -78,7 +78,7 @@ _REWRITES = re.compile(
 )
 
 
-def rewrite(sql: str, user: str) -> str:
+def rewrite_catalog_query(sql: str, user: str) -> str:
     """Return a query of Postgres's catalogs as the tables and functions here are called."""
 
     def replace(match: re.Match[str]) -> str:
@@ -117,7 +117,7 @@ _OF_SESSION = re.compile(
 )
 
 
-def with_session(sql: str, session: Settings) -> str:
+def insert_session_constants(sql: str, session: Settings) -> str:
     """Return a statement with constants in place of the user, the database and the number of its session."""
     values = {"user": session.user, "database": session.database, "version": f"PostgreSQL {SERVER_VERSION} (persist)"}
 
@@ -150,20 +150,20 @@ class Catalog:
             (oid, name, size, category, sql_name) for oid, (sql_name, name, size, category) in values.TYPES.items()
         ]
         kinds = {"oid": "bigint", "typname": "text", "typlen": "int", "typcategory": "text", "shown": "text"}
-        self._load("types", kinds, [*types, *_MORE_TYPES])
-        self._load("arrays", {"oid": "bigint", "item": "bigint"}, sorted(values.ARRAYS.items()))
+        self._load_table("types", kinds, [*types, *_MORE_TYPES])
+        self._load_table("arrays", {"oid": "bigint", "item": "bigint"}, sorted(values.ARRAYS.items()))
         connection.execute("SET VARIABLE pg_settings = MAP {'': ''}")
-        self._fill(())
+        self._load_catalogs(())
         connection.execute(files(__package__).joinpath("catalog.sql").read_text())
 
     def answer(
         self, sql: str, tables: Sequence[Any], session: Settings, running: Callable[[Callable[[], None]], None]
     ) -> pa.Table | None:
         """Return the answer of a query; None if it reads something else. `running` takes a function that ends it."""
-        text = rewrite(sql, session.user)
+        text = rewrite_catalog_query(sql, session.user)
         with self._lock:
             if self._tables != tables:
-                self._fill(tables)
+                self._load_catalogs(tables)
                 self._tables = tables
             cursor = self._connection.cursor()
         with cursor:
@@ -196,15 +196,16 @@ class Catalog:
         """Close the database; idempotent."""
         self._connection.close()
 
-    def _fill(self, tables: Sequence[Any]) -> None:
+    def _load_catalogs(self, tables: Sequence[Any]) -> None:
+        """Load the catalogs' tables for some collections into DuckDB."""
         oids = _Oids()
         schemas = {"pg_catalog": _PG, "main": _MAIN, "information_schema": _INFO}
         for about in tables:
             if about.schema not in schemas:
-                schemas[about.schema] = oids.make(f"schema {about.schema}")
+                schemas[about.schema] = oids.make_oid(f"schema {about.schema}")
         relations, attributes, constraints = [], [], []
         for about in tables:
-            oid = oids.make(about.name)
+            oid = oids.make_oid(about.name)
             kind = "v" if about.is_view else "r"
             relations.append((oid, about.table, schemas[about.schema], kind, len(about.columns), bool(about.key)))
             numbers = {}
@@ -214,20 +215,23 @@ class Catalog:
                 is_key = column_field.name in about.key
                 attributes.append((oid, column_field.name, column.oid, column.size, at, column.modifier, is_key))
             if about.key and not about.is_view:
-                index = oids.make(f"key {about.name}")
+                index = oids.make_oid(f"key {about.name}")
                 name = f"{about.table}_pkey"
                 relations.append((index, name, schemas[about.schema], "i", len(about.key), False))
                 key = [numbers[column] for column in about.key]
                 constraints.append((index, name, schemas[about.schema], oid, key, ", ".join(map(_name, about.key))))
-        self._load("namespaces", {"oid": "bigint", "nspname": "text"}, [(oid, name) for name, oid in schemas.items()])
+        self._load_table(
+            "namespaces", {"oid": "bigint", "nspname": "text"}, [(oid, name) for name, oid in schemas.items()]
+        )
         kinds = {"oid": "bigint", "relname": "text", "relnamespace": "bigint", "relkind": "text", "relnatts": "int"}
-        self._load("relations", kinds | {"relhasindex": "boolean"}, relations)
+        self._load_table("relations", kinds | {"relhasindex": "boolean"}, relations)
         kinds = {"attrelid": "bigint", "attname": "text", "atttypid": "bigint", "attlen": "int", "attnum": "int"}
-        self._load("attributes", kinds | {"atttypmod": "int", "attnotnull": "boolean"}, attributes)
+        self._load_table("attributes", kinds | {"atttypmod": "int", "attnotnull": "boolean"}, attributes)
         kinds = {"oid": "bigint", "conname": "text", "connamespace": "bigint", "conrelid": "bigint", "conkey": "int[]"}
-        self._load("keys", kinds | {"columns": "text"}, constraints)
+        self._load_table("keys", kinds | {"columns": "text"}, constraints)
 
-    def _load(self, name: str, kinds: dict[str, str], rows: Sequence[tuple[Any, ...]]) -> None:
+    def _load_table(self, name: str, kinds: dict[str, str], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Load one catalog table into DuckDB."""
         arrow = {"bigint": pa.int64(), "int": pa.int32(), "text": pa.string(), "boolean": pa.bool_()}
         fields = [pa.field(column, arrow.get(kind, pa.list_(pa.int32()))) for column, kind in kinds.items()]
         columns = [*zip(*rows, strict=True)] or [()] * len(fields)
@@ -248,7 +252,8 @@ class _Oids:
     def __init__(self) -> None:
         self._used: set[int] = set()
 
-    def make(self, name: str) -> int:
+    def make_oid(self, name: str) -> int:
+        """Return the stable oid of a name."""
         oid = zlib.crc32(name.encode()) % (2**31 - _FIRST_OID) + _FIRST_OID
         while oid in self._used:
             oid += 1

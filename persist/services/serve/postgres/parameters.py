@@ -37,7 +37,7 @@ _TEXTS = (0, 18, 19, 25, 705, 1042, 1043, 3802)
 _PACKED = {INT2: "!h", INT4: "!i", INT8: "!q", FLOAT4: "!f", FLOAT8: "!d", 26: "!I"}
 
 
-def literal(value: bytes | None, oid: int, form: int) -> str:
+def format_literal(value: bytes | None, oid: int, form: int) -> str:
     """Return a parameter as SQL.
 
     A parameter without a type is a text in quotes, which DuckDB converts to the type of what it is compared with, as
@@ -54,15 +54,16 @@ def literal(value: bytes | None, oid: int, form: int) -> str:
         raise Failure("0A000", f"parameters of the type with oid {oid} are not read: send it as text, and cast it")
     try:
         if item is not None:
-            items = _array_items(value, item) if form else _array_text(value.decode())
-            constants = ", ".join(_literal(part, item, form) for part in items)
+            items = _decode_array(value, item) if form else _parse_array(value.decode())
+            constants = ", ".join(_format_literal(part, item, form) for part in items)
             return f"[{constants}]" if item == NUMERIC and items else f"CAST([{constants}] AS {kind})"
-        return _literal(value, oid, form)
+        return _format_literal(value, oid, form)
     except (ValueError, struct.error, IndexError, OverflowError) as bad:
         raise Failure("22P03", f"a parameter is not of its type {TYPES.get(oid, (str(oid),))[0]}: {bad}") from bad
 
 
-def _literal(value: bytes | None, oid: int, form: int) -> str:
+def _format_literal(value: bytes | None, oid: int, form: int) -> str:
+    """Return a parameter as SQL, by its type and format."""
     if value is None:
         return "NULL"
     kind = TYPES[oid][1] if oid in TYPES else "bigint"
@@ -77,7 +78,7 @@ def _literal(value: bytes | None, oid: int, form: int) -> str:
                 raise ValueError("bytes are written as \\x and their hexadecimal digits")
             return _blob(binascii.unhexlify(value_text[2:]))
         if oid == NUMERIC:
-            return exact_numeric(value_text)
+            return make_exact_numeric(value_text)
         return _quote(value_text) if oid in _TEXTS else f"CAST({_quote(value_text)} AS {kind})"
     if oid in _PACKED:
         (number,) = struct.unpack(_PACKED[oid], value)
@@ -93,11 +94,11 @@ def _literal(value: bytes | None, oid: int, form: int) -> str:
             raise ValueError("it has not 16 bytes")
         return f"CAST({_quote(value.hex())} AS UUID)"
     if oid == NUMERIC:
-        return _numeric_literal(value)
-    return _moment_literal(value, oid, kind)
+        return _format_numeric(value)
+    return _format_moment(value, oid, kind)
 
 
-def exact_numeric(constant: str) -> str:
+def make_exact_numeric(constant: str) -> str:
     """Return a constant as a number with all its digits, which DuckDB takes for a DECIMAL."""
     text = constant[1:-1] if constant.startswith("'") else constant
     if text == "NULL" or text.startswith("CAST("):
@@ -122,7 +123,8 @@ def _blob(value: bytes) -> str:
     return f"from_hex('{value.hex()}')"
 
 
-def _moment_literal(value: bytes, oid: int, kind: str) -> str:
+def _format_moment(value: bytes, oid: int, kind: str) -> str:
+    """Return a binary date or timestamp as SQL."""
     if oid == INTERVAL:
         us, days, months = struct.unpack("!qii", value)
         return f"(to_months({months}) + to_days({days}) + to_microseconds({us}))"
@@ -140,7 +142,8 @@ def _moment_literal(value: bytes, oid: int, kind: str) -> str:
     return f"({moment} AT TIME ZONE 'UTC')" if oid == TIMESTAMPTZ else moment
 
 
-def _numeric_literal(value: bytes) -> str:
+def _format_numeric(value: bytes) -> str:
+    """Return a binary numeric as SQL."""
     count, weight, sign, scale = struct.unpack("!hhHH", value[:8])
     if sign == 0xC000:
         raise ValueError("NaN is not a number of a fixed scale")
@@ -151,10 +154,11 @@ def _numeric_literal(value: bytes) -> str:
         exact.prec = 20_000
         number = sum(Decimal(group).scaleb(4 * (weight - at)) for at, group in enumerate(groups))
         digits = f"{Decimal(number):.{scale}f}"
-    return exact_numeric(f"{'-' * (sign == 0x4000)}{digits}")
+    return make_exact_numeric(f"{'-' * (sign == 0x4000)}{digits}")
 
 
-def _array_items(value: bytes, item: int) -> list[bytes | None]:
+def _decode_array(value: bytes, item: int) -> list[bytes | None]:
+    """Return the items of a binary array."""
     dimensions, _, oid = struct.unpack("!iiI", value[:12])
     if dimensions == 0:
         return []
@@ -177,7 +181,7 @@ def _array_items(value: bytes, item: int) -> list[bytes | None]:
 _ITEM = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*+)"|((?:[^"\\,{}\s]|\\.)(?:(?:[^"\\,{}]|\\.)*))?)\s*([,}])', re.DOTALL)
 
 
-def _array_text(text: str) -> list[bytes | None]:
+def _parse_array(text: str) -> list[bytes | None]:
     """Return the items of a list as Postgres writes it: `{1,NULL,"a b"}`."""
     if re.fullmatch(r"\s*\{\s*\}\s*", text):
         return []

@@ -31,7 +31,7 @@ class Scram:
 
     def __init__(self, tokens: Mapping[str, bool]) -> None:
         self._salt = os.urandom(16)
-        self._keys = [(_keys(token, self._salt), may_write) for token, may_write in tokens.items()]
+        self._keys = [(_derive_keys(token, self._salt), may_write) for token, may_write in tokens.items()]
 
     def begin(self, first: str) -> "Exchange":
         """Return the exchange that a client begins by its first message."""
@@ -77,7 +77,8 @@ class Exchange:
         return f"v={base64.b64encode(hmac.digest(keys.server, signed, 'sha256')).decode()}", may_write
 
 
-def _keys(token: str, salt: bytes) -> _Keys:
+def _derive_keys(token: str, salt: bytes) -> _Keys:
+    """Return the keys that a token has with a salt."""
     salted = hashlib.pbkdf2_hmac("sha256", token.encode(), salt, _ITERATIONS)
     client = hmac.digest(salted, b"Client Key", "sha256")
     return _Keys(hashlib.sha256(client).digest(), hmac.digest(salted, b"Server Key", "sha256"))

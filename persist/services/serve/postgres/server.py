@@ -16,7 +16,7 @@ import threading
 
 from persist.core.closing import Closes
 from persist.core.errors import InvalidUsage, PersistError
-from persist.services.serve.messages import check_strangers, join_host_port, listening
+from persist.services.serve.messages import check_strangers, join_host_port, open_listening_socket
 from persist.services.serve.postgres import wire
 from persist.services.serve.postgres.backend import Backend
 from persist.services.serve.postgres.connection import MESSAGE_S, Connection
@@ -59,11 +59,11 @@ class PostgresServer(Closes):
         if write_token is not None:
             tokens[write_token] = True
         self.scram = Scram(tokens) if tokens else None
-        self.tls = None if certificate is None else _tls_context(certificate)
+        self.tls = None if certificate is None else _make_tls_context(certificate)
         self._lock = threading.Lock()
         self._clients: dict[int, _Client] = {}
         self._is_closed = False
-        self._listener = listening(host, port)
+        self._listener = open_listening_socket(host, port)
         self._listener.settimeout(1.0)
         self.url = f"postgresql://{join_host_port(host, self._listener.getsockname()[1])}/latest"
         self._thread = threading.Thread(target=self._accept, name="persist-postgres", daemon=True)
@@ -75,7 +75,7 @@ class PostgresServer(Closes):
             self._is_closed = True
             clients = [*self._clients.values()]
         for client in clients:
-            client.end()
+            client.disconnect()
         self._thread.join()
         self._listener.close()
         for client in clients:
@@ -121,7 +121,7 @@ class PostgresServer(Closes):
             client.session.cancel()
 
 
-def _tls_context(certificate: tuple[str | bytes, str | bytes]) -> ssl.SSLContext:
+def _make_tls_context(certificate: tuple[str | bytes, str | bytes]) -> ssl.SSLContext:
     """Return a context for a chain and a key. Raises InvalidUsage if they are none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.TemporaryDirectory() as folder:  # The library reads files only.
@@ -141,7 +141,7 @@ def _tls_context(certificate: tuple[str | bytes, str | bytes]) -> ssl.SSLContext
 def _refuse(connection: Connection) -> None:
     failure = Failure("53300", f"there are {CONNECTIONS_MAX} connections already: try again later")
     with contextlib.suppress(OSError), contextlib.closing(connection):
-        connection.send(wire.error(failure, "FATAL"))
+        connection.send(wire.make_error_message(failure, "FATAL"))
         connection.flush()
         connection.linger()
 
@@ -156,7 +156,7 @@ class _Client:
         self._server = server
         self._connection = connection
 
-    def end(self) -> None:
+    def disconnect(self) -> None:
         """Disconnect, from any thread."""
         if self.session is not None:
             self.session.cancel()
@@ -174,16 +174,17 @@ class _Client:
 
     def _guard(self) -> None:
         try:
-            self.session = self._greet()
+            self.session = self._log_in()
             if self.session is not None:
                 self._loop(self.session)
         except ProtocolViolation as violation:
-            self._farewell(Failure("08P01", f"protocol violation: {violation}"))
+            self._send_last_error(Failure("08P01", f"protocol violation: {violation}"))
         except (Failure, PersistError, MemoryError, RecursionError) as error:
-            self._farewell(to_failure(error, self._server.backend.url))
+            self._send_last_error(to_failure(error, self._server.backend.url))
 
-    def _farewell(self, failure: Failure) -> None:
-        self._connection.send(wire.error(failure, "FATAL"))
+    def _send_last_error(self, failure: Failure) -> None:
+        """Send an error, and read what the client still sends."""
+        self._connection.send(wire.make_error_message(failure, "FATAL"))
         self._connection.flush()
         self._connection.linger()
 
@@ -201,7 +202,7 @@ class _Client:
 
     # The login.
 
-    def _greet(self) -> SessionOfClient | None:
+    def _log_in(self) -> SessionOfClient | None:
         """Return the session of a client that logs in; None if it has only cancelled a statement."""
         options = self._read_options()
         if options is None:
@@ -254,16 +255,16 @@ class _Client:
         if scram is None:
             return True
         connection.send(wire.authentication(wire.AUTH_SASL, wire.text(MECHANISM) + b"\0"))
-        first = wire.Reader(self._answer())
-        if first.text() != MECHANISM:
+        first = wire.Reader(self._authenticate_by_scram())
+        if first.read_text() != MECHANISM:
             raise Failure("28000", f"the password is checked by {MECHANISM} only")
-        exchange = scram.begin((first.value() or b"").decode("utf-8", "replace"))
+        exchange = scram.begin((first.read_value() or b"").decode("utf-8", "replace"))
         connection.send(wire.authentication(wire.AUTH_SASL_CONTINUE, exchange.challenge.encode()))
-        proof, may_write = exchange.finish(self._answer().decode("utf-8", "replace"))
+        proof, may_write = exchange.finish(self._authenticate_by_scram().decode("utf-8", "replace"))
         connection.send(wire.authentication(wire.AUTH_SASL_FINAL, proof.encode()))
         return may_write
 
-    def _answer(self) -> bytes:
+    def _authenticate_by_scram(self) -> bytes:
         self._connection.flush()
         self._connection.wait_until(GREETING_S)
         if self._connection.receive(1) != b"p":

@@ -33,10 +33,10 @@ from persist.services.serve.postgres.answers import (
 )
 from persist.services.serve.postgres.backend import Backend
 from persist.services.serve.postgres.block import Block
-from persist.services.serve.postgres.catalog import asks_catalog, with_session
+from persist.services.serve.postgres.catalog import asks_catalog, insert_session_constants
 from persist.services.serve.postgres.connection import Connection
 from persist.services.serve.postgres.failures import find_position, to_failure
-from persist.services.serve.postgres.parameters import literal
+from persist.services.serve.postgres.parameters import format_literal
 from persist.services.serve.postgres.settings import AS_OF, Settings, parse_set
 from persist.services.serve.postgres.statements import (
     DEFINES,
@@ -47,16 +47,16 @@ from persist.services.serve.postgres.statements import (
     check_chain,
     check_length,
     count_parameters,
+    infer_parameter_types,
+    insert_parameters,
     is_empty,
-    parameter_types,
+    list_first_words,
     parse_copy,
     parse_declare,
     parse_fetch,
     parse_subscribe,
     refuse,
-    split,
-    with_parameters,
-    words,
+    split_statements,
 )
 from persist.services.serve.postgres.values import describe_column
 from persist.services.serve.postgres.wire import Column, Failure, ProtocolViolation, Reader
@@ -145,7 +145,7 @@ class SessionOfClient:
         try:
             self._finish_waiting(is_last=kind in (b"S", b"Q"))
             if kind == b"Q":
-                self._query(Reader(body).text())
+                self._handle_query(Reader(body).read_text())
             elif kind in _EXTENDED:
                 _EXTENDED[kind](self, Reader(body))
             elif kind == b"H":
@@ -157,12 +157,13 @@ class SessionOfClient:
         except (ProtocolViolation, OSError):
             raise
         except Exception as error:
-            self._fail(error)
+            self._send_failure(error)
             self._skips = kind not in (b"Q", b"S")
         if kind in (b"Q", b"S"):
-            self._sync()
+            self._handle_sync()
 
-    def _fail(self, error: Exception) -> None:
+    def _send_failure(self, error: Exception) -> None:
+        """Send an error; skip messages up to the next Sync."""
         failure = Failure("57014", self._cancelled) if self._cancelled else to_failure(error, self._backend.url)
         if failure.position is None:
             failure.position = find_position(error, self._text)
@@ -170,9 +171,10 @@ class SessionOfClient:
         if self.block.is_implicit:
             self._end_block()
         self.block.has_failed = self.block.is_open
-        self._connection.send(wire.error(failure))
+        self._connection.send(wire.make_error_message(failure))
 
-    def _sync(self) -> None:
+    def _handle_sync(self) -> None:
+        """End an implicit block, and report that the session is ready."""
         if not self.block.is_open:
             self._drop_portals()
         self._connection.send(wire.ready(self.block.status))
@@ -188,35 +190,37 @@ class SessionOfClient:
         if is_last and self.block.is_implicit:
             self._commit()
 
-    def _query(self, sql: str) -> None:
+    def _handle_query(self, sql: str) -> None:
+        """Run the statements of a simple query."""
         check_length(sql)
         self._text = sql
-        statements = split(sql)
+        statements = split_statements(sql)
         if not statements:
             self._connection.send(wire.message(b"I"))
         for statement in statements:
             if len(statements) > 1 and not self.block.is_open:
                 self.block.begin(is_implicit=True)
             with self._limit_time():
-                self._send(self._run(with_parameters(statement, [])))
+                self._send_answer(self._run_statement(insert_parameters(statement, [])))
         if self.block.is_implicit:
             self._commit()
 
-    def _send(self, answer: Answer) -> None:
+    def _send_answer(self, answer: Answer) -> None:
         """Send a whole answer of the simple protocol."""
         portal = Portal(answer, [0] * len(answer.columns or ()))
         try:
             if answer.columns is not None and answer.copy is None:
-                self._connection.send(wire.row_description(answer.columns, portal.formats))
+                self._connection.send(wire.make_row_description(answer.columns, portal.formats))
             self._sender.send_rows(portal, 0)
         finally:
             answer.close()
 
-    def _parse(self, reader: Reader) -> None:
-        name, sql, oids = reader.text(), reader.text(), reader.int32s()
+    def _handle_parse(self, reader: Reader) -> None:
+        """Store a prepared statement."""
+        name, sql, oids = reader.read_text(), reader.read_text(), reader.int32s()
         self._text = sql
         check_length(sql)
-        if len(split(sql)) > 1:
+        if len(split_statements(sql)) > 1:
             raise Failure("42601", "a prepared statement is one statement")
         if name and name in self._prepared:
             raise Failure("42P05", f'the prepared statement "{name}" exists already')
@@ -231,17 +235,18 @@ class SessionOfClient:
             raise Failure("26000", f'there is no prepared statement "{name}"')
         return self._prepared[name]
 
-    def _bind(self, reader: Reader) -> None:
-        portal, prepared = reader.text(), self._find(reader.text())
+    def _handle_bind(self, reader: Reader) -> None:
+        """Make a portal of a prepared statement and parameters."""
+        portal, prepared = reader.read_text(), self._find(reader.read_text())
         self._text = prepared.sql
-        forms, values = reader.int16s(), [reader.value() for _ in range(reader.count())]
+        forms, values = reader.int16s(), [reader.read_value() for _ in range(reader.read_count())]
         formats = reader.int16s()
         count = count_parameters(prepared.sql)
         if len(values) < count or len(forms) not in (0, 1, len(values)):
             raise ProtocolViolation(f"{len(values)} parameters were sent, and {count} are needed")
         forms = forms * len(values) if len(forms) == 1 else forms or [0] * len(values)
         oids = [*prepared.oids, *[0] * (len(values) - len(prepared.oids))]
-        constants = [*map(literal, values, oids, forms)]
+        constants = [*map(format_literal, values, oids, forms)]
         if len(self._portals) + len(self._cursors) >= PORTALS_MAX:
             raise Failure("53000", f"a session has at most {PORTALS_MAX} portals and cursors: close some")
         if portal in self._portals:
@@ -249,7 +254,7 @@ class SessionOfClient:
                 raise Failure("42P03", f'the portal "{portal}" exists already')
             self._portals.pop(portal).answer.close()
         with self._limit_time():
-            answer = self._bind_statement(with_parameters(prepared.sql, constants))
+            answer = self._bind_statement(insert_parameters(prepared.sql, constants))
         columns = answer.columns or []
         if prepared.described is not None and [c.oid for c in prepared.described] != [c.oid for c in columns]:
             answer.close()
@@ -263,33 +268,36 @@ class SessionOfClient:
 
     def _bind_statement(self, sql: str) -> Answer:
         """Return the answer of a statement. One without rows is run when it is executed, and not before."""
-        first_words = words(sql)
+        first_words = list_first_words(sql)
         if first_words and first_words[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN", "COPY"}:
-            return Answer("", start=lambda: self._run(sql), is_change=first_words[0] in WRITES)
-        return self._run(sql)
+            return Answer("", start=lambda: self._run_statement(sql), is_change=first_words[0] in WRITES)
+        return self._run_statement(sql)
 
-    def _describe(self, reader: Reader) -> None:
-        kind, name = reader.take(1), reader.text()
+    def _handle_describe(self, reader: Reader) -> None:
+        """Send the columns of a statement or portal."""
+        kind, name = reader.read_bytes(1), reader.read_text()
         if kind == b"P":
             portal = self._find_portal(name)
             self._sender.send_columns(None if portal.answer.copy else portal.answer.columns, portal.formats)
             return
         prepared = self._find(name)
         if 0 in prepared.oids or count_parameters(prepared.sql) > len(prepared.oids):
-            prepared.oids = parameter_types(prepared.sql, prepared.oids, self._backend.columns(prepared.sql))
+            prepared.oids = infer_parameter_types(prepared.sql, prepared.oids, self._backend.columns(prepared.sql))
         self._connection.send(wire.parameter_description(prepared.oids))
-        columns = self._columns(prepared)
+        columns = self._get_columns(prepared)
         prepared.described = columns
         self._sender.send_columns(columns, [0] * len(columns or ()))
 
-    def _columns(self, prepared: Prepared) -> list[Column] | None:
+    def _get_columns(self, prepared: Prepared) -> list[Column] | None:
         """Return the columns of a statement whose parameters are not there yet; None if it has none."""
-        first_words = words(prepared.sql)
+        first_words = list_first_words(prepared.sql)
         if first_words and first_words[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN"}:
             return None
         if first_words[:1] == ["FETCH"]:
             return self._find_cursor(first_words[-1]).answer.columns
-        answer = self._run(with_parameters(prepared.sql, [literal(None, oid, 0) for oid in prepared.oids]))
+        answer = self._run_statement(
+            insert_parameters(prepared.sql, [format_literal(None, oid, 0) for oid in prepared.oids])
+        )
         answer.close()
         return answer.columns
 
@@ -297,7 +305,7 @@ class SessionOfClient:
         return self._portals[name] if name in self._portals else self._find_cursor(name)
 
     def _execute(self, reader: Reader) -> None:
-        portal, limit = self._find_portal(reader.text()), reader.int32()
+        portal, limit = self._find_portal(reader.read_text()), reader.int32()
         if portal.answer.is_change and not self.block.is_open:
             self._waiting = portal
         else:
@@ -312,8 +320,9 @@ class SessionOfClient:
             else:
                 self._sender.send_rows(portal, limit)
 
-    def _close(self, reader: Reader) -> None:
-        kind, name = reader.take(1), reader.text()
+    def _handle_close(self, reader: Reader) -> None:
+        """Drop a statement or portal."""
+        kind, name = reader.read_bytes(1), reader.read_text()
         if kind == b"S":
             self._prepared.pop(name, None)
         elif name in self._portals:
@@ -321,6 +330,7 @@ class SessionOfClient:
         self._connection.send(wire.message(b"3"))
 
     def _drop_portals(self) -> None:
+        """Close all portals that do not outlive the block."""
         for portal in [*self._portals.values(), *self._cursors.values()]:
             portal.answer.close()
         self._portals.clear()
@@ -333,9 +343,9 @@ class SessionOfClient:
 
     # Statements.
 
-    def _run(self, sql: str) -> Answer:
+    def _run_statement(self, sql: str) -> Answer:
         """Begin a statement. Raises the errors of what it does."""
-        first = words(sql)[:1]
+        first = list_first_words(sql)[:1]
         verb = first[0] if first else ""
         if self.block.has_failed and verb not in ("ROLLBACK", "ABORT", "COMMIT", "END"):
             raise Failure("25P02", "the block has failed, and runs nothing more: end it with ROLLBACK")
@@ -346,18 +356,19 @@ class SessionOfClient:
         if not verb and is_empty(sql):
             return Answer("")
         if verb in WRITES:
-            return self._change(sql, verb)
+            return self._run_change(sql, verb)
         if verb in DEFINES:
-            return self._define(sql, verb)
+            return self._run_definition(sql, verb)
         if verb == "SUBSCRIBE":
-            return self._subscribe(parse_subscribe(sql))
-        return self._read(sql)
+            return self._run_subscribe(parse_subscribe(sql))
+        return self._run_query(sql)
 
-    def _read(self, sql: str) -> Answer:
+    def _run_query(self, sql: str) -> Answer:
+        """Run a query that reads."""
         if asks_catalog(sql):
             if (table := self._backend.catalog(sql, self._settings, self._set_running)) is not None:
                 return rows_answer(table)
-            sql = with_session(sql, self._settings)
+            sql = insert_session_constants(sql, self._settings)
         with self._queries.turn():
             result = self._ask(sql)
         try:
@@ -373,19 +384,21 @@ class SessionOfClient:
             return self._queries.ask(sql, as_of=self._settings.as_of)
         return self.block.transaction(self._settings.as_of).ask(sql)
 
-    def _define(self, sql: str, verb: str) -> Answer:
+    def _run_definition(self, sql: str, verb: str) -> Answer:
+        """Run a CREATE, ALTER or DROP."""
         self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self.block.is_open)
         if self.block.is_open:
             hint = "It is a commit of its own: switch autocommit on, or COMMIT first."
-            raise Failure("25001", f"{' '.join(words(sql)[:2])} cannot run inside a transaction block", hint)
+            raise Failure("25001", f"{' '.join(list_first_words(sql)[:2])} cannot run inside a transaction block", hint)
         with self._queries.turn():
             tag = self._queries.define(sql, self._set_running)
         return Answer(tag)
 
-    def _change(self, sql: str, verb: str) -> Answer:
+    def _run_change(self, sql: str, verb: str) -> Answer:
+        """Run an INSERT, UPDATE, DELETE or MERGE."""
         self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self.block.is_open)
         if asks_catalog(sql):
-            sql = with_session(sql, self._settings)
+            sql = insert_session_constants(sql, self._settings)
         with self._queries.turn():
             if self.block.is_open:
                 transaction = self.block.transaction(None)
@@ -397,20 +410,23 @@ class SessionOfClient:
         tag = {"INSERT": f"INSERT 0 {count}", "TRUNCATE": "TRUNCATE TABLE"}.get(verb, f"{verb} {count}")
         return Answer(tag)
 
-    def _explain(self, sql: str) -> Answer:
+    def _run_explain(self, sql: str) -> Answer:
+        """Run an EXPLAIN."""
         query = re.sub(r"^\s*EXPLAIN\s*(?:\([^)]*\)|(?:ANALYZE|VERBOSE)\b\s*)*", "", sql, flags=re.IGNORECASE)
         with self._queries.turn(), contextlib.closing(self._ask(query)) as result:
             lines = result.explain().splitlines()
         return rows_answer(pa.table({"QUERY PLAN": pa.array(lines, pa.string())}), "EXPLAIN")
 
-    def _copy(self, sql: str) -> Answer:
+    def _run_copy(self, sql: str) -> Answer:
+        """Run a COPY to or from the client."""
         copy = parse_copy(sql)
-        is_subscription = words(copy.query)[:1] == ["SUBSCRIBE"]
-        answer = self._subscribe(parse_subscribe(copy.query)) if is_subscription else self._read(copy.query)
+        is_subscription = list_first_words(copy.query)[:1] == ["SUBSCRIBE"]
+        answer = self._run_subscribe(parse_subscribe(copy.query)) if is_subscription else self._run_query(copy.query)
         answer.copy = copy
         return answer
 
-    def _subscribe(self, subscribe: Subscribe) -> Answer:
+    def _run_subscribe(self, subscribe: Subscribe) -> Answer:
+        """Run a SUBSCRIBE: stream the updates of a collection."""
         listen, end, schema = self._backend.listen(subscribe)
         times = [pa.field("_time", pa.int64())] + [pa.field("_progressed", pa.bool_())] * subscribe.progress
         row_schema = pa.schema([*times, pa.field("_diff", pa.int64()), *schema])
@@ -428,7 +444,8 @@ class SessionOfClient:
             self._settings.begin_block(sql)
         return Answer("BEGIN")
 
-    def _commit_command(self, sql: str) -> Answer:
+    def _run_commit(self, sql: str) -> Answer:
+        """Run a COMMIT."""
         check_chain(sql)
         if not self.block.is_open:
             self._connection.send(wire.notice("25P01", "there is no transaction in progress"))
@@ -447,7 +464,8 @@ class SessionOfClient:
         finally:
             self._end_block(is_committed=is_committed)
 
-    def _rollback_command(self, sql: str) -> Answer:
+    def _run_rollback(self, sql: str) -> Answer:
+        """Run a ROLLBACK, of the block or to a savepoint."""
         check_chain(sql)
         match = re.search(r"\bTO\s+(?:SAVEPOINT\s+)?(\"[^\"]+\"|\w+)", sql, re.IGNORECASE)
         if match is not None:
@@ -458,48 +476,54 @@ class SessionOfClient:
         self._end_block()
         return Answer("ROLLBACK")
 
-    def _savepoint(self, sql: str) -> Answer:
+    def _run_savepoint(self, sql: str) -> Answer:
+        """Run a SAVEPOINT or RELEASE."""
         if not self.block.is_open or self.block.is_implicit:
             raise Failure("25P01", "SAVEPOINT is for a block: say BEGIN first")
-        verb, name = words(sql)[0], sql.split()[-1]
+        verb, name = list_first_words(sql)[0], sql.split()[-1]
         self.block.save(name) if verb == "SAVEPOINT" else self.block.release(name)
         return Answer(verb)
 
     def _end_block(self, *, is_committed: bool = False) -> None:
+        """End the block: drop its portals, restore its settings."""
         self.block.end()
         self._drop_portals()
         self._settings.end_block(is_committed=is_committed)
 
     # Settings.
 
-    def _set_command(self, sql: str) -> Answer:
-        is_local = words(sql)[1:2] == ["LOCAL"]
+    def _run_set(self, sql: str) -> Answer:
+        """Run a SET."""
+        is_local = list_first_words(sql)[1:2] == ["LOCAL"]
         for name, value in parse_set(sql):
             if self.block.is_open:
                 self._settings.remember(name, is_local=is_local)
             if self.block.is_open or not is_local:
-                self._set(name, value)
+                self._change_setting(name, value)
         return Answer("SET")
 
-    def _set(self, name: str, value: str | None) -> None:
+    def _change_setting(self, name: str, value: str | None) -> None:
         """Change a setting, and send it to the client; None is its value at the start."""
         if name.lower() == AS_OF and self.block.has_begun:
             raise Failure("25001", f"{AS_OF} is set before the first statement of a block")
         if status := self._settings.set(name, value):
             self._connection.send(wire.parameter_status(*status))
 
-    def _reset(self, sql: str) -> Answer:
+    def _run_reset(self, sql: str) -> Answer:
+        """Run a RESET."""
         name = sql.split()[-1]
-        self._settings.reset() if name.upper() == "ALL" else self._set(name, None)
+        self._settings.reset() if name.upper() == "ALL" else self._change_setting(name, None)
         return Answer("RESET")
 
-    def _show(self, sql: str) -> Answer:
+    def _run_show(self, sql: str) -> Answer:
+        """Run a SHOW."""
         setting = self._settings.find(re.sub(r"^\s*SHOW\s+", "", sql, flags=re.IGNORECASE))
         if setting is None:
-            return self._read(sql)
+            return self._run_query(sql)
         return rows_answer(pa.table({setting[0]: pa.array([setting[1]], pa.string())}), "SHOW")
 
-    def _discard(self, sql: str) -> Answer:
+    def _run_discard(self, sql: str) -> Answer:
+        """Run a DISCARD."""
         if self.block.is_open:
             raise Failure("25001", "DISCARD cannot run inside a transaction block")
         self._prepared.clear()
@@ -507,7 +531,8 @@ class SessionOfClient:
         self._settings.reset()
         return Answer("DISCARD ALL")
 
-    def _deallocate(self, sql: str) -> Answer:
+    def _run_deallocate(self, sql: str) -> Answer:
+        """Run a DEALLOCATE."""
         name = sql.split()[-1].strip('"')
         if name.upper() == "ALL":
             self._prepared.clear()
@@ -518,7 +543,8 @@ class SessionOfClient:
 
     # Cursors.
 
-    def _declare(self, sql: str) -> Answer:
+    def _run_declare(self, sql: str) -> Answer:
+        """Run a DECLARE of a cursor."""
         name, query, is_binary = parse_declare(sql)
         if not self.block.is_open:
             raise Failure("25P01", "DECLARE CURSOR can only be used in transaction blocks")
@@ -526,7 +552,7 @@ class SessionOfClient:
             raise Failure("42P03", f'the cursor "{name}" exists already')
         if len(self._portals) + len(self._cursors) >= PORTALS_MAX:
             raise Failure("53000", f"a session has at most {PORTALS_MAX} portals and cursors: close some")
-        answer = self._run(query)
+        answer = self._run_statement(query)
         self._cursors[name] = Portal(answer, [int(is_binary)] * len(answer.columns or ()))
         return Answer("DECLARE CURSOR")
 
@@ -536,16 +562,18 @@ class SessionOfClient:
                 return portal
         raise Failure("34000", f'there is no cursor "{name}"')
 
-    def _fetch(self, sql: str) -> Answer:
+    def _run_fetch(self, sql: str) -> Answer:
+        """Run a FETCH or MOVE of a cursor."""
         verb, name, limit = parse_fetch(sql)
         portal = self._find_cursor(name)
-        batches = iter(()) if limit == 0 else self._sender.pieces(portal, limit or 0)
+        batches = iter(()) if limit == 0 else self._sender.iterate_batches(portal, limit or 0)
         if verb == "MOVE":
             moved = sum(batch.num_rows for batch in batches)
             return Answer(f"MOVE {moved}")
         return Answer("FETCH {}", portal.answer.columns, batches, is_live=portal.answer.is_live)
 
-    def _close_command(self, sql: str) -> Answer:
+    def _run_close(self, sql: str) -> Answer:
+        """Run a CLOSE of a cursor."""
         name = sql.split()[-1]
         closed = [*self._cursors.values()] if name.upper() == "ALL" else [self._find_cursor(name)]
         for portal in closed:
@@ -557,30 +585,30 @@ class SessionOfClient:
 _COMMANDS: dict[str, Callable[[SessionOfClient, str], Answer]] = {
     "BEGIN": SessionOfClient._begin_command,
     "START": SessionOfClient._begin_command,
-    "COMMIT": SessionOfClient._commit_command,
-    "END": SessionOfClient._commit_command,
-    "ROLLBACK": SessionOfClient._rollback_command,
-    "ABORT": SessionOfClient._rollback_command,
-    "SAVEPOINT": SessionOfClient._savepoint,
-    "RELEASE": SessionOfClient._savepoint,
-    "SET": SessionOfClient._set_command,
-    "RESET": SessionOfClient._reset,
-    "SHOW": SessionOfClient._show,
-    "DISCARD": SessionOfClient._discard,
-    "DEALLOCATE": SessionOfClient._deallocate,
-    "DECLARE": SessionOfClient._declare,
-    "FETCH": SessionOfClient._fetch,
-    "MOVE": SessionOfClient._fetch,
-    "CLOSE": SessionOfClient._close_command,
-    "COPY": SessionOfClient._copy,
-    "EXPLAIN": SessionOfClient._explain,
+    "COMMIT": SessionOfClient._run_commit,
+    "END": SessionOfClient._run_commit,
+    "ROLLBACK": SessionOfClient._run_rollback,
+    "ABORT": SessionOfClient._run_rollback,
+    "SAVEPOINT": SessionOfClient._run_savepoint,
+    "RELEASE": SessionOfClient._run_savepoint,
+    "SET": SessionOfClient._run_set,
+    "RESET": SessionOfClient._run_reset,
+    "SHOW": SessionOfClient._run_show,
+    "DISCARD": SessionOfClient._run_discard,
+    "DEALLOCATE": SessionOfClient._run_deallocate,
+    "DECLARE": SessionOfClient._run_declare,
+    "FETCH": SessionOfClient._run_fetch,
+    "MOVE": SessionOfClient._run_fetch,
+    "CLOSE": SessionOfClient._run_close,
+    "COPY": SessionOfClient._run_copy,
+    "EXPLAIN": SessionOfClient._run_explain,
     "UNLISTEN": lambda session, sql: Answer("UNLISTEN"),
     **dict.fromkeys(REFUSED, refuse),
 }
 _EXTENDED: dict[bytes, Callable[[SessionOfClient, Reader], None]] = {
-    b"P": SessionOfClient._parse,
-    b"B": SessionOfClient._bind,
-    b"D": SessionOfClient._describe,
+    b"P": SessionOfClient._handle_parse,
+    b"B": SessionOfClient._handle_bind,
+    b"D": SessionOfClient._handle_describe,
     b"E": SessionOfClient._execute,
-    b"C": SessionOfClient._close,
+    b"C": SessionOfClient._handle_close,
 }

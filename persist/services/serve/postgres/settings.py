@@ -163,6 +163,7 @@ class Settings:
 
 
 def _parse_timeout(value: str) -> float:
+    """Return a timeout in seconds, from ms or text with a unit."""
     match = re.fullmatch(r"\s*(\d{1,10}(?:\.\d{1,10})?)\s*(us|ms|s|min|h|d|)\s*", value)
     if match is None:
         raise Failure("22023", f'{TIMEOUT} = "{value}": it is milliseconds, or a number with a unit, such as 5s')

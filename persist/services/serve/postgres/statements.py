@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from persist.services.serve.postgres import values
-from persist.services.serve.postgres.parameters import exact_numeric
+from persist.services.serve.postgres.parameters import make_exact_numeric
 from persist.services.serve.postgres.wire import Column, Failure
 
 # Text without an end reaches to the end of the statement, so no character is looked at twice.
@@ -38,7 +38,7 @@ WRITES = frozenset(["INSERT", "UPDATE", "DELETE", "MERGE", "TRUNCATE"])
 DEFINES = frozenset(["CREATE", "DROP", "ALTER", "COMMENT", "REFRESH"])
 
 
-def split(sql: str) -> list[str]:
+def split_statements(sql: str) -> list[str]:
     """Return the statements of a text without semicolons, and without empty statements."""
     parts, start = list[str](), 0
     for match in _TOKENS.finditer(sql):
@@ -54,7 +54,7 @@ def _strip(sql: str) -> str:
     return sql[match.end() if match else 0 :].rstrip()
 
 
-def words(sql: str) -> list[str]:
+def list_first_words(sql: str) -> list[str]:
     """Return the first words of a statement, in upper case."""
     bare = _strip(sql).lstrip("( \n\t")
     first_words, at = list[str](), 0
@@ -80,7 +80,7 @@ def count_parameters(sql: str) -> int:
     return highest
 
 
-def with_parameters(sql: str, constants: Sequence[str]) -> str:
+def insert_parameters(sql: str, constants: Sequence[str]) -> str:
     """Return a statement with constants in place of its parameters. Raises Failure if one is missing."""
 
     size = 0
@@ -100,7 +100,7 @@ def with_parameters(sql: str, constants: Sequence[str]) -> str:
         if size > TEXT_CHARS_MAX:
             raise Failure("54000", f"a statement with its parameters has {TEXT_CHARS_MAX:,} characters at most")
         # DuckDB's NUMERIC has three digits behind the point, and Postgres's NUMERIC has all digits.
-        constant = exact_numeric(constant) if match["numeric"] or match["cast"] else constant
+        constant = make_exact_numeric(constant) if match["numeric"] or match["cast"] else constant
         # Spaces and brackets keep a constant apart from what is around it: a minus before -5 would begin a comment.
         return f" {constant} " if constant.startswith("'") else f" ({constant}) "
 
@@ -121,7 +121,7 @@ _INSERTED = re.compile(
 )
 
 
-def parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str, Sequence[Column]]) -> list[int]:
+def infer_parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str, Sequence[Column]]) -> list[int]:
     """Return the types of parameters: as declared, or inferred from the compared column, else text.
 
     `declared` has oids, 0 for those without a type, and perhaps not for all; `tables` has columns by table.
@@ -199,7 +199,7 @@ def parse_copy(sql: str) -> Copy:
             "Write with INSERT, or with `persist write` and `persist ingest`, which read files.",
         )
     query = match["query"] or f"SELECT {match['columns'] or '*'} FROM {match['table']}"
-    options = dict(_copy_options(match["options"].strip()))
+    options = dict(_parse_copy_options(match["options"].strip()))
     form = options.pop("format", "text").lower()
     if form not in ("text", "csv", "binary"):
         raise Failure("22023", f"COPY has no format {form!r}: text, csv and binary are the formats")
@@ -218,7 +218,7 @@ def parse_copy(sql: str) -> Copy:
     return Copy(query, form, separator, null, header)
 
 
-def _copy_options(text: str) -> Iterator[tuple[str, str]]:
+def _parse_copy_options(text: str) -> Iterator[tuple[str, str]]:
     """Yield the options of a COPY, in the form `(FORMAT csv, HEADER)` or the older `CSV HEADER`."""
     bare, at = re.sub(r"^WITH\b\s*", "", text, flags=re.IGNORECASE).strip(), 0
     bare = bare[1:-1] if bare.startswith("(") and bare.endswith(")") else bare
@@ -332,4 +332,4 @@ def check_length(sql: str) -> None:
 
 def refuse(session: object, sql: str) -> NoReturn:
     """Raise Failure for a statement that is not served."""
-    raise Failure("0A000", *REFUSED[words(sql)[0]])
+    raise Failure("0A000", *REFUSED[list_first_words(sql)[0]])

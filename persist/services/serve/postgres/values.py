@@ -68,7 +68,7 @@ _TEXT_BYTES_MAX = 1 << 30  # Postgres holds no larger value.
 
 def describe_column(field: pa.Field) -> Column:
     """Return the description of a column for Postgres clients."""
-    kind = _plain(field.type)
+    kind = _to_plain_type(field.type)
     oid, modifier = _find_oid(kind), -1
     if pat.is_decimal(kind) and kind.scale >= 0:
         modifier = (kind.precision << 16 | kind.scale) + 4
@@ -83,12 +83,12 @@ def describe_listed_column(field: pa.Field) -> Column:
         return Column(field.name, TEXT)
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def _to_plain_type(kind: pa.DataType) -> pa.DataType:
     """Return a type without dictionary and run-end encoding, and without an extension that has no type of its own."""
     while pat.is_dictionary(kind) or pat.is_run_end_encoded(kind):
         kind = kind.value_type
     if isinstance(kind, pa.BaseExtensionType) and _extension_oid(kind) is None:
-        return _plain(kind.storage_type)
+        return _to_plain_type(kind.storage_type)
     return kind
 
 
@@ -118,6 +118,7 @@ _OIDS: list[tuple[Callable[[pa.DataType], bool], int]] = [
 
 
 def _find_oid(kind: pa.DataType) -> int:
+    """Return the oid of an Arrow type."""
     if isinstance(kind, pa.BaseExtensionType):
         return _extension_oid(kind) or TEXT
     for fits, oid in _OIDS:
@@ -140,12 +141,13 @@ def copy_rows(batch: pa.RecordBatch) -> memoryview:
 
 
 def _frame_rows(batch: pa.RecordBatch, formats: Sequence[int], kind: bytes) -> memoryview:
+    """Return the rows of a batch as messages, one for each."""
     if not batch.num_rows:
         return memoryview(b"")
     fields: list[Any] = []
     lengths = np.full(batch.num_rows, 6, np.int64)
     for array, form in zip(batch.columns, formats, strict=True):
-        values = binary_values(array) if form else text_values(array)
+        values = encode_values(array) if form else format_values(array)
         sizes = np.where(_nulls(values), 0, _lengths(values))
         lengths += sizes + 4
         fields += _prefixes(np.where(_nulls(values), -1, sizes)), values
@@ -155,16 +157,16 @@ def _frame_rows(batch: pa.RecordBatch, formats: Sequence[int], kind: bytes) -> m
         )
     head = np.empty(batch.num_rows, np.dtype([("kind", "S1"), ("length", ">i4"), ("columns", ">i2")]))
     head["kind"], head["length"], head["columns"] = kind, lengths, batch.num_columns
-    return _join([_split_fixed_entries(head), *fields], lengths + 1)
+    return _join_fields([_split_fixed_entries(head), *fields], lengths + 1)
 
 
-def copy_text_rows(batch: pa.RecordBatch, separator: str, null: str, *, csv: bool) -> memoryview:
+def encode_copy_rows(batch: pa.RecordBatch, separator: str, null: str, *, csv: bool) -> memoryview:
     """Return the messages `CopyData` of a batch as lines of text, one for each row."""
     if not batch.num_rows:
         return memoryview(b"")
     columns: list[Any] = []
     for array in batch.columns:
-        values = text_values(array).cast(pa.large_string())
+        values = format_values(array).cast(pa.large_string())
         values = _quote_elements(values, separator, null) if csv else _escape_texts(values, separator)
         columns.append(values.fill_null(null))
     lines = pc.binary_join_element_wise(*columns, pa.scalar(separator, pa.large_string()))
@@ -172,7 +174,7 @@ def copy_text_rows(batch: pa.RecordBatch, separator: str, null: str, *, csv: boo
     head = np.empty(batch.num_rows, np.dtype([("kind", "S1"), ("length", ">i4")]))
     head["kind"], head["length"] = b"d", sizes + 4
     end = pa.array(["\n"] * batch.num_rows, pa.large_binary())
-    return _join([_split_fixed_entries(head), lines.cast(pa.large_binary()), end], sizes + 5)
+    return _join_fields([_split_fixed_entries(head), lines.cast(pa.large_binary()), end], sizes + 5)
 
 
 def _escape_texts(values: pa.Array, separator: str) -> pa.Array:
@@ -182,6 +184,7 @@ def _escape_texts(values: pa.Array, separator: str) -> pa.Array:
 
 
 def _quote_elements(values: pa.Array, separator: str, null: str) -> pa.Array:
+    """Return list elements, quoted where Postgres needs it."""
     quotes = pc.is_in(values, pa.array([null, "\\."], values.type))  # The second alone on a line ends the data.
     for character in (separator, '"', "\n", "\r"):
         quotes = pc.or_(quotes, pc.match_substring(values, character))
@@ -206,16 +209,17 @@ def _prefixes(sizes: np.ndarray) -> pa.Array:
 def _split_fixed_entries(rows: np.ndarray) -> pa.Array:
     """Return the bytes of each entry of an array whose entries have one size."""
     offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.dtype.itemsize
-    return _from_buffers(offsets, rows.tobytes())
+    return _make_binary_array(offsets, rows.tobytes())
 
 
-def _from_buffers(offsets: np.ndarray, data: bytes, nulls: np.ndarray | None = None) -> pa.Array:
+def _make_binary_array(offsets: np.ndarray, data: bytes, nulls: np.ndarray | None = None) -> pa.Array:
+    """Return an array of bytes over offsets and data."""
     buffers = [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)]
     values = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
     return values if nulls is None or not nulls.any() else pc.if_else(pa.array(nulls), None, values)
 
 
-def _join(fields: list[Any], lengths: np.ndarray) -> memoryview:
+def _join_fields(fields: list[Any], lengths: np.ndarray) -> memoryview:
     """Return the bytes of all rows, row by row."""
     fields = [field if field.type == pa.large_binary() else field.cast(pa.large_binary()) for field in fields]
     nothing = pa.scalar(b"", pa.large_binary())
@@ -226,21 +230,21 @@ def _join(fields: list[Any], lengths: np.ndarray) -> memoryview:
 # Text.
 
 
-def text_values(array: pa.Array) -> pa.Array:
+def format_values(array: pa.Array) -> pa.Array:
     """Return each value as Postgres writes it, as strings or bytes of UTF-8."""
-    array = _drop_dictionary(array)
+    array = _decode_dictionary(array)
     oid = _find_oid(array.type)
     writer = _TEXT.get(oid)
     return pc.cast(array, pa.string()) if writer is None else writer(array)
 
 
-def _drop_dictionary(array: pa.Array) -> pa.Array:
-    kind = _plain(array.type)
+def _decode_dictionary(array: pa.Array) -> pa.Array:
+    kind = _to_plain_type(array.type)
     while pat.is_dictionary(array.type) or pat.is_run_end_encoded(array.type):
         is_dictionary = pat.is_dictionary(array.type)
         array = array.dictionary_decode() if is_dictionary else pc.run_end_decode(array)
     if isinstance(array.type, pa.BaseExtensionType) and not isinstance(kind, pa.BaseExtensionType):
-        return _drop_dictionary(array.storage)
+        return _decode_dictionary(array.storage)
     return array
 
 
@@ -252,49 +256,57 @@ def _bool_text(array: pa.Array) -> pa.Array:
     return pc.if_else(array, "t", "f")
 
 
-def _float_text(array: pa.Array) -> pa.Array:
+def _format_floats(array: pa.Array) -> pa.Array:
+    """Return floats as Postgres writes them."""
     wide = array.cast(pa.float32()) if pat.is_float16(array.type) else array
     text = wide.cast(pa.string())
     text = pc.if_else(pc.is_nan(wide), "NaN", text)
     return pc.if_else(pc.is_inf(wide), pc.if_else(pc.greater(wide, 0), "Infinity", "-Infinity"), text)
 
 
-def _numeric_text(array: pa.Array) -> pa.Array:
+def _format_decimals(array: pa.Array) -> pa.Array:
+    """Return decimals as text, with all digits."""
     text = array.cast(pa.string())
     if not pc.any(pc.match_substring(text, "E"), min_count=0).as_py():
         return text
     return pa.array([None if value is None else f"{value:f}" for value in array.to_pylist()], pa.string())
 
 
-def _bytea_text(array: pa.Array) -> pa.Array:
+def _format_bytes(array: pa.Array) -> pa.Array:
+    """Return bytes as `\\x` and hexadecimal digits."""
     values = array.cast(pa.large_binary())
     offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset : values.offset + len(values) + 1]
     data = memoryview(values.buffers()[2] or b"")[offsets[0] : offsets[-1]]
-    digits = _from_buffers((offsets - offsets[0]) * 2, binascii.hexlify(data), _nulls(values)).cast(pa.large_string())
+    digits = _make_binary_array((offsets - offsets[0]) * 2, binascii.hexlify(data), _nulls(values)).cast(
+        pa.large_string()
+    )
     start, nothing = pa.scalar("\\x", pa.large_string()), pa.scalar("", pa.large_string())
     return pc.binary_join_element_wise(start, digits, nothing)
 
 
-def _date_text(array: pa.Array) -> pa.Array:
+def _format_dates(array: pa.Array) -> pa.Array:
+    """Return dates as text."""
     days = _days(array)
     is_infinite = np.abs(days) == DAYS_MAX
     _check_years(days[~is_infinite & ~_nulls(array)].astype(np.int64) * 86_400)
     finite = pa.array(np.where(is_infinite, 0, days).astype(np.int32), pa.int32(), mask=_nulls(array))
-    return _write_infinities(finite.cast(pa.date32()).cast(pa.string()), is_infinite, days)
+    return _replace_infinities(finite.cast(pa.date32()).cast(pa.string()), is_infinite, days)
 
 
-def _timestamp_text(array: pa.Array) -> pa.Array:
-    us = _microseconds(array)
+def _format_timestamps(array: pa.Array) -> pa.Array:
+    """Return timestamps as text, in UTC if they have a zone."""
+    us = _to_microseconds(array)
     is_infinite = np.abs(us) == US_MAX
     _check_years(us[~is_infinite & ~_nulls(array)] // 1_000_000)
     finite = pa.array(np.where(is_infinite, 0, us), pa.int64(), mask=_nulls(array)).cast(pa.timestamp("us"))
     text = _strip_zeros(finite.cast(pa.string()))
     if array.type.tz is not None:
         text = pc.binary_join_element_wise(text, "+00", "")
-    return _write_infinities(text, is_infinite, us)
+    return _replace_infinities(text, is_infinite, us)
 
 
-def _write_infinities(text: pa.Array, is_infinite: np.ndarray, values: np.ndarray) -> pa.Array:
+def _replace_infinities(text: pa.Array, is_infinite: np.ndarray, values: np.ndarray) -> pa.Array:
+    """Put `infinity` and `-infinity` in the place of some texts."""
     if not is_infinite.any():
         return text
     signs = pa.array(np.where(values > 0, "infinity", "-infinity"))
@@ -317,11 +329,12 @@ def _strip_zeros(text: pa.Array) -> pa.Array:
 
 
 def _interval_text(array: pa.Array) -> pa.Array:
-    digit_text = [None if value is None else _interval_words(*value) for value in _intervals(array)]
+    digit_text = [None if value is None else _format_interval(*value) for value in _list_intervals(array)]
     return pa.array(digit_text, pa.string())
 
 
-def _interval_words(months: int, days: int, us: int) -> str:
+def _format_interval(months: int, days: int, us: int) -> str:
+    """Return an interval as Postgres writes it."""
     years, months = int(months / 12), int(months - 12 * int(months / 12))
     parts = [f"{years} years"] * bool(years) + [f"{months} mons"] * bool(months) + [f"{days} days"] * bool(days)
     if us or not parts:
@@ -331,32 +344,34 @@ def _interval_words(months: int, days: int, us: int) -> str:
     return " ".join(parts)
 
 
-def _uuid_text(array: pa.Array) -> pa.Array:
-    digits = pc.utf8_slice_codeunits(_bytea_text(_storage(array)), 2, 34)
+def _format_uuids(array: pa.Array) -> pa.Array:
+    """Return UUIDs as text."""
+    digits = pc.utf8_slice_codeunits(_format_bytes(_storage(array)), 2, 34)
     places = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)]
     return pc.binary_join_element_wise(
         *(pc.utf8_slice_codeunits(digits, start, end) for start, end in places), pa.scalar("-", pa.large_string())
     )
 
 
-def _json_text(array: pa.Array) -> pa.Array:
+def _format_json(array: pa.Array) -> pa.Array:
+    """Return nested values as JSON."""
     if isinstance(array.type, pa.BaseExtensionType):
         return _storage(array).cast(pa.string())
     nulls = _nulls(array)
-    return pa.array([None if null else part for part, null in zip(_json_parts(array), nulls, strict=True)], pa.string())
+    return pa.array([None if null else part for part, null in zip(_list_json(array), nulls, strict=True)], pa.string())
 
 
-def _json_parts(array: pa.Array) -> list[str]:
+def _list_json(array: pa.Array) -> list[str]:
     """Return each value as JSON, `null` for NULL."""
-    array = _drop_dictionary(array)
+    array = _decode_dictionary(array)
     kind, nulls = array.type, _nulls(array)
     if pat.is_struct(kind):
         names = [json.dumps(field.name) for field in kind]
-        members = [_json_parts(child) for child in array.flatten()]
+        members = [_list_json(child) for child in array.flatten()]
         rows = zip(*members, strict=True) if members else iter([()] * len(array))
         parts = ["{" + ", ".join(map(": ".join, zip(names, row, strict=True))) + "}" for row in rows]
     elif pat.is_map(kind):
-        keys, items = _children(array, array.keys), _children(array, array.items)
+        keys, items = _list_inner_json(array, array.keys), _list_inner_json(array, array.items)
         is_text = pat.is_string(kind.key_type) or pat.is_large_string(kind.key_type)
         parts = []
         for key, item in zip(keys, items, strict=True):
@@ -366,9 +381,9 @@ def _json_parts(array: pa.Array) -> list[str]:
             else:
                 parts.append("[" + ", ".join(f"[{name}, {value}]" for name, value in pairs) + "]")
     elif pat.is_nested(kind):
-        parts = ["[" + ", ".join(values) + "]" for values in _children(array)]
+        parts = ["[" + ", ".join(values) + "]" for values in _list_inner_json(array)]
     else:
-        text = text_values(array)
+        text = format_values(array)
         texts = text.cast(pa.string()).to_pylist()
         is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind)
         if pat.is_boolean(kind):
@@ -382,7 +397,7 @@ def _json_parts(array: pa.Array) -> list[str]:
     return ["null" if null else part for part, null in zip(parts, nulls, strict=True)]
 
 
-def _children(array: pa.Array, values: pa.Array | None = None) -> list[list[str]]:
+def _list_inner_json(array: pa.Array, values: pa.Array | None = None) -> list[list[str]]:
     """Return the values of each list of an array as JSON; of a map, `values` are its keys or items."""
     if values is None:
         sizes, flat = pc.list_value_length(array).fill_null(0).to_pylist(), array.flatten()
@@ -391,56 +406,56 @@ def _children(array: pa.Array, values: pa.Array | None = None) -> list[list[str]
         sizes = np.where(_nulls(array), 0, np.diff(array.offsets.to_numpy())).tolist()
         pieces = [values.slice(start, size) for start, size in zip(starts, sizes, strict=True)]
         flat = pa.concat_arrays([values.slice(0, 0), *pieces])
-    parts, ends = _json_parts(flat), np.cumsum(sizes, dtype=np.int64).tolist()
+    parts, ends = _list_json(flat), np.cumsum(sizes, dtype=np.int64).tolist()
     return [parts[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 _TEXT: dict[int, Callable[[pa.Array], pa.Array]] = {
     BOOL: _bool_text,
-    FLOAT4: _float_text,
-    FLOAT8: _float_text,
-    NUMERIC: _numeric_text,
-    BYTEA: _bytea_text,
-    DATE: _date_text,
-    TIMESTAMP: _timestamp_text,
-    TIMESTAMPTZ: _timestamp_text,
+    FLOAT4: _format_floats,
+    FLOAT8: _format_floats,
+    NUMERIC: _format_decimals,
+    BYTEA: _format_bytes,
+    DATE: _format_dates,
+    TIMESTAMP: _format_timestamps,
+    TIMESTAMPTZ: _format_timestamps,
     TIME: _time_text,
     INTERVAL: _interval_text,
-    UUID: _uuid_text,
-    JSON: _json_text,
+    UUID: _format_uuids,
+    JSON: _format_json,
 }
 
 
 # Binary.
 
 
-def binary_values(array: pa.Array) -> pa.Array:
-    """Return each value in Postgres's binary form. Raises Failure as `text_values` does."""
-    array = _drop_dictionary(array)
+def encode_values(array: pa.Array) -> pa.Array:
+    """Return each value in Postgres's binary form. Raises Failure as `format_values` does."""
+    array = _decode_dictionary(array)
     oid = _find_oid(array.type)
     if oid in (TEXT, JSON):
-        return text_values(array)
+        return format_values(array)
     if oid == BYTEA:
         return array.cast(pa.large_binary())
     if oid == UUID:
         return _storage(array).cast(pa.large_binary())
     if oid == NUMERIC:
-        return _numeric_binary(array)
+        return _encode_decimals(array)
     if oid == INTERVAL:
-        packed = [None if value is None else struct.pack("!qii", *value[::-1]) for value in _intervals(array)]
+        packed = [None if value is None else struct.pack("!qii", *value[::-1]) for value in _list_intervals(array)]
         return pa.array(packed, pa.large_binary())
-    numbers, kind = _numbers(array, oid)
+    numbers, kind = _get_numbers(array, oid)
     encoded = _split_fixed_entries(np.ascontiguousarray(numbers.astype(kind)))
     return pc.if_else(array.is_null(), None, encoded) if array.null_count else encoded
 
 
-def _numbers(array: pa.Array, oid: int) -> tuple[np.ndarray, str]:
+def _get_numbers(array: pa.Array, oid: int) -> tuple[np.ndarray, str]:
     """Return the values of a column whose binary values are numbers, 0 for NULL, and the type of these numbers."""
     if oid == DATE:
         days = _days(array)
         return np.where(np.abs(days) == DAYS_MAX, days, days - _EPOCH_DAYS) - (days == -DAYS_MAX), ">i4"
     if oid in (TIMESTAMP, TIMESTAMPTZ):
-        us = _microseconds(array)
+        us = _to_microseconds(array)
         is_infinite = np.abs(us) == US_MAX
         if us[~is_infinite].size and us[~is_infinite].min() < -US_MAX + EPOCH_S * 1_000_000:
             raise Failure("22008", "a moment is too early for Postgres: cast the column to VARCHAR to read it")
@@ -459,7 +474,7 @@ def _days(array: pa.Array) -> np.ndarray:
     return np.asarray(days.fill_null(0)).astype(np.int64)
 
 
-def _microseconds(array: pa.Array) -> np.ndarray:
+def _to_microseconds(array: pa.Array) -> np.ndarray:
     """Return timestamps as microseconds since 1970, 0 for NULL. Raises Failure if one is not a whole number of them."""
     numbers = np.asarray(array.cast(pa.int64()).fill_null(0))
     if array.type.unit == "ns":
@@ -487,7 +502,7 @@ def _whole_us_time(array: pa.Array) -> pa.Array:
     return array.cast(pa.time64("us"))
 
 
-def _intervals(array: pa.Array) -> list[tuple[int, int, int] | None]:
+def _list_intervals(array: pa.Array) -> list[tuple[int, int, int] | None]:
     """Return each interval as months, days and microseconds."""
     if pat.is_duration(array.type):
         numbers = array.cast(pa.int64()).to_pylist()
@@ -501,13 +516,13 @@ def _intervals(array: pa.Array) -> list[tuple[int, int, int] | None]:
     return [None if value is None else (value[0], value[1], value[2] // 1000) for value in values]
 
 
-def _numeric_binary(array: pa.Array) -> pa.Array:
+def _encode_decimals(array: pa.Array) -> pa.Array:
     """Return decimals as groups of four digits, which Postgres aligns to the decimal point."""
     if pat.is_uint64(array.type):
         array = array.cast(pa.decimal128(20, 0))
     nulls, kind = _nulls(array), array.type
     scale, digits_max = max(kind.scale, 0), kind.precision + max(-kind.scale, 0)
-    text = _numeric_text(array).fill_null("0")
+    text = _format_decimals(array).fill_null("0")
     fraction = -(-scale // 4)
     groups = fraction + max(-(-(digits_max - scale) // 4), 1)
     digits = pc.binary_join_element_wise(pc.replace_substring_regex(text, "[-.]", ""), "0" * (-scale % 4), "")
@@ -525,4 +540,4 @@ def _numeric_binary(array: pa.Array) -> pa.Array:
     is_sent = np.arange(4 + groups)[None, :] - 4 >= first[:, None]
     is_sent[:, :4] = True
     offsets = np.concatenate([[0], np.cumsum(is_sent.sum(axis=1) * 2)])
-    return _from_buffers(offsets, rows[is_sent].tobytes(), nulls)
+    return _make_binary_array(offsets, rows[is_sent].tobytes(), nulls)

@@ -75,7 +75,7 @@ def command_complete(tag: str) -> bytes:
     return message(b"C", text(tag))
 
 
-def error(failure: Failure, severity: str = "ERROR") -> bytes:
+def make_error_message(failure: Failure, severity: str = "ERROR") -> bytes:
     """Return the message of an error; severity FATAL ends the connection."""
     fields = [(b"H", failure.hint)] if failure.hint else []
     if failure.position is not None:
@@ -93,7 +93,7 @@ def _report(kind: bytes, severity: str, code: str, value: str, more: Sequence[tu
     return message(kind, b"".join(name + text(value) for name, value in fields) + b"\0")
 
 
-def row_description(columns: Sequence[Column], formats: Sequence[int]) -> bytes:
+def make_row_description(columns: Sequence[Column], formats: Sequence[int]) -> bytes:
     """Return the message with the columns of an answer, each in format 0 (text) or 1 (binary)."""
     fields = [
         text(column.name) + struct.pack("!ihihih", 0, 0, column.oid, column.size, column.modifier, form)
@@ -129,7 +129,7 @@ class Reader:
         """Whether everything is read."""
         return self._at == len(self._body)
 
-    def take(self, count: int) -> bytes:
+    def read_bytes(self, count: int) -> bytes:
         """Return so many bytes."""
         end = self._at + count
         if count < 0 or end > len(self._body):
@@ -137,7 +137,7 @@ class Reader:
         piece, self._at = self._body[self._at : end], end
         return piece
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         """Return a text that a zero ends. Raises ProtocolViolation if there is none."""
         end = self._body.find(b"\0", self._at)
         if end < 0:
@@ -150,36 +150,36 @@ class Reader:
 
     def int16(self) -> int:
         """Return a whole number of two bytes."""
-        return int.from_bytes(self.take(2), "big", signed=True)
+        return int.from_bytes(self.read_bytes(2), "big", signed=True)
 
     def int32(self) -> int:
         """Return a whole number of four bytes."""
-        return int.from_bytes(self.take(4), "big", signed=True)
+        return int.from_bytes(self.read_bytes(4), "big", signed=True)
 
     def int16s(self) -> list[int]:
         """Return a list of whole numbers of two bytes, which begins with its length."""
-        return [self.int16() for _ in range(self.count())]
+        return [self.int16() for _ in range(self.read_count())]
 
     def int32s(self) -> list[int]:
         """Return a list of whole numbers of four bytes, which begins with its length."""
-        return [self.int32() for _ in range(self.count())]
+        return [self.int32() for _ in range(self.read_count())]
 
-    def count(self) -> int:
+    def read_count(self) -> int:
         """Return the length of a list."""
-        count = int.from_bytes(self.take(2), "big")
+        count = int.from_bytes(self.read_bytes(2), "big")
         if count > len(self._body):
             raise ProtocolViolation("a list of a message is longer than the message")
         return count
 
-    def value(self) -> bytes | None:
+    def read_value(self) -> bytes | None:
         """Return a value with its length before it, None for NULL."""
         length = self.int32()
-        return None if length == -1 else self.take(length)
+        return None if length == -1 else self.read_bytes(length)
 
 
 def read_startup(body: bytes) -> Mapping[str, str]:
     """Return the options of a first message, by name. Raises ProtocolViolation if they are malformed."""
     reader, options = Reader(body), dict[str, str]()
-    while name := reader.text():
-        options[name] = reader.text()
+    while name := reader.read_text():
+        options[name] = reader.read_text()
     return options

@@ -162,18 +162,18 @@ def test_a_lost_answer_to_a_commit_leaves_all_to_the_next_run(
     location: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit landed, or not; the writer is told neither, and must not delete what a record may name."""
-    real = batches._commit
+    real = batches._commit_shares
 
     def lost(*args: Any) -> None:
         if known:
             real(*args)
         raise persist.Indeterminate("the answer was lost")
 
-    monkeypatch.setattr(batches, "_commit", lost)
+    monkeypatch.setattr(batches, "_commit_shares", lost)
     with pytest.raises(persist.Indeterminate):
         Query(location).batch(0, plain(1))
     assert len([*FileBlob(location).list("part/")]) == 1
-    monkeypatch.setattr(batches, "_commit", real)
+    monkeypatch.setattr(batches, "_commit_shares", real)
     Query(location, run="r2").batch(0, plain(1))
     assert updates(location) == [(0, 1)]
     assert is_clean(location) == known  # What did not land is collected as garbage.
