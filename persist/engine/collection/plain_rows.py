@@ -255,8 +255,8 @@ def make_delete_steps(
 
     They are retracted at a time, or at the time of the commit.
 
-    Raises: the errors of `make_overwrite_steps`; InvalidUsage, if the keys do not fit the collection, or both keys and where
-    are passed, or neither.
+    Raises: the errors of `make_overwrite_steps`; InvalidUsage, if the keys do not fit the collection, or both keys and
+    where are passed, or neither.
     """
     handle.check_plain("a plain delete")
     check_one_selection(wanted, where)

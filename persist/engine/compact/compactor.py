@@ -5,7 +5,7 @@ loses otherwise (`persist.core.state_rules.contents`). Any number of compactors 
 it made. A part found missing or damaged ends the compaction with an error that names it. Before the commit the sums of
 diffs are held against each other: a slice that was lost or read twice would show.
 
-After large work, and after each collection of garbage, memory goes back to the operating system (`release_unused_memory`).
+After large work, and after each collection of garbage, `release_unused_memory` returns memory to the operating system.
 Allocators keep freed memory for later: after a compaction that is often ten times the memory in use, and the next
 compaction may be hours away. The remains of many small pieces of work are scattered over the heaps of all threads, and
 grow for months. Reads and writes do not give back: they follow each other, and to get the same pages again costs them

@@ -19,7 +19,7 @@ latest changes and a list of pages, and a client keeps in memory the entries tha
 - what a reader checks of all entries at once, it checks of those in memory. `persist fsck` checks the others.
 
 A directory object may hold what later ones replace, such as the inline updates of a collection that was destroyed
-since. Nothing stays as it is that is older than the log that is kept (`find_log_floor`), so it lives no longer than there.
+since. Nothing stays as it is that is older than the log that is kept (`log_floor`), so it lives no longer than there.
 Nothing stays either that is older than the last erasure, because nothing else would ever replace it. All is merged
 into one object then, which lists again those pages of which nothing was replaced.
 

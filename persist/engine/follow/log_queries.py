@@ -1,7 +1,7 @@
 """Facts that only the log's records have, not the state: authors of changes, and outcomes of operations.
 
-- `build_log_table` returns the records as a table, for people. It begins where the log does, which is kept for a while and
-  not for ever (`Settings.log_retention_s`).
+- `build_log_table` returns the records as a table, for people. It begins where the log does, which is kept for a
+  while (`Settings.log_retention_s`).
 - `Submissions` keeps which operations that clients had committed by others are in the log, as far as one reader of it
   knows. A client whose operations a server commits sends each with its own id and a number
   (`persist.engine.write.relay`). A record with operations of others names them (`persist.core.log.records.Submitted`).

@@ -1,8 +1,8 @@
 """Operations that callers submit, and how many of them become few mutations.
 
 An `Operation` is one caller's request, accepted or rejected as a whole: a write, a seal, or all of a multi-collection
-commit. `merge_operations` turns accepted operations into one `Change` per collection, in the order in which the collections were
-first touched. Their net effect is that of the operations one after the other. Appends commute with each other, and all
+commit. `merge_operations` turns accepted operations into one `Change` per collection, ordered by their first
+operations. Their net effect is that of the operations one after the other. Appends commute with each other, and all
 were found valid, so they may precede the last seal. Holds keep the order of the calls, and since is the least of them
 and of the allowed times, whichever came first. A name is only reused after its collection was destroyed, so the
 `Change` of that collection comes first. Leases are granted before all else, because holds need them, and whatever else

@@ -114,7 +114,7 @@ class Traces(Shown):
         return not self.found
 
     def receipt(self) -> dict[str, Any]:
-        """Return a receipt as JSON that nothing was found. `compute_receipt_digest` verifies it."""
+        """Return a receipt as JSON that nothing was found. `receipt_digest` verifies it."""
         if self.found:
             until = max((trace.until for trace in self.found if trace.until is not None), default=None)
             raise InvalidUsage(
@@ -127,7 +127,7 @@ class Traces(Shown):
             "searched": {"objects": self.objects, "bytes": self.bytes},
             "not_searched": [*BEYOND],
         }
-        return {**receipt_facts, "digest": compute_receipt_digest(receipt_facts)}
+        return {**receipt_facts, "digest": receipt_digest(receipt_facts)}
 
     def __str__(self) -> str:
         if self.is_gone:
@@ -146,7 +146,7 @@ class Traces(Shown):
         return "\n".join([f"{some}, of {self.bytes:,} bytes in all, may hold what was erased:", *table])
 
 
-def compute_receipt_digest(receipt: dict[str, Any]) -> str:
+def receipt_digest(receipt: dict[str, Any]) -> str:
     """Return SHA-256 of a receipt's sorted, compact JSON without the digest."""
     signed = {name: value for name, value in receipt.items() if name != "digest"}
     text = json.dumps(signed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -13,7 +13,7 @@ import pytest
 import persist
 from persist.blob.errors import StoreFull, Unavailable
 from persist.blob.protocol import Blob
-from persist.services.erase import compute_receipt_digest
+from persist.services.erase import receipt_digest
 from tests.services.erase.searching import mentions
 from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
@@ -698,11 +698,11 @@ def test_traces_say_what_holds_it_until_when_and_give_a_receipt_when_nothing_doe
         found = client.load("orders").traces([3], texts=[ADA])
         assert found.is_gone, str(found)
         receipt = found.receipt()
-        assert receipt["digest"] == compute_receipt_digest(receipt)
+        assert receipt["digest"] == receipt_digest(receipt)
         assert [each["reason"] for each in receipt["erasures"]] == ["request 17"]
         assert ADA not in str(receipt)
         assert receipt["searched"]["objects"] == found.objects
-        assert compute_receipt_digest({**receipt, "seqno": 0}) != receipt["digest"]
+        assert receipt_digest({**receipt, "seqno": 0}) != receipt["digest"]
 
 
 def test_what_a_directory_object_says_of_a_collection_goes_where_there_are_many(dated: DatedBlob) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import persist
-from persist.services.erase import compute_receipt_digest
+from persist.services.erase import receipt_digest
 from persist.tools.cli.main import main
 from tests.support.tuned import tuned
 
@@ -75,7 +75,7 @@ def test_a_receipt_is_json_with_its_own_digest(tmp_path: Path, capsys: pytest.Ca
         ).result()
     assert main(["erase", str(tmp_path / "shop"), "users", "--where", "id = 1", "--verify"]) == 0
     receipt = json.loads(capsys.readouterr().out)
-    assert receipt["digest"] == compute_receipt_digest(receipt)
+    assert receipt["digest"] == receipt_digest(receipt)
     assert (receipt["collection"], receipt["erasures"]) == ("users", [])
 
 

@@ -7,8 +7,8 @@ the intervals of times in which its multiplicity is not zero. A row's records ar
 its time. Intervals are sorted by key and start. All rows together walk backwards, from the last interval that began
 before the row's time until no earlier one can reach it. For a key with one value at a time that is one step.
 
-`find_keys_with_several` and similar functions check a keyed collection, or one that becomes keyed. Cost: keys and diffs of
-the first keyframe and of the history are read once. Memory: a slice of the key space.
+`find_keys_with_several` and similar functions check a keyed collection, or one that becomes keyed. Cost: keys and diffs
+of the first keyframe and of the history are read once. Memory: a slice of the key space.
 """
 
 from collections.abc import Iterator, Sequence

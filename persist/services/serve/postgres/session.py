@@ -174,7 +174,6 @@ class SessionOfClient:
         self._connection.send(wire.make_error_message(failure))
 
     def _handle_sync(self) -> None:
-        """End an implicit block, and report that the session is ready."""
         if not self.block.is_open:
             self._drop_portals()
         self._connection.send(wire.ready(self.block.status))
@@ -191,7 +190,6 @@ class SessionOfClient:
             self._commit()
 
     def _handle_query(self, sql: str) -> None:
-        """Run the statements of a simple query."""
         check_length(sql)
         self._text = sql
         statements = split_statements(sql)
@@ -216,7 +214,6 @@ class SessionOfClient:
             answer.close()
 
     def _handle_parse(self, reader: Reader) -> None:
-        """Store a prepared statement."""
         name, sql, oids = reader.read_text(), reader.read_text(), reader.int32s()
         self._text = sql
         check_length(sql)
@@ -236,7 +233,6 @@ class SessionOfClient:
         return self._prepared[name]
 
     def _handle_bind(self, reader: Reader) -> None:
-        """Make a portal of a prepared statement and parameters."""
         portal, prepared = reader.read_text(), self._find(reader.read_text())
         self._text = prepared.sql
         forms, values = reader.int16s(), [reader.read_value() for _ in range(reader.read_count())]
@@ -274,7 +270,6 @@ class SessionOfClient:
         return self._run_statement(sql)
 
     def _handle_describe(self, reader: Reader) -> None:
-        """Send the columns of a statement or portal."""
         kind, name = reader.read_bytes(1), reader.read_text()
         if kind == b"P":
             portal = self._find_portal(name)
@@ -321,7 +316,6 @@ class SessionOfClient:
                 self._sender.send_rows(portal, limit)
 
     def _handle_close(self, reader: Reader) -> None:
-        """Drop a statement or portal."""
         kind, name = reader.read_bytes(1), reader.read_text()
         if kind == b"S":
             self._prepared.pop(name, None)
@@ -364,7 +358,6 @@ class SessionOfClient:
         return self._run_query(sql)
 
     def _run_query(self, sql: str) -> Answer:
-        """Run a query that reads."""
         if asks_catalog(sql):
             if (table := self._backend.catalog(sql, self._settings, self._set_running)) is not None:
                 return rows_answer(table)
@@ -385,7 +378,6 @@ class SessionOfClient:
         return self.block.transaction(self._settings.as_of).ask(sql)
 
     def _run_definition(self, sql: str, verb: str) -> Answer:
-        """Run a CREATE, ALTER or DROP."""
         self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self.block.is_open)
         if self.block.is_open:
             hint = "It is a commit of its own: switch autocommit on, or COMMIT first."
@@ -395,7 +387,6 @@ class SessionOfClient:
         return Answer(tag)
 
     def _run_change(self, sql: str, verb: str) -> Answer:
-        """Run an INSERT, UPDATE, DELETE or MERGE."""
         self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self.block.is_open)
         if asks_catalog(sql):
             sql = insert_session_constants(sql, self._settings)
@@ -411,14 +402,12 @@ class SessionOfClient:
         return Answer(tag)
 
     def _run_explain(self, sql: str) -> Answer:
-        """Run an EXPLAIN."""
         query = re.sub(r"^\s*EXPLAIN\s*(?:\([^)]*\)|(?:ANALYZE|VERBOSE)\b\s*)*", "", sql, flags=re.IGNORECASE)
         with self._queries.turn(), contextlib.closing(self._ask(query)) as result:
             lines = result.explain().splitlines()
         return rows_answer(pa.table({"QUERY PLAN": pa.array(lines, pa.string())}), "EXPLAIN")
 
     def _run_copy(self, sql: str) -> Answer:
-        """Run a COPY to or from the client."""
         copy = parse_copy(sql)
         is_subscription = list_first_words(copy.query)[:1] == ["SUBSCRIBE"]
         answer = self._run_subscribe(parse_subscribe(copy.query)) if is_subscription else self._run_query(copy.query)
@@ -445,7 +434,6 @@ class SessionOfClient:
         return Answer("BEGIN")
 
     def _run_commit(self, sql: str) -> Answer:
-        """Run a COMMIT."""
         check_chain(sql)
         if not self.block.is_open:
             self._connection.send(wire.notice("25P01", "there is no transaction in progress"))
@@ -465,7 +453,6 @@ class SessionOfClient:
             self._end_block(is_committed=is_committed)
 
     def _run_rollback(self, sql: str) -> Answer:
-        """Run a ROLLBACK, of the block or to a savepoint."""
         check_chain(sql)
         match = re.search(r"\bTO\s+(?:SAVEPOINT\s+)?(\"[^\"]+\"|\w+)", sql, re.IGNORECASE)
         if match is not None:
@@ -477,7 +464,6 @@ class SessionOfClient:
         return Answer("ROLLBACK")
 
     def _run_savepoint(self, sql: str) -> Answer:
-        """Run a SAVEPOINT or RELEASE."""
         if not self.block.is_open or self.block.is_implicit:
             raise Failure("25P01", "SAVEPOINT is for a block: say BEGIN first")
         verb, name = list_first_words(sql)[0], sql.split()[-1]
