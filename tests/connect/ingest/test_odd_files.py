@@ -113,6 +113,12 @@ def test_text_that_its_float_would_change_is_named_by_its_line(
         taken((ending, text.format(number)), **options)
 
 
+def test_blank_lines_before_the_head_of_a_csv_file_do_not_count(taken: Taken) -> None:
+    assert taken(("csv", "\n\r\nid,v\n\n1,x\n")) == [{"id": 1, "v": "x"}]
+    with pytest.raises(persist.InvalidUsage, match=r"line 4: column 'id': 'one' is not"):
+        taken(("csv", "\n\nid,v\none,y\n"), columns={"id": "int64", "v": "string"}, collection="u")
+
+
 IDS = [12345678901234567890, 12345678901234567891, 12345678901234567892]
 
 
