@@ -30,11 +30,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.protocol import Blob
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.types.objects import find_unwritable, to_dicts
 from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name
 from persist.core.errors import Indeterminate, InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
-from persist.core.rendering import without_secrets
+from persist.core.rendering import hide_passwords
 from persist.core.settings import open_storage
 
 Nan = Literal["refuse", "null"]  # NaN and infinities in JSON: an error, or null.
@@ -78,7 +78,7 @@ class FilesSink:
 
     def __init__(self, config: FilesConfig) -> None:
         self.config = config
-        self.name = without_secrets(config.sink)
+        self.name = hide_passwords(config.sink)
         where = self.name if "://" in config.sink else os.path.abspath(config.sink)
         self.hold = config.name or build_sink_name("files", where)
         self.collections = config.collections
@@ -262,7 +262,7 @@ class FilesSink:
         try:
             yield
         except (Unavailable, Indeterminate) as error:
-            raise TargetUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
+            raise TargetUnavailable(f"{self.name} does not answer: {hide_passwords(str(error))}") from None
 
 
 class _Rows:
@@ -320,7 +320,7 @@ def _make_file_rows(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
     if "_time" in batch.schema.names:
         columns |= {"_time": batch.column("_time"), sign: batch.column(sign)}
     else:
-        columns["_time"] = int64_array(np.full(batch.num_rows, piece.before.as_of or 0, np.int64))
+        columns["_time"] = make_int64_array(np.full(batch.num_rows, piece.before.as_of or 0, np.int64))
         inserted = pa.repeat(pa.scalar("insert"), batch.num_rows)
         columns[sign] = inserted if sign == "_change" else batch.column(sign)
     return pa.RecordBatch.from_arrays([*columns.values()], [*columns])

@@ -10,7 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs.types.arrow_types import children, is_flat, list_inner_arrays, rebuilt, with_children
+from persist.codecs.types.arrow_types import (
+    is_flat,
+    list_inner_arrays,
+    list_inner_fields,
+    rebuild_nested,
+    replace_inner_types,
+)
 from persist.connect.envelopes.messages import Unreadable
 
 
@@ -27,7 +33,9 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_Object, parse_float=_Number, pars
 
 def contains_map(kind: pa.DataType) -> bool:
     """Return whether a type is a map or contains one."""
-    return not is_flat(kind) and (pat.is_map(kind) or any(contains_map(field.type) for field in children(kind)))
+    return not is_flat(kind) and (
+        pat.is_map(kind) or any(contains_map(field.type) for field in list_inner_fields(kind))
+    )
 
 
 def encode_maps(value: bytes, kind: pa.DataType) -> bytes:
@@ -69,11 +77,11 @@ def restore_maps(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if not contains_map(kind):
         return array
     if not pat.is_map(kind):
-        pairs = zip(list_inner_arrays(array), children(kind), strict=True)
+        pairs = zip(list_inner_arrays(array), list_inner_fields(kind), strict=True)
         inner = [restore_maps(part, field.type) for part, field in pairs]
-        return rebuilt(array, with_children(array.type, [part.type for part in inner]), inner)
-    fields = zip(list_inner_arrays(array.values), children(kind), strict=True)
+        return rebuild_nested(array, replace_inner_types(array.type, [part.type for part in inner]), inner)
+    fields = zip(list_inner_arrays(array.values), list_inner_fields(kind), strict=True)
     keys, items = (restore_maps(part, field.type) for part, field in fields)
     if keys.null_count:
         raise Unreadable("it has null as the key of a map")
-    return rebuilt(array, pa.map_(keys.type, items.type), [keys, items])
+    return rebuild_nested(array, pa.map_(keys.type, items.type), [keys, items])

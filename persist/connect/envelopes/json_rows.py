@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate
-from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
-from persist.codecs.types.arrow_types import JSON, leaf_arrays
+from persist.codecs.order.arrays import get_int64_values, make_boolean_array, make_int64_array
+from persist.codecs.types.arrow_types import JSON, iterate_leaf_arrays
 from persist.connect.envelopes.json_maps import contains_map, encode_maps
 from persist.connect.envelopes.json_numbers import check_numbers, find_inexact
 from persist.connect.envelopes.messages import Unreadable
@@ -63,7 +63,7 @@ def merge_in_order(pieces: list[tuple[np.ndarray, T]], table: pa.Table) -> tuple
     rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in pieces)])
     if (np.diff(rows) < 0).any():
         order = np.argsort(rows, kind="stable")
-        rows, table = rows[order], table.take(int64_array(order))
+        rows, table = rows[order], table.take(make_int64_array(order))
     return rows, table
 
 
@@ -89,7 +89,7 @@ def parse(
     if fields is not None:
         check_numbers(texts, fields)
         for column in table.columns:
-            for leaf in (leaf for chunk in column.chunks for leaf in leaf_arrays(chunk)):
+            for leaf in (leaf for chunk in column.chunks for leaf in iterate_leaf_arrays(chunk)):
                 if pat.is_decimal(leaf.type):
                     leaf.validate(full=True)  # Reading checks the scale, and not the precision.
     return table
@@ -135,7 +135,7 @@ def _read_halves(
         odd = None if looks_alike else reading.find_suspects(texts)
         if odd is not None and odd.any() and not odd.all():
             for mask in (~odd, odd):
-                _read_halves(texts.filter(boolean_array(mask)), rows[mask], reading, result, looks_alike=True)
+                _read_halves(texts.filter(make_boolean_array(mask)), rows[mask], reading, result, looks_alike=True)
             return
         middle = len(texts) // 2
         _read_halves(texts.slice(0, middle), rows[:middle], reading, result, looks_alike=True)
@@ -170,7 +170,7 @@ def split_pieces(texts: pa.Array) -> Iterator[tuple[int, int]]:
     """Yield bounds of pieces of about PIECE_BYTES. A larger document is its own piece."""
     if not len(texts):
         return
-    ends = np.cumsum(int64_values(pc.binary_length(texts).cast(pa.int64())))
+    ends = np.cumsum(get_int64_values(pc.binary_length(texts).cast(pa.int64())))
     start = 0
     while start < len(texts):
         bytes_before = int(ends[start - 1]) if start else 0

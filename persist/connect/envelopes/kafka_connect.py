@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.arrays import boolean_array, boolean_values
+from persist.codecs.order.arrays import get_boolean_values, make_boolean_array
 from persist.codecs.types.arrow_types import is_bytes
 from persist.codecs.types.casts import cast_column
 from persist.connect.envelopes.json_rows import Bad
@@ -217,8 +217,8 @@ class UnwrappedMessages:
 
 def unwrap_messages(texts: pa.Array, rows: np.ndarray) -> UnwrappedMessages:
     """Separate the schema part and the payload of each message; group by schema. `rows` are their numbers."""
-    schema_first = boolean_values(pc.match_substring_regex(texts, SCHEMA_FIRST))
-    payload_first = boolean_values(pc.match_substring_regex(texts, PAYLOAD_FIRST))
+    schema_first = get_boolean_values(pc.match_substring_regex(texts, SCHEMA_FIRST))
+    payload_first = get_boolean_values(pc.match_substring_regex(texts, PAYLOAD_FIRST))
     plain = ~(schema_first | payload_first)
     groups, bad = [], list[Bad]()
     if plain.any():
@@ -242,7 +242,7 @@ def _split_by_schema_bytes(texts: pa.Array, rows: np.ndarray, groups: list[Group
             bad.append(Bad(int(rows[0]), _format_reason(error)))
             texts, rows = texts.slice(1), rows[1:]
             continue
-        same = boolean_values(pc.and_(pc.starts_with(texts, first[:start]), pc.ends_with(texts, end)))
+        same = get_boolean_values(pc.and_(pc.starts_with(texts, first[:start]), pc.ends_with(texts, end)))
         payloads = pc.binary_slice(_select(texts, same), start, -len(end))
         groups.append(Group(rows[same], payloads, described))
         texts, rows = _select(texts, ~same), rows[~same]
@@ -278,7 +278,7 @@ def _format_reason(error: Exception) -> str:
 def _drop_empty(groups: list[Group], bad: list[Bad]) -> UnwrappedMessages:
     groups_with_rows, empty = [], [np.empty(0, np.int64)]
     for group in groups:
-        null = boolean_values(pc.equal(group.texts, b"null"))
+        null = get_boolean_values(pc.equal(group.texts, b"null"))
         empty.append(group.rows[null])
         if not null.all():
             groups_with_rows.append(Group(group.rows[~null], _select(group.texts, ~null), group.described))
@@ -286,4 +286,4 @@ def _drop_empty(groups: list[Group], bad: list[Bad]) -> UnwrappedMessages:
 
 
 def _select(array: pa.Array, mask: npt.NDArray[np.bool_]) -> pa.Array:
-    return array if mask.all() else array.filter(boolean_array(mask))
+    return array if mask.all() else array.filter(make_boolean_array(mask))

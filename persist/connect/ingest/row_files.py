@@ -22,7 +22,7 @@ import pyarrow.types as pat
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.nested import align_fields, find_new_fields, quote_name
-from persist.codecs.types.arrow_types import children, is_flat, type_name
+from persist.codecs.types.arrow_types import format_type, is_flat, list_inner_fields
 from persist.codecs.updates.inputs import DELETED
 from persist.codecs.updates.tuples import describe_lacking_columns
 from persist.connect.envelopes import (
@@ -64,7 +64,7 @@ def read_names(file: RowFile) -> list[str]:
 
 def check_unique_names(fields: pa.Schema | pa.DataType, file: str, path: str = "") -> None:
     """Raise InvalidUsage if a column, or an inner field, occurs twice."""
-    inner = list(fields) if isinstance(fields, pa.Schema) else [] if is_flat(fields) else children(fields)
+    inner = list(fields) if isinstance(fields, pa.Schema) else [] if is_flat(fields) else list_inner_fields(fields)
     names = [field.name for field in inner]
     for field in inner:
         if names.count(field.name) > 1 and not (isinstance(fields, pa.DataType) and pat.is_map(fields)):
@@ -235,7 +235,7 @@ class _LineParser:
                 try:
                     parse(alone, pa.schema([field]))
                 except (Unreadable, pa.ArrowException):
-                    kind = type_name(self._columns.declared_types.get(field.name, field.type))
+                    kind = format_type(self._columns.declared_types.get(field.name, field.type))
                     rounds = " without rounding" if "round" in why else ""
                     return f"column {field.name!r}: {value.decode()[:80]} is not of type {kind}{rounds}"
         return why

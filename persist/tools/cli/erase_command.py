@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import persist
-from persist.core.rendering import moment_text
+from persist.core.rendering import format_moment
 from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, command, confirm
 from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.read_commands import Format, Where
@@ -73,7 +73,7 @@ def _verify_traces(
             print_json(
                 {
                     "left": [
-                        {**asdict(trace), "until": None if trace.until is None else moment_text(trace.until)}
+                        {**asdict(trace), "until": None if trace.until is None else format_moment(trace.until)}
                         for trace in traces.found
                     ]
                 }

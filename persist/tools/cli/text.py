@@ -85,7 +85,7 @@ class _CommandLine:
 
 def format_error(error: "PersistError") -> str:
     """Return an error's message with the command line's option names."""
-    text = error.word(_CommandLine())
+    text = error.format_message(_CommandLine())
     name, equals, value = text.partition("=")
     return f"--{name.replace('_', '-')} {value}" if equals and name in _OPTIONS else text
 
