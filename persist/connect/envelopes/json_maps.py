@@ -1,7 +1,7 @@
 """Maps in JSON: objects, or lists of pairs, which become lists of objects for Arrow's parser, and maps again behind it.
 
-Keys of an object are text, so all keys go through the parser as text. Only a column with maps is written anew, so its
-cost is that of Python's parser.
+Keys of an object are text, so all keys go through the parser as text. Only a column with maps is written anew, and Python
+parses it.
 """
 
 import json
@@ -25,7 +25,7 @@ class _Number(str):
 
 
 class _Object(list[tuple[str, Any]]):
-    """The members of an object, also those that occur twice."""
+    """The members of an object, duplicates included."""
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_Object, parse_float=_Number, parse_int=_Number, parse_constant=_Number)

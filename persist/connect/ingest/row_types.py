@@ -170,7 +170,7 @@ def _infer_json_schema(file: RowFile, known_types: Mapping[str, pa.DataType]) ->
 
 
 def _read_blocks(file: RowFile, known: Mapping[str, pa.DataType]) -> Iterator[tuple[Any, pa.Array]]:
-    """Yield lines as `read_json_blocks`, with JSON text in columns of JSON, and lists in those of maps."""
+    """Yield lines as `read_json_blocks`, with JSON text for documents, and lists for maps."""
     return ((numbers, encode_mixed_members(texts, known)) for numbers, texts in read_json_blocks(file))
 
 
