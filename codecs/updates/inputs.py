@@ -218,6 +218,8 @@ def select_sides_like(
             raise InvalidUsage(
                 f"key={[*key]} names no column {name!r}{did_you_mean(name, fields) or ','} it is {[*fields]}"
             )
+    if len({*key}) < len(key):
+        raise InvalidUsage(f"key={[*key]} names a column twice: name each once")
     return {name: fields[name] for name in key} or None, {n: f for n, f in fields.items() if n not in key} or None
 
 

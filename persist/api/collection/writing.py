@@ -264,7 +264,8 @@ class WritingCalls(KeyedCalls):
             time: of the difference; upper is just after it then. None means the time of the commit. Then the difference
                 is computed again as long as others come first.
             where: replace only the records for which this condition is true, as it must be for all rows: text, such as
-                "status = 'new'", or a `pyarrow.compute` expression.
+                "status = 'new'", or a `pyarrow.compute` expression. In a plain collection, a row of the same key that
+                the condition does not match stays, too.
             multiset: let keys have several rows, if the collection is not keyed.
             token: as for `write`: of an overwrite that was done before, with the same rows, time and filter, nothing is
                 done again, though its time is sealed.

@@ -194,8 +194,15 @@ def check_columns(columns: Sequence[tuple[str, str]]) -> None:
 
 
 def parse_key(asked: Sequence[str]) -> tuple[str, ...]:
-    """Return a caller's key columns as a tuple; a single name is allowed."""
-    return tuple([asked] if isinstance(asked, str) else asked)
+    """Return a caller's key columns as a tuple; a single name is allowed.
+
+    Raises:
+        InvalidUsage: it is not a list of texts.
+    """
+    key = [asked] if isinstance(asked, str) else asked
+    if not isinstance(key, (list, tuple)) or not all(isinstance(name, str) for name in key):
+        raise InvalidUsage(f"key={asked!r:.100} is not a list of names of columns: give one, such as key=['id']")
+    return tuple(key)
 
 
 def choose_key(

@@ -155,7 +155,7 @@ def receipt_digest(receipt: dict[str, Any]) -> str:
 
 def find_traces(handle: CollectionHandle, keys: Any = None, where: Any = None, *, texts: Sequence[str] = ()) -> Traces:
     """Search the store for erased values; see `Collection.traces`."""
-    if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text for text in texts):
         raise InvalidUsage(f'texts={texts!r:.100} is not a list of texts: give texts=["ada@example.com"]')
     records = None if keys is None and where is None else select_records(handle, keys, where)
     return _Search(handle, records, tuple(texts)).run()

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -683,6 +683,8 @@ def test_traces_say_what_holds_it_until_when_and_give_a_receipt_when_nothing_doe
         orders.erase([3], reason="request 17")
         found = orders.traces([3], texts=[ADA])
         assert not found.is_gone
+        with pytest.raises(persist.InvalidUsage, match="is not a list of texts"):
+            orders.traces([3], texts=cast(Any, 5))
         assert {each.key for each in found.found} >= {*mentions(dated, ADA)}
         assert all(each.until is not None for each in found.found)
         with pytest.raises(persist.InvalidUsage, match=r"may hold what was erased from 'orders'"):
