@@ -1,7 +1,7 @@
 """Maps in JSON: objects, or lists of pairs, which become lists of objects for Arrow's parser, and maps again behind it.
 
-Keys of an object are text, so all keys go through the parser as text. Only a column with maps is written anew, and Python
-parses it.
+Keys of an object are text, so all keys go through the parser as text. Only a column with maps is written anew, and
+Python parses it.
 """
 
 import json
