@@ -356,6 +356,8 @@ class Running(Closes):
         """Step until all times up to until, inclusive, are done; without until, until nothing more is complete.
 
         `timeout_s`: how long to wait for the sources to be sealed that far; None waits without limit.
+
+        Raises InvalidUsage: an input was not advanced that far, so it would never be done; or the time is over.
         """
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
         self.first_seqno = None

@@ -387,6 +387,8 @@ class Snapshot(ArrowResult):
             folder: not there yet, or empty; or a URL, as `persist.open` takes it, where nothing is yet.
             rows_per_file: the most rows of a file; it also ends at 64 MiB.
             storage_options: as for `persist.open`, for a URL.
+
+        Raises InvalidUsage: the place is not empty; or NegativeMultiplicity, in form "rows".
         """
         return export_parquet(self, self.as_of, folder, rows_per_file, storage_options)
 
