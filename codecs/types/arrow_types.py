@@ -100,6 +100,11 @@ def is_text(t: pa.DataType) -> bool:
     return bool(pat.is_string(t) or pat.is_large_string(t) or pat.is_binary(t) or pat.is_large_binary(t))
 
 
+def is_bytes(t: pa.DataType) -> bool:
+    """Return whether values of `t` are bytes."""
+    return bool(pat.is_binary(t) or pat.is_large_binary(t) or pat.is_binary_view(t) or pat.is_fixed_size_binary(t))
+
+
 @lru_cache(maxsize=1024)
 def has_floats(t: pa.DataType) -> bool:
     """Return whether a value of type `t` is or contains a float, which has more bit patterns than values."""

@@ -26,6 +26,7 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.arrow_types import (
+    is_bytes,
     is_flat,
     is_number,
     iterate_leaf_arrays,
@@ -208,10 +209,6 @@ def _is_string(t: pa.DataType) -> bool:
     return bool(pat.is_string(t) or pat.is_large_string(t) or pat.is_string_view(t))
 
 
-def _is_bytes(t: pa.DataType) -> bool:
-    return bool(pat.is_binary(t) or pat.is_large_binary(t) or pat.is_binary_view(t) or pat.is_fixed_size_binary(t))
-
-
 def _is_list(t: pa.DataType) -> bool:
     return bool(pat.is_list(t) or pat.is_large_list(t) or pat.is_fixed_size_list(t))
 
@@ -220,7 +217,7 @@ _FAMILIES: tuple[Callable[[Any], bool], ...] = (
     pat.is_integer,
     pat.is_decimal,
     _is_string,
-    _is_bytes,
+    is_bytes,
     pat.is_date,
     pat.is_time,
     pat.is_duration,

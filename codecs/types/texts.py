@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.types.arrow_types import is_flat
+from persist.codecs.types.arrow_types import is_bytes, is_flat
 
 _DURATION = re.compile(
     r"(?P<sign>-?)P(?:(?P<days>\d+)D)?"
@@ -39,7 +39,7 @@ def parse_column(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray
     texts = texts.cast(pa.string())
     if pat.is_string(target) or pat.is_large_string(target):
         return texts.cast(target)
-    if not is_flat(target) or pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target):
+    if not is_flat(target) or is_bytes(target):
         raise pa.ArrowNotImplementedError(f"{target} is not read from text")
     texts = pc.utf8_trim_whitespace(texts)
     try:

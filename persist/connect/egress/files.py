@@ -355,8 +355,9 @@ class CsvWriter:
     def __init__(self, schema: pa.Schema, file: BinaryIO, *, with_head: bool = True) -> None:
         import pyarrow.csv as csv
 
+        self._schema = pa.schema([_widen_field(field) for field in schema])
         try:
-            self._writer = csv.CSVWriter(file, schema, write_options=csv.WriteOptions(include_header=with_head))
+            self._writer = csv.CSVWriter(file, self._schema, write_options=csv.WriteOptions(include_header=with_head))
         except pa.ArrowException as error:
             raise InvalidUsage(
                 f"CSV cannot hold a column of these: {error}. Use the format json, parquet or arrow"
@@ -378,11 +379,24 @@ class CsvWriter:
                         f"the column {name!r} has bytes that are not UTF-8, which CSV cannot hold. Use the format json "
                         "(base64), parquet or arrow, or leave the column out"
                     ) from None
-        self._writer.write_batch(batch)
+        columns = [_show_digits(column) for column in batch.columns]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
     def close(self) -> None:
         """Write the remaining rows."""
         self._writer.close()
+
+
+def _widen_field(field: pa.Field) -> pa.Field:
+    return field.with_type(pa.float64()) if pa.types.is_float32(field.type) else field
+
+
+def _show_digits(column: pa.Array) -> pa.Array:
+    """Return float32 as doubles, of which Arrow writes all digits before the point."""
+    if not pa.types.is_float32(column.type):
+        return column
+    short = column.cast(pa.string()).cast(pa.float64())
+    return pc.if_else(pc.less(pc.abs(column), 2.0**24), short, column.cast(pa.float64()))
 
 
 class JsonLinesWriter:

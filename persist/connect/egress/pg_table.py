@@ -25,6 +25,7 @@ import pyarrow.types as pt
 
 from persist.codecs.evolution import read_default
 from persist.codecs.nested import find_differences, get_column_node
+from persist.codecs.types.arrow_types import is_bytes
 from persist.codecs.types.objects import to_objects
 from persist.codecs.types.schema import CollectionSchema
 from persist.connect.egress.files import are_finite
@@ -309,7 +310,7 @@ def to_postgres_type(kind: pa.DataType, where: str) -> str:
         return f"numeric({digits - min(kind.scale, 0)},{scale})"
     if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
         return "text"
-    if _is_bytes(kind):
+    if is_bytes(kind):
         return "bytea"
     if pt.is_time(kind):
         return "time without time zone"
@@ -355,7 +356,7 @@ def _encode_column(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
             values, kind = values.cast(pa.float32()), pa.float32()
         if pt.is_floating(kind):
             return pc.add(values, pa.scalar(0.0, kind))
-        if _is_bytes(kind):
+        if is_bytes(kind):
             return _encode_hex(values)
         if pt.is_time(kind):
             return values.cast(pa.time64("us"))
@@ -409,12 +410,6 @@ def _encode_hex(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pt.is_integer(kind) or pt.is_floating(kind))
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(
-        pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind) or pt.is_binary_view(kind)
-    )
 
 
 def _parse_precision(numeric: str) -> tuple[int, int]:

@@ -13,9 +13,9 @@ n log n in the worst case.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -27,7 +27,8 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.order.arrays import get_int64_values, make_boolean_array, make_int64_array
-from persist.codecs.types.arrow_types import iterate_leaf_arrays
+from persist.codecs.types.arrow_types import JSON, iterate_leaf_arrays
+from persist.connect.envelopes.json_maps import contains_map, encode_maps
 from persist.connect.envelopes.json_numbers import check_numbers, find_inexact
 from persist.connect.envelopes.messages import Unreadable
 
@@ -203,18 +204,26 @@ _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|Infinity', re.DOTALL)
 _NUMBERS = {b"NaN": b"0e0", b"Infinity": b"0.000000"}  # Their lengths are equal.
 
 
-def encode_mixed_members(texts: pa.Array, names: Sequence[str]) -> pa.Array:
-    """Return objects whose named members are JSON text unless they are text or null.
+def encode_mixed_members(texts: pa.Array, types: Mapping[str, pa.DataType]) -> pa.Array:
+    """Return objects whose documents are JSON text, and whose maps are lists.
 
-    A text there is the text of a document. Objects that cannot be read stay as they are.
+    A text or null in a column of documents stays. Objects that cannot be read stay as they are.
     """
-    if not names:
+    encoders = {name: encoder for name, kind in types.items() if (encoder := _choose_encoder(kind)) is not None}
+    if not encoders:
         return texts
-    decode = _make_documents_decoder(tuple(names)).decode
-    return pa.array([text and _encode_members(text, decode) for text in texts.to_pylist()], pa.large_binary())
+    decode = _make_documents_decoder(tuple(encoders)).decode
+    encode = [*encoders.values()]
+    return pa.array([text and _encode_members(text, decode, encode) for text in texts.to_pylist()], pa.large_binary())
 
 
-def _encode_members(text: bytes, decode: Callable[[bytes], Any]) -> bytes:
+def _choose_encoder(kind: pa.DataType) -> Callable[[bytes], bytes] | None:
+    if kind == JSON:
+        return lambda value: value if value[:1] in (b'"', b"n") else msgspec.json.encode(value.decode())
+    return partial(encode_maps, kind=kind) if contains_map(kind) else None
+
+
+def _encode_members(text: bytes, decode: Callable[[bytes], Any], encode: Sequence[Callable[[bytes], bytes]]) -> bytes:
     readable = text
     try:
         try:
@@ -223,16 +232,14 @@ def _encode_members(text: bytes, decode: Callable[[bytes], Any]) -> bytes:
             readable = _STRING_OR_NUMBER.sub(lambda found: _NUMBERS.get(found[0], found[0]), text)
             members = decode(readable)
         values = [memoryview(value) for value in msgspec.structs.astuple(members)]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return text
-    start = _get_address(readable)
-    places = sorted((_get_address(value) - start, len(value)) for value in values if len(value))
-    pieces, end = list[bytes](), 0
-    for begin, length in places:
-        value = text[begin : begin + length]
-        if value[:1] not in (b'"', b"n"):
-            pieces += [text[end:begin], msgspec.json.encode(value.decode())]
+        start = _get_address(readable)
+        places = sorted((_get_address(value) - start, len(value), at) for at, value in enumerate(values) if len(value))
+        pieces, end = list[bytes](), 0
+        for begin, length, at in places:
+            pieces += [text[end:begin], encode[at](text[begin : begin + length])]
             end = begin + length
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return text
     return b"".join([*pieces, text[end:]])
 
 

@@ -20,6 +20,7 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.order.arrays import get_boolean_values, make_boolean_array
+from persist.codecs.types.arrow_types import is_bytes
 from persist.codecs.types.casts import cast_column
 from persist.connect.envelopes.json_rows import Bad
 from persist.connect.envelopes.messages import (
@@ -130,7 +131,7 @@ def make_reader(what: Described, target: pa.DataType | None, samples: list[Any],
             f"column {name!r} has the Connect type {what.type!r}, which is not read from JSON. Let the connector send "
             'text instead (such as hstore.handling.mode "json"), or leave the column out of the schema.'
         )
-    if target is not None and natural == pa.binary() and not _is_bytes(target):
+    if target is not None and natural == pa.binary() and not is_bytes(target):
         raise InvalidUsage(f"column {name!r} holds bytes, and the schema has {target}: give it a type of bytes.")
     return choose_reader(natural if target is None else target, samples, name)
 
@@ -142,10 +143,6 @@ def _get_field_type(target: pa.DataType | None, name: str) -> pa.DataType | None
 def _check_nested(what: Described, target: pa.DataType | None, fits: Callable[[pa.DataType], bool], name: str) -> None:
     if target is not None and not fits(target):
         raise InvalidUsage(f"column {name!r} holds a value of Connect type {what.type!r}, and the schema has {target}.")
-
-
-def _is_bytes(target: pa.DataType) -> bool:
-    return bool(pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target))
 
 
 def _add_cast(natural: Reader, target: pa.DataType | None, name: str) -> Reader:

@@ -20,6 +20,7 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.order.arrays import get_boolean_values, get_int64_values
+from persist.codecs.types.arrow_types import is_bytes
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.texts import parse_column
 
@@ -350,7 +351,7 @@ def _choose_flat_reader(
         return wire, lambda column: column.cast(target)
     if pat.is_decimal(target):
         return target, _keep_column  # Arrow reads both numbers and text, and refuses what it would have to round.
-    if pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target):
+    if is_bytes(target):
         return pa.string(), lambda column: _cast_bytes(binary(column), target)
     if pat.is_timestamp(target):
         return (

@@ -11,6 +11,7 @@ from persist.blob.errors import InvalidUsage, PersistError
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.arrow_types import (
     JSON,
+    is_bytes,
     is_flat,
     is_text,
     list_inner_arrays,
@@ -21,6 +22,7 @@ from persist.codecs.types.arrow_types import (
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.texts import parse_column
 from persist.codecs.types.values import shorten
+from persist.connect.envelopes import Unreadable, decode_base64
 
 Cast = Callable[[pa.ChunkedArray], pa.ChunkedArray]
 REASON_CHARS_MAX = 200
@@ -112,7 +114,9 @@ def cast_each(
 def cast_texts(column: pa.ChunkedArray, target_type: pa.DataType, name: str) -> pa.ChunkedArray:
     """Cast a column; parse its texts if the target type is not text."""
     if is_flat(target_type):
-        return parse_column(column, target_type) if is_text(column.type) else cast_column(column, target_type, name)
+        if not is_text(column.type):
+            return cast_column(column, target_type, name)
+        return pa.chunked_array([_parse_texts(chunk, target_type) for chunk in column.chunks], target_type)
     natural = _get_parsed_type(column.type, target_type)
     if natural != column.type:
         whole = [chunk.take(pa.array(np.arange(len(chunk)))) for chunk in column.chunks]  # Without what slices hide.
@@ -122,20 +126,23 @@ def cast_texts(column: pa.ChunkedArray, target_type: pa.DataType, name: str) -> 
 
 def get_wire_type(target_type: pa.DataType) -> pa.DataType:
     """Return the type that a JSON value is read as, such as text for moments."""
-    if pat.is_temporal(target_type) or pat.is_large_string(target_type) or target_type == JSON:
+    if pat.is_temporal(target_type) or pat.is_large_string(target_type) or target_type == JSON or is_bytes(target_type):
         return pa.string()
     if pat.is_float16(target_type):
         return pa.float64()
     if is_flat(target_type):
         return target_type
     inner = [get_wire_type(f.type) for f in list_inner_fields(target_type)]
+    if pat.is_map(target_type):
+        key = pa.string() if is_flat(target_type.key_type) else inner[0]
+        return pa.list_(pa.struct([("key", key), ("value", inner[1])]))
     return replace_inner_types(target_type, inner) if pat.is_struct(target_type) else pa.list_(inner[0])
 
 
 def _get_parsed_type(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataType:
     """Return the type that the texts of a column are parsed as."""
     if is_flat(target_type):
-        return target_type if is_text(source_type) and not is_text(target_type) else source_type
+        return source_type if not is_text(source_type) or pat.is_string(target_type) else target_type
     pairs = zip(list_inner_fields(source_type), list_inner_fields(target_type), strict=True)
     return replace_inner_types(source_type, [_get_parsed_type(f.type, w.type) for f, w in pairs])
 
@@ -144,6 +151,8 @@ def _parse_texts(array: pa.Array, natural: pa.DataType) -> pa.Array:
     """Parse an array of texts, which has no offset."""
     if array.type == natural:
         return array
+    if is_bytes(natural):
+        return _decode_bytes(array, natural)
     if is_flat(natural):
         return parse_column(pa.chunked_array([array]), natural).combine_chunks()
     inner = [
@@ -151,6 +160,13 @@ def _parse_texts(array: pa.Array, natural: pa.DataType) -> pa.Array:
         for part, field in zip(list_inner_arrays(array), list_inner_fields(natural), strict=True)
     ]
     return rebuild_nested(array, natural, inner)
+
+
+def _decode_bytes(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return decode_base64(texts).cast(pa.binary()).cast(kind)
+    except Unreadable as error:
+        raise pa.ArrowInvalid(str(error)) from None
 
 
 def check_text_types(types: dict[str, pa.DataType], format: str) -> None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.types.arrow_types import JSON, iterate_leaf_arrays, list_inner_fields, replace_inner_types
+from persist.codecs.types.arrow_types import iterate_leaf_arrays, list_inner_fields, replace_inner_types
 from persist.codecs.types.texts import parse_column
 from persist.codecs.types.values import shorten
 from persist.connect.envelopes import (
@@ -170,9 +170,8 @@ def _infer_json_schema(file: RowFile, known_types: Mapping[str, pa.DataType]) ->
 
 
 def _read_blocks(file: RowFile, known: Mapping[str, pa.DataType]) -> Iterator[tuple[Any, pa.Array]]:
-    """Yield lines as `read_json_blocks`, with JSON text in columns of JSON."""
-    documents = [name for name, kind in known.items() if kind == JSON]
-    return ((numbers, encode_mixed_members(texts, documents)) for numbers, texts in read_json_blocks(file))
+    """Yield lines as `read_json_blocks`, with JSON text for documents, and lists for maps."""
+    return ((numbers, encode_mixed_members(texts, known)) for numbers, texts in read_json_blocks(file))
 
 
 def _guess_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:

@@ -98,6 +98,7 @@ class _Operand:
     column: str | None
     value: Any = None
     type: pa.DataType | None = None
+    is_double: bool = False  # As in SQL, a number with an exponent is.
     path: tuple[tuple[str, str | int], ...] = ()  # Functions of JSON that are applied to it, and their paths.
 
 
@@ -220,9 +221,7 @@ class _Parser:
                 values.append(self._parse_literal(left))
             self._require(")")
             valid_values = [value for value in values if value.is_valid]
-            # Values that the column cannot have are left out.
-            is_exact = left.type is not None and (pat.is_integer(left.type) or pat.is_decimal(left.type))
-            members = [v for v in valid_values if not (is_exact and pat.is_decimal(v.type) and v.type != left.type)]
+            members = [value for value in valid_values if _can_hold(left.type, value)]
             kinds = {value.type: None for value in members} or {left.type or values[0].type: None}
             sets = [pa.array([value for value in members if value.type == kind], kind) for kind in kinds]
             tests = [Call("among", (self._make_comparison_operand(left),), (value_set,)) for value_set in sets]
@@ -277,6 +276,8 @@ class _Parser:
     def _to_scalar(self, operand: _Operand, target_type: pa.DataType | None) -> pa.Scalar:
         value = operand.value
         try:
+            if operand.is_double and target_type is not None and pat.is_floating(target_type):
+                return pa.scalar(float(value))
             return _convert_literal(value, target_type)
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
             raise InvalidUsage(
@@ -329,7 +330,8 @@ class _Parser:
                     f"the condition {self._text!r:.200} has a number of {len(token.text):,} digits, and columns hold "
                     f"{DIGITS_MAX} at most"
                 )
-            return _Operand(None, int(token.text) if is_whole else Decimal(token.text))
+            number = int(token.text) if is_whole else Decimal(token.text)
+            return _Operand(None, number, is_double="e" in token.text.lower())
         if token.kind == "text":
             self._advance()
             return _Operand(None, _unquote(token.text))
@@ -476,6 +478,15 @@ def _adapt_to_decimals(number: Decimal, target_type: pa.DataType) -> pa.Scalar:
         return pa.scalar(str(below)).cast(target_type)
     between = context.add(below, Decimal(5).scaleb(-target_type.scale - 1))
     return pa.scalar(between, pa.decimal256(target_type.precision + 2, target_type.scale + 1))
+
+
+def _can_hold(kind: pa.DataType | None, value: pa.Scalar) -> bool:
+    """Return whether a column can have a value."""
+    if kind is None or value.type == kind:
+        return True
+    if pat.is_float32(kind):
+        return bool(value.cast(kind).cast(value.type) == value)
+    return not (pat.is_decimal(value.type) and (pat.is_integer(kind) or pat.is_decimal(kind)))
 
 
 def _find_common_type(one: _Operand, other: _Operand) -> pa.DataType | None:

@@ -42,11 +42,12 @@ def erase(
         raise persist.InvalidUsage("say what to erase: --where CONDITION, or --keys FILE")
     if reason is None:
         raise persist.InvalidUsage('say why, without naming anybody: --reason "request 17"')
-    from persist.services.erase import find_mentions, format_mentions
+    from persist.services.erase import find_mentions, format_mentions, select_records
 
     with at.open_writer() as client:
         loaded = client.load(collection)
         key_rows = None if keys is None else read_keys(loaded, keys, format)
+        select_records(loaded.handle, key_rows, where)  # A mistake is told before the question.
         what = f"those of {keys}" if where is None else f"where {where}"
         if not yes and (places := find_mentions(loaded.handle, key_rows, where)):
             print_remark(f"{format_mentions(places)}.")

@@ -30,6 +30,7 @@ from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.nested import find_new_fields, quote_name
 from persist.codecs.order.arrays import make_int64_array
+from persist.codecs.types.arrow_types import JSON
 from persist.codecs.types.documents import check_documents
 from persist.codecs.types.python_types import to_arrow_type
 from persist.connect.envelopes import Events, canal, debezium, encode_mixed_members, maxwell, plain
@@ -368,7 +369,7 @@ def _encode_documents(route: Route, messages: pa.Table, names: Sequence[str]) ->
     """Return messages with JSON text in the members for columns of JSON. Envelopes have text there already."""
     if route.format != "json" or not names or not len(messages):
         return messages
-    texts = encode_mixed_members(messages["value"].combine_chunks(), names)
+    texts = encode_mixed_members(messages["value"].combine_chunks(), dict.fromkeys(names, JSON))
     return messages.set_column(messages.schema.get_field_index("value"), MESSAGE.field("value"), texts)
 
 
