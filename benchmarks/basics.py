@@ -150,7 +150,7 @@ def tiny(work: Workspace) -> list[Row]:
         metered = MeteredBlob(FileBlob(work.folder / f"tiny-{round_}"))
         with persist.open(metered) as client:
             rows = client.create_or_load("rows", key=KEY, value=VALUE)
-            counts = metered.counts()
+            counts = metered.get_counts()
             before = counts["create"].requests + counts["set"].requests
             at = np.datetime64("2026-01-01T00:00:00", "us").item()
             began = time.perf_counter()
@@ -158,7 +158,7 @@ def tiny(work: Workspace) -> list[Row]:
             for future in futures:
                 future.result()
             rates.append(TINY_WRITES / (time.perf_counter() - began))
-            counts = metered.counts()
+            counts = metered.get_counts()
             puts.append(counts["create"].requests + counts["set"].requests - before)
     rates.sort()
     puts.sort()

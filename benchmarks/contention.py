@@ -114,12 +114,12 @@ def compete(
         warm_s = time.monotonic() + WARM_UP_S
         loop(collection, lambda: time.monotonic() < warm_s, Tally(number))
         blob.lost = 0
-        before, cpu_s = blob.counts(), time.process_time()
+        before, cpu_s = blob.get_counts(), time.process_time()
         ends_s = warm_s + seconds
         loop(collection, lambda: time.monotonic() < ends_s, tally)
         tally.lost = blob.lost
         tally.cpu_s = time.process_time() - cpu_s
-        tally.requests = {k: c.requests - before[k].requests for k, c in blob.counts().items()}
+        tally.requests = {k: c.requests - before[k].requests for k, c in blob.get_counts().items()}
     answers.put(tally)
 
 

@@ -32,7 +32,7 @@ from persist.codecs.part.part import Part
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
 from persist.core.log.framing import FORMAT, decode_framed, encode_framed, make_pointer, store_framed
-from persist.core.log.keys import checkpoint_key, directory_prefix, state_prefix
+from persist.core.log.keys import make_checkpoint_key, make_directory_prefix, make_state_prefix
 from persist.core.log.records import strip_part_list
 from persist.core.state_rules.collection_rules import apply_step
 from persist.core.state_rules.contents import CollectionState
@@ -159,7 +159,7 @@ def _on_parts(contents: CollectionState, location: str, size: int) -> dict[str, 
     append = kinds.Append(state.id, (msgspec.structs.replace(like, blob=blob, time_min=2, time_max=2),))
     stored = StateObject(location=location, collection=state)
     data, whole = encode_framed(stored), snapshot_scan(state, state.schema, 1, None)
-    base = StateLevel(make_pointer(state_prefix(state.id, 0), data), state)
+    base = StateLevel(make_pointer(make_state_prefix(state.id, 0), data), state)
     after = apply_step(state, append)
     by_key = pc.field("k") == 12_345
     return {
@@ -204,10 +204,10 @@ def made_up_location(blob: Blob, count: int) -> None:
         entries=entries.objects(),
         names=names.objects(),
     )
-    pointer = store_framed(blob, directory_prefix(state.seqno), objects)
+    pointer = store_framed(blob, make_directory_prefix(state.seqno), objects)
     levels = directory.KnownLevels().read(blob, state.location, [pointer])
     made = build_checkpoint(state, directory.NewDirectory(levels, freed=()))
-    assert blob.create(checkpoint_key(state.seqno), encode_framed(made))
+    assert blob.create(make_checkpoint_key(state.seqno), encode_framed(made))
 
 
 def of_collections(sizes: Sequence[int]) -> Iterator[Curve]:

@@ -25,7 +25,7 @@ from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from tests.support.servers.fixtures import make_bucket, options_of, running_moto
 
 KEY, VALUE = {"k": pa.int64()}, {"a": pa.int64(), "b": pa.string()}
@@ -123,7 +123,7 @@ def _gets(location: str, options: dict[str, Any]) -> list[float]:
     for _ in range(STEPS):
         time.sleep(0.05)
         began = time.perf_counter()
-        assert store.get(record_key(1)) is not None
+        assert store.get(make_record_key(1)) is not None
         taken.append(time.perf_counter() - began)
     return taken
 

@@ -42,7 +42,7 @@ def maintained(work: Workspace, name: str = SET) -> str:
 
 def bytes_written(metered: MeteredBlob) -> int:
     """Return how much was sent to a store."""
-    counts = metered.counts()
+    counts = metered.get_counts()
     return counts["set"].bytes + counts["create"].bytes
 
 

@@ -16,10 +16,10 @@ class Face(Protocol):
     """The words of Python, of the command line or of Spark for what a user calls."""
 
     def name_call(self, name: str) -> str:
-        """Return the name of a library call in this face."""
+        """Return a library call's name as this interface spells it."""
 
     def name_option(self, name: str, value: str) -> str:
-        """Return an option in the words of this face; an empty value means any value."""
+        """Return an option as this interface spells it; "" means any value."""
 
 
 class _Python:
@@ -66,13 +66,13 @@ class PersistError(Exception):
         self.args = tuple(getattr(self, field.name) for field in fields(self) if field.init)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        return self.word(PYTHON)
+        return self.format_message(PYTHON)
 
     def describe(self) -> str:
         """Return the message without the remedy."""
         return _Words(self, PYTHON).format(self.template) if self.template else super().__str__()
 
-    def word(self, face: Face) -> str:
+    def format_message(self, face: Face) -> str:
         """Return the message and the remedy in the words of a face."""
         return " ".join(filter(None, [_shorten(self.describe()), _Words(self, face).format(self.remedy)]))
 
@@ -102,6 +102,7 @@ class _Words(Formatter):
         return getattr(self._error, str(key))
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        """Format a placeholder of a message template: a time, a call or an option."""
         match format_spec.split(":", 2):
             case [name, "call"]:
                 return self._face.name_call(name)
@@ -170,7 +171,7 @@ FULL = {
 }
 
 
-def limit_behind(error: BaseException | None) -> str | None:
+def find_exceeded_limit(error: BaseException | None) -> str | None:
     """Return the limit that an error or its cause exceeded, with a remedy; None without one."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FULL:

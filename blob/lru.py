@@ -76,7 +76,7 @@ class Cache:
         self._kinds = 0
         self.bytes = self.evictions = 0
 
-    def kind(self, size: Callable[[V], int], *, share: int = 2, is_needed: bool = False) -> "Kind[Any, V]":
+    def add_kind(self, size: Callable[[V], int], *, share: int = 2, is_needed: bool = False) -> "Kind[Any, V]":
         """Return a new kind of values.
 
         Args:
@@ -91,8 +91,8 @@ class Cache:
         """Drop all values, and keep none of later calls."""
         with self._lock:
             self.bytes_max = -1
-            for key in self._keys():
-                self._drop(key)
+            for key in self._list_keys():
+                self._drop_value(key)
 
     def _get(self, key: _Key) -> Any:
         with self._lock:
@@ -108,23 +108,24 @@ class Cache:
 
     def _put(self, key: _Key, value: Any, size: int, *, is_needed: bool) -> None:
         with self._lock:
-            self._drop(key)
+            self._drop_value(key)
             if self._clock.monotonic_s() - self._began_s >= self._idle_s:
-                self._begin_period()
-            self._insert(key, (value, size), is_needed=is_needed)
+                self._start_period()
+            self._insert_value(key, (value, size), is_needed=is_needed)
 
-    def _keys(self) -> list[_Key]:
+    def _list_keys(self) -> list[_Key]:
         return [*self._values, *self._window]
 
-    def _segment(self, key: _Key) -> OrderedDict[_Key, tuple[Any, int]]:
+    def _get_segment(self, key: _Key) -> OrderedDict[_Key, tuple[Any, int]]:
         return self._window if key in self._window else self._values
 
     def _evict(self, key: _Key) -> None:
-        self._drop(key)
+        self._drop_value(key)
         self.evictions += 1
 
-    def _drop(self, key: _Key) -> None:
-        segment = self._segment(key)
+    def _drop_value(self, key: _Key) -> None:
+        """Remove a value and its size."""
+        segment = self._get_segment(key)
         entry = segment.pop(key, None)
         if entry is not None:
             self.bytes -= entry[1]
@@ -132,13 +133,15 @@ class Cache:
                 self._window_bytes -= entry[1]
             self._not_requested.discard(key)
 
-    def _begin_period(self) -> None:
+    def _start_period(self) -> None:
+        """Evict values that nobody requested for a period; age the counts."""
         for key in [*self._not_requested]:
             self._evict(key)
-        self._began_s, self._not_requested = self._clock.monotonic_s(), {*self._keys()}
+        self._began_s, self._not_requested = self._clock.monotonic_s(), {*self._list_keys()}
         self._age()
 
     def _count_request(self, key: _Key) -> None:
+        """Count one more request of a key, for admission."""
         name = hash(key)
         count = self._counts.get(name, 0)
         if count < COUNT_MAX:
@@ -151,13 +154,14 @@ class Cache:
         self._requests = 0
         self._counts = {name: count // 2 for name, count in self._counts.items() if count > 1}
 
-    def _insert(self, key: _Key, entry: tuple[Any, int], *, is_needed: bool) -> None:
+    def _insert_value(self, key: _Key, entry: tuple[Any, int], *, is_needed: bool) -> None:
+        """Add a value to the window; move what it displaces to the main room."""
         if entry[1] > self.bytes_max:
             return
         window_bytes_max = self.bytes_max if self._is_lru else self.bytes_max // WINDOW_SHARE
         main_bytes_max = self.bytes_max - window_bytes_max
         if entry[1] * SMALL_SHARE > self.bytes_max and not self._is_lru:
-            self._admit(key, entry, main_bytes_max, is_needed=is_needed)
+            self._admit_value(key, entry, main_bytes_max, is_needed=is_needed)
             return
         self._window[key] = entry
         self._window_bytes += entry[1]
@@ -166,11 +170,11 @@ class Cache:
             oldest, leaving = self._window.popitem(last=False)
             self._window_bytes -= leaving[1]
             self.bytes -= leaving[1]
-            if not self._admit(oldest, leaving, main_bytes_max):
+            if not self._admit_value(oldest, leaving, main_bytes_max):
                 self._not_requested.discard(oldest)
                 self.evictions += 1
 
-    def _admit(self, key: _Key, entry: tuple[Any, int], bytes_max: int, *, is_needed: bool = False) -> bool:
+    def _admit_value(self, key: _Key, entry: tuple[Any, int], bytes_max: int, *, is_needed: bool = False) -> bool:
         """Add a value to the main room if it is requested more often than each value that it replaces."""
         if entry[1] > bytes_max:
             return False
@@ -187,7 +191,7 @@ class Cache:
 
 
 class Kind(Generic[K, V]):
-    """The values of one kind in a `Cache`; make it with `Cache.kind`."""
+    """The values of one kind in a `Cache`; make it with `Cache.add_kind`."""
 
     def __init__(
         self, cache: Cache, number: int, size: Callable[[V], int], value_bytes_max: int, *, is_needed: bool
@@ -203,7 +207,7 @@ class Kind(Generic[K, V]):
         """The size of all cached values of this kind. Cost: O(cached values)."""
         cache = self._cache
         with cache._lock:
-            return sum(cache._segment(key)[key][1] for key in cache._keys() if key[0] == self.number)
+            return sum(cache._get_segment(key)[key][1] for key in cache._list_keys() if key[0] == self.number)
 
     @property
     def evictions(self) -> int:
@@ -221,28 +225,28 @@ class Kind(Generic[K, V]):
     def peek(self, key: K) -> V | None:
         """Return the value of a key without counting the request."""
         with self._cache._lock:
-            entry = self._cache._segment((self.number, key)).get((self.number, key))
+            entry = self._cache._get_segment((self.number, key)).get((self.number, key))
             return None if entry is None else cast(V, entry[0])
 
     def put(self, key: K, value: V) -> None:
-        """Cache a value in place of the one before; a large one only if it is requested more often than others."""
+        """Cache a value; a large one must be requested more often than others."""
         size = self._size(value)
         if self.fits(size):
             self._cache._put((self.number, key), value, size, is_needed=self.is_needed)
 
-    def take(self, key: K, only: V | None = None) -> V | None:
+    def remove(self, key: K, only: V | None = None) -> V | None:
         """Remove and return the value of a key; if `only` is set, only if it is that very object."""
         cache = self._cache
         with cache._lock:
-            entry = cache._segment((self.number, key)).get((self.number, key))
+            entry = cache._get_segment((self.number, key)).get((self.number, key))
             if entry is None or (only is not None and entry[0] is not only):
                 return None
-            cache._drop((self.number, key))
+            cache._drop_value((self.number, key))
             return cast(V, entry[0])
 
     def clear(self) -> None:
         """Drop all values of this kind."""
         with self._cache._lock:
-            for key in self._cache._keys():
+            for key in self._cache._list_keys():
                 if key[0] == self.number:
-                    self._cache._drop(key)
+                    self._cache._drop_value(key)

@@ -56,11 +56,11 @@ def _convert_options(value: Any, kind: Any, problem: str, *, strict: bool) -> An
         if is_dataclass(converted) and not isinstance(value, type(converted)):  # Such as a dict.
             raise msgspec.ValidationError("Expected `object`")
     except msgspec.ValidationError as error:
-        raise InvalidUsage(f"{problem}: give {_parse_allowed(kind, str(error))}") from error
+        raise InvalidUsage(f"{problem}: give {_parse_allowed_values(kind, str(error))}") from error
     return converted
 
 
-def _parse_allowed(kind: Any, problem: str) -> str:
+def _parse_allowed_values(kind: Any, problem: str) -> str:
     """Return the allowed values, from a message of msgspec: "Expected `int` >= 16", "Expected `float`, got `str`"."""
     for one in (kind, *get_args(kind)):
         if isinstance(one, type) and is_dataclass(one):

@@ -119,8 +119,8 @@ def check_bytes(key: str, size: int, bytes_max: int) -> None:
 DeletePage = Callable[[Sequence[str]], Mapping[str, PersistError]]
 
 
-def page_deletion(blob: Blob) -> DeletePage | None:
-    """Return how blob deletes many keys at once; None when it has no better way than one by one.
+def get_delete_page(blob: Blob) -> DeletePage | None:
+    """Return the store's call that deletes many keys; None if it has none.
 
     A store offers it as a method `delete_page`, a layer as a property that is None when its inner store does not.
     """
@@ -140,7 +140,7 @@ def delete_all(blob: Blob, keys: Iterable[str]) -> int:
         NotDeleted: for the first page with keys that could not be deleted; no page after it was tried.
         PersistError: the store's error when a whole page failed.
     """
-    delete_page = page_deletion(blob) or partial(delete_one_by_one, blob)
+    delete_page = get_delete_page(blob) or partial(delete_one_by_one, blob)
     pending, total = iter(keys), 0
     while page := [*islice(pending, DELETE_PAGE_MAX)]:
         if failed := delete_page(page):
@@ -180,7 +180,7 @@ class BlobLayer:
 
     @property
     def delete_page(self) -> DeletePage | None:
-        delete = page_deletion(self._inner)
+        delete = get_delete_page(self._inner)
         return None if delete is None else partial(self._delete_page, delete)
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
@@ -192,7 +192,7 @@ class BlobLayer:
 
 def check_key(key: str) -> str:
     """Return key, or raise InvalidUsage when it could escape its prefix or cannot be stored everywhere."""
-    problem = _problem(key)
+    problem = _find_key_problem(key)
     if problem is not None:
         shortened = repr(key) if len(key) <= 80 else f"{key[:80]!r}…"
         raise InvalidUsage(f"blob key {shortened} is not allowed: {problem}. Use a shorter or plainer key.")
@@ -201,7 +201,7 @@ def check_key(key: str) -> str:
 
 def is_key(key: str) -> bool:
     """Return whether check_key accepts key; listings leave out other names."""
-    return _problem(key) is None
+    return _find_key_problem(key) is None
 
 
 def check_range(range: tuple[int, int]) -> tuple[int, int]:
@@ -215,7 +215,8 @@ def check_range(range: tuple[int, int]) -> tuple[int, int]:
     return range
 
 
-def _problem(key: str) -> str | None:
+def _find_key_problem(key: str) -> str | None:
+    """Return why a key is invalid; None if it is valid."""
     segments = key.split("/")
     if not {"", ".", ".."}.isdisjoint(segments):
         return "a key is segments joined by '/', none of them empty, '.' or '..'"
@@ -238,7 +239,7 @@ PAGE_ENTRIES = 1000
 
 
 class MemoryBlob:
-    """Keeps values in a dict. One that is `named` is shared by all who name it, until the process ends."""
+    """Keeps values in a dict. One that is `get_named` is shared by all who name it, until the process ends."""
 
     _named: ClassVar[dict[str, "MemoryBlob"]] = {}
     _naming: ClassVar[threading.Lock] = threading.Lock()
@@ -250,7 +251,7 @@ class MemoryBlob:
         self._keys: list[tuple[bytes, str]] = []  # Sorted by UTF-8 bytes, for listing.
 
     @classmethod
-    def named(cls, name: str) -> "MemoryBlob":
+    def get_named(cls, name: str) -> "MemoryBlob":
         """Return the store of that name; the same one for every caller in this process."""
         with cls._naming:
             return cls._named.setdefault(name, cls(name))
@@ -267,18 +268,18 @@ class MemoryBlob:
 
     def set(self, key: str, value: bytes) -> None:
         with self._lock:
-            self._store(check_key(key), value)
+            self._store_value(check_key(key), value)
 
     def create(self, key: str, value: bytes) -> bool:
         with self._lock:
             if check_key(key) in self._values:
                 return False
-            self._store(key, value)
+            self._store_value(key, value)
             return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         after = start_after
-        while page := self._page(prefix, after):
+        while page := self._list_page(prefix, after):
             yield from page
             after = page[-1].key
 
@@ -290,12 +291,12 @@ class MemoryBlob:
     def close(self) -> None:
         """Do nothing: other users of this store keep the values."""
 
-    def _store(self, key: str, value: bytes) -> None:
+    def _store_value(self, key: str, value: bytes) -> None:
         if key not in self._values:
             bisect.insort(self._keys, (key.encode(), key))
         self._values[key] = (bytes(value), time.time())
 
-    def _page(self, prefix: str, after: str | None) -> Sequence[BlobEntry]:
+    def _list_page(self, prefix: str, after: str | None) -> Sequence[BlobEntry]:
         with self._lock:
             first = bisect.bisect_left(self._keys, (prefix.encode(), ""))
             if after is not None:

@@ -103,10 +103,10 @@ STORE_ERRORS = WrittenErrors(
 )  # fmt: skip
 
 
-def read_error(failure: WrittenError) -> PersistError:
+def decode_error(failure: WrittenError) -> PersistError:
     """Return the error in a server's answer; unknown kinds become Unavailable."""
     try:
-        return STORE_ERRORS.read(failure)
+        return STORE_ERRORS.decode_error(failure)
     except ValueError:
         return Unavailable(str(failure.get("text", failure)))
 
@@ -143,16 +143,16 @@ class ServedBlob:
         return self._request_value(BlobGet(check_key(key), None, bytes_max))
 
     def set(self, key: str, value: bytes) -> None:
-        self._send(key, value, is_new=False)
+        self._upload(key, value, is_new=False)
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._send(key, value, is_new=True)
+        return self._upload(key, value, is_new=True)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         while True:
-            page = self._request("blob.list", BlobListPage(prefix, start_after), BlobPage)
+            page = self._call_server("blob.list", BlobListPage(prefix, start_after), BlobPage)
             if page.failure is not None:
-                raise read_error(page.failure)
+                raise decode_error(page.failure)
             for entry in page.entries:
                 yield BlobEntry(*entry)
             if len(page.entries) < LIST_PAGE_ENTRIES:
@@ -166,12 +166,12 @@ class ServedBlob:
     def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
         failed: dict[str, PersistError] = {}
         for start in range(0, len(keys), SERVED_DELETE_KEYS):
-            head = self._request(
+            head = self._call_server(
                 "blob.delete", BlobDelete([*map(check_key, keys[start : start + SERVED_DELETE_KEYS])]), BlobHead
             )
             if head.failure is not None:
-                raise read_error(head.failure)
-            failed |= {key: read_error(failure) for key, failure in head.failed.items()}
+                raise decode_error(head.failure)
+            failed |= {key: decode_error(failure) for key, failure in head.failed.items()}
         return failed
 
     def close(self) -> None:
@@ -192,52 +192,56 @@ class ServedBlob:
         return kind, (self._url,)
 
     def _request_value(self, request: BlobGet) -> bytes | None:
+        """Request a value or a range of it from the server."""
         from persist.blob import wire
 
         body = msgspec.json.encode(request)
         try:
-            pieces = wire.answers(self._connect(), self._token, "blob.get", body, self._timeout_s)
+            pieces = wire.call_action(self._connect(), self._token, "blob.get", body, self._timeout_s)
             head = msgspec.json.decode(next(pieces), type=BlobHead)
             if head.failure is None and head.found:
                 value = b"".join(pieces)
         except (*wire.CALL_FAILED, StopIteration) as error:
             raise self._map_call_error(Unavailable, error) from error
         if head.failure is not None:
-            raise read_error(head.failure)
+            raise decode_error(head.failure)
         if not head.found:
             return None
         if len(value) != head.bytes:
             raise Unavailable(f"{self._url} gave {len(value):,} bytes of {request.key!r}, and said {head.bytes:,}")
         return value
 
-    def _send(self, key: str, value: bytes, *, is_new: bool) -> bool:
+    def _upload(self, key: str, value: bytes, *, is_new: bool) -> bool:
+        """Send a value to the server; return whether it was stored."""
         from persist.blob import wire
 
         if len(value) > SERVED_PUT_BYTES_MAX:
             raise InvalidUsage(f"{key!r} has {len(value):,} bytes, and a server takes {SERVED_PUT_BYTES_MAX:,} at most")
         command = msgspec.json.encode(BlobPut(check_key(key), len(value), is_new))
         try:
-            answer = wire.answer_in_pieces(self._connect(), self._token, command, value, self._timeout_s)
+            answer = wire.exchange_pieces(self._connect(), self._token, command, value, self._timeout_s)
             head = msgspec.json.decode(answer, type=BlobHead)
         except wire.CALL_FAILED as error:
             raise self._map_call_error(Indeterminate, error) from error
         if head.failure is not None:
-            raise read_error(head.failure)
+            raise decode_error(head.failure)
         return head.found
 
-    def _request(self, what: str, message: msgspec.Struct, kind: type[Any]) -> Any:
+    def _call_server(self, what: str, message: msgspec.Struct, kind: type[Any]) -> Any:
+        """Send a message to the server; return its decoded answer."""
         from persist.blob import wire
 
         is_read = what == "blob.list"
         try:
             answer = next(
-                wire.answers(self._connect(), self._token, what, msgspec.json.encode(message), self._timeout_s), b""
+                wire.call_action(self._connect(), self._token, what, msgspec.json.encode(message), self._timeout_s), b""
             )
             return msgspec.json.decode(answer, type=kind)
         except wire.CALL_FAILED as error:
             raise self._map_call_error(Unavailable if is_read else Indeterminate, error) from error
 
     def _connect(self) -> "flight.FlightClient":
+        """Return the client, made at the first call."""
         from persist.blob import wire
 
         client = self._client

@@ -99,14 +99,14 @@ class DaemonThreads:
         self._crew = _Crew(threads_max, after_job)
         weakref.finalize(self, _stop_unless_forked, os.getpid(), self._crew).atexit = False
 
-    def run(self, job: Job) -> bool:
+    def submit(self, job: Job) -> bool:
         """Have a thread run job, after those before it if all are busy; return False if the crew is closed."""
         crew = self._crew
         with crew.lock:
             if crew.is_stopped:
                 return False
             if crew.free <= 0 and len(crew.threads) < crew.threads_max:
-                thread = threading.Thread(target=_work, args=(crew,), name=self._name, daemon=True)
+                thread = threading.Thread(target=_run_jobs, args=(crew,), name=self._name, daemon=True)
                 thread.start()
                 crew.threads.append(thread)
                 crew.free += 1
@@ -152,12 +152,12 @@ class _Crew:
 
 
 def _stop_unless_forked(pid: int, crew: _Crew) -> None:
-    """Stop a crew where it is: in a forked process it has no threads, and its lock may be held for ever."""
+    """Stop a crew, unless a forked process inherited it without its threads."""
     if os.getpid() == pid:
         crew.stop()
 
 
-def _work(crew: _Crew) -> None:
+def _run_jobs(crew: _Crew) -> None:
     while (job := crew.jobs.get()) is not None:
         report = job()
         with crew.lock:
@@ -181,7 +181,7 @@ class Pool(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Have fn called by a thread, after what was submitted before; raise RuntimeError after `shutdown`."""
         future = _Computation(partial(fn, *args, **kwargs))
-        if not self._threads.run(future.compute):
+        if not self._threads.submit(future.compute):
             raise RuntimeError("this pool was shut down")
         return future
 

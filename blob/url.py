@@ -48,13 +48,13 @@ def open_blob(
             "it. Give options, credentials above all, as storage options, where no log shows them."
         )
     if scheme in ("", "file"):
-        path = _path_of_file_url(text) if match else text
+        path = _parse_file_url(text) if match else text
         return FileBlob(path, **read_options(options, _FOLDER_OPTIONS, "a folder"))
     if scheme == "memory":
         read_options(options, {}, "memory://")
-        return MemoryBlob.named(_memory_name(text))
+        return MemoryBlob.get_named(_parse_memory_url(text))
     if scheme in ("s3", "s3a"):
-        bucket, prefix = _bucket_and_prefix(text)
+        bucket, prefix = _parse_object_url(text)
         connect_s, read_s = min(CONNECT_TIMEOUT_S, attempt_s), min(READ_TIMEOUT_S, attempt_s)
         return S3Blob(bucket, prefix, options, connect_timeout_s=connect_s, read_timeout_s=read_s, attempt_s=attempt_s)
     if scheme in ("grpc", "grpc+tls"):
@@ -88,7 +88,7 @@ def drop_secret_options(url: str, options: Mapping[str, Any] | None) -> dict[str
 
 
 def _check_slashes(text: str) -> None:
-    """Refuse a URL with one slash, which would be a folder; pathlib makes such of a good one."""
+    """Raise InvalidUsage for a URL with one slash after the scheme."""
     match = _ONE_SLASH.match(text)
     scheme = match.group(1).lower() if match else ""
     schemes = {"file", "memory", "s3", "s3a", "grpc", "grpc+tls"} | list_protocols() if match else set()
@@ -100,7 +100,8 @@ def _check_slashes(text: str) -> None:
         )
 
 
-def _path_of_file_url(url: str) -> str:
+def _parse_file_url(url: str) -> str:
+    """Return the path in a file URL."""
     path = unquote(url[len("file://") :]).removeprefix("localhost")
     if not path.startswith("/"):
         host = path.partition("/")[0]
@@ -109,6 +110,7 @@ def _path_of_file_url(url: str) -> str:
 
 
 def _open_served(url: str, options: Mapping[str, Any] | None) -> ServedBlob:
+    """Return the store behind a server's URL."""
     parts = urlsplit(url)
     if parts.path.strip("/") or parts.username is not None or parts.port is None or not parts.hostname:
         raise InvalidUsage(
@@ -120,14 +122,16 @@ def _open_served(url: str, options: Mapping[str, Any] | None) -> ServedBlob:
     return ServedBlob(url.rstrip("/"), **values)
 
 
-def _memory_name(url: str) -> str:
+def _parse_memory_url(url: str) -> str:
+    """Return the name in a memory URL."""
     name = url[len("memory://") :].strip("/")
     if not name:
         raise InvalidUsage(f"{url!r} has no name: write memory://name, for a store that this process shares")
     return name
 
 
-def _bucket_and_prefix(url: str) -> tuple[str, str]:
+def _parse_object_url(url: str) -> tuple[str, str]:
+    """Return the bucket and the prefix in a URL."""
     bucket, _, prefix = url.partition("://")[2].partition("/")
     if "@" in bucket:
         raise InvalidUsage(

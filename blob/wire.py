@@ -17,20 +17,20 @@ def connect(url: str, certificate: str | bytes | None) -> flight.FlightClient:
     return flight.FlightClient(url, **({} if pem is None else {"tls_root_certs": pem}))
 
 
-def answers(
+def call_action(
     client: flight.FlightClient, token: str | None, what: str, body: bytes, timeout_s: float
 ) -> Iterator[bytes]:
     """Have one action done; yield the answers. Raises one of `CALL_FAILED`."""
-    for result in client.do_action(flight.Action(what, body), _options(token, timeout_s)):
+    for result in client.do_action(flight.Action(what, body), _make_call_options(token, timeout_s)):
         yield result.body.to_pybytes()
 
 
-def answer_in_pieces(
+def exchange_pieces(
     client: flight.FlightClient, token: str | None, command: bytes, body: bytes, timeout_s: float
 ) -> bytes:
     """Send body after a command; return the answer. Raises one of `CALL_FAILED`."""
     descriptor = flight.FlightDescriptor.for_command(command)
-    writer, reader = client.do_exchange(descriptor, _options(token, timeout_s))
+    writer, reader = client.do_exchange(descriptor, _make_call_options(token, timeout_s))
     with contextlib.suppress(*CALL_FAILED):  # The reader has the server's reason.
         for start in range(0, max(len(body), 1), PIECE_BYTES):
             writer.write_metadata(body[start : start + PIECE_BYTES])
@@ -45,6 +45,6 @@ def answer_in_pieces(
     return answer
 
 
-def _options(token: str | None, timeout_s: float) -> flight.FlightCallOptions:
+def _make_call_options(token: str | None, timeout_s: float) -> flight.FlightCallOptions:
     headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
     return flight.FlightCallOptions(timeout=timeout_s, headers=headers)

@@ -46,28 +46,27 @@ class WrittenErrors:
         self._otherwise = otherwise
         self._tags = tags
 
-    def write(self, error: PersistError, hide: Callable[[str], str] = str) -> WrittenError:
-        """Encode an error as data that `read` decodes.
+    def encode_error(self, error: PersistError, hide: Callable[[str], str] = str) -> WrittenError:
+        """Encode an error as data that `decode_error` decodes.
 
-        Args:
-            hide: takes out of each text what the other side may not see.
+        `hide`: takes out of each text what the other side may not see.
         """
         kind, text = type(error), hide(str(error))
         if self._kinds.get(kind.__name__) is kind:
-            if not is_dataclass(kind) and error.args == (str(error),) and not _attributes(error):
+            if not is_dataclass(kind) and error.args == (str(error),) and not _get_attributes(error):
                 return {"kind": kind.__name__, "text": text}
             try:
-                more = {name: self._encode(value, hide) for name, value in _attributes(error).items()}
-                args = [self._encode(value, hide) for value in error.args]
+                more = {name: self._encode_value(value, hide) for name, value in _get_attributes(error).items()}
+                args = [self._encode_value(value, hide) for value in error.args]
                 written = {"kind": kind.__name__, "text": text, "args": args, "more": more}
-                self.read(written)
+                self.decode_error(written)
                 return written
             except (TypeError, ValueError):
                 pass
         return {"kind": self._find_general_class(kind).__name__, "text": text}
 
-    def read(self, written: WrittenError) -> PersistError:
-        """Decode an error; raise ValueError for an unknown one."""
+    def decode_error(self, written: WrittenError) -> PersistError:
+        """Decode an error; raise ValueError for an unknown kind."""
         match written:
             case {"kind": str(name), "text": str(text), **rest} if name in self._kinds and not rest:
                 kind = self._kinds[name]
@@ -77,8 +76,8 @@ class WrittenErrors:
                 name in self._kinds and not rest
             ):
                 try:
-                    error = self._kinds[name](*map(self._value, args))
-                    vars(error).update({name: self._value(value) for name, value in more.items()})
+                    error = self._kinds[name](*map(self._decode_value, args))
+                    vars(error).update({name: self._decode_value(value) for name, value in more.items()})
                 except (TypeError, AttributeError) as cause:
                     raise ValueError(f"an error of kind {name} cannot be decoded: {cause}") from cause
                 return error
@@ -89,33 +88,38 @@ class WrittenErrors:
         shared = (self._kinds.get(base.__name__) for base in kind.__mro__)
         return next((base for base in shared if base is not None and not is_dataclass(base)), self._otherwise)
 
-    def _encode(self, value: Any, hide: Callable[[str], str]) -> Any:
+    def _encode_value(self, value: Any, hide: Callable[[str], str]) -> Any:
+        """Encode an attribute of an error, with secrets hidden."""
         if isinstance(value, str):
             return hide(value)
         for tag in self._tags:
             if isinstance(value, tag.kind):
-                return {tag.name: [self._encode(item, hide) for item in tag.write(value)]}
+                return {tag.name: [self._encode_value(item, hide) for item in tag.write(value)]}
         if isinstance(value, tuple | list):
-            return [self._encode(item, hide) for item in value]
+            return [self._encode_value(item, hide) for item in value]
         if isinstance(value, Mapping):
-            return {"items": [[self._encode(key, hide), self._encode(entry, hide)] for key, entry in value.items()]}
+            return {
+                "items": [
+                    [self._encode_value(key, hide), self._encode_value(entry, hide)] for key, entry in value.items()
+                ]
+            }
         if type(value) not in _SCALARS:
             raise TypeError(f"{type(value)} has no written form")
         return value
 
-    def _value(self, value: Any) -> Any:
+    def _decode_value(self, value: Any) -> Any:
         match value:
             case {"items": list(items), **rest} if not rest:
-                return {self._value(key): self._value(item) for key, item in items}
+                return {self._decode_value(key): self._decode_value(item) for key, item in items}
             case list():
-                return tuple(map(self._value, value))
+                return tuple(map(self._decode_value, value))
             case dict():
                 for tag in self._tags:
                     if value.keys() == {tag.name} and isinstance(value[tag.name], list):
-                        return tag.read(*map(self._value, value[tag.name]))
+                        return tag.read(*map(self._decode_value, value[tag.name]))
                 raise ValueError(f"{value!r:.200} is not a value of an error")
         return value
 
 
-def _attributes(error: PersistError) -> dict[str, Any]:
+def _get_attributes(error: PersistError) -> dict[str, Any]:
     return {name: value for name, value in vars(error).items() if not name.startswith("__")}

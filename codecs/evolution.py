@@ -39,18 +39,18 @@ from persist.codecs.nested import (
     COLUMN,
     InnerChanges,
     Node,
-    all_ids,
     change_node,
-    column_node,
-    column_nodes,
     find_differences,
+    get_column_node,
     is_extended,
+    iterate_column_nodes,
+    list_all_ids,
     make_node,
     quote_name,
     reshape_column,
 )
-from persist.codecs.order.ordering import canonical
-from persist.codecs.types.arrow_types import JSON, is_flat, scalar_from_json, scalar_to_json, type_name
+from persist.codecs.order.ordering import make_canonical
+from persist.codecs.types.arrow_types import JSON, decode_scalar, encode_scalar, format_type, is_flat
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.documents import check_documents
 from persist.codecs.types.python_types import get_stored_type
@@ -84,12 +84,8 @@ class Lift:
         """Whether columns that the part lacks are younger than it; otherwise they had been dropped."""
         return self.wanted.version > self.stored.version
 
-    def source(self, name: str) -> str | None:
-        """Return the name of a column in the part; None if it is younger than the part.
-
-        Raises:
-            SchemaMismatch: the part was written after the column had been dropped.
-        """
+    def find_source(self, name: str) -> str | None:
+        """Return the name of a column in the part; None if it is younger than the part."""
         name_in_part = self.sources.get(name)
         if self.is_younger:
             return name_in_part
@@ -104,42 +100,34 @@ class Lift:
             )
         return name_in_part
 
-    def names(self, columns: Sequence[str]) -> list[str]:
-        """Return the part's columns that some result columns depend on; raises as `source`."""
-        sources = (self.source(name) for name in columns)
+    def list_source_columns(self, columns: Sequence[str]) -> list[str]:
+        """Return the part's columns that some result columns are computed from."""
+        sources = (self.find_source(name) for name in columns)
         return list(dict.fromkeys(name for name in sources if name is not None))
 
-    def table(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """Return columns, computed from the part's columns that `names` returns; cost: one pass if types differ.
-
-        Raises:
-            SchemaMismatch: a value does not fit the narrower type that a column had in an earlier version.
-        """
+    def adapt_table(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """Compute columns from the part's `list_source_columns`; cost: one pass if types differ."""
         arrow = self.wanted.arrow
         fields = [arrow.field(name) for name in columns]
-        lifted_columns = [self._column(table, field) for field in fields]
+        lifted_columns = [self._adapt_column(table, field) for field in fields]
         return pa.Table.from_arrays(lifted_columns, schema=pa.schema(fields)) if lifted_columns else table.select([])
 
-    def default(self, name: str) -> pa.Scalar:
-        """Return what records of the part have in a column that is younger than the part."""
+    def get_default(self, name: str) -> pa.Scalar:
+        """Return a younger column's value in all rows of the part."""
         return read_default(self.wanted, name)
 
-    def _column(self, table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-        source = self.source(field.name)
+    def _adapt_column(self, table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+        source = self.find_source(field.name)
         if source is None:
-            return pa.chunked_array([pa.repeat(self.default(field.name), len(table))], field.type)
+            return pa.chunked_array([pa.repeat(self.get_default(field.name), len(table))], field.type)
         column = table.column(source)
         if column.type == field.type and field.name not in self.reshaped:
             return column
         return _convert_to_type(column, field, self.wanted.version, self.reshaped.get(field.name))
 
 
-def lift(schema: CollectionSchema, version: int) -> Lift | None:
-    """Return how parts of a version are read under a schema; None if they are of that very version.
-
-    Raises:
-        ValueError: the version does not exist.
-    """
+def make_lift(schema: CollectionSchema, version: int) -> Lift | None:
+    """Return how parts of a version are read under a schema; None if they are of that very version."""
     if version == schema.version and not schema.is_widened:
         return None
     stored = next((known_schema for known_schema in schema.known if known_schema.version == version), None)
@@ -154,12 +142,12 @@ def _build_lift(stored: CollectionSchema, requested: CollectionSchema) -> Lift:
     sources = {name: named[id_] for id_, name in zip(requested.ids, requested.names, strict=True) if id_ in named}
     stored_shapes = dict(zip(stored.names, stored.shapes, strict=True))
     reshaped = {
-        name: (column_node(stored, sources[name]), column_node(requested, name))
+        name: (get_column_node(stored, sources[name]), get_column_node(requested, name))
         for name, shape in zip(requested.names, requested.shapes, strict=True)
         if name in sources and pt.is_nested(shape[0]) and stored_shapes[sources[name]] != shape
     }
     sources |= {"_time": "_time", "_diff": "_diff"}
-    return Lift(stored, requested, all_ids(stored) <= all_ids(requested), sources, reshaped)
+    return Lift(stored, requested, list_all_ids(stored) <= list_all_ids(requested), sources, reshaped)
 
 
 def find_newest_types(schema: CollectionSchema) -> CollectionSchema:
@@ -167,10 +155,10 @@ def find_newest_types(schema: CollectionSchema) -> CollectionSchema:
 
     It is the schema itself if none was widened. Types only become wider, so every value of every version has a place.
     """
-    return schema.compute_once(_find_newest_types_of)
+    return schema.compute_once(_build_newest_types)
 
 
-def _find_newest_types_of(schema: CollectionSchema) -> CollectionSchema:
+def _build_newest_types(schema: CollectionSchema) -> CollectionSchema:
     last = {
         id_: (version, name) for version in schema.known for id_, name in zip(version.ids, version.names, strict=True)
     }
@@ -183,14 +171,14 @@ def _find_newest_types_of(schema: CollectionSchema) -> CollectionSchema:
     keys = len(schema.key_names)
     has_default = dict(schema.defaults)
     defaults = [
-        (column.id, scalar_to_json(_widen_default(column.name, read_default(schema, column.name), column.kind)))
+        (column.id, encode_scalar(_widen_default(column.name, read_default(schema, column.name), column.kind)))
         for column in columns
         if column.id in has_default
     ]
     return replace(
         schema,
-        key=_side(schema.key, columns[:keys]),
-        value=_side(schema.value, columns[keys:]),
+        key=_rebuild_side(schema.key, columns[:keys]),
+        value=_rebuild_side(schema.value, columns[keys:]),
         defaults=tuple((id_, msgspec.json.encode(value).decode()) for id_, value in sorted(defaults)),
         is_widened=True,
     )
@@ -203,16 +191,12 @@ def _find_newest_type(
     if last is None or not pt.is_nested(field.type):
         return field.type if last is None else last[0].declared.field(last[1]).type
     # The last version of each field, because it may have been dropped before the last version of the column.
-    widest = {node.number: node.kind for node in column_nodes(schema, field.name) if not node.inner}
-    return change_node(column_node(schema, field.name), InnerChanges(widen=widest), iter(())).kind
+    widest = {node.number: node.kind for node in iterate_column_nodes(schema, field.name) if not node.inner}
+    return change_node(get_column_node(schema, field.name), InnerChanges(widen=widest), iter(())).kind
 
 
 def cast_columns(table: pa.Table, columns: Sequence[str], schema: CollectionSchema) -> pa.Table:
-    """Cast some columns of a table to their types in a schema.
-
-    Raises:
-        SchemaMismatch: a value does not fit; the message names the column.
-    """
+    """Cast some columns of a table to their types in a schema."""
     former_documents = {*schema.json} - {*find_newest_types(schema).json}
     for name in columns:
         at, target = table.schema.get_field_index(name), schema.arrow.field(name)
@@ -222,22 +206,23 @@ def cast_columns(table: pa.Table, columns: Sequence[str], schema: CollectionSche
             try:
                 check_documents(table.column(at), name)
             except InvalidUpdate as error:
-                raise _build_narrow_error(schema.declared.field(name), schema.version, error) from error
+                raise _make_narrow_error(schema.declared.field(name), schema.version, error) from error
     return table
 
 
 def _convert_to_type(
     column: pa.ChunkedArray, field: pa.Field, version: int, shapes: tuple[Node, Node] | None = None
 ) -> pa.ChunkedArray:
+    """Cast a column to a field's type, without changing values."""
     try:
         if shapes is None and pt.is_nested(field.type):  # It has the same fields in other types.
             shapes = make_node("", column.type, count()), make_node("", field.type, count())
         return widen_column(column, field.type) if shapes is None else reshape_column(column, *shapes, widen_column)
     except pa.ArrowException as error:
-        raise _build_narrow_error(field, version, error) from error
+        raise _make_narrow_error(field, version, error) from error
 
 
-def _build_narrow_error(field: pa.Field, version: int, why: Exception) -> SchemaMismatch:
+def _make_narrow_error(field: pa.Field, version: int, why: Exception) -> SchemaMismatch:
     kind = "json" if field.type == JSON else field.type
     return SchemaMismatch(
         f"column {field.name!r} holds values that its type {kind} of schema version {version} cannot hold: {why}. "
@@ -250,19 +235,15 @@ def read_default(schema: CollectionSchema, name: str) -> pa.Scalar:
     kind = schema.arrow.field(name).type
     written = dict(schema.defaults).get(schema.ids[schema.names.index(name)])
     # Not pa.scalar(None, kind), which imports pandas: half a second.
-    return pa.nulls(1, kind)[0] if written is None else scalar_from_json(msgspec.json.decode(written), kind)
+    return pa.nulls(1, kind)[0] if written is None else decode_scalar(msgspec.json.decode(written), kind)
 
 
-def check_next(
+def check_successor(
     before: CollectionSchema, after: CollectionSchema, used: Set[int | tuple[int, int]] | None = None
 ) -> None:
     """Check that a schema may follow another one.
 
-    Args:
-        used: the `all_ids` of earlier versions; by default those of `known`.
-
-    Raises:
-        SchemaMismatch: an invariant of the module's docstring would break.
+    `used`: the `list_all_ids` of earlier versions; by default those of `known`.
     """
     if after.version != before.version + 1:
         raise SchemaMismatch(f"version {after.version} of the schema does not follow version {before.version}")
@@ -274,23 +255,22 @@ def check_next(
             "the key columns of a collection stay the same, in their order: the rows of all parts are in the order of "
             "keys. Write what has another key into another collection."
         )
-    if _codecs(before) != _codecs(after):
+    if _list_codecs(before) != _list_codecs(after):
         raise SchemaMismatch("what a codec makes is one column, and stays what it is: use another collection")
     if used is None:
-        used = {id_ for version in before.known for id_ in all_ids(version)}
+        used = {id_ for version in before.known for id_ in list_all_ids(version)}
     names = dict(zip(before.ids, before.names, strict=True))
     if _list_required_ids(after) != [id_ for id_ in _list_required_ids(before) if id_ in after.ids]:
         raise SchemaMismatch("what may be NULL stays so, and what may not be, too; columns that are added may be NULL")
     for at, (id_, name) in enumerate(zip(after.ids, after.names, strict=True)):
         if id_ in names:
-            _check_type_change(
-                column_node(before, names[id_]), column_node(after, name), name, is_key=at < keys, is_column=True
-            )
+            was, now = get_column_node(before, names[id_]), get_column_node(after, name)
+            _check_type_change(was, now, name, is_key=at < keys, is_column=True)
             _check_default(before, after, id_)
         elif id_ in used or id_ < 0:
             raise SchemaMismatch(f"column {name!r} has the id {id_}, which is that of another column")
         read_default(after, name)
-    if numbers := {pair for pair in all_ids(after) - all_ids(before) if pair in used}:
+    if numbers := {pair for pair in list_all_ids(after) - list_all_ids(before) if pair in used}:
         raise SchemaMismatch(f"fields inside of columns have numbers that others had: {sorted(numbers, key=str)}")
     check_width([*after.key.fields, *after.value.fields])
 
@@ -303,7 +283,7 @@ def _check_default(before: CollectionSchema, after: CollectionSchema, id_: int) 
     if has and is_kept:
         now = read_default(after, name)
         then = _widen_default(name, read_default(before, before.names[before.ids.index(id_)]), now.type)
-        is_kept = scalar_to_json(then) == scalar_to_json(now)
+        is_kept = encode_scalar(then) == encode_scalar(now)
     if not is_kept:
         raise SchemaMismatch(f"column {name!r} keeps the default that it has")
 
@@ -311,8 +291,7 @@ def _check_default(before: CollectionSchema, after: CollectionSchema, id_: int) 
 def _check_type_change(before: Node, after: Node, path: str, *, is_key: bool, is_column: bool = False) -> None:
     """Raise SchemaMismatch unless a column, or a field inside of one, may get another type and other fields.
 
-    Args:
-        is_key: it is a key column, or in a key: of the collection or of a map.
+    `is_key`: it is a key column, or in a key: of the collection or of a map.
     """
     if before.kind == after.kind and before.inner == after.inner:
         return
@@ -323,8 +302,8 @@ def _check_type_change(before: Node, after: Node, path: str, *, is_key: bool, is
         return
     if not is_wider(narrow, wide):
         raise SchemaMismatch(
-            f"{what} {path!r} is of type {type_name(narrow)}, and {type_name(wide)} does not hold all of its values: "
-            f"add a {what} of type {type_name(wide)} instead, and write the converted values there"
+            f"{what} {path!r} is of type {format_type(narrow)}, and {format_type(wide)} does not hold all of its "
+            f"values: add a {what} of type {format_type(wide)} instead, and write the converted values there"
         )
     if is_key and not (is_column and is_written_alike(narrow, wide)):
         raise SchemaMismatch(
@@ -360,7 +339,7 @@ def _list_required_ids(schema: CollectionSchema) -> list[int]:
     return sorted(i for i, name in zip(schema.ids, schema.names, strict=True) if name in schema.required)
 
 
-def _codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
+def _list_codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
     sides = ((side.codec_name, side.codec_version) for side in (schema.key, schema.value))
     return [
         (*codec, [f.name for f in side.fields] if codec[0] else None)
@@ -376,7 +355,7 @@ def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
     named = dict(zip(after.ids, zip(after.names, after.shapes, strict=True), strict=True))
     return [i for i in after.ids if i in set(before.ids)] == list(before.ids) and all(
         named[id_] == (name, shape)
-        or (named[id_][0] == name and is_extended(column_node(before, name), column_node(after, name)))
+        or (named[id_][0] == name and is_extended(get_column_node(before, name), get_column_node(after, name)))
         for id_, name, shape in zip(before.ids, before.names, before.shapes, strict=True)
     )
 
@@ -403,15 +382,11 @@ def evolve_schema(
 ) -> CollectionSchema:
     """Return the next version of a schema, whose `known` are all versions; arguments as of `Collection.evolve`.
 
-    Args:
-        inner: changes of the fields inside of columns; all other arguments have plain names of columns.
-
-    Raises:
-        SchemaMismatch: something does not fit, with what to do instead.
+    `inner`: changes of the fields inside of columns; all other arguments have plain names of columns.
     """
     inner = inner or {}
     for what, names in (("drop", drop), ("rename", [*rename]), ("widen", [*widen]), ("inner", [*inner])):
-        schema.distinct(what, names)
+        schema.check_distinct(what, names)
     _check_codec(schema)
     if key := [name for name in drop if name in schema.key_names]:
         raise SchemaMismatch(
@@ -422,7 +397,7 @@ def evolve_schema(
         raise SchemaMismatch(f"column {sorted(twice)[0]!r} is dropped, and renamed or widened besides: do one of these")
     for name, kind in widen.items():
         if pt.is_nested(was := schema.arrow.field(name).type) and kind != was:
-            first = f"{quote_name(name)}.{quote_name(column_node(schema, name).inner[0].name)}"
+            first = f"{quote_name(name)}.{quote_name(get_column_node(schema, name).inner[0].name)}"
             raise SchemaMismatch(
                 f"column {name!r} is of type {was}: change what is inside by its path, such as {first!r}, or add a "
                 f"column of type {kind}"
@@ -441,26 +416,28 @@ def evolve_schema(
     _check_names([column.name for column in columns])
     keys, values = columns[: len(schema.key_names)], columns[len(schema.key_names) :]
     if reorder is not None:
-        values = _reorder(values, reorder)
+        values = _reorder_columns(values, reorder)
     after = CollectionSchema(
-        _side(schema.key, keys),
-        _side(schema.value, values),
+        _rebuild_side(schema.key, keys),
+        _rebuild_side(schema.value, values),
         schema.timeline,
         version=schema.version + 1,
         ids=tuple(column.id for column in (*keys, *values)),
-        defaults=_defaults(schema, [*keys, *values], {following + n: name for n, name in enumerate(add)}, defaults),
-        inner=_numbers(schema, nodes, columns),
+        defaults=_collect_defaults(
+            schema, [*keys, *values], {following + n: name for n, name in enumerate(add)}, defaults
+        ),
+        inner=_collect_inner_numbers(schema, nodes, columns),
     )
-    check_next(schema, after)
+    check_successor(schema, after)
     return after
 
 
 def _change_column(schema: CollectionSchema, name: str, changes: InnerChanges) -> Node:
-    last = max((node.number for node in column_nodes(schema, name)), default=COLUMN)
-    return change_node(column_node(schema, name), changes, count(last + 1))
+    last = max((node.number for node in iterate_column_nodes(schema, name)), default=COLUMN)
+    return change_node(get_column_node(schema, name), changes, count(last + 1))
 
 
-def _numbers(
+def _collect_inner_numbers(
     schema: CollectionSchema, nodes: Mapping[str, Node], columns: Sequence[Column]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Return the numbers of the fields inside, for each column that ever changed inside."""
@@ -487,7 +464,8 @@ def _check_names(names: list[str]) -> None:
         )
 
 
-def _reorder(values: list[Column], reorder: Sequence[str]) -> list[Column]:
+def _reorder_columns(values: list[Column], reorder: Sequence[str]) -> list[Column]:
+    """Return the columns in the order that the caller requests."""
     named = {column.name: column for column in values}
     new_order = None if isinstance(reorder, str) or not isinstance(reorder, Iterable) else [*reorder]
     if new_order is None or not all(isinstance(name, str) for name in new_order) or sorted(new_order) != sorted(named):
@@ -499,15 +477,16 @@ def _reorder(values: list[Column], reorder: Sequence[str]) -> list[Column]:
     return [named[name] for name in new_order]
 
 
-def _side(before: Side, columns: list[Column]) -> Side:
+def _rebuild_side(before: Side, columns: list[Column]) -> Side:
     if before.codec_name is not None:
         return before
     return Side(tuple(pa.field(column.name, column.kind, column.nullable) for column in columns))
 
 
-def _defaults(
+def _collect_defaults(
     schema: CollectionSchema, columns: list[Column], added: Mapping[int, str], given: Mapping[str, Any]
 ) -> tuple[tuple[int, str], ...]:
+    """Return all columns' defaults, in written form, after a change of the schema."""
     if unknown := sorted({*given} - {*added.values()}, key=repr):
         raise SchemaMismatch(
             f"defaults= names {unknown[0]!r}, which is not added: a default is what records read as that are older "
@@ -519,16 +498,16 @@ def _defaults(
         if id_ in old_defaults:
             defaults[id_] = _widen_default(name, read_default(schema, schema.names[schema.ids.index(id_)]), kind)
         elif id_ in added and given.get(name) is not None:
-            defaults[id_] = _default(name, given[name], kind)
+            defaults[id_] = _make_default(name, given[name], kind)
     written = tuple(
-        (id_, msgspec.json.encode(scalar_to_json(value)).decode()) for id_, value in sorted(defaults.items())
+        (id_, msgspec.json.encode(encode_scalar(value)).decode()) for id_, value in sorted(defaults.items())
     )
     if written != schema.defaults:
-        _check_size(written)
+        _check_defaults_size(written)
     return written
 
 
-def _check_size(defaults: tuple[tuple[int, str], ...]) -> None:
+def _check_defaults_size(defaults: tuple[tuple[int, str], ...]) -> None:
     size = sum(len(written.encode()) for _, written in defaults)
     if size > DEFAULT_BYTES_MAX:
         raise SchemaMismatch(
@@ -538,7 +517,8 @@ def _check_size(defaults: tuple[tuple[int, str], ...]) -> None:
         )
 
 
-def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
+def _make_default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
+    """Return the default of a new column as a scalar of its type."""
     if not is_flat(kind):
         raise SchemaMismatch(
             f"column {name!r} is of type {kind}, and only flat columns can have a default: leave it out"
@@ -551,14 +531,14 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
             array = to_field([value], kind, "the default")
         if declared == JSON:
             check_documents(array, name)
-        scalar = canonical(pa.table({"default": array})).column(0)[0]
-        return scalar_from_json(scalar_to_json(scalar), kind)
+        scalar = make_canonical(pa.table({"default": array})).column(0)[0]
+        return decode_scalar(encode_scalar(scalar), kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         # Python cannot show every value that Arrow holds.
         text = f"of type {value.type}" if isinstance(value, pa.Scalar) else f"{value!r:.100}"
         reason = str(error).rpartition(": ")[2] if isinstance(error, InvalidUpdate) else str(error)
         raise SchemaMismatch(
-            f"the default {text} does not fit column {name!r} of type {type_name(declared)}: {reason}"
+            f"the default {text} does not fit column {name!r} of type {format_type(declared)}: {reason}"
         ) from error
 
 
@@ -575,20 +555,20 @@ def _widen_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
         ) from error
 
 
-def versions(written: Sequence[bytes]) -> CollectionSchema:
-    """Return the last of some written schemas, which are all versions of it, and let it know the others.
+def link_versions(written: Sequence[bytes]) -> CollectionSchema:
+    """Decode all versions of a schema; return the last, linked to the others.
 
     A version that is in use is read once, in whatever list it comes: each state lists all, and a state follows each
     change.
     """
-    versions = [_version(one_version) for one_version in written]
+    versions = [_decode_version(one_version) for one_version in written]
     return replace(versions[-1], known=tuple(versions)) if len(versions) > 1 else versions[-1]
 
 
 _read: WeakValueDictionary[bytes, CollectionSchema] = WeakValueDictionary()  # Safe to use from many threads.
 
 
-def _version(written: bytes) -> CollectionSchema:
+def _decode_version(written: bytes) -> CollectionSchema:
     schema = _read.get(written)
     if schema is None:
         schema = _read[written] = CollectionSchema.from_json(msgspec.json.decode(written))

@@ -20,7 +20,13 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from persist.codecs.errors import SchemaMismatch, did_you_mean
-from persist.codecs.types.arrow_types import children, list_inner_arrays, rebuilt, type_name, with_children
+from persist.codecs.types.arrow_types import (
+    format_type,
+    list_inner_arrays,
+    list_inner_fields,
+    rebuild_nested,
+    replace_inner_types,
+)
 from persist.codecs.types.schema import CollectionSchema
 
 COLUMN = -1  # The number of the column itself.
@@ -51,7 +57,7 @@ class Node:
 def make_node(name: str, kind: pa.DataType, numbers: Iterator[int], number: int = COLUMN) -> Node:
     """Return a node of a type, whose fields get the next numbers."""
     inner = []
-    for step, child in zip(list_step_names(kind), children(kind) if pt.is_nested(kind) else (), strict=True):
+    for step, child in zip(list_step_names(kind), list_inner_fields(kind) if pt.is_nested(kind) else (), strict=True):
         inner.append(make_node(step, child.type, numbers, next(numbers)))
     return Node(number, name, kind, tuple(inner))
 
@@ -61,15 +67,16 @@ def list_step_names(kind: pa.DataType) -> list[str]:
     if not pt.is_nested(kind):
         return []
     named = {2: ["key", "value"]} if pt.is_map(kind) else {1: ["element"]}
-    return [child.name for child in children(kind)] if pt.is_struct(kind) else next(iter(named.values()))
+    return [child.name for child in list_inner_fields(kind)] if pt.is_struct(kind) else next(iter(named.values()))
 
 
-def column_node(schema: CollectionSchema, name: str) -> Node:
+def get_column_node(schema: CollectionSchema, name: str) -> Node:
     """Return the node of a column."""
     return schema.compute_once(_make_nested_nodes).get(name) or Node(COLUMN, name, schema.declared.field(name).type)
 
 
 def _make_nested_nodes(schema: CollectionSchema) -> dict[str, Node]:
+    """Return the node of each nested column, by name."""
     return {
         name: make_node(name, kind, iter(numbers) if numbers else count())
         for name, (kind, numbers) in zip(schema.names, schema.shapes, strict=True)
@@ -77,20 +84,20 @@ def _make_nested_nodes(schema: CollectionSchema) -> dict[str, Node]:
     }
 
 
-def column_nodes(schema: CollectionSchema, name: str) -> Iterator[Node]:
+def iterate_column_nodes(schema: CollectionSchema, name: str) -> Iterator[Node]:
     """Yield all fields inside of a column of all versions."""
     id_ = schema.ids[schema.names.index(name)]
     for version in schema.known:
         if id_ in version.ids:
-            yield from column_node(version, version.names[version.ids.index(id_)]).walk()
+            yield from get_column_node(version, version.names[version.ids.index(id_)]).walk()
 
 
-def all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
+def list_all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
     """Return the ids of all columns, and the pairs of a column's id and the number of each field inside."""
-    return schema.compute_once(_all_ids)
+    return schema.compute_once(_list_all_ids)
 
 
-def _all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
+def _list_all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
     ids = dict(zip(schema.names, schema.ids, strict=True))
     nodes = schema.compute_once(_make_nested_nodes)
     return frozenset(ids.values()) | {
@@ -104,15 +111,16 @@ def reshape_column(column: pa.ChunkedArray, source: Node, target: Node, cast: Ca
     NULL values stay NULL. Raises what the cast raises for values that do not fit.
     """
     try:
-        chunks = [_reshape(chunk, source, target, cast) for chunk in column.chunks]
+        chunks = [_reshape_array(chunk, source, target, cast) for chunk in column.chunks]
     except pa.ArrowInvalid:
         # The cast also saw values outside of slices and under NULLs; these do not count.
         whole = column.take(pa.array(np.arange(len(column))))
-        chunks = [_reshape(chunk, source, target, cast) for chunk in whole.chunks]
+        chunks = [_reshape_array(chunk, source, target, cast) for chunk in whole.chunks]
     return pa.chunked_array(chunks, target.kind)
 
 
-def _reshape(array: pa.Array, source: Node, target: Node, cast: Cast) -> pa.Array:
+def _reshape_array(array: pa.Array, source: Node, target: Node, cast: Cast) -> pa.Array:
+    """Return an array with the fields of another node, recursively."""
     if source.kind == target.kind and source.inner == target.inner:
         return array
     if not target.inner:
@@ -121,12 +129,12 @@ def _reshape(array: pa.Array, source: Node, target: Node, cast: Cast) -> pa.Arra
     parts = array.flatten() if source.is_struct else list_inner_arrays(array)
     parts_by_number = {child.number: (part, child) for part, child in zip(parts, source.inner, strict=True)}
     inner = [
-        _reshape(*parts_by_number[child.number], child, cast)
+        _reshape_array(*parts_by_number[child.number], child, cast)
         if child.number in parts_by_number
         else pa.nulls(len(array), child.kind)
         for child in target.inner
     ]
-    return rebuilt(array, target.kind, inner)
+    return rebuild_nested(array, target.kind, inner)
 
 
 # Changes.
@@ -171,12 +179,8 @@ def quote_name(name: str) -> str:
     return '"{}"'.format(name.replace('"', '""')) if "." in name or name.startswith('"') else name
 
 
-def split_names(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for new columns, by their plain names.
-
-    Raises:
-        SchemaMismatch: it is for a field inside of a column.
-    """
+def parse_new_names(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by the plain names of new columns; quotes are removed."""
     if inner := [path for path in changes if isinstance(path, str) and len(split_path(path)) > 1]:
         raise SchemaMismatch(
             f"defaults= names {inner[0]!r}: a field inside of a column has no default, and is NULL in older records. "
@@ -192,39 +196,36 @@ def split_changes(
     rename: Mapping[str, str],
     widen: Mapping[str, pa.DataType],
 ) -> tuple[dict[str, pa.DataType], list[str], dict[str, str], dict[str, pa.DataType], dict[str, InnerChanges]]:
-    """Split changes into those of whole columns, and those inside each column.
-
-    Raises:
-        SchemaMismatch: a path leads nowhere, or the change inside is not allowed.
-    """
+    """Split changes into those of whole columns, and those inside each column."""
     drop = drop if isinstance(drop, str) or not isinstance(drop, Iterable) else tuple(drop)
     if not isinstance(drop, tuple) or not all(isinstance(path, str) for path in drop):
-        schema.distinct("drop", drop)
+        schema.check_distinct("drop", drop)
     inner: dict[str, InnerChanges] = {}
-    steps = {path: _steps(schema, path) for path in (*drop, *rename, *widen)}
+    steps = {path: _split_column_path(schema, path) for path in (*drop, *rename, *widen)}
     added = {path: split_path(path) for path in add}
     named = {"add": [*added.values()]}
     named |= {"drop": [steps[path] for path in drop if len(steps[path]) > 1]}
     named |= {what: [steps[path] for path in paths] for what, paths in (("rename", rename), ("widen", widen))}
     for what, paths in named.items():
         if twice := [path for path in paths if paths.count(path) > 1]:
-            raise SchemaMismatch(f"{what}= names {_join(twice[0])} twice: name it once")
+            raise SchemaMismatch(f"{what}= names {_join_path(twice[0])} twice: name it once")
 
     def change(column: str) -> InnerChanges:
         return inner.setdefault(column, InnerChanges())
 
     for path, kind in add.items():
         if len(added[path]) > 1:
-            struct = _find(schema, added[path][:-1], path, "add")
+            struct = _find_node(schema, added[path][:-1], path, "add")
             if not struct.is_struct:
                 raise SchemaMismatch(
-                    f"add={path!r}: {_join(added[path][:-1])} is of type {struct.kind}, and only a struct gets fields"
+                    f"add={path!r}: {_join_path(added[path][:-1])} is of type {struct.kind}, and only a struct "
+                    "gets fields"
                 )
             change(added[path][0]).add.setdefault(struct.number, {})[added[path][-1]] = kind
     for path in drop:
         if len(steps[path]) > 1:
             _check_field(schema, steps[path], path, "drop")
-            change(steps[path][0]).drop[_find(schema, steps[path], path, "drop").number] = path
+            change(steps[path][0]).drop[_find_node(schema, steps[path], path, "drop").number] = path
     for path, new in rename.items():
         if len(steps[path]) > 1:
             _check_field(schema, steps[path], path, "rename")
@@ -232,27 +233,28 @@ def split_changes(
             if target[:-1] != steps[path][:-1]:
                 raise SchemaMismatch(
                     f"rename={{{path!r}: {new!r}}} would move a field: give the whole path with another last name, "
-                    f"such as {_join([*steps[path][:-1], target[-1]])!r}"
+                    f"such as {_join_path([*steps[path][:-1], target[-1]])!r}"
                 )
-            change(steps[path][0]).rename[_find(schema, steps[path], path, "rename").number] = target[-1]
+            change(steps[path][0]).rename[_find_node(schema, steps[path], path, "rename").number] = target[-1]
     for path, kind in widen.items():
         if len(steps[path]) > 1:
-            change(steps[path][0]).widen[_find(schema, steps[path], path, "widen").number] = kind
+            change(steps[path][0]).widen[_find_node(schema, steps[path], path, "widen").number] = kind
     return (
         {added[path][0]: kind for path, kind in add.items() if len(added[path]) == 1},
         [steps[path][0] for path in drop if len(steps[path]) == 1],
-        {steps[path][0]: _check_one_step(path, new) for path, new in rename.items() if len(steps[path]) == 1},
+        {steps[path][0]: _parse_new_name(path, new) for path, new in rename.items() if len(steps[path]) == 1},
         {steps[path][0]: kind for path, kind in widen.items() if len(steps[path]) == 1},
         inner,
     )
 
 
-def _steps(schema: CollectionSchema, path: str) -> list[str]:
+def _split_column_path(schema: CollectionSchema, path: str) -> list[str]:
     is_plain = path in schema.names or not ("." in path or path.startswith('"'))
     return [path] if is_plain else split_path(path)
 
 
-def _check_one_step(path: str, new: str) -> str:
+def _parse_new_name(path: str, new: str) -> str:
+    """Return a new name without quotes; refuse one with several steps."""
     steps = split_path(new)
     if len(steps) > 1:
         raise SchemaMismatch(
@@ -262,24 +264,24 @@ def _check_one_step(path: str, new: str) -> str:
     return steps[0]
 
 
-def _join(steps: Sequence[str]) -> str:
+def _join_path(steps: Sequence[str]) -> str:
     return ".".join(map(quote_name, steps))
 
 
-def _find(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) -> Node:
+def _find_node(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) -> Node:
     """Return the node at the end of a path."""
     if steps[0] not in schema.names:
         raise SchemaMismatch(
             f"{what}={path!r}: there is no column {steps[0]!r}{did_you_mean(steps[0], schema.names) or ','} the "
             f"collection has {list(schema.names)}. Quote a column's name that has dots itself: {quote_name(path)!r}"
         )
-    node = column_node(schema, steps[0])
+    node = get_column_node(schema, steps[0])
     for at, step in enumerate(steps[1:], 1):
         named = {child.name: child for child in node.inner}
         if step not in named:
             has = f"has {[*named]}" if named else "has no fields inside"
             raise SchemaMismatch(
-                f"{what}={path!r}: {_join(steps[:at])!r} is of type {node.kind}, which {has}"
+                f"{what}={path!r}: {_join_path(steps[:at])!r} is of type {node.kind}, which {has}"
                 f"{did_you_mean(step, named) or ''}"
             )
         node = named[step]
@@ -287,8 +289,9 @@ def _find(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) 
 
 
 def _check_field(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) -> None:
-    parent = _find(schema, steps[:-1], path, what)
-    _find(schema, steps, path, what)
+    """Raise SchemaMismatch unless a path leads to a field inside of a column."""
+    parent = _find_node(schema, steps[:-1], path, what)
+    _find_node(schema, steps, path, what)
     if not parent.is_struct:
         raise SchemaMismatch(
             f"{what}={path!r}: {steps[-1]!r} is what each {parent.kind} has, and no field of a struct; {what} the "
@@ -297,12 +300,7 @@ def _check_field(schema: CollectionSchema, steps: Sequence[str], path: str, what
 
 
 def change_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path: str = "") -> Node:
-    """Return a node with other fields inside; added ones get the next numbers.
-
-    Raises:
-        SchemaMismatch: a struct would lose its last field or have two fields of one name, or a field is both dropped
-            and changed.
-    """
+    """Return a node with other fields inside; added ones get the next numbers."""
     path = f"{path}{quote_name(node.name)}"
     inner = []
     for child in node.inner:
@@ -324,7 +322,7 @@ def change_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path:
         if twice := [name for name in names if names.count(name) > 1]:
             raise SchemaMismatch(f"two fields of {path!r} would be called {twice[0]!r}: choose another name")
         named = [pa.field(child.name, child.kind) for child in inner]
-        kind = pa.struct(named) if node.is_struct else with_children(kind, [child.kind for child in inner])
+        kind = pa.struct(named) if node.is_struct else replace_inner_types(kind, [child.kind for child in inner])
     return replace(node, name=name, kind=kind, inner=tuple(inner))
 
 
@@ -357,7 +355,7 @@ def is_extended(before: Node, after: Node) -> bool:
 # Fields by their names, of what comes from elsewhere.
 
 
-def node_by_names(name: str, kind: pa.DataType, like: Node) -> Node:
+def make_node_like(name: str, kind: pa.DataType, like: Node) -> Node:
     """Return a node of a type; equally named fields take their numbers from another node."""
     return _match_names(name, kind, like, count(_UNKNOWN), COLUMN)
 
@@ -366,10 +364,11 @@ _UNKNOWN = 1 << 32  # The first number of fields that the other node has not.
 
 
 def _match_names(name: str, kind: pa.DataType, like: Node, fresh: Iterator[int], number: int) -> Node:
-    if _family(kind) != _family(like.kind):
+    """Build a node, with the numbers of equally named fields of another one."""
+    if _get_nesting(kind) != _get_nesting(like.kind):
         return Node(number, name, kind)
     named, inner = {child.name: child for child in like.inner}, list[Node]()
-    for step, child in zip(list_step_names(kind), children(kind), strict=True):
+    for step, child in zip(list_step_names(kind), list_inner_fields(kind), strict=True):
         match = named.get(step)
         if match is None:
             inner.append(make_node(step, child.type, fresh, next(fresh)))
@@ -378,7 +377,7 @@ def _match_names(name: str, kind: pa.DataType, like: Node, fresh: Iterator[int],
     return Node(number, name, kind, tuple(inner))
 
 
-def _family(kind: pa.DataType) -> str:
+def _get_nesting(kind: pa.DataType) -> str:
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
         return "list"
     return "struct" if pt.is_struct(kind) else "map" if pt.is_map(kind) else ""
@@ -386,10 +385,10 @@ def _family(kind: pa.DataType) -> str:
 
 def find_new_fields(name: str, source_type: pa.DataType, target_type: pa.DataType) -> dict[str, pa.DataType]:
     """Return the types by path of the inner fields that an earlier type lacks."""
-    if not _family(target_type) or not _family(source_type):
+    if not _get_nesting(target_type) or not _get_nesting(source_type):
         return {}
     node = make_node(name, target_type, count())
-    differences = find_differences(node, node_by_names(name, source_type, node))
+    differences = find_differences(node, make_node_like(name, source_type, node))
     return {path: now.kind for path, was, now in differences if was is None and now is not None}
 
 
@@ -399,17 +398,20 @@ def align_fields(column: pa.ChunkedArray, target_type: pa.DataType) -> pa.Chunke
     if kind == column.type:
         return column
     target = make_node("", kind, count())
-    return reshape_column(column, node_by_names("", column.type, target), target, lambda piece, _: piece)
+    return reshape_column(column, make_node_like("", column.type, target), target, lambda piece, _: piece)
 
 
 def _align_type(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataType:
-    if not _family(source_type) or _family(source_type) != _family(target_type):
+    """Return the target type, with the leaf types of the source."""
+    if not _get_nesting(source_type) or _get_nesting(source_type) != _get_nesting(target_type):
         return source_type
     if pt.is_struct(source_type):
-        types = {child.name: child.type for child in children(source_type)}
-        return pa.struct([(f.name, _align_type(types.get(f.name, f.type), f.type)) for f in children(target_type)])
-    pairs = zip(children(source_type), children(target_type), strict=True)
-    return with_children(source_type, [_align_type(ours.type, target.type) for ours, target in pairs])
+        types = {child.name: child.type for child in list_inner_fields(source_type)}
+        return pa.struct(
+            [(f.name, _align_type(types.get(f.name, f.type), f.type)) for f in list_inner_fields(target_type)]
+        )
+    pairs = zip(list_inner_fields(source_type), list_inner_fields(target_type), strict=True)
+    return replace_inner_types(source_type, [_align_type(ours.type, target.type) for ours, target in pairs])
 
 
 def find_changes_by_path(before: Node, after: Node) -> dict[str, Any]:
@@ -438,7 +440,7 @@ def find_changes_by_path(before: Node, after: Node) -> dict[str, Any]:
 
 def describe_changes(before: CollectionSchema, after: CollectionSchema) -> list[str]:
     """Say how a version of a schema differs from an earlier one, column by column."""
-    old, new = ({i: column_node(s, n) for i, n in zip(s.ids, s.names, strict=True)} for s in (before, after))
+    old, new = ({i: get_column_node(s, n) for i, n in zip(s.ids, s.names, strict=True)} for s in (before, after))
     differences: list[tuple[str, Node | None, Node | None]] = []
     for id_, node in new.items():
         was = old.get(id_)
@@ -448,12 +450,12 @@ def describe_changes(before: CollectionSchema, after: CollectionSchema) -> list[
             differences += find_differences(was, node)
     differences += [(node.name, node, None) for id_, node in old.items() if id_ not in new]
     changes = [
-        f"{path!r} ({type_name(now.kind)}) was added"
+        f"{path!r} ({format_type(now.kind)}) was added"
         for path, was, now in differences
         if was is None and now is not None
     ]
     changes += [
-        f"{path!r} ({type_name(was.kind)}) was dropped" for path, was, now in differences if was and now is None
+        f"{path!r} ({format_type(was.kind)}) was dropped" for path, was, now in differences if was and now is None
     ]
     shared = [(path, was, now) for path, was, now in differences if was is not None and now is not None]
     changes += [f"{was.name!r} was renamed to {path!r}" for path, was, now in shared if was.name != now.name]

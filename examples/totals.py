@@ -50,7 +50,7 @@ def open_totals(client: persist.Client) -> persist.Collection:
 def start(orders: persist.Collection) -> int:
     """Return the time at which the shop opened."""
     assert orders.timeline is not None
-    return orders.timeline.time_of(OPENED)
+    return orders.timeline.to_time(OPENED)
 
 
 def place_orders(location: str, hours: int) -> None:

@@ -96,14 +96,14 @@ class CachedBlob(BlobLayer):
         self._is_cached = is_immutable
         self._lock = threading.Lock()
         memory = memory or Cache(MEMORY_BYTES)
-        self._memory: Kind[str, _CachedValue] = memory.kind(_CachedValue.memory, share=FILE_SHARE_MAX)
+        self._memory: Kind[str, _CachedValue] = memory.add_kind(_CachedValue.measure_memory, share=FILE_SHARE_MAX)
         self._folder: CacheFolder | None = None
         if folder is not None:
             self._folder = CacheFolder(folder, folder_bytes, inner.url, clock or SystemClock())
         self._fetches: dict[str, Future[bytes | None]] = {}
         self._memory_hits = self._folder_hits = self._shared = self._misses = self._corrupt = 0
 
-    def counts(self) -> CacheCount:
+    def get_counts(self) -> CacheCount:
         """Return the counts so far."""
         memory, folder = self._memory, self._folder
         with self._lock:
@@ -120,46 +120,47 @@ class CachedBlob(BlobLayer):
             )
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._value(key, range, None)
+        return self._get_value(key, range, None)
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        value = self._value(key, None, bytes_max)
+        value = self._get_value(key, None, bytes_max)
         check_bytes(key, len(value or b""), bytes_max)  # Another thread's fetch may have had another limit.
         return value
 
-    def _value(self, key: str, range: tuple[int, int] | None, bytes_max: int | None) -> bytes | None:
+    def _get_value(self, key: str, range: tuple[int, int] | None, bytes_max: int | None) -> bytes | None:
+        """Return a value from memory, the folder or the store."""
         if not self._is_cached(key):
-            return self._inner.get(key, range) if range is not None else self._from_store(key, bytes_max)
+            return self._inner.get(key, range) if range is not None else self._read_store(key, bytes_max)
         entry = self._memory.get(key)
         if entry is not None:
             if entry.is_intact(key):
                 with self._lock:
                     self._memory_hits += 1
                 return entry.value if range is None else entry.value[slice(*check_range(range))]
-            self._forget_corrupt(key, entry)
+            self._drop_corrupt(key, entry)
         check_key(key)
         return self._fetch(key, bytes_max) if range is None else self._read_range(key, check_range(range))
 
     def set(self, key: str, value: bytes) -> None:
-        self._change([key], self._inner.set, key, value)
+        self._write_through([key], self._inner.set, key, value)
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._change([key], self._inner.create, key, value)
+        return self._write_through([key], self._inner.create, key, value)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         return self._inner.list(prefix, start_after)
 
     def delete(self, key: str) -> None:
-        self._change([key], self._inner.delete, key)
+        self._write_through([key], self._inner.delete, key)
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        return self._change(keys, delete, keys)
+        return self._write_through(keys, delete, keys)
 
-    def forget(self, key: str) -> None:
+    def invalidate(self, key: str) -> None:
         """Drop the cached value of key; for callers that find an intact copy to be wrong."""
         with self._lock:
             self._fetches.pop(key, None)  # Its result is not cached, and no other thread waits for it.
-            self._memory.take(key)
+            self._memory.remove(key)
             if self._folder is not None:
                 self._folder.drop(key)
 
@@ -169,18 +170,19 @@ class CachedBlob(BlobLayer):
             self._memory.clear()
         self._inner.close()
 
-    def _change(self, keys: Sequence[str], call: Callable[..., T], *arguments: Any) -> T:
+    def _write_through(self, keys: Sequence[str], call: Callable[..., T], *arguments: Any) -> T:
         """Change values in the store; drop their cached copies before and after."""
         cached_keys = [check_key(key) for key in keys if self._is_cached(key)]
         for key in cached_keys:
-            self.forget(key)  # A process that is killed after the write must not leave the value in the folder.
+            self.invalidate(key)  # A process that is killed after the write must not leave the value in the folder.
         try:
             return call(*arguments)
         finally:
             for key in cached_keys:
-                self.forget(key)
+                self.invalidate(key)
 
     def _read_range(self, key: str, range: tuple[int, int]) -> bytes | None:
+        """Cut a range from the cached value, or read it from the store."""
         value = self._folder.get(key) if self._folder is not None else None
         with self._lock:
             self._folder_hits += value is not None
@@ -197,39 +199,40 @@ class CachedBlob(BlobLayer):
         if running is not None:
             value = running.result()
             if value is None:  # It may have been created after the other thread's request.
-                return self._from_store(key, bytes_max)
+                return self._read_store(key, bytes_max)
             with self._lock:
                 self._shared += 1
             return value
         try:
-            value = self._read(key, fetch, bytes_max)
+            value = self._read_value(key, fetch, bytes_max)
         except BaseException as error:
-            self._forget_fetch(key, fetch)
+            self._end_fetch(key, fetch)
             if isinstance(error, Exception):
                 fetch.set_exception(error)
             else:
                 fetch.set_result(None)  # An interrupt is for this thread only; the others ask for themselves.
             raise
-        self._forget_fetch(key, fetch)
+        self._end_fetch(key, fetch)
         fetch.set_result(value)
         return value
 
-    def _from_store(self, key: str, bytes_max: int | None) -> bytes | None:
+    def _read_store(self, key: str, bytes_max: int | None) -> bytes | None:
         return self._inner.get(key) if bytes_max is None else get_at_most(self._inner, key, bytes_max)
 
-    def _read(self, key: str, mine: "Future[bytes | None]", bytes_max: int | None) -> bytes | None:
+    def _read_value(self, key: str, mine: "Future[bytes | None]", bytes_max: int | None) -> bytes | None:
+        """Read a value from the folder or the store, and cache it."""
         value = self._folder.get(key) if self._folder is not None else None
         is_in_folder = value is not None
         if value is None:
-            value = self._from_store(key, bytes_max)
+            value = self._read_store(key, bytes_max)
         with self._lock:
             self._folder_hits += is_in_folder
             self._misses += not is_in_folder
         if value is not None:
-            self._keep(key, value, mine, to_folder=not is_in_folder)
+            self._cache_value(key, value, mine, to_folder=not is_in_folder)
         return value
 
-    def _keep(self, key: str, value: bytes, mine: "Future[bytes | None]", *, to_folder: bool) -> None:
+    def _cache_value(self, key: str, value: bytes, mine: "Future[bytes | None]", *, to_folder: bool) -> None:
         """Keep a value, unless the key was written since the read that found it began."""
 
         def is_current() -> bool:
@@ -243,15 +246,15 @@ class CachedBlob(BlobLayer):
         if to_folder and self._folder is not None:
             self._folder.put(key, value, lock=self._lock, may_keep=is_current)
 
-    def _forget_fetch(self, key: str, mine: "Future[bytes | None]") -> None:
+    def _end_fetch(self, key: str, mine: "Future[bytes | None]") -> None:
         with self._lock:
             if self._fetches.get(key) is mine:
                 del self._fetches[key]
 
-    def _forget_corrupt(self, key: str, entry: "_CachedValue") -> None:
+    def _drop_corrupt(self, key: str, entry: "_CachedValue") -> None:
         with self._lock:
             self._corrupt += 1
-            self._memory.take(key, only=entry)
+            self._memory.remove(key, only=entry)
 
 
 class _CachedValue(NamedTuple):
@@ -260,16 +263,16 @@ class _CachedValue(NamedTuple):
 
     @classmethod
     def of(cls, key: str, value: bytes) -> "_CachedValue":
-        return cls(value, _checksum(key, value))
+        return cls(value, _compute_checksum(key, value))
 
     def is_intact(self, key: str) -> bool:
-        return self.checksum == _checksum(key, self.value)
+        return self.checksum == _compute_checksum(key, self.value)
 
-    def memory(self) -> int:
+    def measure_memory(self) -> int:
         return len(self.value) + ENTRY_OVERHEAD_BYTES
 
 
-def _checksum(key: str, value: bytes) -> bytes:
+def _compute_checksum(key: str, value: bytes) -> bytes:
     digest = xxhash.xxh3_128(key.encode() + b"\0")
     digest.update(value)
     return digest.digest()
@@ -292,6 +295,7 @@ def get_range_checked(blob: Blob, key: str, range: tuple[int, int], check: Calla
 
 
 def _check_or_refetch(blob: Blob, key: str, get: Callable[[], bytes | None], check: Callable[[bytes], T]) -> T | None:
+    """Check a value; if it is wrong, drop the cached copy and read again."""
     data = get()
     if data is None:
         return None
@@ -300,6 +304,6 @@ def _check_or_refetch(blob: Blob, key: str, get: Callable[[], bytes | None], che
     except CorruptBlob:
         if not isinstance(blob, CachedBlob):
             raise
-        blob.forget(key)
+        blob.invalidate(key)
         data = get()
         return None if data is None else check(data)

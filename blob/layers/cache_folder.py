@@ -74,7 +74,7 @@ class BoundedFolder:
         """The maximum size of one file, in bytes."""
         return self.bytes_max // FILE_SHARE_MAX
 
-    def path(self, digest: str, suffix: str) -> str:
+    def make_path(self, digest: str, suffix: str) -> str:
         """Return where a file is or would be."""
         return os.path.join(self.root, f"{digest}.{suffix}")
 
@@ -83,7 +83,7 @@ class BoundedFolder:
         """Whether the disk refused a write a moment ago, so that none is tried."""
         return self._clock.monotonic_s() < self._paused_until_s
 
-    def write(
+    def write_file(
         self,
         path: str,
         pieces: Iterable[bytes | memoryview],
@@ -100,7 +100,7 @@ class BoundedFolder:
         suffix = path.rpartition(".")[2]
         temporary = os.path.join(self.root, f".tmp-{uuid.uuid4().hex}.{suffix}")
         try:
-            size = self._fill(temporary, pieces)
+            size = self._write_temporary(temporary, pieces)
             with lock or nullcontext():
                 if not may_keep():
                     return False
@@ -109,18 +109,18 @@ class BoundedFolder:
             return True
         except OSError:
             self._paused_until_s = self._clock.monotonic_s() + PAUSE_S
-            self.count_error()
+            self.note_disk_error()
             return False
         finally:
             with suppress(OSError):
                 os.unlink(temporary)
 
-    def count_error(self) -> None:
+    def note_disk_error(self) -> None:
         """Note that the disk refused something."""
         with self._lock:
             self.disk_errors += 1
 
-    def _fill(self, temporary: str, pieces: Iterable[bytes | memoryview]) -> int:
+    def _write_temporary(self, temporary: str, pieces: Iterable[bytes | memoryview]) -> int:
         """Write a file and return its length."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         try:
@@ -157,7 +157,7 @@ class BoundedFolder:
         with self._lock:
             bytes_before = self.bytes
             self._until_scan = self.bytes_max // 16
-        entries = self._entries()
+        entries = self._list_entries()
         total, evictions = sum(size for _, size, _ in entries), 0
         if total > self.bytes_max:
             for _, size, path in sorted(entries):
@@ -171,8 +171,8 @@ class BoundedFolder:
             self.bytes += total - bytes_before  # Files written since the scan may be missing from the entries.
             self.evictions += evictions
 
-    def _entries(self) -> list[tuple[int, int, str]]:
-        """Return time of last use, bytes and path of each entry; remove temporary files that were left behind."""
+    def _list_entries(self) -> list[tuple[int, int, str]]:
+        """List the time of last use, size and path of entries; remove old temporary files."""
         entries = []
         oldest_s = time.time() - TEMPORARY_AGE_MAX_S
         with os.scandir(self.root) as files:
@@ -207,16 +207,16 @@ class CacheFolder:
         self.corrupt = 0
 
     def get(self, key: str) -> bytes | None:
-        """Return the value at key if it is here and is what was put."""
+        """Return the cached value of a key; None if it is missing or damaged."""
         if self._is_off:
             return None
-        name, path = self._place(key)
+        name, path = self._locate(key)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb", buffering=0) as file:
                 stat = os.fstat(descriptor)
                 could_be_ours = S_ISREG(stat.st_mode) and stat.st_size <= self._file_bytes_max()
-                value = _read(file, name) if could_be_ours else None
+                value = _read_entry(file, name) if could_be_ours else None
                 if value is None:
                     self._drop_corrupt(path)
                     return None
@@ -226,7 +226,7 @@ class CacheFolder:
         except FileNotFoundError:
             return None
         except OSError:
-            self.room.count_error()
+            self.room.note_disk_error()
             return None
 
     def put(
@@ -235,24 +235,24 @@ class CacheFolder:
         """Store value, unless it is too large or may_keep returns False; it is called last, under the lock."""
         if len(value) > self.room.file_bytes_max or self._is_off:
             return
-        name, path = self._place(key)
+        name, path = self._locate(key)
         head = _LENGTH.pack(len(name)) + name
-        pieces = _PREFACE.pack(_MAGIC, _digest(head, value)), head, value
-        self.room.write(path, pieces, lock=lock, may_keep=may_keep)
+        pieces = _PREFACE.pack(_MAGIC, _compute_digest(head, value)), head, value
+        self.room.write_file(path, pieces, lock=lock, may_keep=may_keep)
 
     def drop(self, key: str) -> None:
         """Forget the value at key. If the disk refuses, this object no longer uses the folder at all."""
         try:
-            os.unlink(self._place(key)[1])
+            os.unlink(self._locate(key)[1])
         except FileNotFoundError:
             pass
         except OSError:
             self._is_off = True
-            self.room.count_error()
+            self.room.note_disk_error()
 
-    def _place(self, key: str) -> tuple[bytes, str]:
+    def _locate(self, key: str) -> tuple[bytes, str]:
         name = f"{self._location}\n{key}".encode()
-        return name, self.room.path(xxhash.xxh3_128_hexdigest(name), "cached")
+        return name, self.room.make_path(xxhash.xxh3_128_hexdigest(name), "cached")
 
     def _file_bytes_max(self) -> int:
         return self.room.file_bytes_max + _PREFACE.size + _LENGTH.size + _NAME_BYTES_MAX
@@ -264,17 +264,17 @@ class CacheFolder:
             os.unlink(path)
 
 
-def _read(file: io.FileIO, name: bytes) -> bytes | None:
+def _read_entry(file: io.FileIO, name: bytes) -> bytes | None:
     """Return the value of an entry of that name; None if it is anything else."""
     head = _LENGTH.pack(len(name)) + name
     preface = file.read(_PREFACE.size)
     if len(preface) != _PREFACE.size or file.read(len(head)) != head:
         return None
     value = file.readall()
-    return value if preface == _PREFACE.pack(_MAGIC, _digest(head, value)) else None
+    return value if preface == _PREFACE.pack(_MAGIC, _compute_digest(head, value)) else None
 
 
-def _digest(head: bytes, value: bytes) -> bytes:
+def _compute_digest(head: bytes, value: bytes) -> bytes:
     digest = xxhash.xxh3_128(head)
     digest.update(value)
     return digest.digest()

@@ -60,7 +60,7 @@ class LatencyHistogram:
         new.merge(self)
         return new
 
-    def quantile_s(self, share: float) -> float:
+    def estimate_quantile_s(self, share: float) -> float:
         """Return a value that this share (0 to 1) of the recorded ones do not exceed; 0 when there are none."""
         if not self.total:
             return 0.0
@@ -69,11 +69,11 @@ class LatencyHistogram:
         for bucket, count in enumerate(self._buckets):
             passed += count
             if passed >= rank:
-                return min(_middle_s(bucket), self.max_s)
+                return min(_compute_middle_s(bucket), self.max_s)
         raise AssertionError("the buckets hold fewer values than were recorded")
 
 
-def _middle_s(bucket: int) -> float:
+def _compute_middle_s(bucket: int) -> float:
     octave, part = divmod(bucket, BUCKETS_PER_OCTAVE)
     return math.ldexp(0.5 + (part + 0.5) / (2 * BUCKETS_PER_OCTAVE), octave + _EXPONENT_MIN)
 
@@ -112,7 +112,7 @@ class MeteredBlob(BlobLayer):
         self._clock = clock
         self._tallies = {name: _Tally() for name in OPERATIONS}
 
-    def counts(self) -> dict[str, Count]:
+    def get_counts(self) -> dict[str, Count]:
         """Return the counts so far, by the name of the operation."""
         return {name: tally.count() for name, tally in self._tallies.items()}
 
@@ -129,7 +129,7 @@ class MeteredBlob(BlobLayer):
         return self._measure("create", self._inner.create, key, value, sent=len(value))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
-        entries = self._entries(prefix, start_after)
+        entries = self._iterate_entries(prefix, start_after)
         while page := self._measure("list", lambda: [*islice(entries, LIST_PAGE_ENTRIES)]):
             yield from page
             if len(page) < LIST_PAGE_ENTRIES:
@@ -141,11 +141,12 @@ class MeteredBlob(BlobLayer):
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
         return self._measure("delete", delete, keys)
 
-    def _entries(self, prefix: str, start_after: str | None) -> Iterator[BlobEntry]:
+    def _iterate_entries(self, prefix: str, start_after: str | None) -> Iterator[BlobEntry]:
         """List as a generator, so that errors of the call are counted too."""
         yield from self._inner.list(prefix, start_after)
 
     def _measure(self, name: str, call: Callable[..., T], *arguments: Any, sent: int = 0) -> T:
+        """Make a call; count its time, bytes and errors."""
         began_s = self._clock()
         try:
             result = call(*arguments)
@@ -178,7 +179,7 @@ class _Tally:
     def count(self) -> Count:
         with self._lock:
             histogram = self._histogram
-            p50_s, p90_s, p99_s = map(histogram.quantile_s, (0.5, 0.9, 0.99))
+            p50_s, p90_s, p99_s = map(histogram.estimate_quantile_s, (0.5, 0.9, 0.99))
             return Count(
                 histogram.total, self._errors, self._bytes, self._seconds, p50_s, p90_s, p99_s, histogram.max_s
             )

@@ -89,31 +89,31 @@ class RetryBlob(BlobLayer):
         self._counts = _Counts()
         self._warned_s: float | None = None
 
-    def counts(self) -> dict[str, RetryCount]:
+    def get_counts(self) -> dict[str, RetryCount]:
         """Return the counts so far, by the name of the operation."""
         return self._counts.copy()
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._call("get", key, self._inner.get, key, range)
+        return self._call_with_retries("get", key, self._inner.get, key, range)
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        return self._call("get", key, get_at_most, self._inner, key, bytes_max)
+        return self._call_with_retries("get", key, get_at_most, self._inner, key, bytes_max)
 
     def set(self, key: str, value: bytes) -> None:
-        self._call("set", key, self._inner.set, key, value)
+        self._call_with_retries("set", key, self._inner.set, key, value)
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._call("create", key, self._inner.create, key, value)
+        return self._call_with_retries("create", key, self._inner.create, key, value)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         pages = _Pages(self._inner, prefix, start_after)
-        while page := self._call("list", prefix, pages.next):
+        while page := self._call_with_retries("list", prefix, pages.fetch_page):
             yield from page
             if len(page) < LIST_PAGE_ENTRIES:
                 return
 
     def delete(self, key: str) -> None:
-        self._call("delete", key, self._inner.delete, key)
+        self._call_with_retries("delete", key, self._inner.delete, key)
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
         """Delete keys, and retry those that failed; return the keys that failed in the end."""
@@ -129,26 +129,27 @@ class RetryBlob(BlobLayer):
                 raise next((error for error in again if isinstance(error, Throttled)), again[0])
 
         try:
-            self._call("delete", keys[0], attempt)
+            self._call_with_retries("delete", keys[0], attempt)
         except (Unavailable, Indeterminate):
             if not failed:
                 raise
         return failed
 
-    def _call(self, operation: str, key: str, attempt: Callable[..., T], *arguments: Any) -> T:
+    def _call_with_retries(self, operation: str, key: str, attempt: Callable[..., T], *arguments: Any) -> T:
+        """Make a call until it succeeds, cannot succeed or is too late."""
         began_s = sent_s = self._clock.monotonic_s()
         failures = None
         while True:
             try:
                 return attempt(*arguments)
             except PersistError as error:
-                failures = failures or self._begin_failures(operation, key, began_s)
+                failures = failures or self._start_failures(operation, key, began_s)
                 failures.last = error
-                if not self._wait(failures, error, sent_s):
+                if not self._wait_before_retry(failures, error, sent_s):
                     raise self._make_final_error(failures) from error
                 sent_s = self._clock.monotonic_s()
 
-    def _wait(self, failures: "_Failures", error: PersistError, sent_s: float) -> bool:
+    def _wait_before_retry(self, failures: "_Failures", error: PersistError, sent_s: float) -> bool:
         """Return True after a pause, or False if it is too late; raise what cannot be helped by trying again."""
         operation = failures.operation
         if not isinstance(error, (Unavailable, Indeterminate)) or isinstance(error, StoreFull):
@@ -167,7 +168,7 @@ class RetryBlob(BlobLayer):
         else:
             failures.attempts += 1
             extra_s = min(extra_s, failures.throttled_s)
-            self._warn(failures)
+            self._warn_of_failures(failures)
         if failures.attempts >= self._attempts_max or not failures.backoff.wait(extra_s=extra_s):
             return False
         if isinstance(error, Throttled):
@@ -188,7 +189,7 @@ class RetryBlob(BlobLayer):
         kind = Throttled if isinstance(last, Throttled) else Unavailable
         return kind(f"{tried}. The last failure: {last}")
 
-    def _warn(self, failures: "_Failures") -> None:
+    def _warn_of_failures(self, failures: "_Failures") -> None:
         """Log a call that has failed for long, or will have after the next wait; once in `WARN_EVERY_S`."""
         now_s = self._clock.monotonic_s()
         is_news = self._warned_s is None or now_s - self._warned_s >= WARN_EVERY_S
@@ -199,7 +200,7 @@ class RetryBlob(BlobLayer):
             # The text alone: a handler that keeps records must not keep what the error refers to.
             logger.warning("%s is tried for up to %g s: %s", what, self._retry_s, str(last))
 
-    def _begin_failures(self, operation: str, key: str, began_s: float) -> "_Failures":
+    def _start_failures(self, operation: str, key: str, began_s: float) -> "_Failures":
         left_s = began_s + self._retry_s - self._clock.monotonic_s()
         backoff = Backoff(self._clock, left_s, first_s=FIRST_S, bound_max_s=BOUND_MAX_S, chance=self._chance)
         return _Failures(operation, key, began_s, backoff)
@@ -228,7 +229,7 @@ class _Pages:
         self._after = start_after
         self._entries: Iterator[BlobEntry] | None = None
 
-    def next(self) -> Sequence[BlobEntry]:
+    def fetch_page(self) -> Sequence[BlobEntry]:
         """Return the entries after the last page; fewer than `LIST_PAGE_ENTRIES` at the end only."""
         if self._entries is None:
             self._entries = iter(self._inner.list(self._prefix, self._after))

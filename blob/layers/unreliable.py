@@ -28,7 +28,7 @@ class Fault(Enum):
 class UnreliableBlob(BlobLayer):
     """Passes calls on to another store, except when it does not.
 
-    Scripted faults (`next_faults`) are used first; after them, each call fails with the configured probabilities. Reads
+    Scripted faults (`script_faults`) are used first; after them, each call fails with configured probabilities. Reads
     are never doubtful: for them, such a fault is `UNAVAILABLE`.
 
     Args:
@@ -65,7 +65,7 @@ class UnreliableBlob(BlobLayer):
         }
         self.faults = dict.fromkeys(Fault, 0)
 
-    def next_faults(self, operation: str, *faults: Fault) -> None:
+    def script_faults(self, operation: str, *faults: Fault) -> None:
         """Make the next calls of an operation ("get", "create", …) fail like this, one after the other."""
         with self._lock:
             self._scripted.setdefault(operation, deque()).extend(faults)
@@ -82,28 +82,29 @@ class UnreliableBlob(BlobLayer):
             self._is_down = True
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._call("get", lambda: self._inner.get(key, range))
+        return self._call_with_fault("get", lambda: self._inner.get(key, range))
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        return self._call("get", lambda: get_at_most(self._inner, key, bytes_max))
+        return self._call_with_fault("get", lambda: get_at_most(self._inner, key, bytes_max))
 
     def set(self, key: str, value: bytes) -> None:
-        self._call("set", lambda: self._inner.set(key, value))
+        self._call_with_fault("set", lambda: self._inner.set(key, value))
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._call("create", lambda: self._inner.create(key, value))
+        return self._call_with_fault("create", lambda: self._inner.create(key, value))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
-        return self._call("list", lambda: self._inner.list(prefix, start_after))
+        return self._call_with_fault("list", lambda: self._inner.list(prefix, start_after))
 
     def delete(self, key: str) -> None:
-        self._call("delete", lambda: self._inner.delete(key))
+        self._call_with_fault("delete", lambda: self._inner.delete(key))
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        return self._call("delete", lambda: delete(keys))
+        return self._call_with_fault("delete", lambda: delete(keys))
 
-    def _call(self, operation: str, call: Callable[[], T]) -> T:
-        fault = self._next_fault(operation)
+    def _call_with_fault(self, operation: str, call: Callable[[], T]) -> T:
+        """Make a call with the next fault: before it, after it or none."""
+        fault = self._pop_fault(operation)
         if fault is Fault.UNAVAILABLE or (operation in READS and fault not in (Fault.NONE, Fault.SLOW)):
             raise Unavailable(f"injected: {operation} at {self.url} did not happen")
         if fault is Fault.NOT_HAPPENED_DOUBTFUL:
@@ -115,7 +116,7 @@ class UnreliableBlob(BlobLayer):
             raise Indeterminate(f"injected: no answer to {operation} at {self.url}")
         return result
 
-    def _next_fault(self, operation: str) -> Fault:
+    def _pop_fault(self, operation: str) -> Fault:
         with self._lock:
             scripted = self._scripted.get(operation)
             if self._is_down:

@@ -87,8 +87,8 @@ class FileBlob:
         file_mode: int | str = FILE_MODE,
         folder_mode: int | str = FOLDER_MODE,
     ) -> None:
-        self._file_mode = _mode("file_mode", file_mode, FILE_MODE, 0o666)
-        self._folder_mode = _mode("folder_mode", folder_mode, FOLDER_MODE, 0o2777)
+        self._file_mode = _parse_mode("file_mode", file_mode, FILE_MODE, 0o666)
+        self._folder_mode = _parse_mode("folder_mode", folder_mode, FOLDER_MODE, 0o2777)
         self._root = str(Path(path).expanduser().absolute())
         self._fsync = fsync
         self._lock = threading.Lock()
@@ -110,7 +110,7 @@ class FileBlob:
 
         A larger value than bytes_max raises CorruptBlob, unless only a range is read.
         """
-        path = self._path(key)
+        path = self._make_path(key)
         if range is not None:
             check_range(range)
         try:
@@ -122,11 +122,11 @@ class FileBlob:
                     raise CorruptBlob(key, f"{path} is a folder and no plain file: move it away")
                 if not S_ISREG(stat.st_mode):
                     raise _make_special_file_error(key, path, stat.st_mode)
-                self._make_durable(path, stat)
+                self._sync_file_folder(path, stat)
                 if range is None:
                     check_bytes(key, stat.st_size, bytes_max)
                     range = (0, stat.st_size)
-                return _read(descriptor, range[0], min(range[1], stat.st_size))
+                return _read_range(descriptor, range[0], min(range[1], stat.st_size))
             finally:
                 os.close(descriptor)
         except FileNotFoundError:
@@ -145,14 +145,14 @@ class FileBlob:
 
     def set(self, key: str, value: bytes) -> None:
         """Store value at key, replacing what was there."""
-        self._write(key, value, _replace)
+        self._write_file(key, value, _replace_file)
 
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
-        path = self._path(key)
-        if not os.path.isfile(path) and self._write(key, value, _link):
+        path = self._make_path(key)
+        if not os.path.isfile(path) and self._write_file(key, value, _link_file):
             return True
-        self._make_winner_durable(path)
+        self._sync_existing(path)
         return False
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
@@ -160,9 +160,9 @@ class FileBlob:
         base = prefix.rpartition("/")[0]
         if base and not is_key(base):
             return  # No key can start so, and '..' must not be followed.
-        top = self._folder_path(f"{base}/") if base else self._root
+        top = self._make_folder_path(f"{base}/") if base else self._root
         try:
-            yield from self._walk(f"{base}/" if base else "", prefix, start_after or "")
+            yield from self._walk_folder(f"{base}/" if base else "", prefix, start_after or "")
         except NotADirectoryError:
             self._check_root()
         except OSError as error:
@@ -178,7 +178,7 @@ class FileBlob:
         failed: dict[str, PersistError] = {}
         removed: dict[str, list[str]] = {}
         for key in keys:
-            path = self._path(key)
+            path = self._make_path(key)
             try:
                 os.unlink(path)
                 removed.setdefault(os.path.dirname(path), []).append(key)
@@ -190,7 +190,7 @@ class FileBlob:
                 failed[key] = self._map_os_error("delete", path, error)
         for same_folder in removed.values():
             try:
-                self._sync_after(self._path(same_folder[0]))
+                self._sync_change(self._make_path(same_folder[0]))
             except Indeterminate as error:
                 failed.update(dict.fromkeys(same_folder, error))
         return failed
@@ -200,14 +200,14 @@ class FileBlob:
 
     # Writing.
 
-    def _write(self, key: str, value: bytes, publish: Callable[[str, str], None]) -> bool:
+    def _write_file(self, key: str, value: bytes, publish: Callable[[str, str], None]) -> bool:
         """Write a temporary file and publish it at key's path; return False if publish kept a file."""
-        path = self._path(key)
+        path = self._make_path(key)
         temporary = os.path.join(self._root, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
         may_be_unsynced = False
         try:
-            self._prepare(os.path.dirname(path))
-            self._fill(temporary, value)
+            self._make_folder(os.path.dirname(path))
+            self._write_temporary(temporary, value)
             # Before anything can be seen: in a process that may open no more files, this is what fails.
             with _open_folder(os.path.dirname(path)) as folder:
                 may_be_unsynced = True
@@ -216,11 +216,11 @@ class FileBlob:
                 except (OSError, _NoLinks):
                     may_be_unsynced = False
                     raise
-                self._sync_after(path, folder)
+                self._sync_change(path, folder)
                 may_be_unsynced = False
             return True
         except (FileExistsError, IsADirectoryError, NotADirectoryError):
-            if publish is _link and os.path.isfile(path):
+            if publish is _link_file and os.path.isfile(path):
                 return False
             self._check_root()
             raise self._make_occupied_error(key, path) from None
@@ -236,7 +236,7 @@ class FileBlob:
                 with suppress(OSError):
                     os.unlink(temporary)
 
-    def _fill(self, temporary: str, value: bytes) -> None:
+    def _write_temporary(self, temporary: str, value: bytes) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb", buffering=0) as file:
             if S_IMODE(os.fstat(descriptor).st_mode) != self._file_mode:
@@ -247,7 +247,7 @@ class FileBlob:
             if self._fsync:
                 os.fsync(descriptor)
 
-    def _prepare(self, folder: str) -> None:
+    def _make_folder(self, folder: str) -> None:
         """Make folder and those above it, each durable in its parent before a file below is acknowledged."""
         if folder in self._durable_folders and os.path.isdir(folder):
             return
@@ -264,22 +264,23 @@ class FileBlob:
                 self._swept = True
                 _remove_old_temporaries(self._root)
 
-    def _sync_after(self, path: str, folder: int | None = None) -> None:
-        """Make a change to path's folder, durable: it has happened, so a failure leaves the outcome open.
+    def _sync_change(self, path: str, folder: int | None = None) -> None:
+        """Sync a changed path's folder; a failure leaves the outcome open.
 
         `folder`: the descriptor of path's folder, if it is open.
         """
         if not self._fsync:
             return
         try:
-            self._sync(os.path.dirname(path), folder)
+            self._sync_and_note(os.path.dirname(path), folder)
         except OSError as error:
             raise Indeterminate(
                 f"{path} was changed, and may not survive a power cut: fsync of its folder failed "
                 f"({error.strerror}). Read it back before trying again."
             ) from error
 
-    def _sync(self, folder: str, descriptor: int | None = None) -> None:
+    def _sync_and_note(self, folder: str, descriptor: int | None = None) -> None:
+        """Sync a folder, and note when that began."""
         begun_ns = time.time_ns()
         if descriptor is None:
             _sync_folder(folder)
@@ -287,16 +288,16 @@ class FileBlob:
             os.fsync(descriptor)
         self._synced_ns[folder] = begun_ns
 
-    def _make_winner_durable(self, path: str) -> None:
-        """Make the file that kept a `create` from happening durable."""
+    def _sync_existing(self, path: str) -> None:
+        """Sync the existing file that a `create` met."""
         try:
-            self._make_durable(path, os.stat(path))
+            self._sync_file_folder(path, os.stat(path))
         except FileNotFoundError:
             return  # Deleted since.
         except OSError as error:
             raise self._map_os_error("read", path, error) from error
 
-    def _make_durable(self, path: str, stat: os.stat_result) -> None:
+    def _sync_file_folder(self, path: str, stat: os.stat_result) -> None:
         """Sync the folder of a file: its writer may have died before doing so.
 
         The times of files and ours are of one clock. Setting it back by more than a tick, in the moment in which a
@@ -308,7 +309,7 @@ class FileBlob:
         if stat.st_ctime_ns + CLOCK_TICK_NS < self._synced_ns.get(folder, 0):
             return
         try:
-            self._sync(folder)
+            self._sync_and_note(folder)
         except OSError as error:
             # These mean that this process may not sync, or that the file system cannot; then it cannot write here
             # either, or nothing is durable anyway.
@@ -317,13 +318,13 @@ class FileBlob:
 
     # Listing.
 
-    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[BlobEntry]:
+    def _walk_folder(self, folder: str, prefix: str, after: str) -> Iterator[BlobEntry]:
         """Yield the entries below folder ('' or a key and '/') that match, in key order.
 
         Text sorts by code point, which is the order of its UTF-8 bytes. A folder sorts as its name and a
         slash, as its keys do: 'a-b' comes before 'a/b', though 'a' comes before 'a-b'.
         """
-        keys = self._children(folder)
+        keys = self._list_folder(folder)
         first = bisect.bisect_left(keys, max(prefix, after))
         if first and keys[first - 1].endswith("/") and after.startswith(keys[first - 1]):
             first -= 1  # The folder that after is in.
@@ -335,11 +336,11 @@ class FileBlob:
             if (key == after and not is_folder) or not is_key(key.removesuffix("/")):
                 continue
             if is_folder:
-                yield from self._walk(key, prefix, after)
-            elif (entry := self._entry(key)) is not None:
+                yield from self._walk_folder(key, prefix, after)
+            elif (entry := self._make_entry(key)) is not None:
                 yield entry
 
-    def _children(self, folder: str) -> Sequence[str]:
+    def _list_folder(self, folder: str) -> Sequence[str]:
         """Return the names in a folder as keys, in order, including invalid keys."""
         try:
             with os.scandir(os.path.join(self._root, folder)) as entries:
@@ -352,7 +353,7 @@ class FileBlob:
         keys.sort()
         return keys
 
-    def _entry(self, key: str) -> BlobEntry | None:
+    def _make_entry(self, key: str) -> BlobEntry | None:
         try:
             stat = os.lstat(os.path.join(self._root, key))
         except FileNotFoundError:
@@ -361,13 +362,14 @@ class FileBlob:
 
     # Paths and errors.
 
-    def _path(self, key: str) -> str:
-        path = os.path.join(self._folder_path(check_key(key)), key.rpartition("/")[2])
+    def _make_path(self, key: str) -> str:
+        """Return the path of a key's file; raises InvalidUsage for an invalid key."""
+        path = os.path.join(self._make_folder_path(check_key(key)), key.rpartition("/")[2])
         if os.path.islink(path):
             raise _make_special_file_error(key, path, S_IFLNK)
         return path
 
-    def _folder_path(self, key: str) -> str:
+    def _make_folder_path(self, key: str) -> str:
         """Return the path of the folder that key is in."""
         path = self._root
         for segment in key.split("/")[:-1]:
@@ -387,8 +389,9 @@ class FileBlob:
             )
 
     def _make_occupied_error(self, key: str, path: str) -> PersistError:
+        """Return the error for a folder where a value should be, or the reverse."""
         with suppress(OSError):
-            if _kind(mode := os.lstat(path).st_mode):
+            if _name_special_kind(mode := os.lstat(path).st_mode):
                 return _make_special_file_error(key, path, mode)
         obstacle = os.path.relpath(_find_first_non_folder(path) or path, self._root)
         kind = "a folder" if os.path.isdir(path) else "a value"
@@ -398,6 +401,7 @@ class FileBlob:
         )
 
     def _map_os_error(self, action: str, path: str, error: OSError) -> PersistError:
+        """Return the error to raise for a failed system call."""
         tried = f"cannot {action} {path} in folder {self._root}: {error.strerror}"
         if error.errno == errno.EROFS:
             return StoreMisconfigured(f"{tried}. The file system is read-only: choose another folder.")
@@ -420,7 +424,7 @@ def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool)
     synced, whoever created them; those above the root only if requested. We may have no right to sync those, and then
     did not make them either.
     """
-    chain = _with_parents(folder)[1:]
+    chain = _list_parents(folder)[1:]
     missing = [path for path in chain if not os.path.isdir(path)]
     for path in missing:
         try:
@@ -446,7 +450,7 @@ class _NoLinks(Exception):
         self.strerror = strerror
 
 
-def _link(source: str, target: str) -> None:
+def _link_file(source: str, target: str) -> None:
     """Let target name the file source, too; raise FileExistsError if there is something already."""
     try:
         os.link(source, target)
@@ -457,10 +461,10 @@ def _link(source: str, target: str) -> None:
         raise
 
 
-def _replace(temporary: str, path: str) -> None:
+def _replace_file(temporary: str, path: str) -> None:
     """Make path name the temporary file, which also keeps its old name."""
     second = f"{temporary}-2"
-    _link(temporary, second)
+    _link_file(temporary, second)
     try:
         os.rename(second, path)
     except OSError:
@@ -482,7 +486,8 @@ def _remove_old_temporaries(root: str) -> None:
                         os.unlink(entry.path)
 
 
-def _mode(name: str, value: int | str, least: int, most: int) -> int:
+def _parse_mode(name: str, value: int | str, least: int, most: int) -> int:
+    """Return a file mode from an option; raise InvalidUsage if it is invalid."""
     try:
         mode = int(value, 8) if isinstance(value, str) else value
     except ValueError:
@@ -492,14 +497,14 @@ def _mode(name: str, value: int | str, least: int, most: int) -> int:
     return mode
 
 
-def _with_parents(path: str) -> list[str]:
+def _list_parents(path: str) -> list[str]:
     """Return path and the folders above it, the outermost first."""
     return [str(p) for p in reversed((Path(path), *Path(path).parents))]
 
 
 def _find_first_non_folder(path: str) -> str:
     """Return the outermost of path and the folders above it that is something else; '' when none is."""
-    return next((p for p in _with_parents(path) if os.path.exists(p) and not os.path.isdir(p)), "")
+    return next((p for p in _list_parents(path) if os.path.exists(p) and not os.path.isdir(p)), "")
 
 
 @contextmanager
@@ -516,7 +521,7 @@ def _sync_folder(folder: str) -> None:
         os.fsync(descriptor)
 
 
-def _read(descriptor: int, start: int, end: int) -> bytes:
+def _read_range(descriptor: int, start: int, end: int) -> bytes:
     """Return the bytes `[start, end)` of a file; fewer only where it ends before."""
     pieces: list[bytes] = []
     while start < end and (piece := os.pread(descriptor, min(end - start, READ_BYTES_MAX), start)):
@@ -525,7 +530,7 @@ def _read(descriptor: int, start: int, end: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _kind(mode: int) -> str | None:
+def _name_special_kind(mode: int) -> str | None:
     """Return what a file of that mode is if it can never be a value; None for files and folders."""
     tests = (
         (S_ISFIFO, "a FIFO"),
@@ -538,4 +543,4 @@ def _kind(mode: int) -> str | None:
 
 
 def _make_special_file_error(key: str, path: str, mode: int) -> CorruptBlob:
-    return CorruptBlob(key, f"{path} is {_kind(mode) or 'a special file'} and no plain file: remove it")
+    return CorruptBlob(key, f"{path} is {_name_special_kind(mode) or 'a special file'} and no plain file: remove it")

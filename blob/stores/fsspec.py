@@ -26,7 +26,7 @@ from persist.blob.errors import (
     StoreFull,
     StoreMisconfigured,
     Unavailable,
-    limit_behind,
+    find_exceeded_limit,
 )
 from persist.blob.protocol import BlobEntry, check_key, check_range, is_key
 
@@ -87,7 +87,7 @@ class FsspecBlob:
             )
         self._url = url.rstrip("/")
         self._is_http = scheme in ("http", "https")
-        self._secrets = tuple(_secrets(options or {}))
+        self._secrets = tuple(_iterate_secrets(options or {}))
         self._fs = _open_file_system(url, scheme, dict(options or {}), self._secrets)
         self._root = str(self._fs._strip_protocol(url)).rstrip("/")
         self._if_absent = _find_atomic_create(self._fs)
@@ -105,7 +105,7 @@ class FsspecBlob:
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
         """Return the value at key or its bytes `[start, end)`; None when there is none."""
-        path = self._path(key)
+        path = self._make_path(key)
         try:
             if range is not None:
                 return self._get_range(path, *check_range(range))
@@ -116,20 +116,20 @@ class FsspecBlob:
         except Exception as error:
             if _is_absent(error):
                 return None
-            raise self._map_read_error("get", key, error) from _cause(error, self._secrets)
+            raise self._map_read_error("get", key, error) from _choose_cause(error, self._secrets)
 
     def set(self, key: str, value: bytes) -> None:
         """Store value at key, replacing what was there."""
-        path = self._path(key)
+        path = self._make_path(key)
         self._check_writable()
         try:
             self._fs.pipe_file(path, value)
         except Exception as error:
-            raise self._map_write_error("set", key, error) from _cause(error, self._secrets)
+            raise self._map_write_error("set", key, error) from _choose_cause(error, self._secrets)
 
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
-        path = self._path(key)
+        path = self._make_path(key)
         self._check_writable()
         try:
             self._fs.pipe_file(path, value, **(self._if_absent or {}), **self._prevent_multipart(key, value))
@@ -138,10 +138,10 @@ class FsspecBlob:
         except InvalidUsage:
             raise
         except Exception as error:
-            status = _status(error)
-            if status in (304, 412) or (status == 409 and self._is_there(key)):
+            status = _get_http_status(error)
+            if status in (304, 412) or (status == 409 and self._exists(key)):
                 return False
-            raise self._map_write_error("create", key, error) from _cause(error, self._secrets)
+            raise self._map_write_error("create", key, error) from _choose_cause(error, self._secrets)
         return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
@@ -150,25 +150,25 @@ class FsspecBlob:
         if base and not is_key(base):
             return
         try:
-            files = self._fs.find(self._path(base) if base else self._root, detail=True, withdirs=False)
+            files = self._fs.find(self._make_path(base) if base else self._root, detail=True, withdirs=False)
         except Exception as error:
             if _is_absent(error):
                 return
-            raise self._map_read_error("list", prefix, error) from _cause(error, self._secrets)
-        entries = {self._key(path): info for path, info in files.items() if info.get("type") != "directory"}
+            raise self._map_read_error("list", prefix, error) from _choose_cause(error, self._secrets)
+        entries = {self._parse_key(path): info for path, info in files.items() if info.get("type") != "directory"}
         for key in sorted(entries):
             if key.startswith(prefix) and (start_after is None or key > start_after) and is_key(key):
                 yield BlobEntry(key, entries[key].get("size") or 0, _read_modified_s(entries[key]))
 
     def delete(self, key: str) -> None:
         """Remove key; a missing key is not an error."""
-        path = self._path(key)
+        path = self._make_path(key)
         self._check_writable()
         try:
             self._fs.rm_file(path)
         except Exception as error:
             if not _is_absent(error):
-                raise self._map_write_error("delete", key, error) from _cause(error, self._secrets)
+                raise self._map_write_error("delete", key, error) from _choose_cause(error, self._secrets)
 
     def close(self) -> None:
         """Do nothing: fsspec closes its connections when the file system is released."""
@@ -177,7 +177,7 @@ class FsspecBlob:
         try:
             return bytes(self._fs.cat_file(path, start=0))
         except OSError as error:
-            if _code(error) in ("InvalidRange", "416"):
+            if _get_error_code(error) in ("InvalidRange", "416"):
                 return b""  # An empty value has no first byte.
             raise
 
@@ -204,20 +204,21 @@ class FsspecBlob:
             )
         return {"chunksize": len(value) + 1}
 
-    def _is_there(self, key: str) -> bool:
+    def _exists(self, key: str) -> bool:
         """Return whether the store reports a value."""
         try:
             return self.get(key, (0, 1)) is not None
         except PersistError:
             return False
 
-    def _path(self, key: str) -> str:
+    def _make_path(self, key: str) -> str:
+        """Return the path of a key; raises InvalidUsage for an invalid key."""
         check_key(key)
         if self._is_adlfs and "\\" in key:
             raise InvalidUsage(f"the key {key!r} has a backslash, which Azure takes for a slash: use another character")
         return f"{self._root}/{quote(key, safe='/~') if self._is_http else key}"
 
-    def _key(self, path: str) -> str:
+    def _parse_key(self, path: str) -> str:
         """Return the key of a path in a listing; '' if the path is outside the root."""
         if self._root and not path.startswith(f"{self._root}/"):
             return ""
@@ -232,32 +233,36 @@ class FsspecBlob:
             )
 
     def _map_read_error(self, action: str, key: str, error: Exception) -> PersistError:
+        """Return the error to raise for a failed read."""
         what = f"cannot {action} {key!r} at {self.url}"
-        if limit := limit_behind(error):
-            return StoreFull(f"{what}: {limit}, then try again. ({_text(error, self._secrets)})")
+        if limit := find_exceeded_limit(error):
+            return StoreFull(f"{what}: {limit}, then try again. ({_redact_error(error, self._secrets)})")
         return _find_misconfiguration(what, error, self._secrets) or Unavailable(
-            f"{what}: {_text(error, self._secrets)}. Check that the store is up and reachable, then try again."
+            f"{what}: {_redact_error(error, self._secrets)}. Check that the store is up and reachable, then try again."
         )
 
     def _map_write_error(self, action: str, key: str, error: Exception) -> PersistError:
+        """Return the error to raise for a failed write."""
         what = f"cannot {action} {key!r} at {self.url}"
-        if _status(error) == 501:
+        if _get_http_status(error) == 501:
             return StoreMisconfigured(
-                f"{what}: {_text(error, self._secrets)}. The store must support conditional writes: use one that does."
+                f"{what}: {_redact_error(error, self._secrets)}. The store must support conditional writes: use "
+                "one that does."
             )
         # An earlier attempt may have landed before one met the limit, so the outcome stays open.
-        limit = f"{limit}. " if (limit := limit_behind(error)) else ""
+        limit = f"{limit}. " if (limit := find_exceeded_limit(error)) else ""
         return _find_misconfiguration(what, error, self._secrets) or Indeterminate(
-            f"{action} of {key!r} at {self.url} got no clear answer: {_text(error, self._secrets)}. {limit}It may or "
-            "may not have happened: read the key before trying again."
+            f"{action} of {key!r} at {self.url} got no clear answer: {_redact_error(error, self._secrets)}. "
+            f"{limit}It may or may not have happened: read the key before trying again."
         )
 
 
 def _open_file_system(url: str, scheme: str, options: dict[str, Any], secrets: tuple[str, ...]) -> Any:
+    """Return the fsspec file system for a URL; errors hide secrets."""
     from fsspec.registry import get_filesystem_class
 
     try:
-        kind = _require_whole_values(get_filesystem_class(scheme))
+        kind = _choose_atomic_class(get_filesystem_class(scheme))
     except ImportError as error:
         raise InvalidUsage(f"{scheme}:// needs a package that is not installed: {error}") from error
     except ValueError as error:
@@ -276,11 +281,12 @@ def _open_file_system(url: str, scheme: str, options: dict[str, Any], secrets: t
         ) from error
     except Exception as error:  # Some log in at once: FTP, SFTP, SMB, each with errors of its own.
         raise Unavailable(
-            f"{url} cannot be reached: {_text(error, secrets)}. Check the address and the network, then try again"
-        ) from _cause(error, secrets)
+            f"{url} cannot be reached: {_redact_error(error, secrets)}. Check the address and the network, then "
+            "try again"
+        ) from _choose_cause(error, secrets)
 
 
-def _require_whole_values(kind: Any) -> Any:
+def _choose_atomic_class(kind: Any) -> Any:
     """Return the class of a file system; for gcsfs, one that writes objects atomically.
 
     The other one makes objects in zonal buckets by appending to them, so a create that is cut off would leave a part.
@@ -304,13 +310,13 @@ def _find_atomic_create(fs: Any) -> dict[str, Any] | None:
     return argument if argument.keys() <= inspect.signature(write).parameters.keys() else None
 
 
-def _code(error: BaseException) -> str:
+def _get_error_code(error: BaseException) -> str:
     """Return the S3 error code behind error, '' when there is none."""
     response = getattr(error.__cause__ or error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
-def _status(error: BaseException) -> int:
+def _get_http_status(error: BaseException) -> int:
     """Return the HTTP status of the answer behind error, whatever attribute its library uses; 0 if none."""
     cause = error.__cause__ or error
     response = getattr(cause, "response", None)
@@ -324,34 +330,36 @@ def _status(error: BaseException) -> int:
 
 
 def _is_absent(error: Exception) -> bool:
-    return isinstance(error, FileNotFoundError) and _code(error) != "NoSuchBucket"
+    return isinstance(error, FileNotFoundError) and _get_error_code(error) != "NoSuchBucket"
 
 
 def _find_misconfiguration(what: str, error: Exception, secrets: tuple[str, ...]) -> StoreMisconfigured | None:
+    """Return the error of a caller's mistake; None if a retry may succeed."""
     if isinstance(error, FileNotFoundError):
-        return StoreMisconfigured(f"{what}: {_text(error, secrets)}. Create the bucket, or correct the URL.")
+        return StoreMisconfigured(f"{what}: {_redact_error(error, secrets)}. Create the bucket, or correct the URL.")
     if isinstance(error, (PermissionError, io.UnsupportedOperation)) or "Credentials" in type(error).__name__:
-        return StoreMisconfigured(f"{what}: {_text(error, secrets)}. Correct the credentials or their rights.")
+        return StoreMisconfigured(f"{what}: {_redact_error(error, secrets)}. Correct the credentials or their rights.")
     return None
 
 
-def _text(error: Exception, secrets: tuple[str, ...]) -> str:
+def _redact_error(error: Exception, secrets: tuple[str, ...]) -> str:
+    """Return an error's text without secrets."""
     text = f"{type(error).__name__}: {error}"
     for secret in secrets:
         text = text.replace(secret, "***")
     return text.rstrip(".")
 
 
-def _cause(error: Exception, secrets: tuple[str, ...]) -> Exception | None:
+def _choose_cause(error: Exception, secrets: tuple[str, ...]) -> Exception | None:
     """Return error as the cause of what is raised instead; None when its text would show a secret."""
     return None if any(secret in str(error) for secret in secrets) else error
 
 
-def _secrets(options: object, *, is_secret: bool = False) -> Iterator[str]:
+def _iterate_secrets(options: object, *, is_secret: bool = False) -> Iterator[str]:
     """Yield the option values whose name, or that of an enclosing option, sounds like a secret."""
     if isinstance(options, Mapping):
         for name, value in options.items():
-            yield from _secrets(value, is_secret=is_secret or _SOUNDS_SECRET.search(str(name)) is not None)
+            yield from _iterate_secrets(value, is_secret=is_secret or _SOUNDS_SECRET.search(str(name)) is not None)
     elif isinstance(options, str) and len(options) >= SECRET_LENGTH_MIN and is_secret:
         yield options
 

@@ -25,7 +25,7 @@ from persist.blob.errors import (
     StoreMisconfigured,
     Throttled,
     Unavailable,
-    limit_behind,
+    find_exceeded_limit,
 )
 
 BODY_SHOWN_CHARACTERS = 300
@@ -127,8 +127,8 @@ class ObjectErrorMap:
 
     not_ours: ClassVar[str] = "Correct the URL, the storage options or the bucket's set-up."
 
-    def answer(self, error: Exception) -> Answer:
-        """Return what the server answered."""
+    def parse_answer(self, error: Exception) -> Answer:
+        """Return the status and code of the server's answer."""
         printed, _, _ = str(error).partition("\n\nDebug source")
         status = _STATUS.search(printed)
         if status is None:
@@ -140,33 +140,33 @@ class ObjectErrorMap:
 
     def is_absent(self, error: Exception) -> bool:
         """Return whether the server reported that the object is missing but the bucket exists."""
-        answer = self.answer(error)
+        answer = self.parse_answer(error)
         return answer.status == 404 and answer.code != "NoSuchBucket"
 
     def is_success(self, error: Exception) -> bool:
         """Return whether the server reported success, although obstore misses something in the answer."""
         return "MissingEtag" in (text := str(error)) or ("InvalidDeleteObjectsResponse" in text and "`$value`" in text)
 
-    def setup_error(self, error: Exception) -> PersistError:
+    def map_setup_error(self, error: Exception) -> PersistError:
         """Return the error to raise when no client can be made."""
-        return StoreMisconfigured(f"cannot use {self.url}: {self._text(error)}. Correct the storage options.")
+        return StoreMisconfigured(f"cannot use {self.url}: {self._format_error(error)}. Correct the storage options.")
 
-    def read_error(self, action: str, key: str, error: Exception) -> PersistError:
+    def map_read_error(self, action: str, key: str, error: Exception) -> PersistError:
         """Return the error to raise for a get or list that failed."""
         what = f"cannot {action} {key!r} at {self.url}"
-        return self._find_misconfiguration(what, error) or self._unavailable(
+        return self._find_misconfiguration(what, error) or self._make_unavailable(
             what, error, "Check that the store is up and reachable, then try again."
         )
 
-    def write_error(self, action: str, key: str, error: Exception) -> PersistError:
+    def map_write_error(self, action: str, key: str, error: Exception) -> PersistError:
         """Return the error to raise for a set, create or delete that failed, and was sent once."""
         what = f"cannot {action} {key!r} at {self.url}"
         if self._had_no_effect(error):
-            return self._find_misconfiguration(what, error) or self._unavailable(
+            return self._find_misconfiguration(what, error) or self._make_unavailable(
                 what, error, "That object is unchanged; try again after a pause."
             )
         doubt = Indeterminate(
-            f"{action} of {key!r} at {self.url} got no clear answer: {self._text(error)}. It may or may not "
+            f"{action} of {key!r} at {self.url} got no clear answer: {self._format_error(error)}. It may or may not "
             "have happened: read the key before trying again."
         )
         doubt.timed_out = _has_timed_out(error)
@@ -178,25 +178,28 @@ class ObjectErrorMap:
         is_answer = "Server returned error response: " in text and "<Key>" in text
         return is_answer or "DeleteObjects request failed for key " in text
 
-    def cause(self, error: Exception) -> Exception | None:
+    def choose_cause(self, error: Exception) -> Exception | None:
         """Return error as the cause of what is raised instead; None when its text would show a secret."""
         return error if self._redact(text := str(error)) == text else None
 
-    def _unavailable(self, what: str, error: Exception, advice: str) -> Unavailable:
-        if limit := _limit_behind(error):
-            return StoreFull(f"{what}: {limit}, then try again. That object is unchanged. ({self._text(error)})")
-        text = f"{what}: {self._text(error)}. {advice}"
-        failure = Throttled(text) if self.answer(error).code in _THROTTLED else Unavailable(text)
+    def _make_unavailable(self, what: str, error: Exception, advice: str) -> Unavailable:
+        if limit := _find_local_limit(error):
+            return StoreFull(
+                f"{what}: {limit}, then try again. That object is unchanged. ({self._format_error(error)})"
+            )
+        text = f"{what}: {self._format_error(error)}. {advice}"
+        failure = Throttled(text) if self.parse_answer(error).code in _THROTTLED else Unavailable(text)
         failure.timed_out = _has_timed_out(error)
         return failure
 
     def _had_no_effect(self, error: Exception) -> bool:
+        """Return whether a failed write certainly changed nothing."""
         is_unsigned = type(error).__module__.partition(".")[0] == "botocore"  # It sends nothing to the store.
         if is_unsigned or isinstance(error, ForkedProcess) or _NO_CONNECTION.search(str(error)):
             return True
         if _NO_TOKEN.search(str(error)):
             return True
-        answer = self.answer(error)
+        answer = self.parse_answer(error)
         if answer.status == 501:
             return True  # The store or a proxy cannot do this.
         return bool(answer.code) and (answer.code in _REFUSED_FOR_NOW or 300 <= answer.status < 500)
@@ -208,22 +211,22 @@ class ObjectErrorMap:
                 f"{what}: this process was forked from one that had used a store in the cloud, whose threads did not "
                 "come along. Start it by spawn or forkserver: multiprocessing.get_context('spawn')."
             )
-        answer = self.answer(error)
+        answer = self.parse_answer(error)
         code, status = answer.code, answer.status
         if code == "NoSuchBucket":
             return StoreMisconfigured(f"{what}: {self.place} does not exist. {_ADVICE[code]}")
         no_token = _NO_TOKEN.search(str(error))
-        if _is_a(error, _NO_CREDENTIALS) or (no_token and no_token[2] in _NO_CREDENTIALS):
+        if _has_class_name(error, _NO_CREDENTIALS) or (no_token and no_token[2] in _NO_CREDENTIALS):
             return StoreMisconfigured(
-                f"{what}: no AWS credentials ({self._text(error)}). Give storage options access_key_id and "
+                f"{what}: no AWS credentials ({self._format_error(error)}). Give storage options access_key_id and "
                 "secret_access_key, or profile, or set up credentials as for the aws command."
             )
         text = str(error)
-        if _is_a(error, _BAD_SETUP) or "InvalidCertificate" in text or "UnknownIssuer" in text:
-            return StoreMisconfigured(f"{what}: {self._text(error)}. Correct the URL or the storage options.")
+        if _has_class_name(error, _BAD_SETUP) or "InvalidCertificate" in text or "UnknownIssuer" in text:
+            return StoreMisconfigured(f"{what}: {self._format_error(error)}. Correct the URL or the storage options.")
         if "redirect without LOCATION" in text:
             return StoreMisconfigured(f"{what}: {self.place} is in another region. Give the storage option region.")
-        if _is_a(error, ("InvalidPathError",)):
+        if _has_class_name(error, ("InvalidPathError",)):
             return StoreMisconfigured(
                 f"{what}: {text.partition(chr(10))[0]}. Move that object elsewhere, or keep the location below a "
                 "prefix of its own."
@@ -233,10 +236,11 @@ class ObjectErrorMap:
         advice = _ADVICE.get("NotImplemented" if status == 501 else code, self.not_ours)
         if status == 403 and code not in _ADVICE:
             advice = self.rights
-        return StoreMisconfigured(f"{what}: {self._text(error)}. {advice}")
+        return StoreMisconfigured(f"{what}: {self._format_error(error)}. {advice}")
 
-    def _text(self, error: Exception) -> str:
-        if answer := self.answer(error).text:
+    def _format_error(self, error: Exception) -> str:
+        """Return an error's text without secrets, shortened."""
+        if answer := self.parse_answer(error).text:
             return self._redact(answer).rstrip(".")
         if no_token := _NO_TOKEN.search(str(error)):
             return self._redact(no_token[1]).rstrip(".")
@@ -255,14 +259,14 @@ def _has_timed_out(error: Exception) -> bool:
     return "TimedOut" in str(error)
 
 
-def _limit_behind(error: Exception) -> str | None:
+def _find_local_limit(error: Exception) -> str | None:
     """Return the limit of this process or machine that a request ran into, and what to do."""
     for code in _OS_CODE.findall(str(error)):
         if int(code) in FULL:
             return f"{os.strerror(int(code))}. {FULL[int(code)]}"
-    return limit_behind(error)
+    return find_exceeded_limit(error)
 
 
-def _is_a(error: Exception, names: tuple[str, ...]) -> bool:
+def _has_class_name(error: Exception, names: tuple[str, ...]) -> bool:
     """Tell by class name, so that this module imports neither."""
     return any(cls.__name__ in names for cls in type(error).__mro__)

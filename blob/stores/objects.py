@@ -81,7 +81,7 @@ class ObjectBlob:
         try:
             import obstore.store
         except ImportError as error:
-            raise packages_missing(url) from error
+            raise make_missing_packages_error(url) from error
         self._obstore: Any = obstore
         self._clients: dict[tuple[int, bool], Any] = {}
 
@@ -97,10 +97,10 @@ class ObjectBlob:
         """Return the value at key or its bytes `[start, end)`; None when there is none."""
         check_key(key)
         if range is None:
-            return self._get(key, None)
+            return self._get_object(key, None)
         start, end = check_range(range)
         # HTTP has no empty range, and whether the key exists must be found out all the same.
-        value = self._get(key, {"range": (start, max(end, start + 1))})
+        value = self._get_object(key, {"range": (start, max(end, start + 1))})
         return None if value is None else value[: end - start]
 
     def set(self, key: str, value: bytes) -> None:
@@ -109,9 +109,9 @@ class ObjectBlob:
         try:
             has_tag = self._upload(key, value, "overwrite")
         except Exception as error:
-            raise self._errors.write_error("set", key, error) from self._errors.cause(error)
+            raise self._errors.map_write_error("set", key, error) from self._errors.choose_cause(error)
         if not has_tag:
-            self._confirm("set", key, value)
+            self._confirm_write("set", key, value)
 
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
@@ -120,14 +120,14 @@ class ObjectBlob:
             has_tag = self._upload(key, value, "create")
         except Exception as error:
             # Some servers answer 304 or with a code of their own, and 409 even for an old object.
-            answer = self._errors.answer(error)
+            answer = self._errors.parse_answer(error)
             if answer.status in (304, 412):
                 return False
-            if answer.status == 409 and self._is_there(key):
+            if answer.status == 409 and self._exists(key):
                 return False
-            raise self._errors.write_error("create", key, error) from self._errors.cause(error)
+            raise self._errors.map_write_error("create", key, error) from self._errors.choose_cause(error)
         if not has_tag:
-            self._confirm("create", key, value)
+            self._confirm_write("create", key, value)
         return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
@@ -136,15 +136,15 @@ class ObjectBlob:
         folder = first.rpartition("/")[0]
         if folder and not is_key(folder):
             return
-        offset = _predecessor(first)
+        offset = _make_predecessor(first)
         if start_after is not None:
             offset = max(offset, self._base + start_after)
         try:
-            client, size = self._client(), LIST_PAGE_ENTRIES
+            client, size = self._choose_client(), LIST_PAGE_ENTRIES
             pages = self._obstore.list(client, folder or None, offset=offset or None, chunk_size=size)
             page = next(pages, None)
         except Exception as error:
-            raise self._errors.read_error("list", prefix, error) from self._errors.cause(error)
+            raise self._errors.map_read_error("list", prefix, error) from self._errors.choose_cause(error)
         count = 0
         while page is not None:
             count += len(page)
@@ -158,24 +158,24 @@ class ObjectBlob:
                 if not entry["size"] and self.get(key) is None:
                     continue  # It represents a folder.
                 if start_after is not None and key <= start_after:
-                    raise _out_of_order(self.url, key, start_after)
+                    raise _make_order_error(self.url, key, start_after)
                 start_after = key
                 yield BlobEntry(key, entry["size"], entry["last_modified"].timestamp())
             try:
                 page = next(pages, None)
             except Exception as error:
-                raise self._errors.read_error("list", prefix, error) from self._errors.cause(error)
+                raise self._errors.map_read_error("list", prefix, error) from self._errors.choose_cause(error)
         if count % LIST_PAGE_ENTRIES == 0:
-            self._get(NO_KEY, None)  # obstore takes a page of HTML for the end of a listing, and a get sees it.
+            self._get_object(NO_KEY, None)  # obstore takes a page of HTML for the end of a listing, and a get sees it.
 
     def delete(self, key: str) -> None:
         """Remove key; a missing key is not an error."""
         check_key(key)
         try:
-            self._obstore.delete(self._client(), self._base + key)
+            self._obstore.delete(self._choose_client(), self._base + key)
         except Exception as error:
             if not self._errors.is_absent(error):
-                raise self._errors.write_error("delete", key, error) from self._errors.cause(error)
+                raise self._errors.map_write_error("delete", key, error) from self._errors.choose_cause(error)
         self._confirm_deletion(key)
 
     def close(self) -> None:
@@ -187,19 +187,19 @@ class ObjectBlob:
         each alone."""
         raise NotImplementedError
 
-    def _get(self, key: str, options: dict[str, Any] | None) -> bytes | None:
+    def _get_object(self, key: str, options: dict[str, Any] | None) -> bytes | None:
         try:
-            result = self._obstore.get(self._client(), self._base + key, options=options)
+            result = self._obstore.get(self._choose_client(), self._base + key, options=options)
             value = bytes(result.bytes())
             kind = str(result.attributes.get("Content-Type", ""))
         except Exception as error:
             if self._errors.is_absent(error):
                 return None
-            if self._errors.answer(error).status == 416:
+            if self._errors.parse_answer(error).status == 416:
                 return b""  # The range begins at or beyond the end.
             if options is not None and "NotPartial" in str(error):
-                self._get(key, None)  # An error page is not a range either, and raises here.
-            raise self._errors.read_error("get", key, error) from self._errors.cause(error)
+                self._get_object(key, None)  # An error page is not a range either, and raises here.
+            raise self._errors.map_read_error("get", key, error) from self._errors.choose_cause(error)
         if kind.startswith("text/html"):
             raise StoreMisconfigured(
                 f"the answer to get {key!r} at {self.url} is not an object but a page of type {kind}, which begins "
@@ -208,14 +208,14 @@ class ObjectBlob:
             )
         return value
 
-    def _confirm(self, action: str, key: str, value: bytes) -> None:
+    def _confirm_write(self, action: str, key: str, value: bytes) -> None:
         """Read back a value whose PUT had no ETag: a proxy may have answered in place of the store.
 
         Raises Indeterminate: another value is there, or the read fails.
         """
         why = "something else is there"
         try:
-            if self._get(key, None) == value:
+            if self._get_object(key, None) == value:
                 return
         except PersistError as error:
             why = str(error)
@@ -227,7 +227,7 @@ class ObjectBlob:
         Raises Indeterminate: it was a page of something else.
         """
         try:
-            self._get(key, {"range": (0, 1)})
+            self._get_object(key, {"range": (0, 1)})
         except StoreMisconfigured as error:
             raise Indeterminate(f"delete of {key!r} at {self.url} got an answer, and {error}") from None
         except PersistError:
@@ -235,7 +235,7 @@ class ObjectBlob:
 
     def _upload(self, key: str, value: bytes, mode: str) -> bool:
         """Send a value; return whether the answer has an ETag, as a store's answer does."""
-        client = self._client(len(value))
+        client = self._choose_client(len(value))
         try:
             self._obstore.put(client, self._base + key, value, mode=mode, use_multipart=False)
         except Exception as error:
@@ -244,14 +244,14 @@ class ObjectBlob:
             return False
         return True
 
-    def _is_there(self, key: str) -> bool:
+    def _exists(self, key: str) -> bool:
         """Return whether the store reports a value."""
         try:
-            return self._get(key, {"range": (0, 1)}) is not None
+            return self._get_object(key, {"range": (0, 1)}) is not None
         except PersistError:
             return False
 
-    def _client(self, sent_bytes: int = 0, *, is_for_pages: bool = False) -> Any:
+    def _choose_client(self, sent_bytes: int = 0, *, is_for_pages: bool = False) -> Any:
         """Return obstore's store for requests of this size, or for deletions of many objects."""
         ObjectBlob._used_by = ObjectBlob._used_by or os.getpid()
         if ObjectBlob._used_by != os.getpid():
@@ -273,7 +273,7 @@ class ObjectBlob:
         return client
 
 
-def _predecessor(name: str) -> str:
+def _make_predecessor(name: str) -> str:
     """Return a name that sorts just before all that start with this one."""
     if not name or name.endswith("/"):
         return name  # No object has this name, as persist has it.
@@ -282,13 +282,14 @@ def _predecessor(name: str) -> str:
     return f"{name[:-1]}{chr(last)}{chr(sys.maxunicode)}" if last > 0x20 else name[:-1]
 
 
-def packages_missing(url: str) -> InvalidUsage:
+def make_missing_packages_error(url: str) -> InvalidUsage:
     """Return the error that names all packages that object stores need."""
     packages = "pip install 'obstore>=0.12,<0.13' 'boto3>=1.43.115'"
     return InvalidUsage(f"{url} needs obstore and boto3, which are not both installed: {packages}")
 
 
 def _check_prefix(prefix: str) -> None:
+    """Raise InvalidUsage for a prefix that cannot be part of keys."""
     if prefix and not is_key(prefix):
         raise InvalidUsage(
             f"prefix {prefix[:80]!r} is not allowed: give segments joined by '/', none of them empty, "
@@ -299,7 +300,7 @@ def _check_prefix(prefix: str) -> None:
         raise InvalidUsage(f"prefix {prefix[:40]!r}… is too long: at most {longest} bytes of UTF-8")
 
 
-def _out_of_order(url: str, key: str, before: str) -> StoreMisconfigured:
+def _make_order_error(url: str, key: str, before: str) -> StoreMisconfigured:
     return StoreMisconfigured(
         f"{url} lists {key[:80]!r} after {before[:80]!r}, and keys must come in the order of their bytes. Use a store "
         "that lists so, such as a general purpose bucket of S3."

@@ -19,7 +19,13 @@ from persist.blob.errors import InvalidUsage, PersistError, StoreMisconfigured
 from persist.blob.options import check_fields, read_options
 from persist.blob.protocol import check_key, delete_one_by_one
 from persist.blob.stores.object_errors import ObjectErrorMap
-from persist.blob.stores.objects import ATTEMPT_S, CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectBlob, packages_missing
+from persist.blob.stores.objects import (
+    ATTEMPT_S,
+    CONNECT_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    ObjectBlob,
+    make_missing_packages_error,
+)
 
 CREDENTIALS_TTL = timedelta(minutes=10)  # obstore fetches them again when five minutes of it remain.
 RIGHTS = (
@@ -110,14 +116,14 @@ class S3Blob(ObjectBlob):
         self._bucket = bucket
         self._options = options if isinstance(options, S3Options) else S3Options.from_mapping(options or {})
         url = f"s3://{bucket}/{prefix}".rstrip("/")
-        errors = ObjectErrorMap(url, f"bucket {bucket!r}", RIGHTS, _secrets(self._options))
+        errors = ObjectErrorMap(url, f"bucket {bucket!r}", RIGHTS, _list_secrets(self._options))
         super().__init__(url, prefix, errors, connect_timeout_s, read_timeout_s, attempt_s)
         try:
             self._place = _find_bucket(bucket, self._options)
         except ImportError as error:
-            raise packages_missing(self.url) from error
+            raise make_missing_packages_error(self.url) from error
         except Exception as error:
-            raise self._errors.setup_error(error) from self._errors.cause(error)
+            raise self._errors.map_setup_error(error) from self._errors.choose_cause(error)
 
     def __repr__(self) -> str:
         return f"S3Blob({self.url!r}, {self._options!r})"
@@ -133,16 +139,17 @@ class S3Blob(ObjectBlob):
         failed = delete_one_by_one(self, alone)
         try:
             if together:
-                self._obstore.delete(self._client(is_for_pages=True), [self._base + key for key in together])
+                self._obstore.delete(self._choose_client(is_for_pages=True), [self._base + key for key in together])
         except Exception as error:
             if self._errors.is_partial(error):
                 return {**failed, **delete_one_by_one(self, together)}
             if not self._errors.is_success(error):
-                raise self._errors.write_error("delete", keys[0], error) from self._errors.cause(error)
+                raise self._errors.map_write_error("delete", keys[0], error) from self._errors.choose_cause(error)
             self._confirm_deletion(keys[0])
         return failed
 
     def _connect(self, client_options: dict[str, Any], is_for_pages: bool) -> Any:
+        """Return obstore's S3 store with the bucket's address and credentials."""
         options, encryption = self._options, self._options.server_side_encryption
         config = {
             "server_side_encryption": "sse-c" if options.sse_customer_key else encryption,
@@ -163,7 +170,7 @@ class S3Blob(ObjectBlob):
             },
             client_options={**client_options, **self._place.client_options},
             retry_config={"max_retries": 0},
-            credential_provider=self._place.credential_provider(),
+            credential_provider=self._place.make_credential_provider(),
         )
 
 
@@ -175,7 +182,7 @@ class _Place:
     client_options: Mapping[str, Any]
     session: Any
 
-    def credential_provider(self) -> Any:
+    def make_credential_provider(self) -> Any:
         """Return obstore's source of credentials; raise NoCredentialsError if boto3 finds none."""
         from botocore.exceptions import NoCredentialsError
         from obstore.auth.boto3 import Boto3CredentialProvider
@@ -233,6 +240,7 @@ def _check_bucket(bucket: str) -> None:
 
 
 def _check_customer_key(key: str, encryption: str | None) -> None:
+    """Raise InvalidUsage for an invalid key of SSE-C."""
     try:
         length = len(base64.b64decode(key, validate=True))
     except ValueError:
@@ -243,7 +251,7 @@ def _check_customer_key(key: str, encryption: str | None) -> None:
         raise InvalidUsage(f"sse_customer_key and server_side_encryption={encryption!r} exclude each other")
 
 
-def _secrets(options: S3Options) -> tuple[str, ...]:
+def _list_secrets(options: S3Options) -> tuple[str, ...]:
     """Return the texts that must not appear in messages, plain and quoted for URLs."""
     secrets = (options.access_key_id, options.secret_access_key, options.session_token, options.sse_customer_key)
     return tuple(sorted({form for secret in secrets if secret for form in (secret, quote(secret, safe=""))}))

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 
-def plain_array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Return Python values that are certain to convert as an array: int64 and ASCII text without NULL by themselves."""
+def make_plain_array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Convert Python values of a type that needs no checks to an array."""
     if None not in values:
         if kind == pa.int64():
-            return int64_array(np.fromiter(values, np.int64, len(values)))
+            return make_int64_array(np.fromiter(values, np.int64, len(values)))
         if kind == pa.string():
             ends = np.zeros(len(values) + 1, np.int32)
             np.cumsum([len(value) for value in values], out=ends[1:])
@@ -25,19 +25,19 @@ def plain_array(values: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def int64_array(values: npt.NDArray[np.int64]) -> pa.Array:
+def make_int64_array(values: npt.NDArray[np.int64]) -> pa.Array:
     """Return int64 values as an array over the same memory."""
     assert values.dtype == np.int64
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def boolean_array(values: npt.NDArray[np.bool_]) -> pa.Array:
+def make_boolean_array(values: npt.NDArray[np.bool_]) -> pa.Array:
     """Return booleans as an array."""
     assert values.dtype == np.bool_
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))])
 
 
-def int64_values(array: pa.Array) -> npt.NDArray[np.int64]:
+def get_int64_values(array: pa.Array) -> npt.NDArray[np.int64]:
     """Return the values of an array of 64-bit integers without NULL, over the same memory."""
     assert array.null_count == 0
     assert array.type.bit_width == 64
@@ -47,15 +47,15 @@ def int64_values(array: pa.Array) -> npt.NDArray[np.int64]:
     return values
 
 
-def boolean_values(array: pa.Array) -> npt.NDArray[np.bool_]:
+def get_boolean_values(array: pa.Array) -> npt.NDArray[np.bool_]:
     """Return the values of an array of booleans without NULL."""
     assert array.null_count == 0
     values: npt.NDArray[np.bool_] = get_stored_numbers(array.cast(pa.uint8())).view(np.bool_)
     return values
 
 
-def int_ends(values: npt.NDArray[np.int64]) -> tuple[int, int]:
-    """Return the least and the greatest of a row group's values."""
+def find_min_max(values: npt.NDArray[np.int64]) -> tuple[int, int]:
+    """Return the least and the greatest value."""
     return int(np.minimum.reduce(values)), int(np.maximum.reduce(values))
 
 
@@ -74,19 +74,19 @@ def get_stored_numbers(array: pa.Array, dtype: str | None = None) -> npt.NDArray
     `dtype`: of numbers that are narrower than the values, several for each; None for one number of the value's width.
     """
     width = array.type.bit_width // 8
-    number = _number_of_width(array.type) if dtype is None else np.dtype(dtype)
+    number = _get_integer_type(array.type) if dtype is None else np.dtype(dtype)
     if not len(array):
         return np.zeros(0, number)
     return np.frombuffer(array.buffers()[1], number, len(array) * (width // number.itemsize), array.offset * width)
 
 
 @lru_cache(maxsize=256)
-def _number_of_width(kind: pa.DataType) -> "np.dtype[Any]":
+def _get_integer_type(kind: pa.DataType) -> "np.dtype[Any]":
     letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
     return np.dtype(f"{letter}{kind.bit_width // 8}")
 
 
-def byte_ranges(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+def get_byte_ranges(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """Return the start and length of each string (0 for NULL), and all bytes."""
     kind, buffers = array.type, array.buffers()
     if pat.is_fixed_size_binary(kind):
@@ -100,5 +100,5 @@ def byte_ranges(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
             bounds = stored.astype(np.int64, copy=False)
         starts, lengths = bounds[:-1], np.diff(bounds)
     if array.null_count:  # The value behind a NULL is undefined.
-        lengths = lengths * boolean_values(array.is_valid())
+        lengths = lengths * get_boolean_values(array.is_valid())
     return starts, lengths, np.frombuffer(buffers[-1] or b"", np.uint8)

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.types as pt
 import xxhash
 
-from persist.codecs.order.arrays import boolean_values, byte_ranges, get_stored_numbers, int64_values
-from persist.codecs.order.ordering import canonical, combined
-from persist.codecs.types.arrow_types import children
+from persist.codecs.order.arrays import get_boolean_values, get_byte_ranges, get_int64_values, get_stored_numbers
+from persist.codecs.order.ordering import combine_chunks, make_canonical
+from persist.codecs.types.arrow_types import list_inner_fields
 from persist.codecs.types.schema import DIFF
 
 Words: TypeAlias = npt.NDArray[np.uint64]
@@ -46,54 +46,56 @@ class Digest:
 
     def add(self, table: pa.Table) -> None:
         """Add the rows of a table with these columns; `_diff`, if present, is their multiplicity."""
-        sums = _sums(table, self._columns, _LANES)
+        sums = _sum_row_hashes(table, self._columns, _LANES)
         self._lanes = [(lane + more) % DIGEST_MODULUS for lane, more in zip(self._lanes, sums, strict=True)]
 
-    def text(self) -> str:
+    def format_text(self) -> str:
         """Return the digest of what was added so far: 32 hexadecimal digits."""
         return "".join(f"{lane:016x}" for lane in self._lanes)
 
 
 def compute_digest(table: pa.Table, columns: Sequence[str]) -> int:
     """Return the first lane of the digest of updates by some of their columns, and `_diff`."""
-    return _sums(table, columns, _LANES[:1])[0]
+    return _sum_row_hashes(table, columns, _LANES[:1])[0]
 
 
-def row_hashes(table: pa.Table, columns: Sequence[str]) -> Words:
+def hash_rows(table: pa.Table, columns: Sequence[str]) -> Words:
     """Return a hash of each row by some columns, in their order: equal for equal values, in every process.
 
     NULL equals NULL, NaN itself, 0.0 equals -0.0, and a whole number has one hash in all widths. `uint64[n]`.
     """
-    key = _mix(np.array(_LANES[:1], np.uint64))[0]
+    key = _mix_bits(np.array(_LANES[:1], np.uint64))[0]
     hashes = np.full(len(table), key)
-    for column in canonical(table.select([*columns])).columns:
-        hashes = _mix(hashes + _hash_values(combined(column), key))
+    for column in make_canonical(table.select([*columns])).columns:
+        hashes = _mix_bits(hashes + _hash_values(combine_chunks(column), key))
     return hashes
 
 
-def digest_text(text: str) -> int:
-    """Return the digest of another request than data: xxh3_64 of its UTF-8."""
+def hash_text(text: str) -> int:
+    """Return the xxh3_64 hash of a text's UTF-8."""
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
 
 
-def _sums(table: pa.Table, columns: Sequence[str], lanes: Sequence[int]) -> list[int]:
-    """Return the digest of a table, lane by lane."""
-    keys = _mix(np.array(lanes, np.uint64))
+def _sum_row_hashes(table: pa.Table, columns: Sequence[str], lanes: Sequence[int]) -> list[int]:
+    """Return the sums of a table's row hashes, lane by lane."""
+    keys = _mix_bits(np.array(lanes, np.uint64))
     names = [pa.array([name.encode()], pa.binary()) for name in columns]
     sums = [0 for _ in lanes]
     for start in range(0, len(table), _ROWS_AT_ONCE):
         rows = table.slice(start, _ROWS_AT_ONCE)
-        columns_of_rows = [combined(column) for column in canonical(rows.select([*columns])).columns]
-        diffs = int64_values(combined(rows[DIFF])).view(np.uint64) if DIFF in table.column_names else np.uint64(1)
+        columns_of_rows = [combine_chunks(column) for column in make_canonical(rows.select([*columns])).columns]
+        diffs = (
+            get_int64_values(combine_chunks(rows[DIFF])).view(np.uint64) if DIFF in table.column_names else np.uint64(1)
+        )
         for lane, key in enumerate(keys):
             records = np.full(len(rows), key)
             for name, array in zip(names, columns_of_rows, strict=True):
-                records += _mix(_hash_values(name, key) ^ _hash_values(array, key))
-            sums[lane] += int(np.sum(_mix(records) * diffs, dtype=np.uint64))
+                records += _mix_bits(_hash_values(name, key) ^ _hash_values(array, key))
+            sums[lane] += int(np.sum(_mix_bits(records) * diffs, dtype=np.uint64))
     return [total % DIGEST_MODULUS for total in sums]
 
 
-def _mix(x: Words) -> Words:
+def _mix_bits(x: Words) -> Words:
     x = (x ^ (x >> np.uint64(30))) * _A
     x = (x ^ (x >> np.uint64(27))) * _B
     return x ^ (x >> np.uint64(31))
@@ -103,32 +105,35 @@ def _hash_values(array: pa.Array, key: np.uint64) -> Words:
     """Return one word for each value."""
     words = _hash_values_except_nulls(array, key)
     if array.null_count:
-        words = np.where(boolean_values(array.is_null()), _NULL, words)
+        words = np.where(get_boolean_values(array.is_null()), _NULL, words)
     return words
 
 
 def _hash_values_except_nulls(array: pa.Array, key: np.uint64) -> Words:
+    """Return one hash for each value; hashes of NULLs are arbitrary."""
     kind = array.type
     if not len(array) or pt.is_null(kind):
         return np.zeros(len(array), np.uint64)
     if pt.is_boolean(kind):
-        return boolean_values(array.fill_null(False)).astype(np.uint64)
+        return get_boolean_values(array.fill_null(False)).astype(np.uint64)
     if pt.is_struct(kind):
         hashes = np.full(len(array), key)
         for field in array.flatten():
-            hashes = _mix((hashes + _G) ^ _hash_values(field, key))
+            hashes = _mix_bits((hashes + _G) ^ _hash_values(field, key))
         return hashes
     if pt.is_map(kind):
-        return _of_lists(array.cast(pa.list_(pa.struct([pa.field(f.name, f.type) for f in children(kind)]))), key)
+        return _hash_lists(
+            array.cast(pa.list_(pa.struct([pa.field(f.name, f.type) for f in list_inner_fields(kind)]))), key
+        )
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
-        return _of_lists(array, key)
+        return _hash_lists(array, key)
     if pt.is_decimal(kind):
-        return _of_decimals(array, key)
+        return _hash_decimals(array, key)
     is_number = pt.is_integer(kind) or pt.is_floating(kind) or pt.is_temporal(kind)
-    return _numbers(array) if is_number else _of_bytes(array, key)
+    return _widen_numbers(array) if is_number else _hash_bytes(array, key)
 
 
-def _numbers(array: pa.Array) -> Words:
+def _widen_numbers(array: pa.Array) -> Words:
     """Return values of a fixed width in 64 bits."""
     kind, values = array.type, get_stored_numbers(array)
     if pt.is_date64(kind):
@@ -137,28 +142,28 @@ def _numbers(array: pa.Array) -> Words:
     return words
 
 
-def _of_decimals(array: pa.Array, key: np.uint64) -> Words:
+def _hash_decimals(array: pa.Array, key: np.uint64) -> Words:
     width = array.type.bit_width // 8
     values = get_stored_numbers(array, f"i{min(width, 8)}").reshape(len(array), -1).astype(np.int64)
     signs = np.repeat(values[:, -1:] >> 63, 4 - values.shape[1], axis=1)
     words = np.concatenate([values, signs], axis=1).view(np.uint64)
-    return _chain(words.reshape(-1), np.full(len(array), 4), np.full(len(array), 32), key)
+    return _chain_words(words.reshape(-1), np.full(len(array), 4), np.full(len(array), 32), key)
 
 
-def _of_lists(array: pa.Array, key: np.uint64) -> Words:
-    lengths = int64_values(array.value_lengths().fill_null(0).cast(pa.int64()))
-    return _chain(_hash_values(array.flatten(), key), lengths, lengths, key)
+def _hash_lists(array: pa.Array, key: np.uint64) -> Words:
+    lengths = get_int64_values(array.value_lengths().fill_null(0).cast(pa.int64()))
+    return _chain_words(_hash_values(array.flatten(), key), lengths, lengths, key)
 
 
-def _of_bytes(array: pa.Array, key: np.uint64) -> Words:
-    starts, lengths, data = byte_ranges(array)
+def _hash_bytes(array: pa.Array, key: np.uint64) -> Words:
+    starts, lengths, data = get_byte_ranges(array)
     counts = (lengths + 7) >> 3
-    return _chain(_eights(data, starts, lengths, counts), counts, lengths, key)
+    return _chain_words(_split_into_words(data, starts, lengths, counts), counts, lengths, key)
 
 
-def _eights(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints, counts: Ints) -> Words:
-    """Return the bytes of all values by eights, each value filled up with zeros."""
-    at = _positions(counts) << 3
+def _split_into_words(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints, counts: Ints) -> Words:
+    """Return the bytes of all values in words of eight, padded with zeros."""
+    at = _number_words(counts) << 3
     if not len(at):
         return np.zeros(len(at), np.uint64)
     low, high = int(starts.min()), int((starts + lengths).max())
@@ -171,16 +176,16 @@ def _eights(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints, counts: In
     return words
 
 
-def _positions(counts: Ints) -> Ints:
+def _number_words(counts: Ints) -> Ints:
     """Return 0, 1, … for each value's words."""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - counts, counts)
 
 
-def _chain(words: Words, counts: Ints, lengths: Ints, key: np.uint64) -> Words:
+def _chain_words(words: Words, counts: Ints, lengths: Ints, key: np.uint64) -> Words:
     """Chain `counts` hashes into one for each value."""
-    mixed = _mix((key ^ words) + _G * (_positions(counts) + 1).astype(np.uint64))
+    mixed = _mix_bits((key ^ words) + _G * (_number_words(counts) + 1).astype(np.uint64))
     sums = np.zeros(len(mixed) + 1, np.uint64)
     np.cumsum(mixed, out=sums[1:])
     ends = np.cumsum(counts)
-    return _mix(key + lengths.astype(np.uint64) + sums[ends] - sums[ends - counts])
+    return _mix_bits(key + lengths.astype(np.uint64) + sums[ends] - sums[ends - counts])

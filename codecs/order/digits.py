@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from persist.codecs.order.arrays import boolean_values, byte_ranges, get_stored_numbers, int64_array
+from persist.codecs.order.arrays import get_boolean_values, get_byte_ranges, get_stored_numbers, make_int64_array
 from persist.codecs.types.arrow_types import is_text
 
 Rows: TypeAlias = npt.NDArray[np.int64]
@@ -55,20 +55,20 @@ def sort_rows(columns: Sequence[pa.Array]) -> tuple[Rows, Flags]:
     order, starts = np.arange(rows, dtype=np.int64), np.ones(rows, dtype=np.bool_)
     if rows < 2:
         return order, starts
-    if rows >= RANKED_ROWS_MIN and repeats(columns[0]):
-        columns = [rank_texts(column) if repeats(column) else column for column in columns]
-    packed, whole = _pack(columns)
+    if rows >= RANKED_ROWS_MIN and is_repetitive(columns[0]):
+        columns = [rank_texts(column) if is_repetitive(column) else column for column in columns]
+    packed, whole = _pack_digits(columns)
     if bool((packed[1:] < packed[:-1]).any()):
-        order = _stable_order(packed)
+        order = _sort_stably(packed)
         packed = packed[order]
     np.not_equal(packed[1:], packed[:-1], out=starts[1:])
     if whole < len(columns) and not starts.all():
-        positions, varying = _unequal_runs(columns[whole:], order, starts, np.flatnonzero(_mark_ties(starts)))
+        positions, varying = _find_unequal_runs(columns[whole:], order, starts, np.flatnonzero(_mark_ties(starts)))
         if positions.size:
             rows_tied = order[positions]
-            rows_tied = rows_tied[_acero_order(varying, rows_tied, np.cumsum(starts[positions]))]
+            rows_tied = rows_tied[_sort_by_acero(varying, rows_tied, np.cumsum(starts[positions]))]
             order[positions] = rows_tied
-            starts[positions[1:]] |= np.logical_or.reduce(_differs(varying, rows_tied))
+            starts[positions[1:]] |= np.logical_or.reduce(_find_changes(varying, rows_tied))
     return order, starts
 
 
@@ -80,7 +80,7 @@ def compute_dense_ranks(columns: Sequence[pa.Array]) -> Rows:
     return ranks
 
 
-def repeats(column: pa.Array) -> bool:
+def is_repetitive(column: pa.Array) -> bool:
     """Return whether a sample suggests that a column holds texts that each occur often."""
     if not is_text(column.type):
         return False
@@ -98,11 +98,12 @@ def rank_texts(column: pa.Array) -> pa.Array:
     return pa.array(ranks).take(coded.indices)
 
 
-def _stable_order(packed: Bits) -> Rows:
+def _sort_stably(packed: Bits) -> Rows:
     """The stable order of packed integers."""
     least, row_bits = packed.min(), len(packed).bit_length()
     # Row numbers fit below the values: sorting values is several times as fast as sorting indices by them.
-    pairs = (packed - least) << np.uint64(row_bits)
+    pairs = packed - least
+    pairs <<= np.uint64(row_bits)
     pairs |= np.arange(len(packed), dtype=np.uint64)
     pairs.sort()
     pairs &= np.uint64((1 << row_bits) - 1)
@@ -117,12 +118,12 @@ def _mark_ties(starts: Flags) -> Flags:
     return tied
 
 
-def _unequal_runs(
+def _find_unequal_runs(
     columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows
 ) -> tuple[Rows, list[pa.Array]]:
     """Return the positions (whole runs of tied rows) in runs of unequal rows, and the columns that vary there."""
     begins = starts[positions]
-    differences = [every & ~begins[1:] for every in _differs(columns, order[positions])]
+    differences = [every & ~begins[1:] for every in _find_changes(columns, order[positions])]
     varying = [column for column, inside in zip(columns, differences, strict=True) if inside.any()]
     runs = np.cumsum(begins) - 1
     unequal = np.zeros(int(runs[-1]) + 1, dtype=np.bool_)
@@ -131,35 +132,35 @@ def _unequal_runs(
     return positions[unequal[runs]], varying
 
 
-def _differs(columns: Sequence[pa.Array], rows: Rows) -> list[Flags]:
+def _find_changes(columns: Sequence[pa.Array], rows: Rows) -> list[Flags]:
     """Per column bool[len(rows) - 1]: where a row of rows differs from the one before it."""
-    taken_rows = int64_array(rows)
-    return [neighbours_differ(column.take(taken_rows)) for column in columns]
+    taken_rows = make_int64_array(rows)
+    return [mark_changes(column.take(taken_rows)) for column in columns]
 
 
-def neighbours_differ(array: pa.Array) -> Flags:
+def mark_changes(array: pa.Array) -> Flags:
     """bool[n - 1]: where a value of a flat canonical array differs from the one before; NULL equals NULL."""
     if pt.is_floating(array.type):  # By bits: NaN equals itself.
         array = array.view(pa.int32() if pt.is_float32(array.type) else pa.int64())
     differs = pc.not_equal(array[1:], array[:-1])
     if array.null_count == 0:
-        return boolean_values(differs)
-    valid = boolean_values(array.is_valid())
-    differing: Flags = boolean_values(differs.fill_null(False)) | (valid[1:] != valid[:-1])
+        return get_boolean_values(differs)
+    valid = get_boolean_values(array.is_valid())
+    differing: Flags = get_boolean_values(differs.fill_null(False)) | (valid[1:] != valid[:-1])
     return differing
 
 
-def _acero_order(columns: Sequence[pa.Array], rows: Rows, runs: Rows) -> Rows:
+def _sort_by_acero(columns: Sequence[pa.Array], rows: Rows, runs: Rows) -> Rows:
     """The stable order of rows by run number, then columns."""
-    taken_rows = int64_array(rows)
-    arrays = [int64_array(runs), *(column.take(taken_rows) for column in columns)]
+    taken_rows = make_int64_array(rows)
+    arrays = [make_int64_array(runs), *(column.take(taken_rows) for column in columns)]
     names = [str(i) for i in range(len(arrays))]
     table = pa.RecordBatch.from_arrays(arrays, names=names)
     indices = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])
     return get_stored_numbers(indices).astype(np.int64)
 
 
-def _pack(columns: Sequence[pa.Array]) -> tuple[Bits, int]:
+def _pack_digits(columns: Sequence[pa.Array]) -> tuple[Bits, int]:
     """Return uint64[n], the leading bits of the order, and how many columns these contain wholly.
 
     Texts and decimals are only packed as the first column: those before may separate the rows, or all may be equal.
@@ -169,53 +170,63 @@ def _pack(columns: Sequence[pa.Array]) -> tuple[Bits, int]:
     for whole, column in enumerate(columns):
         if whole and not pt.is_primitive(column.type):
             return packed, whole
-        for values in _digits(column):
+        for values in _split_digits(column):
             if values is None or used == bits:
                 return packed, whole
             values = values - values.min()
             width, room = int(values.max()).bit_length(), bits - used
             if width > room:
-                return (packed << np.uint64(room)) | (values >> np.uint64(width - room)), whole
-            packed = (packed << np.uint64(width)) | values
+                packed <<= np.uint64(room)
+                values >>= np.uint64(width - room)
+                packed |= values
+                return packed, whole
+            packed <<= np.uint64(width)
+            packed |= values
             used += width
     return packed, len(columns)
 
 
-def _digits(column: pa.Array) -> Iterator[Bits | None]:
+def _split_digits(column: pa.Array) -> Iterator[Bits | None]:
     """Yield the digits of a column, None for the rest of one that has too many; NULL rows get one value."""
     if column.null_count:
-        yield boolean_values(column.is_null()).astype(np.uint64)
+        yield get_boolean_values(column.is_null()).astype(np.uint64)
     if pt.is_boolean(column.type):
-        yield boolean_values(column.fill_null(False)).astype(np.uint64)
+        yield get_boolean_values(column.fill_null(False)).astype(np.uint64)
     elif pt.is_primitive(column.type):
         yield to_ordered_bits(_replace_nulls(column, get_stored_numbers(column))).astype(np.uint64, copy=False)
     elif pt.is_decimal(column.type):
-        yield from _decimal_digits(column)
+        yield from _split_decimal_digits(column)
     else:
-        yield from _bytes_digits(column)
+        yield from _split_byte_digits(column)
 
 
 def to_ordered_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return unsigned integers of the same width and order; canonical floats keep theirs, NaN last."""
     width = values.dtype.itemsize
     bits: npt.NDArray[Any] = values.view(f"u{width}")
-    top = bits.dtype.type(1 << (8 * width - 1))
     if values.dtype.kind == "u":
         return bits
-    ordered: npt.NDArray[Any] = bits ^ top if values.dtype.kind == "i" else np.where(bits & top, ~bits, bits | top)
-    return ordered
+    top = bits.dtype.type(1 << (8 * width - 1))
+    if values.dtype.kind == "i":
+        flipped: npt.NDArray[Any] = bits ^ top
+        return flipped
+    # All bits of negative floats are turned over, and the sign of others.
+    turned: npt.NDArray[Any] = (values.view(f"i{width}") >> (8 * width - 1)).view(bits.dtype)
+    turned |= top
+    turned ^= bits
+    return turned
 
 
 def _replace_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the values, with the arbitrary ones of NULL rows replaced by one that does not widen the range."""
     if column.null_count == 0:
         return values
-    valid = boolean_values(column.is_valid())
+    valid = get_boolean_values(column.is_valid())
     fill = values[int(np.argmax(valid))] if valid.any() else 0
     return np.where(valid, values, np.asarray(fill, dtype=values.dtype))
 
 
-def _decimal_digits(column: pa.Array) -> Iterator[Bits]:
+def _split_decimal_digits(column: pa.Array) -> Iterator[Bits]:
     words = column.type.bit_width // 64
     raw = get_stored_numbers(column, "u8").reshape(-1, words)
     for limb in reversed(range(words)):
@@ -223,9 +234,9 @@ def _decimal_digits(column: pa.Array) -> Iterator[Bits]:
         yield values ^ _SIGN if limb == words - 1 else values
 
 
-def _bytes_digits(column: pa.Array) -> Iterator[Bits | None]:
+def _split_byte_digits(column: pa.Array) -> Iterator[Bits | None]:
     """Eight bytes at a time, zeros after the end; then the length, for `a` sorts before `a` and a zero."""
-    begin, length, data = byte_ranges(column)
+    begin, length, data = get_byte_ranges(column)
     if data.size < 8:  # So that a window of eight bytes begins somewhere.
         data = np.concatenate([data, np.zeros(8 - data.size, dtype=np.uint8)])
     windows: npt.NDArray[Any] = np.ndarray((data.size - 7,), dtype=">u8", buffer=data, strides=(1,))

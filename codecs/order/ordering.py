@@ -11,7 +11,7 @@ Rows are ordered column by column. Within a column values ascend and NULL comes 
     map                 as the list of its (key, value) structs, in the order stored
 
 Two rows are equal when neither sorts before the other, so NULL equals NULL and NaN equals NaN. Arrow's own kernels
-distinguish -0.0 from 0.0 and NaNs by their bits, so everything is made `canonical` before it is stored or compared.
+distinguish -0.0 from 0.0 and NaNs by their bits, so `make_canonical` is called before anything is stored or compared.
 
 This is the order of the rows in a part and of the ranges that parts cover: it is part of the storage format.
 """
@@ -23,14 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from persist.codecs.order.arrays import boolean_values, get_stored_numbers, int64_array
+from persist.codecs.order.arrays import get_boolean_values, get_stored_numbers, make_int64_array
 from persist.codecs.order.digits import Flags, Rows, compute_dense_ranks, sort_rows
 from persist.codecs.types.arrow_types import has_floats
 
 _OFFSET_BYTES_MAX = 2**31 - 1
 
 
-def canonical(table: pa.Table) -> pa.Table:
+def make_canonical(table: pa.Table) -> pa.Table:
     """Rewrite -0.0 to 0.0 and every NaN to one bit pattern, nested floats included.
 
     Returns table itself when nothing needs rewriting; costs one pass over its floats.
@@ -38,34 +38,34 @@ def canonical(table: pa.Table) -> pa.Table:
     for i, field in enumerate(table.schema):
         if has_floats(field.type):
             stored = table.column(i).chunks
-            chunks = [_canonical_array(chunk) for chunk in stored]
+            chunks = [_make_canonical_array(chunk) for chunk in stored]
             if any(new is not old for new, old in zip(chunks, stored, strict=True)):
                 table = table.set_column(i, field, pa.chunked_array(chunks, type=field.type))
     return table
 
 
-def order_keys(table: pa.Table, names: Sequence[str]) -> list[pa.Array]:
+def make_order_keys(table: pa.Table, names: Sequence[str]) -> list[pa.Array]:
     """Per named column, a flat array that Acero sorts and groups as the column should be.
 
     Flat columns stay as they are (float16 widens to float32), nested ones become dense int64 ranks, which are
     comparable within one call only. Floats must be canonical.
     """
-    return [_order_key(combined(table.column(name))) for name in names]
+    return [_make_order_key(combine_chunks(table.column(name))) for name in names]
 
 
 def sort_table(table: pa.Table, names: Sequence[str]) -> tuple[Rows, Flags]:
     """Sort the rows of a canonical table by the named columns; see `sort_rows`."""
-    return sort_rows(order_keys(table, names))
+    return sort_rows(make_order_keys(table, names))
 
 
 def sort_indices(table: pa.Table, names: Sequence[str]) -> pa.Array:
     """int64[n]: the row numbers of a canonical table in the order of the named columns; stable."""
     if not names:
-        return int64_array(np.arange(table.num_rows, dtype=np.int64))
-    return int64_array(sort_table(table, names)[0])
+        return make_int64_array(np.arange(table.num_rows, dtype=np.int64))
+    return make_int64_array(sort_table(table, names)[0])
 
 
-def combined(column: pa.ChunkedArray) -> pa.Array:
+def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     """The column as one array, with 64-bit offsets where its bytes need them."""
     if column.num_chunks == 1:
         return column.chunk(0)
@@ -76,12 +76,12 @@ def combined(column: pa.ChunkedArray) -> pa.Array:
     return array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
 
 
-def _order_key(array: pa.Array) -> pa.Array:
+def _make_order_key(array: pa.Array) -> pa.Array:
     if pt.is_float16(array.type):
         return array.cast(pa.float32())
     if not pt.is_nested(array.type):
         return array
-    return pa.array(compute_dense_ranks(_build_nested_keys(_compact(array))))
+    return pa.array(compute_dense_ranks(_build_nested_keys(_compact_array(array))))
 
 
 def _build_nested_keys(array: pa.Array) -> list[pa.Array]:
@@ -89,15 +89,15 @@ def _build_nested_keys(array: pa.Array) -> list[pa.Array]:
     is_null = array.is_null()
     if pt.is_struct(array.type):
         fields = [array.field(i) for i in range(array.type.num_fields)]
-        return [is_null, *(_mask_nulls(_order_key(field), is_null) for field in fields)]
+        return [is_null, *(_mask_nulls(_make_order_key(field), is_null) for field in fields)]
     if pt.is_map(array.type):
-        elements = compute_dense_ranks([_order_key(array.keys), _order_key(array.items)])
+        elements = compute_dense_ranks([_make_order_key(array.keys), _make_order_key(array.items)])
     else:
-        elements = compute_dense_ranks([_order_key(array.values)])
-    return [is_null, _mask_nulls(_as_bytes(array, elements), is_null)]
+        elements = compute_dense_ranks([_make_order_key(array.values)])
+    return [is_null, _mask_nulls(_encode_lists(array, elements), is_null)]
 
 
-def _as_bytes(array: pa.Array, element_ranks: Rows) -> pa.Array:
+def _encode_lists(array: pa.Array, element_ranks: Rows) -> pa.Array:
     """Per list, the big-endian ranks of its elements: their bytes compare as the lists do."""
     data = pa.py_buffer(element_ranks.astype(">i8"))
     if pt.is_fixed_size_list(array.type):
@@ -114,21 +114,21 @@ def _mask_nulls(array: pa.Array, is_null: pa.Array) -> pa.Array:
     return pc.if_else(is_null, pa.scalar(None, array.type), array)
 
 
-def _compact(array: pa.Array) -> pa.Array:
+def _compact_array(array: pa.Array) -> pa.Array:
     """A nested array without offset, whose children hold nothing but its own elements."""
     return array.take(pa.array(np.arange(len(array), dtype=np.int64)))
 
 
-def _canonical_array(array: pa.Array) -> pa.Array:
+def _make_canonical_array(array: pa.Array) -> pa.Array:
     """The array itself when it is canonical already."""
     kind = array.type
     if not has_floats(kind):
         return array
     if not pt.is_nested(kind):
-        return _canonical_floats(array)
-    compact = _compact(array)
-    children = _children(compact)
-    rewritten = [_canonical_array(child) for child in children]
+        return _make_canonical_floats(array)
+    compact = _compact_array(array)
+    children = _list_children(compact)
+    rewritten = [_make_canonical_array(child) for child in children]
     if all(new is old for new, old in zip(rewritten, children, strict=True)):
         return array
     if pt.is_map(kind):
@@ -138,7 +138,7 @@ def _canonical_array(array: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(kind, len(compact), buffers, children=rewritten)
 
 
-def _children(compact: pa.Array) -> list[pa.Array]:
+def _list_children(compact: pa.Array) -> list[pa.Array]:
     if pt.is_struct(compact.type):
         return [compact.field(i) for i in range(compact.type.num_fields)]
     if pt.is_map(compact.type):
@@ -146,7 +146,7 @@ def _children(compact: pa.Array) -> list[pa.Array]:
     return [compact.values]
 
 
-def _canonical_floats(array: pa.Array) -> pa.Array:
+def _make_canonical_floats(array: pa.Array) -> pa.Array:
     values = get_stored_numbers(array)
     bits = values.view(f"u{values.itemsize}")
     nan = np.array(np.nan, dtype=values.dtype)
@@ -158,5 +158,5 @@ def _canonical_floats(array: pa.Array) -> pa.Array:
     fixed[negative_zero] = 0.0
     valid = None
     if array.null_count:
-        valid = pa.py_buffer(np.packbits(boolean_values(array.is_valid()), bitorder="little"))
+        valid = pa.py_buffer(np.packbits(get_boolean_values(array.is_valid()), bitorder="little"))
     return pa.Array.from_buffers(array.type, len(array), [valid, pa.py_buffer(fixed)])

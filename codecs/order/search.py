@@ -25,10 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.order.arrays import boolean_array, get_stored_numbers, int64_array
+from persist.codecs.order.arrays import get_stored_numbers, make_boolean_array, make_int64_array
 from persist.codecs.order.digits import compute_dense_ranks, to_ordered_bits
-from persist.codecs.order.ordering import order_keys, sort_table
-from persist.codecs.types.arrow_types import is_flat, is_number, is_text, key_order, scalar_to_json
+from persist.codecs.order.ordering import make_order_keys, sort_table
+from persist.codecs.types.arrow_types import encode_scalar, is_flat, is_number, is_text, make_key_order
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 Packed: TypeAlias = npt.NDArray[Any]
@@ -63,12 +63,12 @@ def choose_layout(columns: Sequence[pa.Array]) -> Layout | None:
         return None
     if len(columns) == 1 and columns[0].null_count == 0 and _is_number_or_time(columns[0].type):
         return Layout(True, (columns[0].type.bit_width // 8,))
-    layout = Layout(False, tuple(_width(column) for column in columns))
+    layout = Layout(False, tuple(_measure_width(column) for column in columns))
     return layout if layout.row_bytes <= WIDTH_MAX else None
 
 
-def packed(columns: Sequence[pa.Array], layout: Layout) -> Packed:
-    """Return the keys packed: ascending if they are sorted. Floats are canonical.
+def pack_keys(columns: Sequence[pa.Array], layout: Layout) -> Packed:
+    """Return the keys packed as fixed-width bytes: ascending if they are sorted.
 
     A layout without NULL leaves out NULL keys, which sort last.
     """
@@ -79,7 +79,7 @@ def packed(columns: Sequence[pa.Array], layout: Layout) -> Packed:
     rows = np.zeros((len(columns[0]), max(layout.row_bytes, 8)), np.uint8)
     at = 0
     for column, width in zip(columns, layout.widths, strict=True):
-        at = _fill(rows, at, column, width)
+        at = _fill_column(rows, at, column, width)
     if at <= 8:
         short: Packed = np.ascontiguousarray(rows[:, :8]).view(">u8").ravel().astype(np.uint64)
         return short
@@ -101,7 +101,7 @@ class SortedKeys:
         batches = [keys] if isinstance(keys, pa.RecordBatch) else keys.to_batches()
         if len(batches) > 1:
             batches = keys.combine_chunks().to_batches()
-        self.batch: pa.RecordBatch = batches[0] if batches else empty_batch(keys.schema)
+        self.batch: pa.RecordBatch = batches[0] if batches else make_empty_batch(keys.schema)
         self._arrays = self.batch.columns
         self._layout = choose_layout(self._arrays)
         self._packed: dict[Layout, Packed] = {}
@@ -115,26 +115,26 @@ class SortedKeys:
         """Return the distinct keys of rows in any order, floats canonical; names are the key columns, one at least."""
         keys = rows.select([*names])
         order, starts = sort_table(keys, names)
-        return cls(keys.take(int64_array(order[starts])))
+        return cls(keys.take(make_int64_array(order[starts])))
 
     def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Return the rows of a table that have one of these keys, which are distinct, and the others.
 
         `table`: sorted by the columns of these keys, floats canonical; may have more columns.
         """
-        rows = self._find_places(table)
+        rows = self._find_matching_rows(table)
         if not len(rows):
             return table.slice(0, 0), table
         is_other = np.ones(len(table), np.bool_)
         is_other[rows] = False
-        return table.take(int64_array(rows)), table.filter(boolean_array(is_other))
+        return table.take(make_int64_array(rows)), table.filter(make_boolean_array(is_other))
 
-    def inside(self, table: pa.Table) -> pa.Table:
-        """Return the first of what `split` does. Cost: for few keys, less than `split`."""
-        return table.take(int64_array(self._find_places(table)))
+    def select(self, table: pa.Table) -> pa.Table:
+        """Return the rows of a table that have one of these keys."""
+        return table.take(make_int64_array(self._find_matching_rows(table)))
 
-    def _find_places(self, table: pa.Table) -> Rows:
-        return SortedKeys(table.select(self.batch.schema.names)).find(self)
+    def _find_matching_rows(self, table: pa.Table) -> Rows:
+        return SortedKeys(table.select(self.batch.schema.names)).find_rows(self)
 
     @property
     def nbytes(self) -> int:
@@ -150,14 +150,14 @@ class SortedKeys:
         """Whether a key is one number or time, and none is NULL."""
         return self._layout is not None and self._layout.is_number
 
-    def packed(self, layout: Layout) -> Packed:
+    def pack(self, layout: Layout) -> Packed:
         """Return the keys as `packed` has them; made once for each layout."""
         keys = self._packed.get(layout)
         if keys is None:
-            keys = self._packed[layout] = packed(self._arrays, layout)
+            keys = self._packed[layout] = pack_keys(self._arrays, layout)
         return keys
 
-    def first_field(self) -> "SortedKeys":
+    def select_first_field(self) -> "SortedKeys":
         """Return the first column of the keys by itself."""
         if len(self._arrays) == 1:
             return self
@@ -165,31 +165,31 @@ class SortedKeys:
             self._first = SortedKeys(pa.Table.from_batches([self.batch.select([0])]))
         return self._first
 
-    def find_bounds(self, others: "SortedKeys") -> tuple[Rows, Rows] | None:
-        """For each given key, count the smaller and the not greater ones; None if unknown."""
+    def count_bounds(self, others: "SortedKeys") -> tuple[Rows, Rows] | None:
+        """For each requested key, count the smaller and the not greater ones; None if unknown."""
         layout = others._layout
         if layout is None:
             return None
-        ours, theirs_packed = self.packed(layout), others.packed(layout)
+        ours, theirs_packed = self.pack(layout), others.pack(layout)
         return ours.searchsorted(theirs_packed), ours.searchsorted(theirs_packed, "right")
 
     def count_less(self, others: "SortedKeys") -> Rows | None:
         """Return, for each of some keys in whatever order, how many of these are less; None if unknown."""
         layout = others._layout
-        return None if layout is None else self.packed(layout).searchsorted(others.packed(layout))
+        return None if layout is None else self.pack(layout).searchsorted(others.pack(layout))
 
-    def find(self, requested: "SortedKeys") -> Rows:
-        """Return, ascending, the rows with one of the wanted keys, which are distinct."""
+    def find_rows(self, requested: "SortedKeys") -> Rows:
+        """Return, ascending, the rows that have one of the requested keys."""
         if not len(self) or not len(requested):
             return NO_ROWS
         if self._layout is not None:
-            return _find_rows(self.packed(self._layout), requested.packed(self._layout))
+            return _find_packed_rows(self.pack(self._layout), requested.pack(self._layout))
         is_flat_key = all(is_flat(column.type) for column in self._arrays)
         return self._find_few(requested) if is_flat_key and len(requested) <= FEW_KEYS else self._find_many(requested)
 
     def _find_few(self, requested: "SortedKeys") -> Rows:
         """Search for each key by itself: O(log rows) comparisons of some microseconds."""
-        order = key_order(tuple(column.type for column in self._arrays))
+        order = make_key_order(tuple(column.type for column in self._arrays))
         rows = range(len(self))
         spans = []
         for wanted_row in range(len(requested)):
@@ -200,27 +200,27 @@ class SortedKeys:
         return np.concatenate(spans)
 
     def _encode_row(self, row: int) -> list[Any]:
-        return [scalar_to_json(column[row]) for column in self._arrays]
+        return [encode_scalar(column[row]) for column in self._arrays]
 
     def _find_many(self, requested: "SortedKeys") -> Rows:
         """Rank all keys of both in one order: one pass over all rows."""
         names = self.batch.schema.names
         joined = pa.concat_tables([pa.Table.from_batches([keys.batch]) for keys in (self, requested)]).combine_chunks()
-        ranks = compute_dense_ranks(order_keys(joined, names))
+        ranks = compute_dense_ranks(make_order_keys(joined, names))
         is_wanted = np.zeros(len(joined), np.bool_)
         is_wanted[ranks[len(self) :]] = True
         rows: Rows = np.flatnonzero(is_wanted[ranks[: len(self)]])
         return rows
 
 
-def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+def make_empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     """Return a record batch of no rows."""
     columns = [chunked.combine_chunks() for chunked in pa.Table.from_batches([], schema).columns]
     arrays = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _find_rows(keys: Packed, requested_keys: Packed) -> Rows:
+def _find_packed_rows(keys: Packed, requested_keys: Packed) -> Rows:
     """Return the ascending positions in `keys` of all requested keys; both are sorted."""
     # Most of many may be outside of these keys.
     requested_keys = requested_keys[
@@ -245,7 +245,7 @@ def _is_number_or_time(kind: pa.DataType) -> bool:
     return is_number(kind) or pat.is_temporal(kind)
 
 
-def _width(column: pa.Array) -> int:
+def _measure_width(column: pa.Array) -> int:
     kind = column.type
     if pat.is_boolean(kind):
         return 1
@@ -255,7 +255,7 @@ def _width(column: pa.Array) -> int:
     return -(-max(longest, 1) // _STEP) * _STEP if longest <= _TEXT_MAX else WIDTH_MAX + 1
 
 
-def _fill(rows: Packed, at: int, column: pa.Array, width: int) -> int:
+def _fill_column(rows: Packed, at: int, column: pa.Array, width: int) -> int:
     """Write a column into the bytes of rows from at on; return where it ends."""
     is_null = None
     if column.null_count:

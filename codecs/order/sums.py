@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.errors import DiffOverflow
-from persist.codecs.order.arrays import get_stored_numbers, int64_array, int64_values
+from persist.codecs.order.arrays import get_int64_values, get_stored_numbers, make_int64_array
 from persist.codecs.order.digits import Rows
-from persist.codecs.order.ordering import canonical, combined, sort_table
+from persist.codecs.order.ordering import combine_chunks, make_canonical, sort_table
 from persist.codecs.types.schema import DIFF
 
 _INT64_MAX = 2**63 - 1
@@ -56,10 +56,10 @@ def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
         DiffOverflow: when a sum is outside int64.
     """
     # From here on, the memory of the input can be freed if its caller does not use it.
-    table = canonical(table.select([*by, DIFF]).combine_chunks())
+    table = make_canonical(table.select([*by, DIFF]).combine_chunks())
     if table.num_rows == 0:
         return table
-    diffs = int64_values(combined(table.column(DIFF)))
+    diffs = get_int64_values(combine_chunks(table.column(DIFF)))
     if table.num_rows == 1:
         return table if diffs[0] else table.slice(0, 0)
     if not by:
@@ -72,7 +72,7 @@ def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
     if not diffs.all():
         (nonzero,) = diffs.nonzero()
         order, diffs = order[nonzero], diffs[nonzero]
-    return _take(table, order).set_column(table.num_columns - 1, table.field(DIFF), int64_array(diffs))
+    return _take_rows(table, order).set_column(table.num_columns - 1, table.field(DIFF), make_int64_array(diffs))
 
 
 def sum_runs(diffs: Diffs, firsts: Rows) -> Diffs:
@@ -113,11 +113,11 @@ def sum_all(diffs: Diffs) -> int:
     return int(sum_runs(diffs, np.zeros(1, dtype=np.int64))[0]) if len(diffs) else 0
 
 
-def _take(table: Any, order: Rows) -> Any:
-    """The rows of a table or an array in that order; a slice, which copies nothing, if they are neighbours already."""
+def _take_rows(table: Any, order: Rows) -> Any:
+    """Return rows in an order; neighbours are a slice, which copies nothing."""
     if len(order) and int(order[-1]) - int(order[0]) == len(order) - 1 and bool((np.diff(order) == 1).all()):
         return table.slice(int(order[0]), len(order))
-    return table.take(int64_array(order))
+    return table.take(make_int64_array(order))
 
 
 def count_limbs(bound: int) -> int:
@@ -136,7 +136,7 @@ def normalize_limbs(limbs: Sequence[Ints]) -> list[Ints]:
     return [*carried, limbs[-1] + carry]
 
 
-def split(values: Ints, count: int) -> list[Ints]:
+def split_into_limbs(values: Ints, count: int) -> list[Ints]:
     """Split whole numbers into that many limbs."""
     limbs, top = [], values
     for _ in range(count - 1):
@@ -146,23 +146,23 @@ def split(values: Ints, count: int) -> list[Ints]:
 
 
 def join_limbs(limbs: Sequence[Ints]) -> Ints:
-    """Return the numbers that normalized limbs stand for: int64 if all of them fit."""
+    """Return the numbers of normalized limbs: int64 if all of them fit."""
     *lower, values = limbs
     for limb in reversed(lower):
-        if values.dtype != object and len(values) and largest_magnitude(values) >= 2**31:
+        if values.dtype != object and len(values) and find_largest_magnitude(values) >= 2**31:
             values = values.astype(object)
         values = (values << LIMB_BITS) | (limb if values.dtype != object else limb.astype(object))
     return values
 
 
-def largest_magnitude(values: Ints) -> int:
+def find_largest_magnitude(values: Ints) -> int:
     """Return the largest absolute value; 0 for none."""
     return max(-int(values.min()), int(values.max()), 0) if len(values) else 0
 
 
-def products(values: Ints, diffs: Ints) -> tuple[Ints, int]:
+def multiply(values: Ints, diffs: Ints) -> tuple[Ints, int]:
     """Return values * diffs, and an upper bound of their magnitudes."""
-    largest = largest_magnitude(values) * largest_magnitude(diffs)
+    largest = find_largest_magnitude(values) * find_largest_magnitude(diffs)
     if largest >= 2**63 or values.dtype == object:
         return values.astype(object) * diffs.astype(object), largest
     return values * diffs, largest
@@ -174,7 +174,7 @@ def to_whole_numbers(column: pa.ChunkedArray) -> Ints:
     if not len(column):
         return np.zeros(0, np.int64)
     if pat.is_decimal(type_):
-        return _unscaled(column)
+        return _read_unscaled(column)
     if pat.is_uint64(type_):
         values: Ints = column.fill_null(0).to_numpy()
         return values.astype(np.int64) if values.max() < 2**63 else values.astype(object)
@@ -182,7 +182,7 @@ def to_whole_numbers(column: pa.ChunkedArray) -> Ints:
     return whole
 
 
-def _unscaled(column: pa.ChunkedArray) -> Ints:
+def _read_unscaled(column: pa.ChunkedArray) -> Ints:
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     words = column.type.bit_width // 64
     raw = get_stored_numbers(array, "i8").reshape(-1, words)
@@ -200,15 +200,15 @@ def _unscaled(column: pa.ChunkedArray) -> Ints:
 
 
 def from_whole_numbers(values: Ints, type_: pa.DataType) -> pa.Array:
-    """Return whole numbers that are within `limits` as an array of a type: an integer, a decimal or a duration."""
+    """Return whole numbers that are within `get_limits` as an array of a type: an integer, a decimal or a duration."""
     if pat.is_decimal(type_):
-        return _decimals(values, type_)
+        return _make_decimals(values, type_)
     if pat.is_duration(type_):
         return pa.array(values.astype(np.int64)).view(type_)
     return pa.array(values.astype(np.uint64 if pat.is_uint64(type_) else np.int64))
 
 
-def limits(type_: pa.DataType) -> tuple[int, int]:
+def get_limits(type_: pa.DataType) -> tuple[int, int]:
     """Return the least and greatest integer of a type; int64 for durations and small integers."""
     if pat.is_decimal(type_):
         largest: int = 10**type_.precision - 1
@@ -216,7 +216,7 @@ def limits(type_: pa.DataType) -> tuple[int, int]:
     return (0, 2**64 - 1) if pat.is_uint64(type_) else (-(2**63), 2**63 - 1)
 
 
-def _decimals(unscaled: Ints, type_: pa.DataType) -> pa.Array:
+def _make_decimals(unscaled: Ints, type_: pa.DataType) -> pa.Array:
     width = type_.bit_width // 8
     if unscaled.dtype == object:
         data = b"".join(int(value).to_bytes(width, "little", signed=True) for value in unscaled)

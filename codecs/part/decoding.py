@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
-from persist.codecs.order.arrays import int64_array, int64_values, int_ends
+from persist.codecs.order.arrays import find_min_max, get_int64_values, make_int64_array
 from persist.codecs.order.sums import sum_exactly
-from persist.codecs.part.file_reader import from_parquet, scan_parquet
-from persist.codecs.part.filters import bind_filter, referenced_columns
-from persist.codecs.part.lending import lent_buffer
-from persist.codecs.part.part import Part, compute_checksum, from_batch
+from persist.codecs.part.file_reader import read_parquet, scan_parquet
+from persist.codecs.part.filters import bind_filter, list_referenced_columns
+from persist.codecs.part.lending import make_lent_buffer
+from persist.codecs.part.part import Part, compute_checksum, decode_batch
 from persist.codecs.part.printing import print_filter
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
@@ -54,7 +54,7 @@ def decode_part(
         InvalidUsage: an unknown column, or a filter that does not fit the schema.
     """
     columns = schema.arrow.names if columns is None else list(columns)
-    check_request(schema.arrow, columns, filter)
+    check_projection(schema.arrow, columns, filter)
     adapted = read_adapted(
         part,
         schema,
@@ -72,26 +72,26 @@ def decode_part(
     )
     if adapted is not None:
         return adapted
-    _verify(data, part)
+    _verify_checksum(data, part)
     if part.footer is None:
-        table = decoded(part, lambda: from_batch(data, part, schema.arrow))
+        table = decode_checked(part, lambda: decode_batch(data, part, schema.arrow))
         check_updates(table, part)
-        return filtered(table, filter, columns, schema.arrow)
-    buffer = lent_buffer(data) if use_threads else pa.py_buffer(data)
+        return filter_table(table, filter, columns, schema.arrow)
+    buffer = make_lent_buffer(data) if use_threads else pa.py_buffer(data)
 
     def read(names: Sequence[str], coded: Sequence[str] = ()) -> pa.Table:
-        return from_parquet(buffer, part, schema.arrow, names, use_threads=use_threads, coded=coded)
+        return read_parquet(buffer, part, schema.arrow, names, use_threads=use_threads, coded=coded)
 
     if filter is None:
-        table = decoded(part, lambda: read(columns, coded))
+        table = decode_checked(part, lambda: read(columns, coded))
         check_updates(table, part)
         return table
     try:
         table = scan_parquet(buffer, part, schema, columns, filter, use_threads=use_threads)
     except UNREADABLE as error:
         # Bad bytes make this read fail too; else the filter failed on a value, as in a division by zero.
-        decoded(part, lambda: read(schema.arrow.names))
-        raise bad_filter(filter, schema.arrow, error) from error
+        decode_checked(part, lambda: read(schema.arrow.names))
+        raise make_filter_error(filter, schema.arrow, error) from error
     check_updates(table, part)
     return table
 
@@ -107,10 +107,10 @@ def read_adapted(
 
     The columns of a part of another version of the schema are lifted. The descriptor of a stamped part has its time.
     """
-    arrow, lifted = schema.arrow, part.lift(schema)
+    arrow, lifted = schema.arrow, part.make_lift(schema)
     if lifted is None and not part.stamped:
         return None
-    of_filter = referenced_columns(filter, arrow) if filter is not None else []
+    of_filter = list_referenced_columns(filter, arrow) if filter is not None else []
     if lifted is not None:
         # Columns that the part has alike are filtered there.
         shapes = dict(zip(lifted.stored.names, lifted.stored.shapes, strict=True))
@@ -122,24 +122,24 @@ def read_adapted(
         within, filter = (filter, None) if is_alike else (None, filter)
         names = [*dict.fromkeys([*columns, *(() if is_alike else of_filter)])]
         # If all of them are younger than the part, its times still provide the number of rows.
-        stored = read(part, lifted.stored, lifted.names(names) or [TIME], within, True)
-        return filtered(lifted.table(stored, names), filter, columns, arrow)
+        stored = read(part, lifted.stored, lifted.list_source_columns(names) or [TIME], within, True)
+        return filter_table(lifted.adapt_table(stored, names), filter, columns, arrow)
     by_time = TIME in of_filter
     names = [name for name in dict.fromkeys([*columns, *(of_filter if by_time else ())]) if name != TIME]
     table = read(part.as_stored, schema, names or [DIFF], None if by_time else filter, False)
     if by_time or TIME in columns:
-        times = int64_array(np.full(len(table), part.time_min, np.int64))
+        times = make_int64_array(np.full(len(table), part.time_min, np.int64))
         table = table.append_column(arrow.field(TIME), times)
-    return filtered(table, filter if by_time else None, columns, arrow)
+    return filter_table(table, filter if by_time else None, columns, arrow)
 
 
-def filtered(table: pa.Table, filter: pc.Expression | None, columns: Sequence[str], arrow: pa.Schema) -> pa.Table:
+def filter_table(table: pa.Table, filter: pc.Expression | None, columns: Sequence[str], arrow: pa.Schema) -> pa.Table:
     """Return columns of the rows that pass a filter over a schema; raise InvalidUsage if it fails on a value."""
     if filter is not None:
         try:
             table = table.filter(filter)
         except UNREADABLE as error:
-            raise bad_filter(filter, arrow, error) from error
+            raise make_filter_error(filter, arrow, error) from error
     return table if table.column_names == [*columns] else table.select([*columns])
 
 
@@ -151,18 +151,21 @@ def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) ->
 
     arrow = schema.arrow
     if part.footer is None:
-        return decoded(part, lambda: from_batch(data, part, arrow))
-    return decoded(part, lambda: from_parquet(lent_buffer(data), part, arrow, arrow.names, use_threads=True))
+        return decode_checked(part, lambda: decode_batch(data, part, arrow))
+    return decode_checked(
+        part, lambda: read_parquet(make_lent_buffer(data), part, arrow, arrow.names, use_threads=True)
+    )
 
 
-def _verify(data: bytes | memoryview, part: Part) -> None:
+def _verify_checksum(data: bytes | memoryview, part: Part) -> None:
     if len(data) != part.bytes:
         raise CorruptBlob(part.name, f"it has {len(data)} bytes, and its descriptor says {part.bytes}")
     if (checksum := compute_checksum(data)) != part.checksum:
         raise CorruptBlob(part.name, f"its checksum is {checksum}, and its descriptor says {part.checksum}")
 
 
-def decoded(part: Part, read: Callable[[], T]) -> T:
+def decode_checked(part: Part, read: Callable[[], T]) -> T:
+    """Call a decoder; raise CorruptBlob, naming the part, if it fails."""
     try:
         return read()
     except UNREADABLE as error:
@@ -176,8 +179,8 @@ def check_updates(table: pa.Table, part: Part) -> None:
     if not table.num_rows:
         return
     if TIME in table.column_names:
-        for times in _int64_chunks(table, TIME, part):
-            least, greatest = int_ends(times)
+        for times in _get_int64_chunks(table, TIME, part):
+            least, greatest = find_min_max(times)
             if least < part.time_min or greatest > part.time_max:
                 raise CorruptBlob(
                     part.name,
@@ -187,8 +190,8 @@ def check_updates(table: pa.Table, part: Part) -> None:
     if DIFF in table.column_names:
         total = negatives = 0
         has_zeros = False
-        for diffs in _int64_chunks(table, DIFF, part):
-            least, greatest = int_ends(diffs)
+        for diffs in _get_int64_chunks(table, DIFF, part):
+            least, greatest = find_min_max(diffs)
             total += sum_exactly(diffs, least, greatest)
             if least <= 0:
                 negatives += int(np.count_nonzero(diffs < 0))
@@ -201,14 +204,15 @@ def check_updates(table: pa.Table, part: Part) -> None:
             raise CorruptBlob(part.name, f"its diffs sum to {total}, and its descriptor says {part.diff_sum}")
 
 
-def _int64_chunks(table: pa.Table, name: str, part: Part) -> list[npt.NDArray[np.int64]]:
+def _get_int64_chunks(table: pa.Table, name: str, part: Part) -> list[npt.NDArray[np.int64]]:
     column = table.column(name)
     if column.null_count:
         raise CorruptBlob(part.name, f"{column.null_count} of its rows have NULL for {name}")
-    return [int64_values(chunk) for chunk in column.chunks if len(chunk)]
+    return [get_int64_values(chunk) for chunk in column.chunks if len(chunk)]
 
 
-def check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expression | None) -> None:
+def check_projection(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expression | None) -> None:
+    """Raise InvalidUsage for unknown columns or a filter that cannot be evaluated."""
     names = set(arrow.names)
     for name in columns:
         if name not in names:
@@ -220,10 +224,11 @@ def check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expressio
     try:
         bind_filter(filter, arrow)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise bad_filter(filter, arrow, error) from error
+        raise make_filter_error(filter, arrow, error) from error
 
 
-def bad_filter(filter: pc.Expression, arrow: pa.Schema, error: Exception) -> InvalidUsage:
+def make_filter_error(filter: pc.Expression, arrow: pa.Schema, error: Exception) -> InvalidUsage:
+    """Return the error for a filter that Arrow cannot evaluate."""
     fields = ", ".join(f"{field.name}: {field.type}" for field in arrow)
     reason = " ".join(str(error).split())
     return InvalidUsage(

@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion
-from persist.codecs.order.arrays import int64_values, int_ends
+from persist.codecs.order.arrays import find_min_max, get_int64_values
 from persist.codecs.order.digits import compute_dense_ranks
-from persist.codecs.order.ordering import canonical, combined, order_keys, sort_table
+from persist.codecs.order.ordering import combine_chunks, make_canonical, make_order_keys, sort_table
 from persist.codecs.order.sums import sum_exactly
 from persist.codecs.part.decoding import UNREADABLE, read_part
-from persist.codecs.part.file_reader import level_bytes
-from persist.codecs.part.file_writer import footer_bytes, has_nan, widened
+from persist.codecs.part.file_reader import measure_level_bytes
+from persist.codecs.part.file_writer import has_nan, read_footer_size, widen_float16
 from persist.codecs.part.index import check_index, read_index
 from persist.codecs.part.part import (
     KEY_SAMPLES,
@@ -33,12 +33,12 @@ from persist.codecs.part.part import (
     STATS_BYTES_MAX,
     Footer,
     Part,
-    body_bytes,
+    choose_sample_rows,
     compute_checksum,
-    sample_rows,
+    measure_body,
 )
 from persist.codecs.part.shredding import compute_values, decode_values, read_entry
-from persist.codecs.types.arrow_types import Json, is_flat, leaf_arrays, scalar_from_json, scalar_to_json
+from persist.codecs.types.arrow_types import Json, decode_scalar, encode_scalar, is_flat, iterate_leaf_arrays
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 
 BATCH_SAMPLES = (2,)
@@ -66,12 +66,12 @@ class Summary:
 
         values: what is stored of their documents.
         """
-        times, diffs = int64_values(group.column(TIME).chunk(0)), int64_values(group.column(DIFF).chunk(0))
+        times, diffs = get_int64_values(group.column(TIME).chunk(0)), get_int64_values(group.column(DIFF).chunk(0))
         self.rows += group.num_rows
         self.memory += int(group.nbytes)
-        time_min, time_max = int_ends(times)
+        time_min, time_max = find_min_max(times)
         self._time_min, self._time_max = min(self._time_min, time_min), max(self._time_max, time_max)
-        least, greatest = int_ends(diffs)
+        least, greatest = find_min_max(diffs)
         self._negatives += int(np.count_nonzero(diffs < 0)) if least < 0 else 0
         self._diff_sum += sum_exactly(diffs, least, greatest)
         self._keys.append(group.select(self._schema.key_names))
@@ -79,7 +79,7 @@ class Summary:
         columns += [] if values is None else zip(values.column_names, values.columns, strict=True)
         for name, column in columns:
             if is_flat(column.type):
-                self._extremes.setdefault(name, []).append(_extremes(column))
+                self._extremes.setdefault(name, []).append(_find_extremes(column))
                 self._nulls[name] = self._nulls.get(name, 0) + column.null_count
 
     @property
@@ -92,7 +92,7 @@ class Summary:
         return Part(
             bytes=len(data),
             rows=self.rows,
-            memory=self.memory + level_bytes(data, self._schema.arrow),
+            memory=self.memory + measure_level_bytes(data, self._schema.arrow),
             checksum=compute_checksum(data),
             footer=describe_footer(data),
             time_min=self._time_min,
@@ -100,21 +100,22 @@ class Summary:
             negatives=self._negatives,
             diff_sum=self._diff_sum,
             schema=self._schema.version,
-            keys_json=_key_samples(pa.concat_tables(self._keys), self.rows, self._schema),
-            stats_json=self._stats(),
+            keys_json=_encode_key_samples(pa.concat_tables(self._keys), self.rows, self._schema),
+            stats_json=self._encode_stats(),
         )
 
-    def _stats(self) -> msgspec.Raw:
+    def _encode_stats(self) -> msgspec.Raw:
+        """Return the statistics of the part's columns, as JSON."""
         stats_by_name: dict[str, list[Json]] = {}
         room = STATS_BYTES_MAX - 2
         for name, extremes in self._extremes.items():
             least, greatest = extremes[0]
             if len(extremes) > 1:
                 ends = pa.array([end for pair in extremes for end in pair], least.type)
-                least, greatest = _extremes(pa.chunked_array([ends]))
-            if max(_value_bytes(least), _value_bytes(greatest)) > STATS_VALUE_BYTES_MAX:
+                least, greatest = _find_extremes(pa.chunked_array([ends]))
+            if max(_measure_scalar(least), _measure_scalar(greatest)) > STATS_VALUE_BYTES_MAX:
                 continue
-            stats = [scalar_to_json(least), scalar_to_json(greatest), self._nulls[name]]
+            stats = [encode_scalar(least), encode_scalar(greatest), self._nulls[name]]
             room -= len(msgspec.json.encode({name: stats})) - 1
             if room < 0:
                 break
@@ -136,24 +137,27 @@ def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Pa
 
     It has few keys and no stats: reading the batch costs no more than comparing them.
     """
-    times, diffs = int64_values(combined(table.column(TIME))), int64_values(combined(table.column(DIFF)))
-    time_min, time_max = int_ends(times)
-    least, greatest = int_ends(diffs)
+    times, diffs = (
+        get_int64_values(combine_chunks(table.column(TIME))),
+        get_int64_values(combine_chunks(table.column(DIFF))),
+    )
+    time_min, time_max = find_min_max(times)
+    least, greatest = find_min_max(diffs)
     return Part(
         bytes=len(data),
         rows=len(table),
-        memory=body_bytes(data),
+        memory=measure_body(data),
         checksum=compute_checksum(data),
         time_min=time_min,
         time_max=time_max,
         negatives=int(np.count_nonzero(diffs < 0)) if least < 0 else 0,
         diff_sum=sum_exactly(diffs, least, greatest),
         schema=schema.version,
-        keys_json=_key_samples(table.select(schema.key_names), len(table), schema, BATCH_SAMPLES),
+        keys_json=_encode_key_samples(table.select(schema.key_names), len(table), schema, BATCH_SAMPLES),
     )
 
 
-def describe_held(keys: pa.Table, memory: int, schema: CollectionSchema) -> Part:
+def describe_in_memory(keys: pa.Table, memory: int, schema: CollectionSchema) -> Part:
     """Return a descriptor of at least one row in memory, for planning slices; it has no bytes.
 
     Args:
@@ -170,28 +174,29 @@ def describe_held(keys: pa.Table, memory: int, schema: CollectionSchema) -> Part
         negatives=0,
         diff_sum=0,
         schema=schema.version,
-        keys_json=_key_samples(keys, len(keys), schema),
+        keys_json=_encode_key_samples(keys, len(keys), schema),
     )
 
 
 def describe_footer(data: bytes | memoryview) -> Footer:
     """Return the descriptor's entries for the footer of a Parquet file."""
-    size = footer_bytes(data)
+    size = read_footer_size(data)
     return Footer(size, compute_checksum(memoryview(data)[-size:]))
 
 
-def _key_samples(
+def _encode_key_samples(
     keys: pa.Table, rows: int, schema: CollectionSchema, counts: Sequence[int] = KEY_SAMPLES
 ) -> msgspec.Raw:
+    """Return some whole keys of sorted rows, as JSON."""
     if not all(is_flat(field.type) for field in schema.key.fields):
         return NO_KEYS
     columns = [keys.column(name) for name in schema.key_names]
     written: dict[int, bytes] = {}
     for samples in counts:
         keys_json: list[bytes] = []
-        for row in sample_rows(rows, min(samples, rows)):
+        for row in choose_sample_rows(rows, min(samples, rows)):
             if row not in written:
-                written[row] = msgspec.json.encode([scalar_to_json(column[row]) for column in columns])
+                written[row] = msgspec.json.encode([encode_scalar(column[row]) for column in columns])
             keys_json.append(written[row])
             size = sum(map(len, keys_json)) + len(keys_json) + 1
             if len(written[row]) > KEY_SAMPLE_BYTES_MAX or size > KEYS_BYTES_MAX:
@@ -201,13 +206,13 @@ def _key_samples(
     return NO_KEYS
 
 
-def _extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
+def _find_extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
     """Least and greatest value, NaN being the greatest; both NULL when all are NULL."""
     kind = column.type
     if len(column) == 1:
         return column[0], column[0]
     array = column.chunk(0)
-    array = widened(array)
+    array = widen_float16(array)
     if pt.is_duration(kind):  # Arrow has no minimum of durations.
         array = array.view(pa.int64())
     ends = pc.min_max(array)
@@ -218,7 +223,7 @@ def _extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
     return least.cast(kind), greatest.cast(kind)
 
 
-def _value_bytes(value: pa.Scalar) -> int:
+def _measure_scalar(value: pa.Scalar) -> int:
     if not value.is_valid or not hasattr(value, "as_buffer"):
         return 0
     buffer: Any = value.as_buffer()
@@ -249,17 +254,17 @@ def check_part(
         return (Finding("descriptor", error.reason),), None
     if table.num_rows == 0:
         return (Finding("descriptor", "it has no row, and there is no such part"),), None
-    findings = list(_value_findings(table, schema.required))
+    findings = list(_check_columns(table, schema.required))
     if any(table.column(name).null_count for name in (TIME, DIFF)):
         return tuple(findings), None  # Nothing else can be computed.
     if not findings:
         if part.footer is None:
-            findings += _descriptor_findings(part, describe_batch(bytes(data), table, schema))
+            findings += _compare_descriptors(part, describe_batch(bytes(data), table, schema))
         else:
-            values = _checked_values(data, part, table, schema, findings)
-            findings += _descriptor_findings(part, describe_part(data, table, schema, values))
-            findings += _index_findings(data, part, schema)
-    order, starts = sort_table(canonical(table), [*schema.names, TIME])
+            values = _check_values(data, part, table, schema, findings)
+            findings += _compare_descriptors(part, describe_part(data, table, schema, values))
+            findings += _check_index(data, part, schema)
+    order, starts = sort_table(make_canonical(table), [*schema.names, TIME])
     moved = np.flatnonzero(order != np.arange(len(order)))
     if len(moved):
         findings.append(
@@ -278,7 +283,7 @@ def check_part(
     return tuple(findings), keys.take(pa.array([order[0], order[-1]]))
 
 
-def _checked_values(
+def _check_values(
     data: bytes | memoryview, part: Part, table: pa.Table, schema: CollectionSchema, findings: list[Finding]
 ) -> pa.Table | None:
     """Return the stored values of the documents of a part; None if it has none. Add to findings what is wrong."""
@@ -306,14 +311,14 @@ def _checked_values(
     return values
 
 
-def described_bounds(part: Part, schema: CollectionSchema) -> pa.Table | None:
+def decode_bounds(part: Part, schema: CollectionSchema) -> pa.Table | None:
     """Return the descriptor's least and greatest key as two rows; None if missing or invalid."""
     try:
         if not (keys := part.keys):
             return None
         fields = zip(schema.key.fields, keys[0], keys[-1], strict=True)
         columns = {
-            field.name: pa.array([scalar_from_json(end, field.type) for end in ends], field.type)
+            field.name: pa.array([decode_scalar(end, field.type) for end in ends], field.type)
             for field, *ends in fields
         }
     except (CorruptBlob, ValueError, pa.ArrowException):
@@ -321,7 +326,7 @@ def described_bounds(part: Part, schema: CollectionSchema) -> pa.Table | None:
     return pa.table(columns)
 
 
-def overlaps(bounds: Sequence[pa.Table], schema: CollectionSchema) -> Iterator[tuple[int, int]]:
+def find_overlaps(bounds: Sequence[pa.Table], schema: CollectionSchema) -> Iterator[tuple[int, int]]:
     """Yield pairs of positions in bounds (tables of two rows, least and greatest key) that overlap in key.
 
     Not all pairs that do, but one for each part that overlaps with any before it.
@@ -331,8 +336,8 @@ def overlaps(bounds: Sequence[pa.Table], schema: CollectionSchema) -> Iterator[t
     if not schema.key_names:  # All rows have the same key.
         yield from ((0, later) for later in range(1, len(bounds)))
         return
-    table = canonical(pa.concat_tables(bounds).combine_chunks())
-    ranks = compute_dense_ranks(order_keys(table, schema.key_names)).reshape(-1, 2).tolist()
+    table = make_canonical(pa.concat_tables(bounds).combine_chunks())
+    ranks = compute_dense_ranks(make_order_keys(table, schema.key_names)).reshape(-1, 2).tolist()
     furthest: int | None = None
     for n in sorted(range(len(bounds)), key=lambda position: ranks[position]):
         if furthest is not None and ranks[n][0] <= ranks[furthest][1]:
@@ -341,7 +346,8 @@ def overlaps(bounds: Sequence[pa.Table], schema: CollectionSchema) -> Iterator[t
             furthest = n
 
 
-def _value_findings(table: pa.Table, required: Sequence[str]) -> Iterator[Finding]:
+def _check_columns(table: pa.Table, required: Sequence[str]) -> Iterator[Finding]:
+    """Yield findings on NULLs and values that a schema forbids."""
     for name in required:
         if nulls := table.column(name).null_count:
             yield Finding("values", f"its column {name!r} is not null by the schema, and has {nulls} NULLs")
@@ -355,7 +361,7 @@ def _value_findings(table: pa.Table, required: Sequence[str]) -> Iterator[Findin
     if zeros := int(np.count_nonzero(diffs == 0)):
         yield Finding("values", f"{zeros} of its diffs are 0")
     for field, column in zip(table.schema, table.columns, strict=True):
-        if not all(_is_canonical(leaf) for chunk in column.chunks for leaf in leaf_arrays(chunk)):
+        if not all(_is_canonical(leaf) for chunk in column.chunks for leaf in iterate_leaf_arrays(chunk)):
             yield Finding("values", f"its column {field.name!r} has floats that are not in their one form")
 
 
@@ -368,24 +374,26 @@ def _is_canonical(array: pa.Array) -> bool:
     return not bool(((np.isnan(values) & (bits != nan)) | ((values == 0) & (bits != 0))).any())
 
 
-def _descriptor_findings(said: Part, is_: Part) -> Iterator[Finding]:
+def _compare_descriptors(said: Part, is_: Part) -> Iterator[Finding]:
+    """Yield each difference between a stored and a recomputed descriptor."""
     for name in _COUNTED:
         if getattr(said, name) != getattr(is_, name):
-            yield _differs(name, getattr(said, name), getattr(is_, name))
+            yield _make_difference(name, getattr(said, name), getattr(is_, name))
     try:
         keys, stats = said.keys, said.stats
     except CorruptBlob as error:
         yield Finding("descriptor", error.reason)
         return
-    if keys is not None and _text(keys) != _text(is_.keys):
-        yield _differs("keys", keys, is_.keys)
+    if keys is not None and _print_json(keys) != _print_json(is_.keys):
+        yield _make_difference("keys", keys, is_.keys)
     # It may leave out any, and must not add one, except the mark of single parts.
     for column, claimed in stats.items():
-        if column != DIFF and _text(claimed) != _text(is_.stats.get(column)):
-            yield _differs(f"stats of {column!r}", claimed, is_.stats.get(column))
+        if column != DIFF and _print_json(claimed) != _print_json(is_.stats.get(column)):
+            yield _make_difference(f"stats of {column!r}", claimed, is_.stats.get(column))
 
 
-def _index_findings(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> Iterator[Finding]:
+def _check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> Iterator[Finding]:
+    """Yield findings on the index of row groups."""
     if part.footer != describe_footer(data):
         return  # This is already a finding.
     try:
@@ -396,9 +404,11 @@ def _index_findings(data: bytes | memoryview, part: Part, schema: CollectionSche
         yield Finding("descriptor", f"its index has the version {error.found}, which is not known")
 
 
-def _differs(name: str, said: object, is_: object) -> Finding:
-    return Finding("descriptor", f"its descriptor says {name} {_text(said):.200}, and it is {_text(is_):.200}")
+def _make_difference(name: str, said: object, is_: object) -> Finding:
+    return Finding(
+        "descriptor", f"its descriptor says {name} {_print_json(said):.200}, and it is {_print_json(is_):.200}"
+    )
 
 
-def _text(value: object) -> str:
+def _print_json(value: object) -> str:
     return msgspec.json.encode(value).decode()

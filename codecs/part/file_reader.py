@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from persist.blob.errors import CorruptBlob
-from persist.codecs.order.arrays import int64_array
-from persist.codecs.part.file_writer import MAGIC, storage_type
-from persist.codecs.part.filters import may_compare_with_nan, referenced_columns
-from persist.codecs.part.part import Part, groups_max
+from persist.codecs.order.arrays import make_int64_array
+from persist.codecs.part.file_writer import MAGIC, get_storage_type
+from persist.codecs.part.filters import list_referenced_columns, may_compare_with_nan
+from persist.codecs.part.part import Part, compute_max_groups
 from persist.codecs.part.shredding import VALUES_KEY, StoredValues, decode_values, read_entry, rewrite_filter
-from persist.codecs.types.arrow_types import leaf_types
+from persist.codecs.types.arrow_types import list_leaf_types
 from persist.codecs.types.schema import CollectionSchema
 
 # For fewer values, starting Arrow's threads takes longer than decoding in one. With more decoded by our own threads,
@@ -35,22 +35,22 @@ _SLACK, _CHUNK_SLACK = 64 << 10, 4 << 10
 _PHYSICAL_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "BYTE_ARRAY": 0}
 
 
-def level_bytes(data: bytes | memoryview, schema: pa.Schema) -> int:
+def measure_level_bytes(data: bytes | memoryview, schema: pa.Schema) -> int:
     """Return what decoding a file takes beyond its columns: the second term of `memory`; see `part.Part`."""
-    is_nested = [pt.is_nested(field.type) for field in schema for _ in leaf_types(field.type)]
+    is_nested = [pt.is_nested(field.type) for field in schema for _ in list_leaf_types(field.type)]
     if not any(is_nested):
         return 0
     metadata = pq.read_metadata(pa.BufferReader(data))
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     return sum(
-        (4 + _value_bytes(metadata.schema.column(at))) * group.column(at).num_values
+        (4 + _get_value_width(metadata.schema.column(at))) * group.column(at).num_values
         for at, counts in enumerate(is_nested)
         if counts
         for group in groups
     )
 
 
-def _value_bytes(column: pq.ColumnSchema) -> int:
+def _get_value_width(column: pq.ColumnSchema) -> int:
     """Return the bytes of one value as Parquet stores it, 0 for strings and binary."""
     return int(_PHYSICAL_BYTES.get(column.physical_type, column.length))
 
@@ -62,7 +62,7 @@ class CheckedFooter:
     metadata: pq.FileMetaData
     group_rows: tuple[int, ...]
 
-    def groups_that_may_match(self, filter: pc.Expression) -> list[int]:
+    def list_matching_groups(self, filter: pc.Expression) -> list[int]:
         """Return the row groups that may have a matching row, by their statistics.
 
         All of them if the filter may compare with NaN: Arrow would conclude too much. Cost: 0.2 ms.
@@ -87,13 +87,13 @@ def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter
     """
     (stored, _), rows = _to_stored_schema(schema), part.rows
     # Arrow finds the footer from the end of its input, wherever that begins.
-    with _open(pa.BufferReader(tail)) as file:
+    with _open_parquet(pa.BufferReader(tail)) as file:
         schema_found, metadata = file.schema_arrow, file.metadata
     if schema_found.names != stored.names or schema_found.types != stored.types:
-        raise ValueError(f"it holds the columns {_list_names(schema_found)} where {_list_names(schema)} belong")
+        raise ValueError(f"it holds the columns {_join_names(schema_found)} where {_join_names(schema)} belong")
     if metadata.num_rows != rows:
         raise ValueError(f"it holds {metadata.num_rows} rows, and its descriptor says {rows}")
-    if metadata.num_row_groups > (most := groups_max(rows)):
+    if metadata.num_row_groups > (most := compute_max_groups(rows)):
         raise ValueError(f"it has {metadata.num_row_groups} row groups, and {rows} rows have {most} at most")
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     unpacked = sum(group.total_byte_size for group in groups)
@@ -113,8 +113,8 @@ class GroupFile:
         self, source: pa.NativeFile, footer: CheckedFooter, schema: pa.Schema, coded: Sequence[str] = ()
     ) -> None:
         self._footer, self._schema = footer, schema
-        self._coded = [name for name in coded if _has_codes(schema.field(name))]
-        self._file = _open(source, footer.metadata, self._coded)
+        self._coded = [name for name in coded if _may_be_dictionary(schema.field(name))]
+        self._file = _open_parquet(source, footer.metadata, self._coded)
 
     def read(
         self, groups: Sequence[int], columns: Sequence[str], *, use_threads: bool, chosen: pa.Array | None = None
@@ -134,7 +134,7 @@ class GroupFile:
             raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
         if chosen is not None:
             table = table.take(chosen)
-        return from_storage(table, self._schema, _to_stored_schema(self._schema)[1], columns, self._coded)
+        return restore_types(table, self._schema, _to_stored_schema(self._schema)[1], columns, self._coded)
 
     def scan(
         self,
@@ -155,7 +155,7 @@ class GroupFile:
         """
         value_names = [] if values is None else values.column_names
         fields = pa.schema([*self._schema, *((name, pa.string()) for name in value_names)])
-        tested = referenced_columns(filter, fields, value_names)
+        tested = list_referenced_columns(filter, fields, value_names)
         others = [name for name in columns if name not in tested]
         if values is None or tested:
             table = self.read(groups, tested or columns, use_threads=use_threads)
@@ -164,17 +164,17 @@ class GroupFile:
         else:
             table = values
         is_coded = values is not None and not tested and pt.is_dictionary(values.schema.types[0])
-        kept = _codes_that_pass(table, filter) if is_coded else _rows_that_pass(table, filter)
+        kept = _find_passing_codes(table, filter) if is_coded else _find_passing_rows(table, filter)
         is_whole = len(kept) == len(table)
         table = table.drop_columns(value_names)
         if not is_whole and table.num_columns:
-            table = table.take(int64_array(kept))
+            table = table.take(make_int64_array(kept))
         if (tested or value_names) and others:
             counts = np.array([self._footer.group_rows[group] for group in groups], np.int64)
             at = counts.cumsum().searchsorted(kept, "right")  # The row group of each row.
             counts[at] = 0
             # Row numbers within the row groups that were hit.
-            chosen = None if is_whole else int64_array(kept - counts.cumsum()[at])
+            chosen = None if is_whole else make_int64_array(kept - counts.cumsum()[at])
             hit = [groups[number] for number in np.unique(at)]
             rest = self.read(hit, others, use_threads=use_threads, chosen=chosen)
             columns_read = [*table.columns, *rest.columns]
@@ -182,12 +182,12 @@ class GroupFile:
         return table.select([*columns])
 
 
-def _has_codes(field: pa.Field) -> bool:
+def _may_be_dictionary(field: pa.Field) -> bool:
     # Arrow returns dictionaries of short texts for long ones, and also matches "a.b" with a field of a struct.
     return (pt.is_string(field.type) or pt.is_binary(field.type)) and "." not in field.name
 
 
-def from_parquet(
+def read_parquet(
     data: pa.Buffer,
     part: Part,
     schema: pa.Schema,
@@ -205,7 +205,7 @@ def from_parquet(
         ValueError: the file disagrees with its footer, schema or descriptor.
         pa.ArrowException, OSError: it cannot be decoded.
     """
-    footer = _whole_footer(data, part, schema)
+    footer = _read_whole_footer(data, part, schema)
     groups = range(len(footer.group_rows))
     return GroupFile(pa.BufferReader(data), footer, schema, coded).read(groups, columns, use_threads=use_threads)
 
@@ -221,10 +221,10 @@ def scan_parquet(
 ) -> pa.Table:
     """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
 
-    Raises the errors of `from_parquet` and of the filter.
+    Raises the errors of `read_parquet` and of the filter.
     """
-    footer = _whole_footer(data, part, schema.arrow)
-    groups = footer.groups_that_may_match(filter)
+    footer = _read_whole_footer(data, part, schema.arrow)
+    groups = footer.list_matching_groups(filter)
     by_values = ValueFilter.find(filter, footer, part, schema)
     values = None if by_values is None else by_values.read(groups, lambda start, end: memoryview(data)[start:end])
     file = GroupFile(pa.BufferReader(data), footer, schema.arrow)
@@ -287,22 +287,22 @@ class ValueFilter:
         return pa.concat_tables([self.fields.empty_table(), *(table.cast(self.fields) for table in tables)])
 
 
-def _rows_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
+def _find_passing_rows(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
     """Return, ascending, the rows for which a filter is true."""
     name = "row" + "_" * max(map(len, table.column_names), default=0)
-    numbered = table.append_column(name, int64_array(np.arange(len(table))))
+    numbered = table.append_column(name, make_int64_array(np.arange(len(table))))
     rows: npt.NDArray[np.int64] = numbered.filter(filter)[name].to_numpy()
     return rows
 
 
-def _codes_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
+def _find_passing_codes(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
     """Return, ascending, the rows of one column of dictionaries that a filter keeps: it tests each value once."""
     rows, start = [np.empty(0, np.int64)], 0
     for chunk in table.column(0).chunks:
         count = len(chunk.dictionary)
         texts = pa.concat_arrays([chunk.dictionary.cast(pa.string()), pa.nulls(1, pa.string())])
         passes = np.zeros(count + 1, np.bool_)
-        passes[_rows_that_pass(pa.table([texts], names=table.column_names), filter)] = True
+        passes[_find_passing_rows(pa.table([texts], names=table.column_names), filter)] = True
         rows.append(start + np.flatnonzero(passes[chunk.indices.fill_null(count).to_numpy()]))
         start += len(chunk)
     return np.concatenate(rows)
@@ -311,28 +311,30 @@ def _codes_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.i
 @lru_cache(maxsize=256)
 def _to_stored_schema(schema: pa.Schema) -> tuple[pa.Schema, frozenset[str]]:
     """Return the schema of a file, and the names of its checked columns."""
-    stored = pa.schema([field.with_type(storage_type(field.type)) for field in schema])
-    return stored, frozenset(field.name for field in schema if any(map(_is_checked, leaf_types(field.type))))
+    stored = pa.schema([field.with_type(get_storage_type(field.type)) for field in schema])
+    return stored, frozenset(field.name for field in schema if any(map(_is_checked, list_leaf_types(field.type))))
 
 
 def _is_checked(kind: pa.DataType) -> bool:
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_decimal(kind))
 
 
-def _whole_footer(data: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
+def _read_whole_footer(data: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
     if memoryview(data)[: len(MAGIC)].tobytes() != MAGIC:
         raise ValueError("it is not a Parquet file")
     return read_footer(data, part, schema)
 
 
-def _open(source: pa.NativeFile, metadata: pq.FileMetaData | None = None, coded: Sequence[str] = ()) -> pq.ParquetFile:
+def _open_parquet(
+    source: pa.NativeFile, metadata: pq.FileMetaData | None = None, coded: Sequence[str] = ()
+) -> pq.ParquetFile:
     # It is all in memory, so there is nothing to fetch beforehand.
     return pq.ParquetFile(
         source, metadata=metadata, pre_buffer=False, arrow_extensions_enabled=False, read_dictionary=[*coded]
     )
 
 
-def groups_within(group_rows: Sequence[int], within: tuple[int, int]) -> list[int]:
+def list_groups_within(group_rows: Sequence[int], within: tuple[int, int]) -> list[int]:
     """Return the row groups that hold any of the rows within."""
     groups: list[int] = []
     start = 0
@@ -343,13 +345,14 @@ def groups_within(group_rows: Sequence[int], within: tuple[int, int]) -> list[in
     return groups
 
 
-def _list_names(schema: pa.Schema) -> str:
+def _join_names(schema: pa.Schema) -> str:
     return "[" + ", ".join(f"{field.name}: {field.type}" for field in schema) + "]"
 
 
-def from_storage(
+def restore_types(
     table: pa.Table, schema: pa.Schema, checked: frozenset[str], columns: Sequence[str], coded: Sequence[str] = ()
 ) -> pa.Table:
+    """Return stored columns in the types of a schema, and check their values."""
     selected = pa.schema([schema.field(name) for name in columns])
     for at, field in enumerate(selected):
         if field.name in coded:

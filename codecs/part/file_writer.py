@@ -14,11 +14,11 @@ Encodings for each column, chosen by measurement (`docs/inside/performance.md`, 
 - statistics for all leaves, except floating ones that hold NaN or lie inside a nested column: Parquet leaves NaN out of
   minimum and maximum, so a reader that prunes by these would lose rows for a filter such as `~(x > 5)`.
 
-Each column has a field id (`file_schema`), by which readers of table formats identify columns independently of names.
-In a file without ids, such a reader finds no column at all, and returns NULL for each.
+Each column has a field id (`make_file_schema`), by which readers of table formats identify columns. In a file without
+ids, such a reader finds no column at all, and returns NULL for each.
 
-Parquet has no seconds and no date64: `storage_type` maps them to stored types, and `file_reader` casts back. A value
-that would not come back the same is refused.
+Parquet has no seconds and no date64: `get_storage_type` maps them to stored types, and `file_reader` casts back. A
+value that would not come back the same is refused.
 
 A page index is written for other readers. pyarrow uses neither it nor bloom filters: it finds one of 1M unsorted values
 no faster with a bloom filter in each row group.
@@ -38,11 +38,11 @@ import pyarrow.types as pt
 import xxhash
 
 from persist.codecs.errors import InvalidUpdate
-from persist.codecs.nested import COLUMN, column_node
+from persist.codecs.nested import COLUMN, get_column_node
 from persist.codecs.order.arrays import get_stored_numbers
-from persist.codecs.order.ordering import combined, order_keys
+from persist.codecs.order.ordering import combine_chunks, make_order_keys
 from persist.codecs.part.shredding import VALUES_KEY, encode_entry, encode_values
-from persist.codecs.types.arrow_types import children, is_text, with_children
+from persist.codecs.types.arrow_types import is_text, list_inner_fields, replace_inner_types
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
 MAGIC = b"PAR1"
@@ -77,7 +77,7 @@ class FileWriter:
         """Begin a file.
 
         Args:
-            schema: its columns as Parquet keeps them, no two of one name; see `file_schema`.
+            schema: its columns as Parquet keeps them, no two of one name; see `make_file_schema`.
             first: rows by which encodings are chosen: all, or the first row group.
             sorted_by: how many leading columns the rows are sorted by.
         """
@@ -86,16 +86,17 @@ class FileWriter:
         self._schema = schema
         self._value_names: tuple[str, ...] = ()
         self._value_dictionaries: list[str] = []
-        self._dictionaries = frozenset(_repeating(first))
+        self._dictionaries = frozenset(_find_repeating_columns(first))
         self._sorted_by = sorted_by
         self._compression: dict[str, Any] = {"compression": "zstd", "compression_level": 1}
         if len(first) >= _PROBED_MIN:
             self._compression = self._choose_compression(
-                to_storage(first.slice((len(first) - _PROBE_ROWS) // 2, _PROBE_ROWS))
+                convert_to_storage(first.slice((len(first) - _PROBE_ROWS) // 2, _PROBE_ROWS))
             )
-        self._begin()
+        self._open_file()
 
-    def _begin(self) -> None:
+    def _open_file(self) -> None:
+        """Start an empty file with the writer's options."""
         self._sink = io.BytesIO()
         self._file = pa.PythonFile(self._sink, mode="w")
         self._writer = pq.ParquetWriter(
@@ -106,8 +107,8 @@ class FileWriter:
             max_rows_per_page=1 << 30,  # They end at 1 MiB, or with the row group.
             store_decimal_as_integer=True,
             **self._compression,
-            sorting_columns=_sorting_columns(self._schema, self._sorted_by),
-            **_column_options(self._schema, self._dictionaries, self.without_statistics),
+            sorting_columns=_list_sorting_columns(self._schema, self._sorted_by),
+            **_make_column_options(self._schema, self._dictionaries, self.without_statistics),
         )
         self.groups = []
         self._value_files: list[tuple[int, int]] = []
@@ -116,7 +117,7 @@ class FileWriter:
     def _choose_compression(self, stored: pa.Table) -> dict[str, Any]:
         """Return the compression of each leaf: none for leaves whose sampled rows hardly shrink."""
         sink = io.BytesIO()
-        options = _column_options(self._schema, self._dictionaries, ())
+        options = _make_column_options(self._schema, self._dictionaries, ())
         options |= {"write_statistics": False, "store_decimal_as_integer": True}
         pq.write_table(stored, sink, **self._compression, **options)
         group = pq.read_metadata(sink).row_group(0)
@@ -141,13 +142,15 @@ class FileWriter:
         Floats for which statistics would mislead make the file be written again without these, once for a few columns
         and once more for all.
         """
-        misled = misled_columns(group) - self.without_statistics
+        misled = find_misleading_columns(group) - self.without_statistics
         if misled:
             floats = frozenset(field.name for field in self._schema if pt.is_floating(field.type))
-            self._write_again(floats if self.without_statistics else misled)
+            self._rewrite_file(floats if self.without_statistics else misled)
         if values is not None and not self._value_names:
-            self._value_names, self._value_dictionaries = tuple(values.column_names), [*_repeating(values)]
-        self._write(to_storage(group), b"" if values is None else encode_values(values, self._value_dictionaries))
+            self._value_names, self._value_dictionaries = tuple(values.column_names), [*_find_repeating_columns(values)]
+        self._write_group(
+            convert_to_storage(group), b"" if values is None else encode_values(values, self._value_dictionaries)
+        )
 
     def finish(self) -> bytes:
         """Return the bytes of the file."""
@@ -159,7 +162,7 @@ class FileWriter:
         self._writer.close()
         return self._sink.getvalue()
 
-    def _write(self, stored: pa.Table, values: bytes) -> None:
+    def _write_group(self, stored: pa.Table, values: bytes) -> None:
         self._writer.write_table(stored, row_group_size=stored.num_rows)
         self._value_files.append((self._sink.tell(), len(values)))
         self._file.write(values)  # Not to the sink, because Arrow counts what it has written.
@@ -168,20 +171,21 @@ class FileWriter:
             checksum = xxhash.xxh3_64_hexdigest(encoded[start : self._end])
         self.groups.append((self._end - start, checksum))
 
-    def _write_again(self, without_statistics: frozenset[str]) -> None:
+    def _rewrite_file(self, without_statistics: frozenset[str]) -> None:
+        """Rewrite the row groups so far without the statistics of some columns."""
         self.without_statistics |= without_statistics
         if not self.groups:
-            self._begin()
+            self._open_file()
             return
         self._writer.close()
         data, value_files = self._sink.getvalue(), self._value_files
         with pq.ParquetFile(pa.BufferReader(data), arrow_extensions_enabled=False) as file:
-            self._begin()
+            self._open_file()
             for group, (start, size) in enumerate(value_files):
-                self._write(file.read_row_group(group).cast(self._schema), data[start : start + size])
+                self._write_group(file.read_row_group(group).cast(self._schema), data[start : start + size])
 
 
-def misled_columns(group: pa.Table) -> frozenset[str]:
+def find_misleading_columns(group: pa.Table) -> frozenset[str]:
     """Names of flat float columns whose minimum and maximum in Parquet would mislead a reader of a row group."""
     return frozenset(
         field.name
@@ -190,7 +194,7 @@ def misled_columns(group: pa.Table) -> frozenset[str]:
     )
 
 
-def _sorting_columns(schema: pa.Schema, sorted_by: int) -> list[pq.SortingColumn]:
+def _list_sorting_columns(schema: pa.Schema, sorted_by: int) -> list[pq.SortingColumn]:
     """The sorted columns up to the first nested one: Parquet can only name leaves."""
     leading: list[pq.SortingColumn] = []
     for i in range(sorted_by):
@@ -200,11 +204,11 @@ def _sorting_columns(schema: pa.Schema, sorted_by: int) -> list[pq.SortingColumn
     return leading
 
 
-def _column_options(
+def _make_column_options(
     schema: pa.Schema, repeating: Collection[str], without_statistics: Collection[str]
 ) -> dict[str, Any]:
     """Encodings and statistics, by leaf path."""
-    nested = [path for field in schema for path in _nested_leaves(field)]
+    nested = [path for field in schema for path in _list_nested_leaves(field)]
     nested_paths = {path for path, _ in nested}
     encodings: dict[str, str] = {}
     dictionaries = [path for path, kind in nested if not is_text(kind)]
@@ -214,30 +218,30 @@ def _column_options(
             continue
         if field.name in repeating:
             dictionaries.append(field.name)
-        elif (encoding := _encoding(field.type)) is not None:
+        elif (encoding := _choose_encoding(field.type)) is not None:
             encodings[field.name] = encoding
         if field.name not in without_statistics:
             statistics.append(field.name)
     return {"use_dictionary": dictionaries, "column_encoding": encodings, "write_statistics": statistics}
 
 
-def _repeating(rows: pa.Table) -> Iterator[str]:
+def _find_repeating_columns(rows: pa.Table) -> Iterator[str]:
     """Names of the flat columns that are worth a dictionary."""
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if pt.is_nested(field.type) or pt.is_boolean(field.type) or pt.is_floating(field.type):
             continue
-        if _encoding(field.type) is None or pt.is_decimal(field.type):
-            distinct, sampled = _distinct(column, _SAMPLE_ROWS)
+        if _choose_encoding(field.type) is None or pt.is_decimal(field.type):
+            distinct, sampled = _count_distinct(column, _SAMPLE_ROWS)
             # A small sample contains most of a thousand common values at most once.
             if sampled / 2 < distinct <= sampled * _MAY_REPEAT and len(rows) >= _PROBED_MIN:
-                distinct, sampled = _distinct(column, _LARGE_SAMPLE_ROWS)
+                distinct, sampled = _count_distinct(column, _LARGE_SAMPLE_ROWS)
             if distinct <= sampled / 2:
                 yield field.name
-        elif len(rows) >= _PROBED_MIN and _distinct(column, _SAMPLE_ROWS)[0] <= _FEW:
+        elif len(rows) >= _PROBED_MIN and _count_distinct(column, _SAMPLE_ROWS)[0] <= _FEW:
             yield field.name
 
 
-def _distinct(column: pa.ChunkedArray, rows: int) -> tuple[int, int]:
+def _count_distinct(column: pa.ChunkedArray, rows: int) -> tuple[int, int]:
     """Return how many values there are among some evenly spaced ones; all of a few are taken for distinct."""
     if len(column) < 8:
         return len(column), len(column)
@@ -245,7 +249,7 @@ def _distinct(column: pa.ChunkedArray, rows: int) -> tuple[int, int]:
     return int(pc.count_distinct(sample, mode="all").as_py()), len(sample)
 
 
-def _encoding(kind: pa.DataType) -> str | None:
+def _choose_encoding(kind: pa.DataType) -> str | None:
     if pt.is_integer(kind) or pt.is_temporal(kind) or (pt.is_decimal(kind) and kind.precision <= _LONG_DIGITS):
         return "DELTA_BINARY_PACKED"
     return "BYTE_STREAM_SPLIT" if pt.is_float32(kind) or pt.is_float64(kind) else None
@@ -255,7 +259,7 @@ def has_nan(column: pa.ChunkedArray) -> bool:
     """Whether a column of floats holds NaN."""
     # Values stored for NULL count as well and may be NaN: a quick no for most columns.
     may_have = any(np.isnan(get_stored_numbers(chunk)).any() for chunk in column.chunks)
-    return may_have and any(bool(pc.any(pc.is_nan(widened(chunk))).as_py()) for chunk in column.chunks)
+    return may_have and any(bool(pc.any(pc.is_nan(widen_float16(chunk))).as_py()) for chunk in column.chunks)
 
 
 def _has_zeros_only(column: pa.ChunkedArray) -> bool:
@@ -264,36 +268,36 @@ def _has_zeros_only(column: pa.ChunkedArray) -> bool:
     Parquet stores -0.0 as the minimum and 0.0 as the maximum of zeros; Arrow then takes the column for a constant -0.0,
     which `isin([0.0])` does not match.
     """
-    stored = widened(combined(column)).fill_null(0).to_numpy()
+    stored = widen_float16(combine_chunks(column)).fill_null(0).to_numpy()
     return not bool(stored[0]) and not bool(stored.any())
 
 
-def widened(array: pa.Array) -> pa.Array:
+def widen_float16(array: pa.Array) -> pa.Array:
     """float16, for which Arrow has few kernels, as float32; anything else as it is."""
     return array.cast(pa.float32()) if pt.is_float16(array.type) else array
 
 
-def _nested_leaves(field: pa.Field, prefix: str = "") -> list[tuple[str, pa.DataType]]:
+def _list_nested_leaves(field: pa.Field, prefix: str = "") -> list[tuple[str, pa.DataType]]:
     """The leaves of a nested column by their Parquet path; none for a flat column."""
     path, kind = prefix + field.name, field.type
     if not pt.is_nested(kind):
         return [(path, kind)] if prefix else []
     if pt.is_struct(kind):
-        inner, below = children(kind), f"{path}."
+        inner, below = list_inner_fields(kind), f"{path}."
     elif pt.is_map(kind):
         inner = [pa.field("key", kind.key_type), pa.field("value", kind.item_type)]
         below = f"{path}.key_value."
     else:
         inner, below = [pa.field("element", kind.value_type)], f"{path}.list."
-    return [leaf for child in inner for leaf in _nested_leaves(child, below)]
+    return [leaf for child in inner for leaf in _list_nested_leaves(child, below)]
 
 
-def footer_bytes(data: bytes | memoryview) -> int:
+def read_footer_size(data: bytes | memoryview) -> int:
     """Return the size of a Parquet footer, including its length and the magic."""
     return int.from_bytes(data[-_TAIL : -len(MAGIC)], "little") + _TAIL
 
 
-def file_schema(schema: CollectionSchema) -> pa.Schema:
+def make_file_schema(schema: CollectionSchema) -> pa.Schema:
     """Return the columns of a part as Parquet keeps them, with a field id each.
 
     It is the column's own id and 1, so it stays when the column is renamed. A field inside of a nested column has
@@ -302,53 +306,54 @@ def file_schema(schema: CollectionSchema) -> pa.Schema:
     """
     fields = []
     for field, id_ in zip(schema.arrow, (*schema.ids, None, None), strict=True):
-        kind, field_id = storage_type(field.type), _RESERVED_IDS.get(field.name)
+        kind, field_id = get_storage_type(field.type), _RESERVED_IDS.get(field.name)
         if id_ is not None and id_ < _INNER_IDS - 1:
             field_id = id_ + 1
             if id_ < _INNER_MAX:
                 first = _INNER_IDS + _INNER_MAX * id_
-                numbers = (node.number for node in column_node(schema, field.name).walk() if node.number != COLUMN)
-                kind = _with_inner_ids(kind, (first + n if n < _INNER_MAX else None for n in numbers))
-        fields.append(_with_id(field.with_type(kind), field_id))
+                numbers = (node.number for node in get_column_node(schema, field.name).walk() if node.number != COLUMN)
+                kind = _add_inner_ids(kind, (first + n if n < _INNER_MAX else None for n in numbers))
+        fields.append(_add_field_id(field.with_type(kind), field_id))
     return pa.schema(fields)
 
 
-def _with_inner_ids(kind: pa.DataType, ids: Iterator[int | None]) -> pa.DataType:
+def _add_inner_ids(kind: pa.DataType, ids: Iterator[int | None]) -> pa.DataType:
     """Return a type whose fields inside have ids."""
     if not pt.is_nested(kind):
         return kind
     inner: list[pa.Field] = []
-    for child in children(kind):
-        field = _with_id(child, next(ids))
-        inner.append(field.with_type(_with_inner_ids(child.type, ids)))
-    return with_children(kind, inner)
+    for child in list_inner_fields(kind):
+        field = _add_field_id(child, next(ids))
+        inner.append(field.with_type(_add_inner_ids(child.type, ids)))
+    return replace_inner_types(kind, inner)
 
 
-def _with_id(field: pa.Field, field_id: int | None) -> pa.Field:
+def _add_field_id(field: pa.Field, field_id: int | None) -> pa.Field:
     return field if field_id is None else field.with_metadata({b"PARQUET:field_id": b"%d" % field_id})
 
 
-def storage_type(kind: pa.DataType) -> pa.DataType:
+def get_storage_type(kind: pa.DataType) -> pa.DataType:
     """Return the Arrow type that Parquet returns for a column of this type."""
     if pt.is_nested(kind):
-        return with_children(kind, [storage_type(child.type) for child in children(kind)])
+        return replace_inner_types(kind, [get_storage_type(child.type) for child in list_inner_fields(kind)])
     if pt.is_timestamp(kind) and kind.unit == "s":
         return pa.timestamp("ms", tz=kind.tz)
     return _MILLISECONDS.get(kind, kind)
 
 
-def to_storage(table: pa.Table) -> pa.Table:
+def convert_to_storage(table: pa.Table) -> pa.Table:
     for i, field in enumerate(table.schema):
-        stored = storage_type(field.type)
+        stored = get_storage_type(field.type)
         if stored != field.type:
             table = table.set_column(i, field.with_type(stored), _cast_exactly(table.column(i), stored, field.name))
     return table
 
 
 def _cast_exactly(column: pa.ChunkedArray, stored: pa.DataType, name: str) -> pa.ChunkedArray:
+    """Cast a column to its storage type, without changing values."""
     try:
         cast = column.cast(stored)
-        exact = _all_same(cast.cast(column.type), column)
+        exact = _are_equal(cast.cast(column.type), column)
     except pa.ArrowInvalid:
         exact = False
     if not exact:
@@ -360,17 +365,17 @@ def _cast_exactly(column: pa.ChunkedArray, stored: pa.DataType, name: str) -> pa
     return cast
 
 
-def _all_same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
+def _are_equal(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
     """Whether two columns are equal, NaN inside nested values being equal to itself."""
     if not pt.is_nested(left.type):
         return bool(left.equals(right))
     joined = pa.table({"both": pa.chunked_array([*left.chunks, *right.chunks], type=left.type)})
-    (ranks,) = order_keys(joined, ["both"])
+    (ranks,) = make_order_keys(joined, ["both"])
     return bool(ranks[: len(left)].equals(ranks[len(left) :]))
 
 
-def has_batch_form(schema: pa.Schema) -> bool:
-    """Return whether rows of a schema may be written so.
+def can_be_batch(schema: pa.Schema) -> bool:
+    """Return whether rows of a schema may be stored as a batch.
 
     Not if Parquet stores a type as another one: only writing it shows that its values fit, and they must, because the
     next merge writes them.
@@ -380,4 +385,4 @@ def has_batch_form(schema: pa.Schema) -> bool:
 
 @lru_cache(maxsize=256)
 def _are_stored_alike(kinds: tuple[pa.DataType, ...]) -> bool:
-    return all(storage_type(kind) == kind for kind in kinds)
+    return all(get_storage_type(kind) == kind for kind in kinds)

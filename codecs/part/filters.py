@@ -32,7 +32,7 @@ from persist.blob.errors import CorruptBlob
 from persist.codecs.part.part import Part, Scalar
 from persist.codecs.part.printing import print_filter
 from persist.codecs.part.shredding import TEST, rewrite_filter
-from persist.codecs.types.arrow_types import Bound, is_flat, key_order, scalar_from_json, scalar_to_json
+from persist.codecs.types.arrow_types import Bound, decode_scalar, encode_scalar, is_flat, make_key_order
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.widening import is_written_alike
 
@@ -49,13 +49,13 @@ _KNOWN_GROUPS: dict[CollectionSchema, dict[_Group, pc.Expression]] = {}
 _SET = "value_set"  # Arrow's name for the set in the options of set look-ups.
 
 
-def with_both_zeros(filter: pc.Expression) -> pc.Expression:
+def add_both_zeros(filter: pc.Expression) -> pc.Expression:
     """Return a filter in which each set of values that holds 0.0 or -0.0 holds both; itself if there is none."""
     if "is_in(" not in print_filter(filter):
         return filter
     rebuild, (serialised, *arguments) = filter.__reduce__()
-    batch = _literals(serialised)
-    columns = [_with_both(column) for column in batch.columns]
+    batch = _decode_literals(serialised)
+    columns = [_add_zeros_to_options(column) for column in batch.columns]
     if all(new is old for new, old in zip(columns, batch.columns, strict=True)):
         return filter
     sink = pa.BufferOutputStream()
@@ -64,12 +64,12 @@ def with_both_zeros(filter: pc.Expression) -> pc.Expression:
     return rebuild(sink.getvalue(), *arguments)
 
 
-def _literals(serialised: pa.Buffer) -> pa.RecordBatch:
-    """Return the literals of a filter that is serialised, and the options of its functions, as columns of one row."""
+def _decode_literals(serialised: pa.Buffer) -> pa.RecordBatch:
+    """Return a serialised filter's literals and function options as one row."""
     return pa.ipc.open_file(serialised).read_all().combine_chunks().to_batches()[0]
 
 
-def _find_set(options: pa.Array) -> int:
+def _find_float_set(options: pa.Array) -> int:
     """Return where the options of a function have a set of floats; -1 if they have none."""
     kind = options.type
     at = kind.get_field_index(_SET) if pt.is_struct(kind) else -1
@@ -77,9 +77,9 @@ def _find_set(options: pa.Array) -> int:
     return at if is_floats else -1
 
 
-def _with_both(options: pa.Array) -> pa.Array:
+def _add_zeros_to_options(options: pa.Array) -> pa.Array:
     """Return the options of a function, one row, with both zeros in their set if it has one of them."""
-    kind, at = options.type, _find_set(options)
+    kind, at = options.type, _find_float_set(options)
     if at < 0:
         return options
     item = kind.field(at).type.value_type
@@ -103,7 +103,7 @@ def bind_filter(filter: pc.Expression, schema: pa.Schema) -> None:
         raise pa.ArrowTypeError(f"a condition is true or false, and {filter} is {bound.types[0]}")
 
 
-def referenced_columns(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] = ()) -> list[str]:
+def list_referenced_columns(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] = ()) -> list[str]:
     """Return the columns that filter reads, besides `others`; a superset if that is hard to determine."""
     text = print_filter(filter)
     candidates = [name for name in schema.names if name not in besides]
@@ -120,15 +120,17 @@ def may_compare_with_nan(filter: pc.Expression) -> bool:
     text = print_filter(filter)
     if _NAN.search(text) or not _PLAIN_FUNCTIONS.issuperset(_FUNCTION.findall(text)):
         return True
-    return "..." in text and any(map(_has_nan, _literals(filter.__reduce__()[1][0]).columns))  # It is cut when printed.
+    return "..." in text and any(
+        map(_has_nan, _decode_literals(filter.__reduce__()[1][0]).columns)
+    )  # It is cut when printed.
 
 
 def _has_nan(options: pa.Array) -> bool:
-    at = _find_set(options)
+    at = _find_float_set(options)
     return at >= 0 and bool(pc.any(pc.is_nan(options.field(at).flatten())).as_py())
 
 
-def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: CollectionSchema) -> list[Part]:
+def select_matching_parts(parts: Sequence[Part], filter: pc.Expression, schema: CollectionSchema) -> list[Part]:
     """Return the parts that may hold a row for which filter is true, in their order. No I/O.
 
     Cost: O(groups of parts), and of the parts of groups that may match; the first time, of all parts.
@@ -140,8 +142,8 @@ def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: C
         return list(parts)
     candidates: Sequence[Part] = parts
     if len(parts) > GROUP_MAX:
-        groups = _groups(parts)
-        guarantees_by_group = _load_groups(schema)
+        groups = _group_parts(parts)
+        guarantees_by_group = _load_group_cache(schema)
         guarantees = []
         for group in groups:
             key = "".join(map(_CHECKSUM, group)), tuple(map(_SCHEMA, group))
@@ -149,16 +151,18 @@ def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: C
             if guarantee is None:
                 if len(guarantees_by_group) >= GROUPS_KNOWN_MAX:
                     guarantees_by_group.clear()
-                guarantee = guarantees_by_group[key] = _group_guarantee(group, schema)
+                guarantee = guarantees_by_group[key] = _make_group_guarantee(group, schema)
             guarantees.append(guarantee)
-        candidates = [part for at in _that_may_match(guarantees, filter, arrow) for part in groups[at]]
-    named = referenced_columns(filter, arrow, values.names)
-    guarantees = [_guarantee(part, schema, named) & _value_guarantee(part, schema, values) for part in candidates]
-    matching = _that_may_match(guarantees, filter, arrow)
+        candidates = [part for at in _select_matching(guarantees, filter, arrow) for part in groups[at]]
+    named = list_referenced_columns(filter, arrow, values.names)
+    guarantees = [
+        _make_guarantee(part, schema, named) & _make_value_guarantee(part, schema, values) for part in candidates
+    ]
+    matching = _select_matching(guarantees, filter, arrow)
     return [candidates[at] for at in matching]
 
 
-def ranges_that_may_match(
+def select_matching_ranges(
     ranges: Sequence[tuple[Bound | None, Bound | None]],
     filter: pc.Expression,
     schema: CollectionSchema,
@@ -176,10 +180,12 @@ def ranges_that_may_match(
     if may_compare_with_nan(filter):
         return [*range(len(ranges))]
     kinds = [schema.arrow.field(name).type for name in key]
-    return _that_may_match([_between(least, greatest, key, kinds) for least, greatest in ranges], filter, schema.arrow)
+    return _select_matching(
+        [_make_range_condition(least, greatest, key, kinds) for least, greatest in ranges], filter, schema.arrow
+    )
 
 
-def _between(
+def _make_range_condition(
     least: Bound | None, greatest: Bound | None, key: Sequence[str], kinds: Sequence[pa.DataType]
 ) -> pc.Expression:
     """Return a condition that all keys between two keys meet."""
@@ -192,16 +198,16 @@ def _between(
         if least is not None and low is None:  # NULL is the last of all.
             guarantees.append(field.is_null())
         elif not is_open and low is not None:
-            guarantees.append(_column_guarantee("", kind, name, low, high, 0))
+            guarantees.append(_make_column_guarantee("", kind, name, low, high, 0))
         elif pt.is_floating(kind) or not _is_compared(kind):
             break  # NaN is greater than all numbers, and is not as Arrow compares it.
         elif is_open:
-            guarantees.append((field >= scalar_from_json(low, kind)) | field.is_null())
+            guarantees.append((field >= decode_scalar(low, kind)) | field.is_null())
         else:
-            guarantees.append(field <= scalar_from_json(high, kind))
+            guarantees.append(field <= decode_scalar(high, kind))
         if least is None or greatest is None or low != high:
             break
-    return _conjunction(guarantees)
+    return _conjoin(guarantees)
 
 
 def _is_compared(kind: pa.DataType) -> bool:
@@ -209,7 +215,7 @@ def _is_compared(kind: pa.DataType) -> bool:
     return not (pt.is_float16(kind) or pt.is_duration(kind) or pt.is_fixed_size_binary(kind))
 
 
-def _load_groups(schema: CollectionSchema) -> dict[_Group, pc.Expression]:
+def _load_group_cache(schema: CollectionSchema) -> dict[_Group, pc.Expression]:
     groups = _KNOWN_GROUPS.get(schema)
     if groups is None:
         if len(_KNOWN_GROUPS) >= SCHEMAS_MAX:
@@ -218,7 +224,7 @@ def _load_groups(schema: CollectionSchema) -> dict[_Group, pc.Expression]:
     return groups
 
 
-def _groups(parts: Sequence[Part]) -> list[Sequence[Part]]:
+def _group_parts(parts: Sequence[Part]) -> list[Sequence[Part]]:
     """Cut parts into groups of `GROUP_MAX` at most, and of 50 or so on the average.
 
     A part's content decides whether a group ends with it, so groups stay the same when other parts come and go.
@@ -231,7 +237,7 @@ def _groups(parts: Sequence[Part]) -> list[Sequence[Part]]:
     return groups
 
 
-def _that_may_match(guarantees: Sequence[pc.Expression], filter: pc.Expression, schema: pa.Schema) -> list[int]:
+def _select_matching(guarantees: Sequence[pc.Expression], filter: pc.Expression, schema: pa.Schema) -> list[int]:
     """Return the positions of the guarantees under which a filter may be true, in order."""
     # Here, because importing it imports pandas where there is one, which every worker process would wait for.
     from pyarrow.dataset import FileSystemDataset, ParquetFileFormat
@@ -245,35 +251,35 @@ def _that_may_match(guarantees: Sequence[pc.Expression], filter: pc.Expression, 
     return [int(fragment.path) for fragment in dataset.get_fragments(filter)]
 
 
-def _guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc.Expression:
+def _make_guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc.Expression:
     """Return a condition on some columns that all rows of a part meet."""
-    stats = _stats(part, schema)
-    return _conjunction(
-        _stats_guarantee(part.name, schema.arrow, name, part.rows, *stats[name]) for name in names if name in stats
+    stats = _load_stats(part, schema)
+    return _conjoin(
+        _make_stats_guarantee(part.name, schema.arrow, name, part.rows, *stats[name]) for name in names if name in stats
     )
 
 
-def _value_guarantee(part: Part, schema: CollectionSchema, values: pa.Schema) -> pc.Expression:
+def _make_value_guarantee(part: Part, schema: CollectionSchema, values: pa.Schema) -> pc.Expression:
     """Return the guarantee of a part on values of its documents; a column of the same name has precedence."""
     if not values:
         return pc.scalar(True)
-    lifted, stats = part.lift(schema), part.stats
+    lifted, stats = part.make_lift(schema), part.stats
     columns = (schema if lifted is None else lifted.stored).names
-    return _conjunction(
-        _stats_guarantee(part.name, values, name, part.rows, *stats[name])
+    return _conjoin(
+        _make_stats_guarantee(part.name, values, name, part.rows, *stats[name])
         for name in values.names
         if name in stats and name not in columns
     )
 
 
-def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expression:
+def _make_group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expression:
     """Return the guarantee that holds for all parts, on the columns for which each has one."""
-    rows, stats = sum(part.rows for part in parts), [_stats(part, schema) for part in parts]
+    rows, stats = sum(part.rows for part in parts), [_load_stats(part, schema) for part in parts]
     guarantees = []
     for name in stats[0]:
         if not all(name in of_part for of_part in stats):
             continue
-        order = key_order((schema.arrow.field(name).type,))
+        order = make_key_order((schema.arrow.field(name).type,))
         bounds = []
         for part, of_part in zip(parts, stats, strict=True):
             least, greatest, nulls = of_part[name]
@@ -288,21 +294,21 @@ def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expr
             except (ValueError, ArithmeticError) as error:
                 raise CorruptBlob(parts[0].name, f"descriptors have wrong statistics of {name!r}: {error}") from error
             nulls = sum(of_part[name][2] for of_part in stats)
-            guarantees.append(_stats_guarantee(parts[0].name, schema.arrow, name, rows, least, greatest, nulls))
-    return _conjunction(guarantees)
+            guarantees.append(_make_stats_guarantee(parts[0].name, schema.arrow, name, rows, least, greatest, nulls))
+    return _conjoin(guarantees)
 
 
-def _conjunction(guarantees: Iterable[pc.Expression | None]) -> pc.Expression:
+def _conjoin(guarantees: Iterable[pc.Expression | None]) -> pc.Expression:
     return reduce(and_, (guarantee for guarantee in guarantees if guarantee is not None), pc.scalar(True))
 
 
-def _stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, Scalar, int]]:
+def _load_stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, Scalar, int]]:
     """Return the least and greatest value and the number of NULLs of columns of a schema, as far as they are known.
 
     The statistics of another version are matched by column id. A column younger than the part has a constant, its
     default. A widened column has no statistics, except integers and text, whose values are written alike.
     """
-    lifted, stats = part.lift(schema), part.stats
+    lifted, stats = part.make_lift(schema), part.stats
     if lifted is None:
         return {name: stats[name] for name in schema.names if name in stats}
     bounds: dict[str, tuple[Scalar, Scalar, int]] = {}
@@ -310,24 +316,24 @@ def _stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, S
         source, kind = lifted.sources.get(name), lifted.wanted.arrow.field(name).type
         if source is None:
             if lifted.is_younger and is_flat(kind):
-                default = lifted.default(name)
-                written: Any = scalar_to_json(default)
+                default = lifted.get_default(name)
+                written: Any = encode_scalar(default)
                 bounds[name] = written, written, 0 if default.is_valid else part.rows
         elif source in stats and is_written_alike(lifted.stored.arrow.field(source).type, kind):
             bounds[name] = stats[source]
     return bounds
 
 
-def _stats_guarantee(
+def _make_stats_guarantee(
     part: str, schema: pa.Schema, name: str, rows: int, least: Scalar, greatest: Scalar, nulls: int
 ) -> pc.Expression | None:
     """Return a condition that a column meets by its statistics; None if they say nothing."""
     if least is None or greatest is None:
         return pc.field(name).is_null() if nulls == rows else None
-    return _column_guarantee(part, schema.field(name).type, name, least, greatest, nulls)
+    return _make_column_guarantee(part, schema.field(name).type, name, least, greatest, nulls)
 
 
-def _column_guarantee(
+def _make_column_guarantee(
     part: str, type_: pa.DataType, name: str, least: Scalar, greatest: Scalar, nulls: int
 ) -> pc.Expression | None:
     """Return the condition that a column is within bounds or NULL; None if Arrow has none."""
@@ -335,7 +341,7 @@ def _column_guarantee(
     if not _is_compared(type_):
         return None
     try:
-        low, high = scalar_from_json(least, type_), scalar_from_json(greatest, type_)
+        low, high = decode_scalar(least, type_), decode_scalar(greatest, type_)
     except ValueError as error:
         raise CorruptBlob(part, f"its descriptor has wrong statistics of column {name!r}: {error}") from error
     if pt.is_floating(type_) and (pc.is_nan(low).as_py() or pc.is_nan(high).as_py()):

@@ -28,11 +28,11 @@ from persist.blob.errors import CorruptBlob, Corruption, IncompatibleVersion
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.part.decoding import (
     UNREADABLE,
-    bad_filter,
-    check_request,
+    check_projection,
     check_updates,
+    decode_checked,
     decode_part,
-    decoded,
+    make_filter_error,
     read_adapted,
 )
 from persist.codecs.part.file_reader import (
@@ -40,11 +40,11 @@ from persist.codecs.part.file_reader import (
     CheckedFooter,
     GroupFile,
     ValueFilter,
-    groups_within,
+    list_groups_within,
     read_footer,
 )
 from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION, MAGIC
-from persist.codecs.part.lending import lend, lent_buffer
+from persist.codecs.part.lending import make_lent_buffer, note_lent
 from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.types.arrow_types import is_text
 from persist.codecs.types.schema import CollectionSchema
@@ -84,21 +84,21 @@ class PartIndex:
     _checksums: tuple[str, ...]
     _footer: CheckedFooter
 
-    def groups_within(self, start_row: int, end_row: int) -> list[int]:
+    def list_groups_within(self, start_row: int, end_row: int) -> list[int]:
         """Return the numbers of the row groups that hold any of the rows `[start_row, end_row)` of the part."""
-        return groups_within(self._footer.group_rows, (start_row, end_row))
+        return list_groups_within(self._footer.group_rows, (start_row, end_row))
 
-    def groups_that_may_match(self, filter: pc.Expression) -> list[int]:
+    def list_matching_groups(self, filter: pc.Expression) -> list[int]:
         """Return the row groups that may have a matching row, by their statistics.
 
         All of them if the file does not have a column of the filter.
         """
         try:
-            return self._footer.groups_that_may_match(filter)
+            return self._footer.list_matching_groups(filter)
         except pa.ArrowException:
             return [*range(len(self.groups))]
 
-    def first_field_limits(self, kind: pa.DataType) -> tuple[list[Any], list[Any]] | None:
+    def get_first_field_limits(self, kind: pa.DataType) -> tuple[list[Any], list[Any]] | None:
         """Return the least and the greatest value of each row group, as Parquet has them; None if they are not known.
 
         Only of types that it stores and orders as Arrow does. The column of the first key field is the file's first.
@@ -116,7 +116,7 @@ class PartIndex:
                 limits.append(value % 2 ** max(kind.bit_width, 32) if pt.is_unsigned_integer(kind) else value)
         return limits_by_group
 
-    def coded(self, names: Iterable[str]) -> tuple[str, ...]:
+    def list_dictionary_columns(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the columns that the first row group stores as dictionaries."""
         group = self._footer.metadata.row_group(0)
         chunks = (group.column(at) for at in range(group.num_columns))
@@ -140,7 +140,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
     """
     start, _ = part.footer_range
     assert part.footer is not None, "a footer that is not known has no range"
-    lifted = part.lift(schema)
+    lifted = part.make_lift(schema)
     schema = schema if lifted is None else lifted.stored
     if len(footer) != part.footer.bytes:
         raise CorruptBlob(part.name, f"its footer has {len(footer)} bytes, and its descriptor says {part.footer.bytes}")
@@ -149,7 +149,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
             part.name, f"the checksum of its footer is {checksum}, and its descriptor says {part.footer.checksum}"
         )
     tail = pa.py_buffer(footer)
-    read = decoded(part, lambda: read_footer(tail, part, schema.arrow))
+    read = decode_checked(part, lambda: read_footer(tail, part, schema.arrow))
     lengths, checksums = _build_index(read, part)
     ends = list(accumulate(lengths, initial=len(MAGIC)))
     if ends[-1] > start:
@@ -208,7 +208,7 @@ def decode_groups(
         ValueError: the numbers of pieces do not ascend, or are out of range.
     """
     columns = schema.arrow.names if columns is None else list(columns)
-    check_request(schema.arrow, columns, filter)
+    check_projection(schema.arrow, columns, filter)
     adapted = read_adapted(
         part,
         schema,
@@ -259,12 +259,12 @@ class OpenGroups:
         coded: Sequence[str] = (),
     ) -> None:
         for number, data in pieces:
-            _verify(data, number, index, part)
+            _verify_group(data, number, index, part)
         self._part, self._schema = part, schema.arrow
         views = [(index.groups[number].start, memoryview(data)) for number, data in pieces]
         self._bytes = _Pieces(views, part.bytes)
         source = pa.PythonFile(self._bytes, mode="r")
-        self._file = decoded(part, lambda: GroupFile(source, index._footer, schema.arrow, coded))
+        self._file = decode_checked(part, lambda: GroupFile(source, index._footer, schema.arrow, coded))
 
     def read(
         self,
@@ -278,7 +278,9 @@ class OpenGroups:
 
         Raises CorruptBlob: they are not of a part of this collection.
         """
-        table = decoded(self._part, lambda: self._file.read(numbers, columns, use_threads=use_threads, chosen=chosen))
+        table = decode_checked(
+            self._part, lambda: self._file.read(numbers, columns, use_threads=use_threads, chosen=chosen)
+        )
         check_updates(table, self._part)
         return table
 
@@ -303,12 +305,13 @@ class OpenGroups:
             table = self._file.scan(numbers, columns, by, stored, use_threads=use_threads)
         except UNREADABLE as error:
             self.read(numbers, self._schema.names, use_threads=use_threads)  # Bad bytes also make this fail.
-            raise bad_filter(filter, self._schema, error) from error
+            raise make_filter_error(filter, self._schema, error) from error
         check_updates(table, self._part)
         return table
 
 
-def _verify(data: bytes | memoryview, number: int, index: PartIndex, part: Part) -> None:
+def _verify_group(data: bytes | memoryview, number: int, index: PartIndex, part: Part) -> None:
+    """Raise CorruptBlob unless a row group has its length and checksum."""
     group = index.groups[number]
     if len(data) != group.end - group.start:
         raise CorruptBlob(
@@ -331,10 +334,10 @@ def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) 
     view = memoryview(data)
     index = read_index(view[start:end], part, schema)
     for number, group in enumerate(index.groups):
-        _verify(view[group.start : group.end], number, index, part)
+        _verify_group(view[group.start : group.end], number, index, part)
 
 
-def check_accepted(data: bytes, part: Part, schema: CollectionSchema) -> None:
+def check_readable(data: bytes, part: Part, schema: CollectionSchema) -> None:
     """Check that readers accept a newly encoded part, before a record names it (rule 16).
 
     A part goes through the code that readers use: its descriptor is written and read back, its footer is held against
@@ -369,8 +372,8 @@ class _Pieces:
 
     def __init__(self, pieces: Sequence[tuple[int, memoryview]], size: int) -> None:
         self._starts = [start for start, _ in pieces]
-        self._buffers = [lent_buffer(data) for _, data in pieces]
-        lend(self)
+        self._buffers = [make_lent_buffer(data) for _, data in pieces]
+        note_lent(self)
         self._size = size
         self._local = threading.local()
 

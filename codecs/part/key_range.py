@@ -2,7 +2,7 @@
 
 A *bound* is a whole key in the JSON form in which part descriptors carry keys (`Part.keys`). Bounds are compared in the
 order of rows (see `persist.codecs.order.ordering`): NULL after everything, NaN after every number, strings by code
-point, which is the order of their UTF-8 bytes. `key_ranges` cuts where the sampled keys of the parts predict about
+point, which is the order of their UTF-8 bytes. `split_key_space` cuts where the sampled keys of the parts predict about
 equally many rows on both sides. All rows of one key are in one slice, so slices can be consolidated independently.
 """
 
@@ -16,16 +16,16 @@ import pyarrow as pa
 
 from persist.blob.errors import CorruptBlob
 from persist.blob.lru import Cache, Kind
-from persist.codecs.part.part import Part, sample_row
-from persist.codecs.types.arrow_types import Bound, Orderable, key_order, keys_order, scalar_to_json
+from persist.codecs.part.part import Part, choose_sample_row
+from persist.codecs.types.arrow_types import Bound, Orderable, encode_scalar, make_key_order, make_keys_order
 from persist.codecs.types.schema import CollectionSchema
 
 KEY_BYTES = 64  # Roughly, for a key of one field in comparable form.
 # Recently parsed keys: planning needs those of the same parts repeatedly. Entries unused for a minute are dropped:
 # parts are replaced all the time, and parsing keys again is cheap.
-_KNOWN: Kind[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = Cache(16 << 20, is_lru=True, idle_s=60.0).kind(
-    lambda keys: KEY_BYTES * (1 + len(keys)), share=1
-)
+_KNOWN: Kind[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = Cache(
+    16 << 20, is_lru=True, idle_s=60.0
+).add_kind(lambda keys: KEY_BYTES * (1 + len(keys)), share=1)
 
 
 # The interval `[start, end)` of rows of a part that holds all rows of a range, and how many keys are sampled. No class:
@@ -46,17 +46,17 @@ class KeyRange:
     )
     _within: dict[str, Within] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def ordered(self, types: Types) -> tuple[Orderable | None, Orderable | None]:
+    def make_comparable_bounds(self, types: Types) -> tuple[Orderable | None, Orderable | None]:
         """Return both bounds in comparable form, computed once."""
         if self._ordered is None or self._ordered[0] != types:
-            order = key_order(types)
+            order = make_key_order(types)
             lower, upper = (None if bound is None else order(bound) for bound in (self.lower, self.upper))
-            self.know(types, lower, upper)
+            self.cache_bounds(types, lower, upper)
             return lower, upper
         return self._ordered[1:]
 
-    def know(self, types: Types, lower: Orderable | None, upper: Orderable | None) -> None:
-        """Cache the result of `ordered`."""
+    def cache_bounds(self, types: Types, lower: Orderable | None, upper: Orderable | None) -> None:
+        """Cache both bounds in comparable form."""
         if self._ordered is None:
             object.__setattr__(self, "_ordered", (types, lower, upper))
 
@@ -67,71 +67,71 @@ class KeyRange:
 
     def may_overlap(self, part: Part, schema: CollectionSchema) -> bool:
         """Return False only if no key of part is inside."""
-        keys = None if self.is_all else comparable_keys(part, schema)
+        keys = None if self.is_all else load_comparable_keys(part, schema)
         if keys is None:
             return True
-        lower, upper = self.ordered(schema.key_types)
+        lower, upper = self.make_comparable_bounds(schema.key_types)
         return not ((lower is not None and keys[-1] < lower) or (upper is not None and keys[0] >= upper))
 
     def covers(self, part: Part, schema: CollectionSchema) -> bool:
         """Return True only if every key of part is inside."""
-        keys = None if self.is_all else comparable_keys(part, schema)
+        keys = None if self.is_all else load_comparable_keys(part, schema)
         if keys is None:
             return self.is_all
-        lower, upper = self.ordered(schema.key_types)
+        lower, upper = self.make_comparable_bounds(schema.key_types)
         return (lower is None or lower <= keys[0]) and (upper is None or keys[-1] < upper)
 
-    def end(self, keys: pa.Table, schema: CollectionSchema) -> int:
-        """Return the first row that is not inside, of sorted rows that begin inside. Cost: as of `rows`."""
-        return KeyRange(None, self.upper).rows(keys, schema)[1]
+    def find_end(self, keys: pa.Table, schema: CollectionSchema) -> int:
+        """Return the first row that is not inside, of sorted rows that begin inside. Cost: as of `find_rows`."""
+        return KeyRange(None, self.upper).find_rows(keys, schema)[1]
 
-    def rows(self, keys: pa.Table, schema: CollectionSchema) -> tuple[int, int]:
+    def find_rows(self, keys: pa.Table, schema: CollectionSchema) -> tuple[int, int]:
         """Return the interval `[start, end)` of rows inside the range, for a part's sorted key columns.
 
         Cost: O(log rows) comparisons.
         """
-        order = key_order(schema.key_types)
+        order = make_key_order(schema.key_types)
         columns = [keys[name] for name in schema.key_names]
 
         def key_of_row(row: int) -> Orderable:
-            return order([scalar_to_json(column[row]) for column in columns])
+            return order([encode_scalar(column[row]) for column in columns])
 
         rows = range(len(keys))
         start = 0 if self.lower is None else bisect.bisect_left(rows, order(self.lower), key=key_of_row)
         end = len(keys) if self.upper is None else bisect.bisect_left(rows, order(self.upper), key=key_of_row)
         return start, max(start, end)
 
-    def bracket(self, part: Part, schema: CollectionSchema) -> tuple[int, int]:
-        """Return an interval of rows of part that holds all rows that are inside, from the sampled keys alone."""
-        return self.within(part, schema)[:2]
+    def bracket_rows(self, part: Part, schema: CollectionSchema) -> tuple[int, int]:
+        """Bound a part's rows in the range by its sampled keys."""
+        return self.bracket_samples(part, schema)[:2]
 
-    def within(self, part: Part, schema: CollectionSchema) -> Within:
-        """Return the same, and how many keys are sampled."""
+    def bracket_samples(self, part: Part, schema: CollectionSchema) -> Within:
+        """Return the same as `bracket_rows`, and the number of sampled keys."""
         if self.is_all:
             return 0, part.rows, 0
         cached = self._within.get(part.checksum)
         if cached is None or self._ordered is None or self._ordered[0] != schema.key_types:
-            return self.note(part, schema.key_types, comparable_keys(part, schema))
+            return self.cache_samples(part, schema.key_types, load_comparable_keys(part, schema))
         return cached
 
-    def note(self, part: Part, types: Types, sampled: list[Orderable] | None) -> Within:
-        """Cache the result of `within` for a part with these sampled keys."""
-        lower, upper = self.ordered(types)
+    def cache_samples(self, part: Part, types: Types, sampled: list[Orderable] | None) -> Within:
+        """Compute and cache `bracket_samples` of a part from its sampled keys."""
+        lower, upper = self.make_comparable_bounds(types)
         start, end, samples = 0, part.rows, len(sampled or ())
         if sampled is not None and lower is not None and lower > sampled[0]:
-            start = sample_row(part.rows, samples, bisect.bisect_left(sampled, lower) - 1)
+            start = choose_sample_row(part.rows, samples, bisect.bisect_left(sampled, lower) - 1)
         if sampled is not None and upper is not None and upper <= sampled[-1]:
-            end = sample_row(part.rows, samples, bisect.bisect_left(sampled, upper))
+            end = choose_sample_row(part.rows, samples, bisect.bisect_left(sampled, upper))
         within = start, max(start, end), samples
         if self._ordered is not None and self._ordered[0] == types:
             self._within[part.checksum] = within
         return within
 
 
-Sampled = Sequence[list[Orderable] | None]  # The results of `comparable_keys` for several parts.
+Sampled = Sequence[list[Orderable] | None]  # The results of `load_comparable_keys` for several parts.
 
 
-def key_ranges(
+def split_key_space(
     parts: Sequence[Part],
     schema: CollectionSchema,
     count: int,
@@ -150,14 +150,14 @@ def key_ranges(
         return [within]
     keys: list[Orderable] = []
     samples: list[int] = []  # How many of the keys are of each part.
-    for keys_of_part in (comparable_keys(part, schema) for part in parts) if sampled is None else sampled:
+    for keys_of_part in (load_comparable_keys(part, schema) for part in parts) if sampled is None else sampled:
         if keys_of_part is None:
             return [within]
         keys += keys_of_part
         samples.append(len(keys_of_part))
     # Sort indices, because the key at the cut must be found again in its part.
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    key_of, written = keys.__getitem__, key_order(schema.key_types)
+    key_of, written = keys.__getitem__, make_key_order(schema.key_types)
     first = 0 if within.lower is None else bisect.bisect_left(order, written(within.lower), key=key_of)
     end = len(order) if within.upper is None else bisect.bisect_left(order, written(within.upper), key=key_of)
     order = order[first:end]
@@ -183,7 +183,7 @@ def key_ranges(
     return [KeyRange(a, b) for a, b in zip([within.lower, *cuts], [*cuts, within.upper], strict=True)]
 
 
-def parts_within(
+def assign_parts(
     parts: Iterable[Part], schema: CollectionSchema, ranges: Sequence[KeyRange], sampled: Sampled
 ) -> list[Sequence[Part]]:
     """Return the parts that may have keys in each of some adjacent ranges.
@@ -195,10 +195,10 @@ def parts_within(
     """
     bounds, types = [keys.lower for keys in ranges[1:]], schema.key_types
     assert None not in bounds, "ranges that are adjacent have a bound between them"
-    cuts = keys_order(types)([bound for bound in bounds if bound is not None])
-    lower, upper = ranges[0].ordered(types)[0], ranges[-1].ordered(types)[1]
+    cuts = make_keys_order(types)([bound for bound in bounds if bound is not None])
+    lower, upper = ranges[0].make_comparable_bounds(types)[0], ranges[-1].make_comparable_bounds(types)[1]
     for key_range, start, stop in zip(ranges, [lower, *cuts], [*cuts, upper], strict=True):
-        key_range.know(types, start, stop)
+        key_range.cache_bounds(types, start, stop)
     # Only for ranges that contain parts: a short history may touch few of very many.
     within: dict[int, list[Part]] = {}
     for part, keys in zip(parts, sampled, strict=True):
@@ -209,11 +209,11 @@ def parts_within(
             first, end = bisect.bisect_right(cuts, keys[0]), bisect.bisect_right(cuts, keys[-1]) + 1
         for n in range(first, end):
             within.setdefault(n, []).append(part)
-            ranges[n].note(part, types, keys)  # The keys are parsed here, and are needed again.
+            ranges[n].cache_samples(part, types, keys)  # The keys are parsed here, and are needed again.
     return [within.get(n, ()) for n in range(len(ranges))]
 
 
-def comparable_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
+def load_comparable_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
     """Return the sampled keys of part in comparable form, or None if it has none.
 
     Raises CorruptBlob: they are not keys of this schema, or not in order.
@@ -228,11 +228,12 @@ def comparable_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | N
 
 
 def _parse_keys(part: Part, schema: CollectionSchema) -> list[Orderable]:
+    """Return a part's sampled keys in comparable form."""
     bounds = part.keys
     if bounds is None:
         return []
     try:
-        keys = keys_order(schema.key_types)(bounds)
+        keys = make_keys_order(schema.key_types)(bounds)
     except (ValueError, ArithmeticError, pa.ArrowException) as error:
         raise CorruptBlob(part.name, f"its descriptor has keys of another type: {error}") from error
     if keys != sorted(keys):

@@ -7,7 +7,7 @@ memory is recorded, and at exit the process waits until Arrow has returned all o
 
 A scan that PyArrow drives fetches its batches from Python out of C++. If a daemon thread does that while the
 interpreter ends, the process aborts as well. So at exit new scans and further batches are refused, and running ones are
-awaited: exactly if the scan is a call of ours (`under_way`), and for a moment after its last batch if DuckDB or Polars
+awaited: exactly if the scan is a call of ours (`delay_exit`), and for a moment after its last batch if DuckDB or Polars
 drives it. Those of other threads, of `atexit` functions as well, go on.
 
 Rejected: memory of Arrow's own, which means to copy each part; decoding without threads; waiting for some milliseconds,
@@ -16,7 +16,7 @@ which on a busy machine is not enough. That this is about the process is why a m
 Mimalloc, which is Arrow's default, keeps what was freed for the thread that had allocated it, and only that thread can
 return it. The rows of a slice are freed by the thread that merges it. The threads that decoded it then wait for their
 next part, or allocate in other sizes: together they held 100 to 150 MiB of unused memory beyond any budget. So each
-thread of a client's pool calls `give_back_freed` after a job.
+thread of a client's pool calls `release_freed` after a job.
 """
 
 import atexit
@@ -53,12 +53,12 @@ class _Scan:
 
 
 @contextmanager
-def under_way() -> Iterator[None]:
-    """Let the end of the process wait for this block in daemon threads that scan."""
+def delay_exit() -> Iterator[None]:
+    """Make the end of the process wait for this block in daemon threads."""
     if not threading.current_thread().daemon:
         yield
         return
-    _watch()
+    _register_exit_hook()
     number = next(_numbers)
     _calls.add(number)
     try:
@@ -67,22 +67,19 @@ def under_way() -> Iterator[None]:
         _calls.discard(number)
 
 
-def until_the_end(batches: Iterator[T]) -> Iterator[T]:
-    """Return batches for a scan that C++ drives; in a daemon thread, only until the process begins to end.
-
-    Raises:
-        InvalidUsage: the interpreter has begun to end, now or at the next batch.
-    """
+def stop_at_exit(batches: Iterator[T]) -> Iterator[T]:
+    """Return batches for a scan that C++ drives; in a daemon thread, only until the process begins to end."""
     if not threading.current_thread().daemon:
         return batches
     _check_not_ending()
-    return _until_the_end(batches)
+    return _stop_at_exit(batches)
 
 
-def _until_the_end(batches: Iterator[T]) -> Iterator[T]:
+def _stop_at_exit(batches: Iterator[T]) -> Iterator[T]:
+    """Yield batches until the process begins to end."""
     global _scan_ended_s
     scan = _Scan()
-    lend(scan)
+    note_lent(scan)
     try:
         for batch in batches:
             _check_not_ending()
@@ -96,32 +93,33 @@ def _check_not_ending() -> None:
         raise InvalidUsage("the process is ending, and daemon threads read nothing any more: join them before that")
 
 
-def lent_buffer(data: bytes | memoryview) -> pa.Buffer:
+def make_lent_buffer(data: bytes | memoryview) -> pa.Buffer:
     """Return bytes as a buffer that Arrow's threads may use; nothing is copied."""
     if not len(data):
         return pa.py_buffer(data)
     array = np.frombuffer(data, np.uint8)  # The end of life of a bytes object cannot be observed.
-    lend(array)
+    note_lent(array)
     return pa.py_buffer(array)
 
 
-def lend(thing: Any) -> None:
+def note_lent(thing: Any) -> None:
     """Note that Arrow's threads may hold a thing until it is gone."""
     number = next(_numbers)
     _lent[number] = weakref.ref(thing, lambda _: _lent.pop(number))
-    _watch()
+    _register_exit_hook()
 
 
-def _watch() -> None:
+def _register_exit_hook() -> None:
     global _is_watched
     if not _is_watched:
         with _lock:
             if not _is_watched:
                 _is_watched = True
-                atexit.register(_end)
+                atexit.register(_wait_at_exit)
 
 
-def _end() -> None:
+def _wait_at_exit() -> None:
+    """Wait, at the end of the process, for scans and for Arrow's threads."""
     global _is_ending
     _is_ending = True
     ends_s = time.monotonic() + CALLS_WAIT_S
@@ -147,7 +145,7 @@ class _Returned(threading.local):
 _returned = _Returned()
 
 
-def give_back_freed(step_bytes: int) -> None:
+def release_freed(step_bytes: int) -> None:
     """Let Arrow's allocator return what this very thread has freed, after each step of allocations.
 
     A step is so many bytes that the process has allocated: in smaller steps, the same pages are requested again.

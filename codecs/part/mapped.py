@@ -38,10 +38,10 @@ _ALIGNMENT = 64
 Rows = npt.NDArray[np.int64]
 
 
-def mapped_file(batch: pa.RecordBatch, name: bytes) -> list[bytes | memoryview]:
+def encode_mapped_file(batch: pa.RecordBatch, name: bytes) -> list[bytes | memoryview]:
     """Return the pieces of a file that holds rows. Cost: one copy of the rows, and their checksums."""
     message = memoryview(batch.serialize())
-    checksums = [xxhash.xxh3_64_intdigest(chunk) for chunk in _chunks(message)]
+    checksums = [xxhash.xxh3_64_intdigest(chunk) for chunk in _split_chunks(message)]
     head = b"".join(
         [
             _NAME.pack(len(name)),
@@ -58,7 +58,7 @@ class MappedRows:
     """The rows of a mapped file; only checked ones may be used. Safe for threads.
 
     Attributes:
-        batch: the rows. Callers must call `check` before they read any of them.
+        batch: the rows. Callers must call `verify_rows` before they read any of them.
         nbytes: how long the file is.
     """
 
@@ -92,14 +92,14 @@ class MappedRows:
         self._is_checked = np.zeros(len(self._checksums), np.bool_)
         self._is_whole = False
         self._address = int(file.address) + start
-        self._check_chunks(0, 1)
+        self._verify_chunks(0, 1)
         _, header = _MESSAGE_PREFIX.unpack_from(self._message)
-        self._check_chunks(1, min(-(-(_MESSAGE_PREFIX.size + header) // CHUNK_BYTES), len(self._checksums)))
+        self._verify_chunks(1, min(-(-(_MESSAGE_PREFIX.size + header) // CHUNK_BYTES), len(self._checksums)))
         self.batch: pa.RecordBatch = pa.ipc.read_record_batch(file.slice(start), schema)
         if self.batch.num_rows != rows:
             raise ValueError(f"it has {self.batch.num_rows} rows instead of {rows}")
 
-    def check(self, rows: Rows | None) -> None:
+    def verify_rows(self, rows: Rows | None) -> None:
         """Verify the checksums of some rows; None means all.
 
         Cost: the checksums of the chunks they are in, about 1 µs for each that no one has checked before.
@@ -115,27 +115,27 @@ class MappedRows:
             return
         marks = np.zeros(len(self._checksums) + 1, np.int64)
         for column in self.batch.columns:
-            self._mark(marks, column, rows)
+            self._mark_rows(marks, column, rows)
         for chunk in np.flatnonzero((np.cumsum(marks[:-1]) > 0) & ~self._is_checked).tolist():
-            self._check_chunks(chunk, chunk + 1)
+            self._verify_chunks(chunk, chunk + 1)
 
     @property
     def message_bytes(self) -> int:
         """How long the message is, with which the file ends."""
         return len(self._message)
 
-    def unchecked(self) -> list[int]:
-        """Return the numbers of the chunks of the message that nothing is known of yet."""
+    def list_unchecked(self) -> list[int]:
+        """Return the numbers of the message's chunks that are not verified yet."""
         return [] if self._is_whole else np.flatnonzero(~self._is_checked).tolist()
 
-    def _check_chunks(self, first: int, end: int) -> None:
+    def _verify_chunks(self, first: int, end: int) -> None:
         for chunk in range(first, end):
             data = self._message[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
             if xxhash.xxh3_64_intdigest(data) != self._checksums[chunk]:
                 raise ValueError(f"its bytes from {chunk * CHUNK_BYTES} on are not what they were")
             self._is_checked[chunk] = True
 
-    def _mark(self, marks: Rows, column: pa.Array, rows: Rows) -> None:
+    def _mark_rows(self, marks: Rows, column: pa.Array, rows: Rows) -> None:
         """Mark the chunks that hold some rows of a column: +1 where they begin, -1 after they end."""
         kind, rows = column.type, rows + column.offset
         buffers = column.buffers()
@@ -151,7 +151,7 @@ class MappedRows:
         width = 8 if pat.is_large_string(kind) or pat.is_large_binary(kind) else 4
         self._mark_bytes(marks, buffers[1], rows * width, (rows + 2) * width)
         for chunk in np.flatnonzero((np.cumsum(marks[:-1]) > 0) & ~self._is_checked).tolist():
-            self._check_chunks(chunk, chunk + 1)  # The offsets of the values are already used here.
+            self._verify_chunks(chunk, chunk + 1)  # The offsets of the values are already used here.
         ends = np.frombuffer(buffers[1], f"<i{width}", len(column) + column.offset + 1)
         if buffers[2] is not None:
             self._mark_bytes(marks, buffers[2], ends[rows].astype(np.int64), ends[rows + 1].astype(np.int64))
@@ -174,5 +174,5 @@ def _has_whole_bytes(kind: pa.DataType) -> bool:
     return is_flat(kind) and is_fixed and not pat.is_boolean(kind)
 
 
-def _chunks(message: memoryview) -> Iterator[memoryview]:
+def _split_chunks(message: memoryview) -> Iterator[memoryview]:
     return (message[at : at + CHUNK_BYTES] for at in range(0, len(message), CHUNK_BYTES))

@@ -29,7 +29,7 @@ import pyarrow as pa
 import xxhash
 
 from persist.blob.errors import CorruptBlob
-from persist.codecs.evolution import Lift, lift
+from persist.codecs.evolution import Lift, make_lift
 from persist.codecs.types.schema import DIFF, TIME_MAX, CollectionSchema
 
 KEY_SAMPLES = (33, 17, 9, 5, 3, 2)
@@ -125,7 +125,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
         Raises CorruptBlob: they are not written as they should be.
         """
-        keys = self._parsed(self.keys_json, _Keys)
+        keys = self._parse_json(self.keys_json, _Keys)
         if keys is not None and len(keys) not in {min(samples, self.rows) for samples in KEY_SAMPLES}:
             raise CorruptBlob(self.name, f"its descriptor has {len(keys)} keys of its {self.rows} rows")
         return keys
@@ -133,21 +133,21 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     @property
     def stats(self) -> dict[str, tuple[Scalar, Scalar, int]]:
         """Minimum, maximum and number of NULLs of some columns. Raises as `keys` does."""
-        return self._parsed(self.stats_json, _Stats) or {}
+        return self._parse_json(self.stats_json, _Stats) or {}
 
-    def nulls(self, column: str, schema: CollectionSchema) -> int | None:
+    def count_nulls(self, column: str, schema: CollectionSchema) -> int | None:
         """Return how many NULLs a column has; None if that is not known. Raises as `keys` does."""
         if self.schema != schema.version or schema.is_widened or (stats := self.stats.get(column)) is None:
             return None
         return stats[2]
 
-    def _parsed(self, raw: msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+    def _parse_json(self, raw: msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
         try:
             return decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CorruptBlob(self.name, f"its descriptor is malformed: {error}") from error
 
-    def lift(self, schema: CollectionSchema) -> Lift | None:
+    def make_lift(self, schema: CollectionSchema) -> Lift | None:
         """Return how the part is read under a schema; None if it was written with this version.
 
         Raises CorruptBlob: its schema version does not exist.
@@ -155,7 +155,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         if self.schema == schema.version and not schema.is_widened:
             return None
         try:
-            return lift(schema, self.schema)
+            return make_lift(schema, self.schema)
         except ValueError as error:
             raise CorruptBlob(self.name, str(error)) from error
 
@@ -172,7 +172,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise CorruptBlob(self.name, f"its descriptor says {size} bytes of {self.bytes} are its footer")
         return self.bytes - size, self.bytes
 
-    def with_time(self, time: int) -> "Part":
+    def set_time(self, time: int) -> "Part":
         """Return a descriptor of the same blob that sets the time of all rows."""
         return msgspec.structs.replace(self, time_min=time, time_max=time, stamped=True)
 
@@ -196,7 +196,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         """Whether the writer has seen that each of its keys has one row at most after each update. See the grammar."""
         return self.stats.get(DIFF) == SINGLE
 
-    def as_single(self) -> "Part":
+    def mark_single(self) -> "Part":
         """Return this descriptor, marked as single; statistics of its last columns make room if need be."""
         stats: dict[str, tuple[Scalar, Scalar, int]] = {DIFF: SINGLE, **self.stats}
         while len(msgspec.json.encode(stats)) > STATS_BYTES_MAX:
@@ -214,28 +214,28 @@ def compute_checksum(data: bytes | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def sample_rows(rows: int, samples: int) -> list[int]:
+def choose_sample_rows(rows: int, samples: int) -> list[int]:
     """Return the row positions at which a part of that many rows is sampled: evenly, first and last included."""
-    return [sample_row(rows, samples, i) for i in range(samples)]
+    return [choose_sample_row(rows, samples, i) for i in range(samples)]
 
 
-def sample_row(rows: int, samples: int, i: int) -> int:
-    """Return the position of one of these."""
+def choose_sample_row(rows: int, samples: int, i: int) -> int:
+    """Return the position of the i-th sampled row."""
     return i * (rows - 1) // (samples - 1) if samples > 1 else 0
 
 
-def groups_max(rows: int) -> int:
+def compute_max_groups(rows: int) -> int:
     """Return how many row groups a part of that many rows may have, so that its footer is short beside them."""
     return min(rows, GROUPS_MAX + rows // GROUP_ROWS_MIN)
 
 
-def to_batch(rows: pa.Table) -> bytes:
+def encode_batch(rows: pa.Table) -> bytes:
     """Return rows, at least one, as a message."""
     (batch,) = rows.combine_chunks().to_batches()
     return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
-def from_batch(data: bytes | memoryview, part: Part, schema: pa.Schema) -> pa.Table:
+def decode_batch(data: bytes | memoryview, part: Part, schema: pa.Schema) -> pa.Table:
     """Return the columns of a message that must hold exactly the rows of a part, in a body of its memory.
 
     Raises:
@@ -253,7 +253,7 @@ def from_batch(data: bytes | memoryview, part: Part, schema: pa.Schema) -> pa.Ta
     return pa.Table.from_batches([batch])
 
 
-def body_bytes(data: bytes | memoryview) -> int:
+def measure_body(data: bytes | memoryview) -> int:
     """Return how long the body of a message is: what its columns take as Arrow holds them."""
     _, header = _MESSAGE_PREFIX.unpack_from(data)
     return len(data) - _MESSAGE_PREFIX.size - int(header)

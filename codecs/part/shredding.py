@@ -35,7 +35,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist.codecs.part.printing import print_filter
-from persist.codecs.types.calculator import calculator, is_calculator
+from persist.codecs.types.calculator import get_calculator, is_supported_version
 from persist.codecs.types.schema import CollectionSchema
 
 # The functions of Arrow that conditions call: the text of a value, and whether a text may pass a test of its number.
@@ -63,8 +63,8 @@ class StoredValues(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 _decoder = msgspec.json.Decoder(StoredValues)
 
 
-def whole_path(path: str | int) -> str | None:
-    """Return a path as values are named by it, from one as DuckDB takes it; None if no value may have it."""
+def to_full_path(path: str | int) -> str | None:
+    """Convert a DuckDB path to the stored name of a value, or None."""
     if not isinstance(path, str):
         return None
     if not path.startswith("$"):
@@ -87,7 +87,7 @@ def compute_values(names: Sequence[str], rows: pa.Table, schema: CollectionSchem
     for column, paths in paths_by_column.items():
         documents = pa.table({"document": rows.column(column)})
         items = ", ".join(f"texts[{at}] AS x{at}" for at in range(1, len(paths) + 1))
-        with calculator().cursor() as cursor:
+        with get_calculator().cursor() as cursor:
             listed = f"json_extract_string(document, [{', '.join(paths)}]) AS texts"
             extracted = cursor.from_arrow(documents).project(listed).project(items)
             texts += extracted.to_arrow_table().combine_chunks().columns
@@ -99,7 +99,7 @@ def _has_duckdb() -> bool:
         import duckdb
     except ImportError:
         return False
-    return is_calculator(duckdb.__version__)
+    return is_supported_version(duckdb.__version__)
 
 
 def choose_values(rows: pa.Table, schema: CollectionSchema) -> tuple[str, ...]:
@@ -111,16 +111,17 @@ def choose_values(rows: pa.Table, schema: CollectionSchema) -> tuple[str, ...]:
     names = (
         f"{ids[column]}{_ARROW}{path}"
         for column in schema.json
-        for path in _common_paths(rows.column(column).take(sample).drop_null().to_pylist())
+        for path in _find_common_paths(rows.column(column).take(sample).drop_null().to_pylist())
     )
     return tuple(name for name in names if name not in schema.names)
 
 
-def _common_paths(documents: Sequence[str]) -> list[str]:
+def _find_common_paths(documents: Sequence[str]) -> list[str]:
+    """Return the paths that at least 90% of the documents have."""
     counts: dict[tuple[str, ...], list[int]] = {}  # How often there is a scalar, and the length of its text.
     for text in documents:
         try:
-            scalars = [*_scalars(msgspec.json.decode(text), ())]
+            scalars = [*_iterate_scalars(msgspec.json.decode(text), ())]
         except (msgspec.MsgspecError, RecursionError):
             continue  # Python has no such numbers, or not so deep objects.
         for keys, size in scalars:
@@ -138,11 +139,12 @@ def _common_paths(documents: Sequence[str]) -> list[str]:
     return ["$" + "".join(f'."{key}"' for key in keys) for keys in common]
 
 
-def _scalars(document: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+def _iterate_scalars(document: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield the path and size of each scalar in a document."""
     if isinstance(document, dict) and len(keys) < _DEPTH_MAX:
         for key, inner in document.items():
             if 0 < len(key.encode()) <= _NAME_BYTES_MAX and key.isprintable() and '"' not in key and "\\" not in key:
-                yield from _scalars(inner, (*keys, key))
+                yield from _iterate_scalars(inner, (*keys, key))
     elif keys and isinstance(document, str | int | float):
         yield keys, len(document.encode()) if isinstance(document, str) else 8
 
@@ -217,7 +219,7 @@ def rewrite_filter(
     while at < len(rewritten) - 3:
         call, column, literal, end = rewritten[at : at + 4]
         if call == ("call", EXTRACT) and end == ("end", EXTRACT) and column[0] == "field_ref" and column[1] in ids:
-            path = whole_path(_unquoted(batch.column(int(literal[1]))[0].as_py()))
+            path = to_full_path(_unquote(batch.column(int(literal[1]))[0].as_py()))
             name = f"{ids[column[1]]}{_ARROW}{path}"
             if path is not None and name not in schema.names and (available is None or name in available):
                 rewritten[at : at + 4] = [("field_ref", name)]
@@ -232,5 +234,5 @@ def rewrite_filter(
         return None
 
 
-def _unquoted(literal: str) -> str | int:
+def _unquote(literal: str) -> str | int:
     return literal[1:-1].replace("''", "'") if literal.startswith("'") else 0

@@ -6,12 +6,12 @@
     + the encoded bytes of the part in progress
     + the key columns of that part's rows (see `describing.Summary`)
 
-but never a decoded part, however large. A part comes out only if readers accept it (see `index.check_accepted`). The
+but never a decoded part, however large. A part comes out only if readers accept it (see `index.check_readable`). The
 output depends on the rows alone, not on how they were split into tables (except for rows so large that
 `row_group_bytes_max` decides, which Arrow counts slightly differently).
 
 A row group ends at `row_group_rows` rows or `row_group_bytes_max` decoded bytes, whichever is first, or later if a part
-would have too many groups (`part.groups_max`). A part ends at the next change of the key after about
+would have too many groups (`part.compute_max_groups`). A part ends at the next change of the key after about
 `part_bytes_target` encoded bytes, or after `GROUPS_MAX` times `row_group_bytes_max` decoded ones: this limits how far
 few bytes can expand. How many rows these are is estimated from the rows already encoded.
 
@@ -33,13 +33,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from persist.codecs.order.digits import neighbours_differ
-from persist.codecs.order.ordering import order_keys, sort_indices
+from persist.codecs.order.digits import mark_changes
+from persist.codecs.order.ordering import make_order_keys, sort_indices
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.describing import Summary, describe_batch
-from persist.codecs.part.file_writer import FileWriter, file_schema, has_batch_form, misled_columns
-from persist.codecs.part.index import check_accepted
-from persist.codecs.part.part import GROUP_ROWS_MIN, GROUPS_MAX, Part, to_batch
+from persist.codecs.part.file_writer import FileWriter, can_be_batch, find_misleading_columns, make_file_schema
+from persist.codecs.part.index import check_readable
+from persist.codecs.part.part import GROUP_ROWS_MIN, GROUPS_MAX, Part, encode_batch
 from persist.codecs.part.shredding import choose_values, compute_values
 from persist.codecs.types.schema import TIME, CollectionSchema
 
@@ -84,11 +84,11 @@ def encode_parts(
     if not summed.num_rows:
         return []
     summed = pa.Table.from_arrays(summed.columns, schema=schema.arrow)
-    if summed.nbytes < batch_bytes_max and has_batch_form(schema.arrow):
-        data = to_batch(summed)
+    if summed.nbytes < batch_bytes_max and can_be_batch(schema.arrow):
+        data = encode_batch(summed)
         if len(data) <= batch_bytes_max:
             part = describe_batch(data, summed, schema)
-            check_accepted(data, part, schema)
+            check_readable(data, part, schema)
             return [(data, part)]
     stream = PartStream(
         schema,
@@ -97,7 +97,7 @@ def encode_parts(
         row_group_bytes_max=row_group_bytes_max,
     )
     if summed.num_rows > row_group_rows:  # Then it is worth knowing beforehand.
-        stream.without_statistics(misled_columns(summed))
+        stream.drop_statistics(find_misleading_columns(summed))
     return stream.add(summed) + stream.finish()
 
 
@@ -130,7 +130,7 @@ class PartStream:
         self._part_bytes_target = part_bytes_target
         self._row_group_rows = row_group_rows
         self._row_group_bytes_max = row_group_bytes_max
-        self._without_statistics = frozenset(_with_nan(sources, schema))
+        self._without_statistics = frozenset(_find_nan_columns(sources, schema))
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
         self._last_key: pa.Table | None = None  # The last key before the pending rows.
@@ -144,7 +144,7 @@ class PartStream:
         """Roughly what is held in memory."""
         return self._pending_bytes + self._summary.key_bytes + (self._writer.size if self._writer else 0)
 
-    def without_statistics(self, columns: frozenset[str]) -> None:
+    def drop_statistics(self, columns: frozenset[str]) -> None:
         """Leave the minimum and maximum of some float columns out of files that are begun from now on."""
         self._without_statistics |= columns
 
@@ -166,7 +166,7 @@ class PartStream:
         """Write what is left; nothing may be added any more."""
         done = self._write(is_last=True)
         if self._writer is not None:
-            done.append(self._end_part())
+            done.append(self._finish_part())
         return done
 
     def _write(self, *, is_last: bool) -> list[Encoded]:
@@ -180,20 +180,20 @@ class PartStream:
         rows = pa.concat_tables(self._pending) if len(self._pending) > 1 else self._pending[0]
         at, count = 0, len(rows)
         while at < count:
-            full = self._full_group(rows, at)
+            full = self._find_group_end(rows, at)
             if at + full >= count and not is_last:
                 break
             end = min(at + full, count)
-            remaining = self._rows_left(rows.slice(at, end - at))
+            remaining = self._count_remaining_rows(rows.slice(at, end - at))
             is_done = False
             if remaining is not None:
-                cut = self._next_key(rows, at + remaining)
+                cut = self._find_next_key(rows, at + remaining)
                 if is_done := cut <= end and cut < count:
                     end = cut
             if end > at:
                 self._write_group(rows.slice(at, end - at).combine_chunks())
             if is_done:
-                done.append(self._end_part())
+                done.append(self._finish_part())
             at = end
         if is_last:
             self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
@@ -206,7 +206,7 @@ class PartStream:
         self._pending_rows, self._pending_bytes = len(rows), int(rows.nbytes)
         return done
 
-    def _full_group(self, rows: pa.Table, at: int) -> int:
+    def _find_group_end(self, rows: pa.Table, at: int) -> int:
         """How many rows from a position on make a full row group; any number beyond the last row if they do not."""
         groups = len(self._writer.groups) if self._writer else 0
         # With fewer rows in it, readers would not accept this group and one more, however short.
@@ -218,7 +218,7 @@ class PartStream:
         fits = bisect.bisect_left(slices, self._row_group_bytes_max, key=lambda n: rows.slice(at, n).nbytes)
         return max(fits, least)
 
-    def _rows_left(self, group: pa.Table) -> int | None:
+    def _count_remaining_rows(self, group: pa.Table) -> int | None:
         """Return after how many rows of the next group the part ends; None if later."""
         if self._writer is None:
             if not self._row_bytes and group.nbytes > self._part_bytes_target:
@@ -241,11 +241,11 @@ class PartStream:
     def _measure_row_bytes(self, group: pa.Table) -> float:
         """Bytes that a row takes when it is encoded, from the middle of a row group."""
         probe = group.slice(max(len(group) - _PROBE_ROWS, 0) // 2, _PROBE_ROWS)
-        writer = FileWriter(self._schema.compute_once(file_schema), probe, sorted_by=0)
+        writer = FileWriter(self._schema.compute_once(make_file_schema), probe, sorted_by=0)
         writer.write(probe)
         return writer.size / len(probe)
 
-    def _next_key(self, rows: pa.Table, position: int) -> int:
+    def _find_next_key(self, rows: pa.Table, position: int) -> int:
         """Return the next row from position on with a new key; the row count without one."""
         keys, window = rows.select(self._schema.key_names), 1024
         preceding = 1
@@ -254,8 +254,8 @@ class PartStream:
             keys, preceding = pa.concat_tables([self._last_key, keys]), 0
         while position < len(rows):
             differs = np.zeros(min(window, len(rows) - position), dtype=np.bool_)
-            for key in order_keys(keys.slice(position - preceding, len(differs) + 1), self._schema.key_names):
-                differs |= neighbours_differ(key)
+            for key in make_order_keys(keys.slice(position - preceding, len(differs) + 1), self._schema.key_names):
+                differs |= mark_changes(key)
             if differs.any():
                 return position + int(np.argmax(differs))
             position += len(differs)
@@ -263,10 +263,11 @@ class PartStream:
         return len(rows)
 
     def _write_group(self, group: pa.Table) -> None:
+        """Write a row group; start a part if none is open."""
         if self._writer is None:
             self._values = choose_values(group, self._schema)
             self._writer = FileWriter(
-                self._schema.compute_once(file_schema),
+                self._schema.compute_once(make_file_schema),
                 group,
                 sorted_by=len(self._schema.names) + 1,
                 without_statistics=self._without_statistics,
@@ -275,18 +276,19 @@ class PartStream:
         self._writer.write(group, values)
         self._summary.add(group, values)
 
-    def _end_part(self) -> Encoded:
+    def _finish_part(self) -> Encoded:
+        """Close the open file; return the part's descriptor and bytes."""
         assert self._writer is not None, "only a part that was begun can end"
         data = self._writer.finish()
         part = self._summary.describe(data)
-        check_accepted(data, part, self._schema)
+        check_readable(data, part, self._schema)
         self._row_bytes = len(data) / part.rows
         self._without_statistics |= self._writer.without_statistics
         self._writer, self._summary = None, Summary(self._schema)
         return data, part
 
 
-def _with_nan(sources: Sequence[Part], schema: CollectionSchema) -> Iterator[str]:
+def _find_nan_columns(sources: Sequence[Part], schema: CollectionSchema) -> Iterator[str]:
     """Return the names of the columns in which some part has NaN."""
     for name in schema.names:
         if pt.is_floating(schema.arrow.field(name).type):
@@ -314,60 +316,61 @@ class RunStream:
         """
         rows, done = self._consolidate(table), []
         if self._held is not None and len(rows):
-            if self._order(self._held, rows) == 0:
+            if self._compare_keys(self._held, rows) == 0:
                 rows = self._consolidate(pa.concat_tables([self._held, rows]))
             else:
-                done = self._write(self._held)
+                done = self._write_rows(self._held)
             self._held = None
-        last = _first_of_last_key(rows, self._schema)
+        last = _find_last_key_start(rows, self._schema)
         pending = rows.slice(last)
         if pending.nbytes > HELD_BYTES_MAX:
-            return done + self._write(rows)
+            return done + self._write_rows(rows)
         if len(pending):  # As a copy, which does not hold on to the rest.
             self._held = pending.take(pa.array(np.arange(len(pending))))
-        return done + self._write(rows.slice(0, last))
+        return done + self._write_rows(rows.slice(0, last))
 
     def finish(self) -> list[Encoded]:
         """Return the parts that are left; nothing may be added any more."""
-        done = self._write(self._held) if self._held is not None else []
+        done = self._write_rows(self._held) if self._held is not None else []
         self._held = None
-        return done + self._end_run()
+        return done + self._finish_run()
 
     def _consolidate(self, table: pa.Table) -> pa.Table:
         summed = consolidate(table, [*self._schema.names, TIME])
         return pa.Table.from_arrays(summed.columns, schema=self._schema.arrow)
 
-    def _write(self, rows: pa.Table) -> list[Encoded]:
+    def _write_rows(self, rows: pa.Table) -> list[Encoded]:
+        """Add consolidated rows to the run in progress, or start a new run."""
         if not len(rows):
             return []
-        done = [] if self._follows(rows) else self._end_run()
+        done = [] if self._is_after_run(rows) else self._finish_run()
         if self._stream is None:
             self._stream = PartStream(self._schema, row_group_bytes_max=self._group_bytes)
-        self._stream.without_statistics(misled_columns(rows))
+        self._stream.drop_statistics(find_misleading_columns(rows))
         self._last_key = rows.select(self._schema.key_names).take([len(rows) - 1])
         return done + self._stream.add(rows)
 
-    def _end_run(self) -> list[Encoded]:
+    def _finish_run(self) -> list[Encoded]:
         stream, self._stream, self._last_key = self._stream, None, None
         return stream.finish() if stream is not None else []
 
-    def _follows(self, rows: pa.Table) -> bool:
+    def _is_after_run(self, rows: pa.Table) -> bool:
         """Whether the first key of rows is greater than the last key of the run in progress."""
-        return self._last_key is None or self._order(self._last_key, rows) > 0
+        return self._last_key is None or self._compare_keys(self._last_key, rows) > 0
 
-    def _order(self, before: pa.Table, after: pa.Table) -> int:
-        """Return 1, 0 or -1: whether the first key of after is greater than the last one of before, equal or less."""
+    def _compare_keys(self, before: pa.Table, after: pa.Table) -> int:
+        """Return 1, 0 or -1: the next first key against the last one."""
         names = self._schema.key_names
         if not names:
             return 0
         keys = [before.select(names).slice(len(before) - 1), after.select(names).slice(0, 1)]
         joined = pa.concat_tables(keys).combine_chunks()
-        if not any(neighbours_differ(key).any() for key in order_keys(joined, names)):
+        if not any(mark_changes(key).any() for key in make_order_keys(joined, names)):
             return 0
         return 1 if sort_indices(joined, names).to_pylist() == [0, 1] else -1
 
 
-def _first_of_last_key(rows: pa.Table, schema: CollectionSchema) -> int:
+def _find_last_key_start(rows: pa.Table, schema: CollectionSchema) -> int:
     """Return the first row that has the key of the last one, of sorted rows."""
     names, count = schema.key_names, len(rows)
     if not names or not count:
@@ -376,16 +379,16 @@ def _first_of_last_key(rows: pa.Table, schema: CollectionSchema) -> int:
     while True:
         start = max(count - window, 0)
         keys = rows.select(names).slice(start).combine_chunks()
-        changes = _last_change(keys, names)
+        changes = _find_last_change(keys, names)
         if changes or not start:
             return start + changes
         window *= 8
 
 
-def _last_change(keys: pa.Table, names: tuple[str, ...]) -> int:
+def _find_last_change(keys: pa.Table, names: tuple[str, ...]) -> int:
     """Return the last row whose key differs from the one before it; 0 if there is none."""
     last = 0
-    for key in order_keys(keys, names):
-        differs = neighbours_differ(key)
+    for key in make_order_keys(keys, names):
+        differs = mark_changes(key)
         last = max(last, len(differs) - int(differs[::-1].argmax()) if differs.any() else 0)
     return last

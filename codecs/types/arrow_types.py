@@ -53,17 +53,17 @@ _FIXED_BINARY = re.compile(r"fixed_size_binary\[([1-9][0-9]{0,8})\]")
 _FIXED_SIZE_MAX = 2**31 - 1
 
 
-def type_to_json(t: pa.DataType) -> Json:
+def encode_type(t: pa.DataType) -> Json:
     """Return the one readable form of a supported type; raises ValueError for any other type."""
-    return "json" if t == JSON else _to_json(t, 1)
+    return "json" if t == JSON else _encode_type(t, 1)
 
 
-def type_from_json(j: Json) -> pa.DataType:
+def decode_type(j: Json) -> pa.DataType:
     """Return the plain type with the JSON form `j`; raises ValueError for an invalid form."""
-    return JSON if j == "json" else _from_json(j, 1)
+    return JSON if j == "json" else _decode_type(j, 1)
 
 
-def type_name(t: pa.DataType) -> str:
+def format_type(t: pa.DataType) -> str:
     """Return a type's name for messages."""
     return "json" if t == JSON else str(t)
 
@@ -78,7 +78,7 @@ def check_type(t: pa.DataType, where: str) -> None:
     if not isinstance(t, pa.DataType):
         raise SchemaMismatch(f"{where} has {t!r} for a type: give a pyarrow type, such as pa.int64() or pa.string()")
     try:
-        type_to_json(t)
+        encode_type(t)
         _check_zones(t)
     except ValueError as error:
         raise SchemaMismatch(f"{where} has type {t}, and {error}. Supported are {SUPPORTED}.") from error
@@ -100,47 +100,52 @@ def is_text(t: pa.DataType) -> bool:
     return bool(pat.is_string(t) or pat.is_large_string(t) or pat.is_binary(t) or pat.is_large_binary(t))
 
 
+def is_bytes(t: pa.DataType) -> bool:
+    """Return whether values of `t` are bytes."""
+    return bool(pat.is_binary(t) or pat.is_large_binary(t) or pat.is_binary_view(t) or pat.is_fixed_size_binary(t))
+
+
 @lru_cache(maxsize=1024)
 def has_floats(t: pa.DataType) -> bool:
     """Return whether a value of type `t` is or contains a float, which has more bit patterns than values."""
-    return any(map(pat.is_floating, leaf_types(t)))
+    return any(map(pat.is_floating, list_leaf_types(t)))
 
 
-def children(t: pa.DataType) -> list[pa.Field]:
+def list_inner_fields(t: pa.DataType) -> list[pa.Field]:
     """Return the fields directly inside a nested type: the items of a list, key and value of a map."""
     if pat.is_map(t):
         return [t.key_field, t.item_field]
     return [t.field(i) for i in range(t.num_fields)]
 
 
-def leaf_arrays(array: pa.Array) -> Iterator[pa.Array]:
+def iterate_leaf_arrays(array: pa.Array) -> Iterator[pa.Array]:
     """Yield the flat arrays inside, without what lies under NULLs."""
     t = array.type
     if is_flat(t):
         yield array
     elif pat.is_struct(t):
         for inner in array.flatten():
-            yield from leaf_arrays(inner)
+            yield from iterate_leaf_arrays(inner)
     elif pat.is_map(t):
         pairs = pa.struct([("key", t.key_type), ("value", t.item_type)])
-        yield from leaf_arrays(array.cast(pa.list_(pairs)).flatten())
+        yield from iterate_leaf_arrays(array.cast(pa.list_(pairs)).flatten())
     else:
-        yield from leaf_arrays(array.flatten())
+        yield from iterate_leaf_arrays(array.flatten())
 
 
-def leaf_types(t: pa.DataType) -> list[pa.DataType]:
+def list_leaf_types(t: pa.DataType) -> list[pa.DataType]:
     """Return the flat types in a type, in order, itself if it is flat: Parquet has a column for each."""
-    return [t] if is_flat(t) else [leaf for f in children(t) for leaf in leaf_types(f.type)]
+    return [t] if is_flat(t) else [leaf for f in list_inner_fields(t) for leaf in list_leaf_types(f.type)]
 
 
 def list_inner_arrays(array: pa.Array) -> list[pa.Array]:
-    """Return the arrays directly inside, as `children` of its type; of a sliced list or map, the whole ones."""
+    """Return the arrays of `list_inner_fields`; of a sliced list or map, the whole ones."""
     if pat.is_struct(array.type):
         return [array.field(at) for at in range(array.type.num_fields)]
     return [array.keys, array.items] if pat.is_map(array.type) else [array.values]
 
 
-def rebuilt(array: pa.Array, t: pa.DataType, inner: Sequence[pa.Array]) -> pa.Array:
+def rebuild_nested(array: pa.Array, t: pa.DataType, inner: Sequence[pa.Array]) -> pa.Array:
     """Return a nested array with others in the place of its `list_inner_arrays`, which makes it one of type `t`."""
     if pat.is_struct(t):
         return pa.StructArray.from_arrays(inner, fields=[*t], mask=array.is_null())
@@ -150,29 +155,29 @@ def rebuilt(array: pa.Array, t: pa.DataType, inner: Sequence[pa.Array]) -> pa.Ar
     return pa.Array.from_buffers(t, len(array), buffers, offset=array.offset, children=[*inner])
 
 
-def with_children(t: pa.DataType, inner: Sequence[pa.DataType | pa.Field]) -> pa.DataType:
-    """Return the nested type `t` with other inner types or fields, in the order of `children`."""
+def replace_inner_types(t: pa.DataType, inner: Sequence[pa.DataType | pa.Field]) -> pa.DataType:
+    """Return the nested type `t` with other inner types or fields, in the order of `list_inner_fields`."""
     if pat.is_map(t):
         return pa.map_(*inner)
     if pat.is_struct(t):
-        pairs = zip(children(t), inner, strict=True)
+        pairs = zip(list_inner_fields(t), inner, strict=True)
         return pa.struct([i if isinstance(i, pa.Field) else pa.field(f.name, i) for f, i in pairs])
     if pat.is_fixed_size_list(t):
         return pa.list_(inner[0], t.list_size)
     return pa.large_list(inner[0]) if pat.is_large_list(t) else pa.list_(inner[0])
 
 
-def _to_json(t: pa.DataType, depth: int) -> Json:
+def _encode_type(t: pa.DataType, depth: int) -> Json:
     if is_flat(t):
-        return _flat_to_json(t)
+        return _encode_flat_type(t)
     if depth > DEPTH_MAX:
         raise ValueError(f"it is nested more than {DEPTH_MAX} deep")
     if pat.is_struct(t):
-        _check_struct([f.name for f in children(t)])
-        return {"struct": [[f.name, _to_json(f.type, depth + 1)] for f in children(t)]}
+        _check_struct_names([f.name for f in list_inner_fields(t)])
+        return {"struct": [[f.name, _encode_type(f.type, depth + 1)] for f in list_inner_fields(t)]}
     if not (pat.is_map(t) or pat.is_list(t) or pat.is_large_list(t) or pat.is_fixed_size_list(t)):
         raise ValueError(f"{t} is not supported")
-    inner = [_to_json(f.type, depth + 1) for f in children(t)]
+    inner = [_encode_type(f.type, depth + 1) for f in list_inner_fields(t)]
     if pat.is_map(t):
         return {"map": inner}
     if pat.is_fixed_size_list(t):
@@ -182,7 +187,7 @@ def _to_json(t: pa.DataType, depth: int) -> Json:
     return {"large_list" if pat.is_large_list(t) else "list": inner[0]}
 
 
-def _flat_to_json(t: pa.DataType) -> str:
+def _encode_flat_type(t: pa.DataType) -> str:
     if (name := _NAME_OF.get(t)) is not None:
         return name
     if pat.is_decimal128(t) or pat.is_decimal256(t):
@@ -193,39 +198,39 @@ def _flat_to_json(t: pa.DataType) -> str:
         name = f"timestamp[{t.unit}, tz={t.tz}]"
     else:
         raise ValueError(f"{t} is not supported")
-    _flat_from_json(name)
+    _decode_flat_type(name)
     return name
 
 
-def _from_json(j: Json, depth: int) -> pa.DataType:
+def _decode_type(j: Json, depth: int) -> pa.DataType:
     if isinstance(j, str):
-        return _flat_from_json(j)
+        return _decode_flat_type(j)
     if depth > DEPTH_MAX:
         raise ValueError(f"it is nested more than {DEPTH_MAX} deep")
     match j:
         case {"list": inner, **rest} if not rest:
-            return pa.list_(_from_json(inner, depth + 1))
+            return pa.list_(_decode_type(inner, depth + 1))
         case {"large_list": inner, **rest} if not rest:
-            return pa.large_list(_from_json(inner, depth + 1))
+            return pa.large_list(_decode_type(inner, depth + 1))
         case {"fixed_size_list": inner, "size": int(size), **rest} if not rest:
             if isinstance(size, bool) or not 1 <= size <= _FIXED_SIZE_MAX:
                 raise ValueError(f"a fixed_size_list cannot have the size {size}")
-            return pa.list_(_from_json(inner, depth + 1), size)
+            return pa.list_(_decode_type(inner, depth + 1), size)
         case {"map": [key, value], **rest} if not rest:
-            return pa.map_(_from_json(key, depth + 1), _from_json(value, depth + 1))
+            return pa.map_(_decode_type(key, depth + 1), _decode_type(value, depth + 1))
         case {"struct": list(fields), **rest} if not rest:
-            return _struct_from_json(fields, depth)
+            return _decode_struct(fields, depth)
     raise ValueError(f"{j!r:.80} is not the written form of a type")
 
 
-def _struct_from_json(fields: list[Any], depth: int) -> pa.DataType:
+def _decode_struct(fields: list[Any], depth: int) -> pa.DataType:
     if not all(isinstance(f, list) and len(f) == 2 and isinstance(f[0], str) for f in fields):
         raise ValueError(f"{fields!r:.80} is not the written form of a struct's fields")
-    _check_struct([name for name, _ in fields])
-    return pa.struct([pa.field(name, _from_json(inner, depth + 1)) for name, inner in fields])
+    _check_struct_names([name for name, _ in fields])
+    return pa.struct([pa.field(name, _decode_type(inner, depth + 1)) for name, inner in fields])
 
 
-def _flat_from_json(name: str) -> pa.DataType:
+def _decode_flat_type(name: str) -> pa.DataType:
     if (named := _NAMES.get(name)) is not None:
         return named
     if match := _ZONED.fullmatch(name):
@@ -239,7 +244,7 @@ def _flat_from_json(name: str) -> pa.DataType:
     raise ValueError(f"{name} is not supported")
 
 
-def _check_struct(names: list[str]) -> None:
+def _check_struct_names(names: list[str]) -> None:
     if not names:
         raise ValueError("a struct needs at least one field")
     if len(set(names)) != len(names) or not all(names):
@@ -249,9 +254,9 @@ def _check_struct(names: list[str]) -> None:
 def _check_zones(t: pa.DataType) -> None:
     """Refuse an unknown time zone now, not when a value is first read.
 
-    Not part of `type_from_json`: a stored schema must open on a machine with an older list of zones.
+    Not part of `decode_type`: a stored schema must open on a machine with an older list of zones.
     """
-    for leaf in leaf_types(t):
+    for leaf in list_leaf_types(t):
         if pat.is_timestamp(leaf) and leaf.tz is not None:
             try:
                 pa.lib.string_to_tzinfo(leaf.tz)
@@ -259,7 +264,7 @@ def _check_zones(t: pa.DataType) -> None:
                 raise ValueError(f"{leaf.tz!r} is not a known time zone") from error
 
 
-def scalar_to_json(value: pa.Scalar) -> Json:
+def encode_scalar(value: pa.Scalar) -> Json:
     """Return the written form of a flat scalar; raises ValueError for a nested type."""
     t = value.type
     if not is_flat(t):
@@ -276,7 +281,7 @@ def scalar_to_json(value: pa.Scalar) -> Json:
     return base64.b64encode(stored).decode("ascii") if isinstance(stored, bytes) else stored
 
 
-def scalar_from_json(j: Json, t: pa.DataType) -> pa.Scalar:
+def decode_scalar(j: Json, t: pa.DataType) -> pa.Scalar:
     """Return the scalar of type `t` with the JSON form `j`; raises ValueError for an invalid form."""
     if not is_flat(t):
         raise ValueError(f"{t} is not a flat type")
@@ -300,6 +305,7 @@ def get_written_type(t: pa.DataType) -> type:
 
 
 def _decode_written(j: Any, t: pa.DataType) -> pa.Scalar:
+    """Return a scalar of a flat type from its written form."""
     if pat.is_temporal(t):
         return pa.array([j], pa.int32() if t.bit_width == 32 else pa.int64()).view(t)[0]
     if pat.is_floating(t):
@@ -341,25 +347,25 @@ _NAN, _NULL = _Last(1), _Last(2)
 
 
 @lru_cache(maxsize=256)
-def key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
+def make_key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
     """Return the function that makes keys in their written form comparable in the order of rows.
 
     The function raises ValueError or ArithmeticError for a value that is not a key of these types.
     """
-    orders = keys_order(types)
+    orders = make_keys_order(types)
     return lambda key: orders([key])[0]
 
 
 @lru_cache(maxsize=256)
-def keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], list[Orderable]]:
-    """Return a function that does the same for many keys at once, field by field: planning needs all parts' keys."""
-    fields = [(get_written_type(t), _value_order(t)) for t in types]
+def make_keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], list[Orderable]]:
+    """Return the same function for many keys: field by field, which is faster."""
+    fields = [(get_written_type(t), _make_value_order(t)) for t in types]
 
     def orders(keys: Sequence[Bound]) -> list[Orderable]:
         if not keys or not fields:
             return [()] * len(keys)
         columns = [
-            _comparable(values, kind, value_order)
+            _make_comparable(values, kind, value_order)
             for (kind, value_order), values in zip(fields, zip(*keys, strict=True), strict=True)
         ]
         return [*columns[0]] if len(columns) == 1 else [*zip(*columns, strict=True)]
@@ -367,7 +373,7 @@ def keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], li
     return orders
 
 
-def _comparable(values: Sequence[Any], kind: type, value_order: Callable[[Any], Any] | None) -> Sequence[Any]:
+def _make_comparable(values: Sequence[Any], kind: type, value_order: Callable[[Any], Any] | None) -> Sequence[Any]:
     """Return values of a field as they are to be compared."""
     kinds = {*map(type, values)}
     if not kinds <= {kind, type(None)}:
@@ -379,18 +385,18 @@ def _comparable(values: Sequence[Any], kind: type, value_order: Callable[[Any], 
     return [_NAN if value != value else value for value in ordered] if value_order is float else ordered
 
 
-def _value_order(t: pa.DataType) -> Callable[[Any], Any] | None:
+def _make_value_order(t: pa.DataType) -> Callable[[Any], Any] | None:
     """Return a function that makes the written form of a value of a type comparable; None if it is."""
     if pat.is_floating(t):
         return float
     if pat.is_decimal(t):
-        return _finite_decimal
+        return _parse_finite_decimal
     if pat.is_binary(t) or pat.is_large_binary(t) or pat.is_fixed_size_binary(t):
-        return lambda text: scalar_from_json(text, t).as_py()
+        return lambda text: decode_scalar(text, t).as_py()
     return None
 
 
-def _finite_decimal(text: str) -> decimal.Decimal:
+def _parse_finite_decimal(text: str) -> decimal.Decimal:
     number = decimal.Decimal(text)
     if not number.is_finite():  # NaN cannot be compared.
         raise ValueError(f"{text!r:.80} where a decimal belongs")

@@ -7,14 +7,14 @@ DUCKDB = (2, 0)  # Its functions, and the names of nodes in its plans, change fr
 _MEMORY = "2GB"  # A list that a function makes of one row cannot take all that there is.
 
 
-def is_calculator(version: str) -> bool:
+def is_supported_version(version: str) -> bool:
     """Return whether a version of DuckDB computes as values are stored and views are made."""
     return tuple(int(number) for number in version.split(".")[:2]) == DUCKDB
 
 
 @cache
-def calculator() -> Any:
-    """Return the connection of this process; each thread takes a cursor of it."""
+def get_calculator() -> Any:
+    """Return the process's DuckDB connection; each thread takes a cursor of it."""
     import duckdb
 
     limits = {"threads": "1", "memory_limit": _MEMORY, "temp_directory": "", "autoinstall_known_extensions": "false"}

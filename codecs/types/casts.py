@@ -26,16 +26,17 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.arrow_types import (
-    children,
+    is_bytes,
     is_flat,
     is_number,
-    leaf_arrays,
-    leaf_types,
+    iterate_leaf_arrays,
     list_inner_arrays,
-    rebuilt,
+    list_inner_fields,
+    list_leaf_types,
+    rebuild_nested,
 )
 from persist.codecs.types.python_types import get_stored_type
-from persist.codecs.types.values import cut
+from persist.codecs.types.values import shorten
 
 _TICKS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
@@ -46,7 +47,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
     source = column.type
     if source.equals(target, check_metadata=True):
         return _check_values(column, name)
-    if not _fits(source, target, True):
+    if not _is_castable(source, target, True):
         raise SchemaMismatch(
             f"column {name!r} has type {source}, and the collection stores {target}: only conversions within a family "
             f"that lose nothing are made (int32 to int64, string to large_string …). Cast it to {target} first; "
@@ -83,8 +84,9 @@ def find_first_failing(column: pa.ChunkedArray, attempt: Callable[[pa.ChunkedArr
 
 
 def _format_value(column: pa.ChunkedArray, row: int) -> str:
+    """Return a value of a column for an error message."""
     try:
-        return cut(column[row].as_py())
+        return shorten(column[row].as_py())
     except (ValueError, OverflowError):
         return " ".join(column.slice(row, 1).to_string().split())
 
@@ -102,6 +104,7 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 
 def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Cast a column to a flat type, without changing values."""
     source = column.type
     if pat.is_run_end_encoded(source):
         return _cast(decode_column(column), target)
@@ -149,7 +152,7 @@ def _undo_encodings(array: pa.Array) -> pa.Array:
         return lists.from_arrays(places, _undo_encodings(array.flatten()), plain, mask=array.is_null())
     if is_flat(plain):
         return array.cast(plain)
-    return rebuilt(array, plain, [_undo_encodings(inner) for inner in list_inner_arrays(array)])
+    return rebuild_nested(array, plain, [_undo_encodings(inner) for inner in list_inner_arrays(array)])
 
 
 def _check_bounds(column: pa.ChunkedArray, target: pa.DataType) -> None:
@@ -171,13 +174,14 @@ def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
 INTEGER_DIGITS = 20  # The digits of the greatest uint64: a decimal with so many before its point holds every integer.
 
 
-def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
+def _is_castable(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
+    """Return whether a cast between two types keeps the meaning of values."""
     if (plain := get_stored_type(source)) != source:
-        return _fits(plain, target, top)
+        return _is_castable(plain, target, top)
     if source == target or pat.is_null(source):
         return True
     if not is_flat(target):
-        return not is_flat(source) and _fits_nested(source, target)
+        return not is_flat(source) and _is_nested_castable(source, target)
     if pat.is_integer(target) and (pat.is_floating(source) or pat.is_decimal(source)):
         return top
     if pat.is_integer(source) and pat.is_decimal(target):
@@ -189,23 +193,20 @@ def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
     return any(family(source) and family(target) for family in _FAMILIES)
 
 
-def _fits_nested(source: pa.DataType, target: pa.DataType) -> bool:
+def _is_nested_castable(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether a cast between two nested types keeps the meaning of values."""
     if pat.is_struct(source) and pat.is_struct(target):
-        ours = {f.name: f.type for f in children(source)}
-        target_types = {f.name: f.type for f in children(target)}
+        ours = {f.name: f.type for f in list_inner_fields(source)}
+        target_types = {f.name: f.type for f in list_inner_fields(target)}
         same_names = ours.keys() == target_types.keys() and source.num_fields == len(ours)
-        return same_names and all(_fits(ours[n], target_types[n], False) for n in target_types)
+        return same_names and all(_is_castable(ours[n], target_types[n], False) for n in target_types)
     alike = (pat.is_map(source) and pat.is_map(target)) or (_is_list(source) and _is_list(target))
-    pairs = zip(children(source), children(target), strict=True) if alike else ()
-    return alike and all(_fits(s.type, t.type, False) for s, t in pairs)
+    pairs = zip(list_inner_fields(source), list_inner_fields(target), strict=True) if alike else ()
+    return alike and all(_is_castable(s.type, t.type, False) for s, t in pairs)
 
 
 def _is_string(t: pa.DataType) -> bool:
     return bool(pat.is_string(t) or pat.is_large_string(t) or pat.is_string_view(t))
-
-
-def _is_bytes(t: pa.DataType) -> bool:
-    return bool(pat.is_binary(t) or pat.is_large_binary(t) or pat.is_binary_view(t) or pat.is_fixed_size_binary(t))
 
 
 def _is_list(t: pa.DataType) -> bool:
@@ -216,7 +217,7 @@ _FAMILIES: tuple[Callable[[Any], bool], ...] = (
     pat.is_integer,
     pat.is_decimal,
     _is_string,
-    _is_bytes,
+    is_bytes,
     pat.is_date,
     pat.is_time,
     pat.is_duration,
@@ -225,7 +226,7 @@ _FAMILIES: tuple[Callable[[Any], bool], ...] = (
 
 def _check_values(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     """Return the column, or raise InvalidUpdate for a value that its type has not, or that Parquet would change."""
-    if _needs_check(column.type):
+    if _may_hold_invalid(column.type):
         try:
             _check_leaves(column)
         except pa.ArrowException as error:
@@ -238,23 +239,24 @@ def _check_values(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 @lru_cache(maxsize=1024)
-def _needs_check(t: pa.DataType) -> bool:
+def _may_hold_invalid(t: pa.DataType) -> bool:
     return any(
         pat.is_date64(leaf)
         or pat.is_time(leaf)
         or pat.is_decimal(leaf)
         or (pat.is_timestamp(leaf) and leaf.unit == "s")
-        for leaf in leaf_types(t)
+        for leaf in list_leaf_types(t)
     )
 
 
 def _check_leaves(column: pa.ChunkedArray) -> None:
     for chunk in column.chunks:
-        for leaf in leaf_arrays(chunk):
+        for leaf in iterate_leaf_arrays(chunk):
             _check_leaf(leaf)
 
 
 def _check_leaf(leaf: pa.Array) -> None:
+    """Raise an Arrow error for a value outside of the type."""
     t = leaf.type
     if pat.is_date64(t):
         leaf.cast(pa.date32())

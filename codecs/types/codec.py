@@ -17,7 +17,7 @@ import pyarrow as pa
 from persist.blob.errors import Corruption
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.arrow_types import check_type
-from persist.codecs.types.values import cut, to_array, to_values
+from persist.codecs.types.values import shorten, to_array, to_values
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Codec(Generic[T]):
         return list(map(self.decode, to_values(array, f"codec {self.name!r}")))
 
     def check_stored(self, column: pa.ChunkedArray) -> None:
-        """Raise InvalidUpdate unless all that a column holds is what `encode` makes; NULL is.
+        """Raise InvalidUpdate unless each stored value is what `encode` returns; NULL is.
 
         Two encodings of one value would be two records, of which one does not cancel the other. Each value that there
         is is looked at once.
@@ -73,13 +73,14 @@ class Codec(Generic[T]):
                 (again,) = to_values(self.encode_all([self.decode(stored)]), what)
             except Exception as error:
                 raise InvalidUpdate(
-                    f"update {row} has {cut(stored)}, which {what} cannot read ({error or type(error).__name__}). Give "
+                    f"update {row} has {shorten(stored)}, which {what} cannot read "
+                    f"({error or type(error).__name__}). Give "
                     "what its encode() returns, or tuples, which are encoded by it."
                 ) from error
             if again != stored and not (again != again and stored != stored):
                 raise InvalidUpdate(
-                    f"update {row} has {cut(stored)}, which {what} writes as {cut(again)}. Give what its encode() "
-                    "returns, or tuples, which are encoded by it."
+                    f"update {row} has {shorten(stored)}, which {what} writes as {shorten(again)}. Give what its "
+                    "encode() returns, or tuples, which are encoded by it."
                 )
 
     def _refuse(self, values: Sequence[T], error: Exception) -> NoReturn:
@@ -88,7 +89,7 @@ class Codec(Generic[T]):
                 self.encode(value)
             except Exception as reason:
                 raise InvalidUpdate(
-                    f"update {index} has {cut(value)} ({type(value).__name__}), which codec {self.name!r} cannot "
+                    f"update {index} has {shorten(value)} ({type(value).__name__}), which codec {self.name!r} cannot "
                     f"encode: {reason or type(reason).__name__}. Give a value it takes."
                 ) from reason
         raise InvalidUpdate(f"codec {self.name!r} could not encode the updates: {error}") from error
@@ -160,7 +161,9 @@ class Json(Codec[Any]):
         try:
             return None if stored is None else json.loads(stored, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            raise Corruption(f"codec 'json' cannot read {cut(stored)}: {error}. It was not written by it.") from error
+            raise Corruption(
+                f"codec 'json' cannot read {shorten(stored)}: {error}. It was not written by it."
+            ) from error
 
 
 class Unit(Codec[None]):
@@ -220,6 +223,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _replace_negative_zero(value: Any) -> Any:
+    """Return a JSON value with 0.0 in the place of -0.0."""
     if isinstance(value, list):
         return [_replace_negative_zero(v) for v in value]
     if isinstance(value, dict):

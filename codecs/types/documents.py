@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from persist.codecs.errors import InvalidUpdate
-from persist.codecs.types.values import cut
+from persist.codecs.types.values import shorten
 
 _DECODER = msgspec.json.Decoder(msgspec.Raw)
 
@@ -25,7 +25,7 @@ def check_documents(column: pa.Array | pa.ChunkedArray, name: str) -> None:
             except (msgspec.DecodeError, RecursionError) as error:
                 why = "it nests too deeply" if isinstance(error, RecursionError) else str(error).partition(": ")[2]
                 raise InvalidUpdate(
-                    f"update {row} has {cut(text)} in column {name!r}, which is no JSON document: "
+                    f"update {row} has {shorten(text)} in column {name!r}, which is no JSON document: "
                     f"{why or 'it ends too early'}. Text is in double quotes there; NaN is not JSON"
                 ) from None
             row += 1

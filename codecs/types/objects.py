@@ -26,17 +26,17 @@ def to_objects(array: pa.Array | pa.ChunkedArray, separator: str = "T") -> list[
     """
     if isinstance(array, pa.ChunkedArray):
         return [value for chunk in array.chunks for value in to_objects(chunk, separator)]
-    units, kind = {*_units(array.type)}, array.type
+    units, kind = {*_iterate_units(array.type)}, array.type
     is_nested = pat.is_nested(kind) or pat.is_dictionary(kind)
     with suppress(pa.ArrowInvalid, ValueError, OverflowError):
         if "ns" not in units:
             return array.to_pylist()  # type: ignore[no-any-return]
         if not is_nested:  # The objects of Arrow would lose nanoseconds, or need pandas.
-            return array.cast(_in_micros(kind)).to_pylist()  # type: ignore[no-any-return]
+            return array.cast(_to_microseconds(kind)).to_pylist()  # type: ignore[no-any-return]
     if is_nested:
         return [_to_object(value, separator) for value in array]
     if len(array) == 1:
-        return [_text(array[0], separator)]
+        return [_to_text(array[0], separator)]
     return [value for at in range(len(array)) for value in to_objects(array.slice(at, 1), separator)]
 
 
@@ -56,7 +56,7 @@ def find_unwritable(table: pa.Table | pa.RecordBatch) -> str | None:
         if pat.is_date(kind) or pat.is_timestamp(kind):
             unit = 1 / _DAY_S if pat.is_date(kind) else _PER_SECOND[kind.unit]
             numbers = column.cast(pa.date32()).cast(pa.int32()) if pat.is_date(kind) else column.cast(pa.int64())
-            low, high = _ends(numbers)
+            low, high = _find_min_max(numbers)
             if low < -_ARROW_S * unit or high > _ARROW_S * unit:
                 return str(name)
     return None
@@ -79,28 +79,29 @@ def _to_object(value: pa.Scalar, separator: str) -> Any:
     return to_objects(pa.array([value]), separator)[0]
 
 
-def _units(kind: pa.DataType) -> Iterator[str]:
+def _iterate_units(kind: pa.DataType) -> Iterator[str]:
     if pat.is_dictionary(kind):
-        yield from _units(kind.value_type)
+        yield from _iterate_units(kind.value_type)
     elif pat.is_nested(kind):
         for at in range(kind.num_fields):
-            yield from _units(kind.field(at).type)
+            yield from _iterate_units(kind.field(at).type)
     elif pat.is_time(kind) or pat.is_timestamp(kind) or pat.is_duration(kind):
         yield kind.unit
 
 
-def _ends(numbers: pa.Array | pa.ChunkedArray) -> tuple[int, int]:
+def _find_min_max(numbers: pa.Array | pa.ChunkedArray) -> tuple[int, int]:
     ends = pc.min_max(numbers).as_py()
     return (ends["min"], ends["max"]) if ends["min"] is not None else (0, 0)
 
 
-def _in_micros(kind: pa.DataType) -> pa.DataType:
+def _to_microseconds(kind: pa.DataType) -> pa.DataType:
     if pat.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     return pa.time64("us") if pat.is_time(kind) else pa.duration("us")
 
 
-def _text(value: pa.Scalar, separator: str) -> str | None:
+def _to_text(value: pa.Scalar, separator: str) -> str | None:
+    """Return a date, time or duration as ISO text; None for NULL."""
     kind = value.type
     if not value.is_valid:
         return None
@@ -112,12 +113,12 @@ def _text(value: pa.Scalar, separator: str) -> str | None:
         fraction = f".{rest:0{len(str(unit)) - 1}d}".rstrip("0") if rest else ""
         return f"{'-' if value.value < 0 else ''}PT{seconds}{fraction}S"
     if pat.is_date(kind):
-        return _with_year(np.datetime64(value.cast(pa.date32()).value, "D"))
+        return _format_moment(np.datetime64(value.cast(pa.date32()).value, "D"))
     zone = "" if kind.tz is None else "Z"
-    return _with_year(np.datetime64(value.value, kind.unit)).replace("T", separator) + zone
+    return _format_moment(np.datetime64(value.value, kind.unit)).replace("T", separator) + zone
 
 
-def _with_year(moment: np.datetime64) -> str:
+def _format_moment(moment: np.datetime64) -> str:
     """Return a moment as text, its year with four digits or more."""
     text = str(moment)
     return f"-{text[1:].zfill(len(text[1:]) + max(0, 4 - text[1:].index('-')))}" if text[0] == "-" else text

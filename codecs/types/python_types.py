@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.types.arrow_types import JSON, children, is_flat, type_from_json, with_children
+from persist.codecs.types.arrow_types import JSON, decode_type, is_flat, list_inner_fields, replace_inner_types
 
 _PYTHON: dict[type, pa.DataType] = {
     bool: pa.bool_(),
@@ -57,18 +57,15 @@ class _Unknown(ValueError):
     """Raised for an unsupported type; the message has the reason."""
 
 
-def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
+def parse_fields(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
     """Return names and plain types of the fields that a caller describes, in order, and whether they are nullable.
 
     Fields are nullable, unless an Arrow field declares otherwise.
 
     Args:
         side: "key" or "value", or "schema" for both, for messages.
-
-    Raises:
-        SchemaMismatch: spec does not describe fields, or a field's type is not supported.
     """
-    pairs = _describe_fields(spec)
+    pairs = _list_fields(spec)
     if pairs is None:
         if side == "schema":
             raise SchemaMismatch(
@@ -82,25 +79,21 @@ def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
     if not pairs:
         none = "" if side == "schema" else ", or None for no column at all"
         raise SchemaMismatch(f"the {side} has no columns: give at least one{none}")
-    return [_field(name, declared, f"{side} field {name!r:.80}") for name, declared in pairs]
+    return [_parse_field(name, declared, f"{side} field {name!r:.80}") for name, declared in pairs]
 
 
-def _field(name: Any, value: Any, where: str) -> tuple[Any, pa.DataType, bool]:
+def _parse_field(name: Any, value: Any, where: str) -> tuple[Any, pa.DataType, bool]:
     if not isinstance(value, pa.Field):
-        return name, arrow_type(value, where), True
+        return name, to_arrow_type(value, where), True
     if value.name not in ("", name):
         raise SchemaMismatch(
             f"{where} is given as a field {value.name!r}: call both alike, or leave the field's name empty"
         )
-    return name, arrow_type(value.type, where), value.nullable
+    return name, to_arrow_type(value.type, where), value.nullable
 
 
-def arrow_type(value: Any, where: str) -> pa.DataType:
-    """Return the Arrow type for storing values of a Python or library type; where names the field in errors.
-
-    Raises:
-        SchemaMismatch: it is not a type; `check_type` decides whether an Arrow type is supported.
-    """
+def to_arrow_type(value: Any, where: str) -> pa.DataType:
+    """Return the Arrow type for storing values of a Python or library type; where names the field in errors."""
     try:
         converted = _convert_type(value)
         is_json = getattr(converted, "extension_name", None) == JSON.extension_name
@@ -129,18 +122,18 @@ def get_stored_type(t: pa.DataType) -> pa.DataType:
         return get_stored_type(t.storage_type) if t.extension_name in _STORED_EXTENSIONS else t
     if is_flat(t):
         return t
-    inner = [f.type for f in children(t)]
+    inner = [f.type for f in list_inner_fields(t)]
     stored = [get_stored_type(inner_type) for inner_type in inner]
-    return t if stored == inner else with_children(t, stored)
+    return t if stored == inner else replace_inner_types(t, stored)
 
 
-def _describe_fields(spec: Any) -> list[tuple[Any, Any]] | None:
-    """Return the names, each with something that is a type, of whatever describes fields; None if nothing does."""
+def _list_fields(spec: Any) -> list[tuple[Any, Any]] | None:
+    """Return names and types of the fields of a description, or None."""
     if isinstance(spec, pa.Schema):
         return [(f.name, f) for f in spec]
     if isinstance(spec, type):
         is_one = dataclasses.is_dataclass(spec) or is_typeddict(spec)
-        return [*_annotations(spec).items()] if is_one else None
+        return [*_get_annotations(spec).items()] if is_one else None
     if hasattr(spec, "columns") and hasattr(spec, "iloc"):  # A pandas frame: an empty one only provides the types.
         return [(f.name, f.type) for f in pa.Schema.from_pandas(spec, preserve_index=False)]
     if hasattr(spec, "__arrow_c_schema__"):
@@ -152,18 +145,19 @@ def _describe_fields(spec: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _annotations(kind: type) -> dict[str, Any]:
+def _get_annotations(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else hints
 
 
 def _convert_type(value: Any) -> pa.DataType:
+    """Return the Arrow type of a Python type or a name."""
     if isinstance(value, pa.DataType):
         return value
     if isinstance(value, str):
         return _parse_name(value)
     if get_origin(value) is not None:
-        return _generic(get_origin(value), get_args(value))
+        return _convert_generic(get_origin(value), get_args(value))
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         try:
             return pa.from_numpy_dtype(value)
@@ -171,38 +165,39 @@ def _convert_type(value: Any) -> pa.DataType:
             raise _Unknown(", of which only the values tell what they are") from error
     package = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
     if package in ("pandas", "polars"):
-        return _of_frames(value, package)
-    return _of_class(value) if isinstance(value, type) else _refuse()
+        return _convert_frame_type(value, package)
+    return _convert_class(value) if isinstance(value, type) else _raise_unknown()
 
 
-def _of_class(class_: type) -> pa.DataType:
+def _convert_class(class_: type) -> pa.DataType:
     if (kind := _PYTHON.get(class_)) is not None:
         return kind
     if class_ is Decimal:
         raise _Unknown(', which says nothing of its digits (write "decimal128(38, 10)")')
     if dataclasses.is_dataclass(class_) or is_typeddict(class_):
-        return pa.struct([(name, _convert_type(inner)) for name, inner in _annotations(class_).items()])
+        return pa.struct([(name, _convert_type(inner)) for name, inner in _get_annotations(class_).items()])
     if issubclass(class_, Enum) and issubclass(class_, (str, int)):
         return pa.string() if issubclass(class_, str) else pa.int64()
-    return _refuse()
+    return _raise_unknown()
 
 
-def _generic(origin: Any, inner: tuple[Any, ...]) -> pa.DataType:
+def _convert_generic(origin: Any, inner: tuple[Any, ...]) -> pa.DataType:
+    """Return the Arrow type of a generic such as `list[int]`."""
     if origin is Annotated:
         return next(
             (inner_type for inner_type in inner[1:] if isinstance(inner_type, pa.DataType)), None
         ) or _convert_type(inner[0])
     if origin in (Union, UnionType):
         kinds = [inner_type for inner_type in inner if inner_type is not NoneType]
-        return _convert_type(kinds[0]) if len(kinds) == 1 else _refuse(", which may be any of several types")
+        return _convert_type(kinds[0]) if len(kinds) == 1 else _raise_unknown(", which may be any of several types")
     if origin is list and len(inner) == 1:
         return pa.list_(_convert_type(inner[0]))
     if origin is dict and len(inner) == 2:
         return pa.map_(_convert_type(inner[0]), _convert_type(inner[1]))
-    return _refuse()
+    return _raise_unknown()
 
 
-def _of_frames(value: Any, package: str) -> pa.DataType:
+def _convert_frame_type(value: Any, package: str) -> pa.DataType:
     library: Any = sys.modules[package]
     try:
         if package == "polars":
@@ -214,20 +209,22 @@ def _of_frames(value: Any, package: str) -> pa.DataType:
 
 
 def _parse_name(name: str) -> pa.DataType:
+    """Return the Arrow type that has this name."""
     try:
-        return type_from_json(name)
+        return decode_type(name)
     except ValueError:
         pass
     kind, _, arguments = name.strip().partition("<")
     if kind in _NESTED and arguments.endswith(">"):
-        return _parse_nested(kind, _split(arguments[:-1]))
+        return _parse_nested(kind, _split_at_commas(arguments[:-1]))
     try:
         return pa.type_for_alias(name)
     except ValueError:
-        return _refuse(", and no type is called that")
+        return _raise_unknown(", and no type is called that")
 
 
 def _parse_nested(kind: str, inner: list[str]) -> pa.DataType:
+    """Return the Arrow type of a name such as "list<int64>"."""
     if kind == "struct":
         fields = [text.partition(":") for text in inner]
         return pa.struct([(name.strip(), _parse_name(of.strip())) for name, _, of in fields])
@@ -236,10 +233,10 @@ def _parse_nested(kind: str, inner: list[str]) -> pa.DataType:
     if kind in ("list", "large_list") and len(inner) == 1:
         item = _parse_name(inner[0].removeprefix("item:").strip())
         return pa.large_list(item) if kind == "large_list" else pa.list_(item)
-    return _refuse()
+    return _raise_unknown()
 
 
-def _split(text: str) -> list[str]:
+def _split_at_commas(text: str) -> list[str]:
     """Return the pieces between the commas of a text, ignoring commas in brackets."""
     pieces, depth = [""], 0
     for letter in text:
@@ -251,5 +248,5 @@ def _split(text: str) -> list[str]:
     return [piece.strip() for piece in pieces]
 
 
-def _refuse(why: str = "") -> pa.DataType:
+def _raise_unknown(why: str = "") -> pa.DataType:
     raise _Unknown(why)

@@ -29,15 +29,15 @@ from persist.codecs.types.arrow_types import (
     JSON,
     Json,
     check_type,
-    children,
+    decode_type,
+    encode_type,
+    format_type,
     is_flat,
-    leaf_types,
-    type_from_json,
-    type_name,
-    type_to_json,
+    list_inner_fields,
+    list_leaf_types,
 )
 from persist.codecs.types.codec import BUILT_IN, Codec, Unit, check_codec
-from persist.codecs.types.python_types import field_types
+from persist.codecs.types.python_types import parse_fields
 
 NAME_CHARS_MAX = 128
 # Each leaf column costs 0.2 KB in the footer of each part and 0.2 ms for each part that is written or read: one update
@@ -86,25 +86,23 @@ class Side:
             return cls(())
         if isinstance(spec, Codec) or (isinstance(spec, type) and issubclass(spec, Codec)):
             codec = check_codec(spec)
-            return cls((_plain(side, codec.arrow_type),), codec, codec.name, codec.version)
-        pairs = field_types(spec, side)
+            return cls((_make_field(side, codec.arrow_type),), codec, codec.name, codec.version)
+        pairs = parse_fields(spec, side)
         for name, arrow_type, _ in pairs:
             _check_name(name, side)
             check_type(arrow_type, f"{side} field {name!r}")
-        return cls(tuple(_plain(*pair) for pair in pairs))
+        return cls(tuple(_make_field(*pair) for pair in pairs))
 
     def to_json(self) -> Json:
         """Return the written form."""
         if not self.fields:
             return None
         if self.codec_name is None:
-            return {
-                "fields": [[f.name, type_to_json(f.type), *([] if f.nullable else [NOT_NULL])] for f in self.fields]
-            }
+            return {"fields": [[f.name, encode_type(f.type), *([] if f.nullable else [NOT_NULL])] for f in self.fields]}
         return {
             "codec": self.codec_name,
             "version": self.codec_version,
-            "type": type_to_json(self.fields[0].type),
+            "type": encode_type(self.fields[0].type),
         }
 
     @classmethod
@@ -114,11 +112,11 @@ class Side:
             case None:
                 return cls(())
             case {"fields": [_, *_] as pairs, **rest} if not rest:
-                return cls(tuple(_field_from_json(pair) for pair in pairs))
+                return cls(tuple(_decode_field(pair) for pair in pairs))
             case {"codec": str(name), "version": int(version), "type": written, **rest} if not rest:
                 built_in = BUILT_IN.get(name)
                 codec = built_in() if built_in is not None and built_in.version == version else None
-                stored = type_from_json(written)
+                stored = decode_type(written)
                 if codec is not None and codec.arrow_type != stored:
                     raise ValueError(f"codec {name!r} stores {codec.arrow_type}, and not {stored}")
                 return cls((pa.field(side, stored),), codec, name, version)
@@ -188,7 +186,7 @@ class CollectionSchema:
         lines = [f"CollectionSchema, version {self.version}, times in {self.timeline or 'numbers'}"]
         for name in self.columns:
             marks = [*(["key"] if name in self.key_names else []), *(["required"] if name in self.required else [])]
-            kind = type_name(self.declared.field(name).type)
+            kind = format_type(self.declared.field(name).type)
             lines.append(f"  {name:{width}}  {kind}{' ' * bool(marks)} {' '.join(marks)}".rstrip())
         return "\n".join(lines)
 
@@ -241,10 +239,6 @@ class CollectionSchema:
             key: names with types (dict or pa.Schema), a codec (class or instance), or None for unit.
             value: the same, for values.
             timeline: a unit of time, or None.
-
-        Raises:
-            SchemaMismatch: a name, type, codec or unit that is not allowed, a name used twice, or more than
-                `LEAVES_MAX` leaf columns.
         """
         if timeline is not None and timeline not in TIME_UNITS:
             raise SchemaMismatch(
@@ -274,14 +268,10 @@ class CollectionSchema:
         The bytes alone are not enough: a batch does not name its columns, and a name may belong to another column in
         another version.
         """
-        return self.compute_once(_reading)
+        return self.compute_once(_describe_reading)
 
-    def distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
-        """Return names of some columns, key and value, which a caller gave as the argument called what.
-
-        Raises:
-            SchemaMismatch: it is not a list of names, or a name is unknown or repeated.
-        """
+    def check_distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
+        """Return an argument's column names; raise an error for unknown or repeated ones."""
         if isinstance(names, str):
             raise SchemaMismatch(f"{what}={names!r} is one string; give a list of names, such as [{names!r}]")
         try:
@@ -338,7 +328,9 @@ class CollectionSchema:
             SchemaMismatch: anything else differs; the message lists every difference.
         """
         _check_codecs(self, stored, collection)
-        differences = _differences("key", self.key, stored.key) + _differences("value", self.value, stored.value)
+        differences = _list_differences("key", self.key, stored.key) + _list_differences(
+            "value", self.value, stored.value
+        )
         if self.timeline != stored.timeline:
             differences.append(f"the timeline is stored as {stored.timeline!r}, given as {self.timeline!r}")
         if differences:
@@ -346,11 +338,11 @@ class CollectionSchema:
                 f"collection {collection!r} has another schema than the one given: {'; '.join(differences)}. "
                 "Give the stored schema, or use another collection name; evolve() changes the stored one."
             )
-        sides = (_with_codec(stored.key, self.key), _with_codec(stored.value, self.value))
+        sides = (_adopt_codec(stored.key, self.key), _adopt_codec(stored.value, self.value))
         return replace(stored, key=sides[0], value=sides[1])
 
 
-def _reading(schema: CollectionSchema) -> str:
+def _describe_reading(schema: CollectionSchema) -> str:
     if not schema.known:
         return f"{schema.key_names} {schema.value_names} {schema.types}"
     return msgspec.json.encode(
@@ -364,6 +356,7 @@ def _intern_schema(written: bytes) -> CollectionSchema:
 
 
 def _decode_schema(j: Json) -> CollectionSchema:
+    """Build a schema from its written form; raises ValueError if it is invalid."""
     match j:
         case {"key": key, "value": value, **rest}:
             sides = Side.from_json(key, "key"), Side.from_json(value, "value")
@@ -378,6 +371,7 @@ def _decode_schema(j: Json) -> CollectionSchema:
 
 
 def _decode_order(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
+    """Return the column names in their declared order."""
     names = [name for side in sides for name in side.names]
     if written and not (isinstance(written, list) and all(isinstance(name, str) for name in written)):
         raise ValueError(f"{written!r:.80} is not a list of names")
@@ -387,6 +381,7 @@ def _decode_order(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
 
 
 def _decode_inner(written: Any, schema: CollectionSchema) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return the numbers of the fields inside of columns."""
     counts = {str(id_): count_inner_fields(kind) for id_, kind in zip(schema.ids, schema.types, strict=False)}
     if not isinstance(written, dict) or not written.keys() <= counts.keys():
         raise ValueError(f"{written!r:.80} are not the numbers of fields inside of columns with ids {sorted(counts)}")
@@ -399,7 +394,7 @@ def _decode_inner(written: Any, schema: CollectionSchema) -> tuple[tuple[int, tu
 
 def count_inner_fields(kind: pa.DataType) -> int:
     """Return how many fields are inside of a type, at all depths."""
-    return sum(1 + count_inner_fields(f.type) for f in children(kind)) if not is_flat(kind) else 0
+    return sum(1 + count_inner_fields(f.type) for f in list_inner_fields(kind)) if not is_flat(kind) else 0
 
 
 def _parse_later_fields(rest: Any, columns: int) -> tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]]:
@@ -412,6 +407,7 @@ def _parse_later_fields(rest: Any, columns: int) -> tuple[int, tuple[int, ...], 
 
 
 def _decode_defaults(j: Any, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
+    """Return the defaults of columns, in written form, with their ids."""
     texts = {str(id_) for id_ in ids}
     if not isinstance(j, dict) or not j.keys() <= texts:
         raise ValueError(f"{j!r:.80} are not the defaults of columns with the ids {sorted(texts)}")
@@ -426,7 +422,7 @@ def check_field(name: object, kind: Any, side: str) -> None:
 
 def check_width(fields: Sequence[pa.Field]) -> None:
     """Raise SchemaMismatch if the fields of key and value together have more than `LEAVES_MAX` leaf columns."""
-    leaves = sum(len(leaf_types(field.type)) for field in fields)
+    leaves = sum(len(list_leaf_types(field.type)) for field in fields)
     if leaves > LEAVES_MAX:
         raise SchemaMismatch(
             f"key and value have {leaves} leaf columns, and a collection can have {LEAVES_MAX}: each flat field "
@@ -435,11 +431,12 @@ def check_width(fields: Sequence[pa.Field]) -> None:
         )
 
 
-def _plain(name: str, arrow_type: pa.DataType, nullable: bool = True) -> pa.Field:
-    return pa.field(name, type_from_json(type_to_json(arrow_type)), nullable)
+def _make_field(name: str, arrow_type: pa.DataType, nullable: bool = True) -> pa.Field:
+    return pa.field(name, decode_type(encode_type(arrow_type)), nullable)
 
 
 def _check_name(name: object, side: str) -> None:
+    """Raise SchemaMismatch if a column may not have this name."""
     if not isinstance(name, str) or not name:
         problem = "a field's name is text that is not empty"
     elif len(name) > NAME_CHARS_MAX:
@@ -453,16 +450,17 @@ def _check_name(name: object, side: str) -> None:
     raise SchemaMismatch(f"{side} field {name!r:.80} is not allowed: {problem}. Choose another name.")
 
 
-def _field_from_json(pair: Any) -> pa.Field:
+def _decode_field(pair: Any) -> pa.Field:
     match pair:
         case [str(name), kind]:
-            return pa.field(name, type_from_json(kind))
+            return pa.field(name, decode_type(kind))
         case [str(name), kind, "not null"]:
-            return pa.field(name, type_from_json(kind), nullable=False)
+            return pa.field(name, decode_type(kind), nullable=False)
     raise ValueError(f"{pair!r:.80} is not the written form of a field")
 
 
 def _check_codecs(schema: CollectionSchema, stored: CollectionSchema, collection: str) -> None:
+    """Raise SchemaMismatch unless the caller's codecs are the stored ones."""
     for side, ours, stored_side in (("key", schema.key, stored.key), ("value", schema.value, stored.value)):
         if ours.codec_name is None or stored_side.codec_name is None:
             continue
@@ -474,14 +472,14 @@ def _check_codecs(schema: CollectionSchema, stored: CollectionSchema, collection
             )
 
 
-def _differences(side: str, requested: Side, stored: Side) -> list[str]:
+def _list_differences(side: str, requested: Side, stored: Side) -> list[str]:
     """Say field by field how two sides differ; [] when they do not."""
     if requested == stored:
         return []
     if requested.codec_name != stored.codec_name or not (requested.fields and stored.fields):
         return [f"the {side} is stored as {_describe_side(stored)}, given as {_describe_side(requested)}"]
-    ours = {f.name: type_name(f.type) for f in requested.fields}
-    stored_types = {f.name: type_name(f.type) for f in stored.fields}
+    ours = {f.name: format_type(f.type) for f in requested.fields}
+    stored_types = {f.name: format_type(f.type) for f in stored.fields}
     differences = [f"{side} field {n!r} ({stored_types[n]}) is missing" for n in stored_types if n not in ours]
     differences += [f"{side} field {n!r} ({ours[n]}) is unexpected" for n in ours if n not in stored_types]
     differences += [
@@ -501,13 +499,14 @@ def _differences(side: str, requested: Side, stored: Side) -> list[str]:
 
 
 def _describe_side(side: Side) -> str:
+    """Return a side's fields or codec for an error message."""
     if not side.fields:
         return "unit (no column)"
     if side.codec_name is not None:
         return f"codec {side.codec_name!r} version {side.codec_version}"
-    fields = [f"{f.name}: {type_name(f.type)}" + ("" if f.nullable else f" {NOT_NULL}") for f in side.fields]
+    fields = [f"{f.name}: {format_type(f.type)}" + ("" if f.nullable else f" {NOT_NULL}") for f in side.fields]
     return "fields {" + ", ".join(fields) + "}"
 
 
-def _with_codec(stored: Side, requested: Side) -> Side:
+def _adopt_codec(stored: Side, requested: Side) -> Side:
     return Side(stored.fields, requested.codec or stored.codec, stored.codec_name, stored.codec_version)

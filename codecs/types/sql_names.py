@@ -6,12 +6,12 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.types.arrow_types import children, is_flat
+from persist.codecs.types.arrow_types import is_flat, list_inner_fields
 
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
-def sql_name(name: str) -> str:
+def fold_case(name: str) -> str:
     """Return a name without the case that SQL does not look at."""
     return name.translate(_LOWER)
 
@@ -21,7 +21,7 @@ def check_sql_names(collection: str, schema: pa.Schema) -> None:
 
     `collection`: what the message calls the table.
     """
-    alike = _alike(schema, "")
+    alike = _find_alike(schema, "")
     if alike is not None:
         first, second = alike
         raise InvalidUsage(
@@ -30,13 +30,14 @@ def check_sql_names(collection: str, schema: pa.Schema) -> None:
         )
 
 
-def _alike(fields: Iterable[pa.Field], inside: str) -> tuple[str, str] | None:
+def _find_alike(fields: Iterable[pa.Field], inside: str) -> tuple[str, str] | None:
+    """Return two names that differ only in case, or None."""
     names: dict[str, str] = {}
     for field in fields:
-        first = names.setdefault(sql_name(field.name), field.name)
+        first = names.setdefault(fold_case(field.name), field.name)
         if first != field.name:
             return inside + first, inside + field.name
-        inner = None if is_flat(field.type) else _alike(children(field.type), f"{inside}{field.name}.")
+        inner = None if is_flat(field.type) else _find_alike(list_inner_fields(field.type), f"{inside}{field.name}.")
         if inner is not None:
             return inner
     return None

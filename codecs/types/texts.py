@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.types.arrow_types import is_flat
+from persist.codecs.types.arrow_types import is_bytes, is_flat
 
 _DURATION = re.compile(
     r"(?P<sign>-?)P(?:(?P<days>\d+)D)?"
@@ -39,18 +39,18 @@ def parse_column(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray
     texts = texts.cast(pa.string())
     if pat.is_string(target) or pat.is_large_string(target):
         return texts.cast(target)
-    if not is_flat(target) or pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target):
+    if not is_flat(target) or is_bytes(target):
         raise pa.ArrowNotImplementedError(f"{target} is not read from text")
     texts = pc.utf8_trim_whitespace(texts)
     try:
-        return _parser(target)(texts, target)
+        return _choose_parser(target)(texts, target)
     except pa.ArrowInvalid:
         if not pat.is_time(target) and not pat.is_timestamp(target):
             raise
-        return _parser(target)(pc.replace_substring_regex(texts, _ZEROS, r"\1\2"), target)
+        return _choose_parser(target)(pc.replace_substring_regex(texts, _ZEROS, r"\1\2"), target)
 
 
-def _parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]:
+def _choose_parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]:
     if pat.is_floating(target):
         return _parse_floats
     if pat.is_integer(target):
@@ -81,6 +81,7 @@ def is_exact_float(text: str, bits: int = 64) -> bool:
 
 
 def _parse_floats(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Return texts as floats; raises an Arrow error if a value would change."""
     bits = target.bit_width
     if bits == 16:
         wide = texts.cast(pa.float64())

@@ -35,7 +35,7 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import InvalidUpdate
-from persist.codecs.types.arrow_types import children, is_flat, is_number, is_text, with_children
+from persist.codecs.types.arrow_types import is_flat, is_number, is_text, list_inner_fields, replace_inner_types
 
 REPR_CHARS_MAX = 80
 _DIGITS_MAX = 20  # For an integer of 64 bits.
@@ -107,10 +107,10 @@ def _is_whole(value: Any) -> bool:
 
 def check_values(values: _Values, t: pa.DataType) -> None:
     """Raise if a value has a Python type that `t` does not take; ranges are Arrow's to check."""
-    rule = _rule(t)
+    rule = _make_rule(t)
     kinds = set(map(type, values))
     if rule.check is not None or not kinds <= rule.exact:
-        _check(values, rule, kinds)
+        _check_kinds(values, rule, kinds)
 
 
 def to_values(array: pa.Array | pa.ChunkedArray, where: str) -> list[Any]:
@@ -119,7 +119,7 @@ def to_values(array: pa.Array | pa.ChunkedArray, where: str) -> list[Any]:
     try:
         if _has_fast_list(t) and (array.null_count == 0 or not is_number(t)):
             return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
-        python = python_type(t)
+        python = to_python_type(t)
         return (array if python == t else array.cast(python)).to_pylist()  # type: ignore[no-any-return]
     except (pa.ArrowException, ValueError, OverflowError, LookupError) as error:
         raise InvalidUsage(
@@ -127,7 +127,7 @@ def to_values(array: pa.Array | pa.ChunkedArray, where: str) -> list[Any]:
         ) from error
 
 
-def cut(value: object) -> str:
+def shorten(value: object) -> str:
     """Return the repr of a value for a message, at most 80 characters of it."""
     try:
         text = repr(value)
@@ -138,21 +138,22 @@ def cut(value: object) -> str:
 
 def _refuse(values: _Values, t: pa.DataType, where: str, error: Exception) -> NoReturn:
     """Raise InvalidUpdate for the first value that is refused on its own."""
-    rule = _rule(t)
+    rule = _make_rule(t)
     or_null = "" if where.strip("'").endswith(("_time", "_diff")) else ", or None for NULL"
     for index, value in enumerate(values):
         try:
-            _check([value], rule, {type(value)})
+            _check_kinds([value], rule, {type(value)})
             pa.array([value], t, from_pandas=False)
         except Exception as reason:
             raise InvalidUpdate(
-                f"update {index} has {cut(value)} ({type(value).__name__}) for {where} of type {t}: "
+                f"update {index} has {shorten(value)} ({type(value).__name__}) for {where} of type {t}: "
                 f"{str(reason).rstrip('.') or type(reason).__name__}. Give {rule.wanted}{or_null}."
             ) from reason
     raise InvalidUpdate(f"the updates cannot be stored in {where} of type {t}: {error}") from error
 
 
-def _check(values: _Values, rule: _Rule, kinds: set[type]) -> None:
+def _check_kinds(values: _Values, rule: _Rule, kinds: set[type]) -> None:
+    """Raise an error unless a rule allows all types of the values."""
     for kind in kinds - rule.exact:
         if not issubclass(kind, rule.kinds) or issubclass(kind, rule.not_kinds):
             raise _Refused(f"{kind.__name__} is not what it takes")
@@ -160,19 +161,19 @@ def _check(values: _Values, rule: _Rule, kinds: set[type]) -> None:
         rule.check([v for v in values if v is not None] if type(None) in kinds else values)
 
 
-def _check_inner(values: Iterable[Any], rule: _Rule) -> None:
+def _check_inner_values(values: Iterable[Any], rule: _Rule) -> None:
     inner = list(values)
-    _check(inner, rule, set(map(type, inner)))
+    _check_kinds(inner, rule, set(map(type, inner)))
 
 
 @lru_cache(maxsize=1024)
-def _rule(t: pa.DataType) -> _Rule:
-    rule = _flat_rule(t) if is_flat(t) else _build_nested_rule(t)
+def _make_rule(t: pa.DataType) -> _Rule:
+    rule = _make_flat_rule(t) if is_flat(t) else _make_nested_rule(t)
     allowed = [k for k in (*rule.kinds, type(None)) if not issubclass(k, rule.not_kinds)]
     return rule._replace(exact=frozenset(allowed))
 
 
-def _flat_rule(t: pa.DataType) -> _Rule:
+def _make_flat_rule(t: pa.DataType) -> _Rule:
     if pat.is_boolean(t):
         return _Rule("a bool", (bool, np.bool_))
     if pat.is_integer(t):
@@ -192,14 +193,14 @@ def _flat_rule(t: pa.DataType) -> _Rule:
             expected,
             (dt.datetime,),
             (),
-            _make_unit_check(t, pa.timestamp("us", t.tz), _build_zone_check(t.tz is not None)),
+            _make_unit_check(t, pa.timestamp("us", t.tz), _make_zone_check(t.tz is not None)),
         )
     if pat.is_time(t):
         return _Rule(
             "a datetime.time without tzinfo",
             (dt.time,),
             (),
-            _make_unit_check(t, pa.time64("us"), _build_zone_check(False)),
+            _make_unit_check(t, pa.time64("us"), _make_zone_check(False)),
         )
     if pat.is_duration(t):
         return _Rule("a timedelta", (dt.timedelta,), (), _make_unit_check(t, pa.duration("us"), None))
@@ -208,43 +209,47 @@ def _flat_rule(t: pa.DataType) -> _Rule:
     return _Rule("bytes", (bytes, bytearray, memoryview))
 
 
-def _build_nested_rule(t: pa.DataType) -> _Rule:
-    rules = [_rule(f.type) for f in children(t)]
+def _make_nested_rule(t: pa.DataType) -> _Rule:
+    rules = [_make_rule(f.type) for f in list_inner_fields(t)]
     if pat.is_struct(t):
-        names = [f.name for f in children(t)]
-        return _Rule(f"a dict with the keys {', '.join(map(repr, names))}", (dict,), (), _struct_check(names, rules))
+        names = [f.name for f in list_inner_fields(t)]
+        return _Rule(
+            f"a dict with the keys {', '.join(map(repr, names))}", (dict,), (), _make_struct_check(names, rules)
+        )
     if pat.is_map(t):
-        return _Rule("a dict or a list of (key, value) pairs", (dict, list, tuple), (), _map_check(*rules))
+        return _Rule("a dict or a list of (key, value) pairs", (dict, list, tuple), (), _make_map_check(*rules))
 
     def check(values: _Values) -> None:
-        _check_inner(chain.from_iterable(values), rules[0])
+        _check_inner_values(chain.from_iterable(values), rules[0])
 
     expected = f"a list of {t.list_size} values" if pat.is_fixed_size_list(t) else "a list"
     return _Rule(expected, (list, tuple, np.ndarray), (), check)
 
 
-def _struct_check(names: list[str], rules: list[_Rule]) -> Callable[[_Values], None]:
+def _make_struct_check(names: list[str], rules: list[_Rule]) -> Callable[[_Values], None]:
     def check(values: _Values) -> None:
         if unknown := set(chain.from_iterable(values)).difference(names):
-            raise _Refused(f"it has no field {', '.join(map(cut, unknown))}")
+            raise _Refused(f"it has no field {', '.join(map(shorten, unknown))}")
         for name, rule in zip(names, rules, strict=True):
-            _check_inner((v.get(name) for v in values), rule)
+            _check_inner_values((v.get(name) for v in values), rule)
 
     return check
 
 
-def _map_check(key: _Rule, value: _Rule) -> Callable[[_Values], None]:
+def _make_map_check(key: _Rule, value: _Rule) -> Callable[[_Values], None]:
     def check(values: _Values) -> None:
         pairs = list(chain.from_iterable(v.items() if isinstance(v, dict) else v for v in values))
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             raise _Refused("each entry must be a tuple of key and value")
-        _check_inner((k for k, _ in pairs), key)
-        _check_inner((v for _, v in pairs), value)
+        _check_inner_values((k for k, _ in pairs), key)
+        _check_inner_values((v for _, v in pairs), value)
 
     return check
 
 
 def _make_overflow_check(t: pa.DataType) -> Callable[[_Values], None]:
+    """Return a check that values fit the range of a type."""
+
     def check(values: _Values) -> None:
         wide = pa.array(values, pa.float64(), from_pandas=False)
         if pat.is_float16(t):  # For other floats, Arrow refuses integers that are not exact.
@@ -260,7 +265,7 @@ def _make_overflow_check(t: pa.DataType) -> Callable[[_Values], None]:
     return check
 
 
-def _build_zone_check(needs_zone: bool) -> Callable[[_Values], None]:
+def _make_zone_check(needs_zone: bool) -> Callable[[_Values], None]:
     def check(values: _Values) -> None:
         zones = set(map(type, map(attrgetter("tzinfo"), values)))
         if needs_zone and type(None) in zones:
@@ -303,8 +308,8 @@ _PYTHON = frozenset({dt.datetime, dt.timedelta, dt.time})
 
 
 @lru_cache(maxsize=1024)
-def python_type(t: pa.DataType) -> pa.DataType:
+def to_python_type(t: pa.DataType) -> pa.DataType:
     """Return `t` with time64[ns] as time64[us]: Arrow would cut off nanoseconds, where a cast refuses to."""
     if is_flat(t):
         return pa.time64("us") if t == pa.time64("ns") else t
-    return with_children(t, [python_type(f.type) for f in children(t)])
+    return replace_inner_types(t, [to_python_type(f.type) for f in list_inner_fields(t)])

@@ -25,16 +25,16 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage, PersistError
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
-from persist.codecs.types.python_types import field_types, get_stored_type
+from persist.codecs.types.python_types import get_stored_type, parse_fields
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
-from persist.codecs.types.values import check_values, cut, to_array, to_field
+from persist.codecs.types.values import check_values, shorten, to_array, to_field
 from persist.codecs.updates.tuples import (
-    as_dict,
     copy_if_mutable,
     describe_lacking_columns,
-    is_named,
-    is_object,
+    is_dataclass_instance,
+    is_named_tuple,
     is_record,
+    to_dict,
 )
 
 DELETED = "_deleted"  # For events by key: a row without it is not a deletion, and a deletion needs only its key.
@@ -48,8 +48,7 @@ _IN_MEMORY = ("nbytes", "memory_usage", "estimated_size")  # The methods by whic
 class TableStream:
     """Tables that come one after the other, once.
 
-    Attributes:
-        tables: takes the schema of their columns, or None for any types, and yields the tables.
+    `tables`: takes the schema of their columns, or None for any types, and yields the tables.
     """
 
     tables: Callable[[CollectionSchema | None], Iterator[pa.Table]]
@@ -66,7 +65,7 @@ def open_stream(data: Any) -> Any:
     if isinstance(data, (TableStream, pa.Table, pa.RecordBatch, Mapping, bytes)):
         return data
     if _is_arrow(data):
-        return data if _is_in_memory(data) else TableStream(lambda schema: _batches(data, schema))
+        return data if _is_in_memory(data) else TableStream(lambda schema: _read_batches(data, schema))
     # The first is of a Dataset or Scanner of PyArrow; the second of a LazyFrame of Polars.
     for method in ("to_batches", "collect_batches"):
         if hasattr(data, method):
@@ -74,63 +73,57 @@ def open_stream(data: Any) -> Any:
     if not isinstance(data, Iterable):
         return data
     if isinstance(data, GeneratorType) and data.gi_frame is None:
-        raise InvalidUsage(f"{cut(data)} came to its end before, and gives nothing any more. Call its function again.")
+        raise InvalidUsage(
+            f"{shorten(data)} came to its end before, and gives nothing any more. Call its function again."
+        )
     values = iter(data)
     first = [*itertools.islice(values, 1)]
     values = itertools.chain(first, values)
     if first and _is_table(first[0]):
         return _to_stream(values)
     values = map(copy_if_mutable, values)
-    if first and (isinstance(first[0], Mapping) or is_object(first[0])):
-        return TableStream(lambda schema: _of_dicts(values, schema))
-    return [*values] if first and is_named(first[0]) else values
+    if first and (isinstance(first[0], Mapping) or is_dataclass_instance(first[0])):
+        return TableStream(lambda schema: _read_dicts(values, schema))
+    return [*values] if first and is_named_tuple(first[0]) else values
 
 
-def as_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
+def to_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
     """Return data from `open_stream` as one table; None for a stream, or data that is not a table, such as tuples.
 
     Python values get the types of the schema; without a schema, those that Arrow infers.
-
-    Raises:
-        SchemaMismatch: its columns are invalid.
-        InvalidUpdate: a value does not convert; the message names its column and row.
     """
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
     if isinstance(data, Mapping):
-        return _from_columns(data, schema)
+        return _convert_columns(data, schema)
     if isinstance(data, (list, tuple)):
-        return _from_dicts(data, schema) if data and is_record(data[0], schema) else None
-    return _from_frame(data, schema) if _is_arrow(data) else None
+        return _convert_dicts(data, schema) if data and is_record(data[0], schema) else None
+    return _convert_frame(data, schema) if _is_arrow(data) else None
 
 
 def iterate_tables_by_columns(data: Any, schema: CollectionSchema) -> Iterator[tuple[pa.Table, Sequence[int]]]:
-    """Yield rows as tables, each of rows with the same columns, and the numbers of these rows.
-
-    Raises:
-        InvalidUpdate: the rows are neither dicts nor tables, or a value does not convert.
-    """
+    """Yield rows as tables, each of rows with the same columns, and the numbers of these rows."""
     if not isinstance(data, (list, tuple, Mapping, str, bytes)) and not _is_arrow(data) and isinstance(data, Iterable):
         data = data if hasattr(data, "to_batches") or hasattr(data, "collect_batches") else [*data]
     if isinstance(data, (list, tuple)) and (not data or not _is_table(data[0])):
         if odd := [row for row in data if not is_record(row, schema)]:
             raise InvalidUpdate(
-                f"{cut(odd[0])} does not name its columns: give rows that lack columns as dicts, a table or a frame"
+                f"{shorten(odd[0])} does not name its columns: give rows that lack columns as dicts, a table or a frame"
             )
         numbers: dict[frozenset[Any], list[int]] = {}
-        records = [*map(as_dict, data)]
+        records = [*map(to_dict, data)]
         for number, record in enumerate(records):
             numbers.setdefault(frozenset(record), []).append(number)
         for rows in numbers.values():
-            yield _from_dicts([records[number] for number in rows], schema), rows
+            yield _convert_dicts([records[number] for number in rows], schema), rows
         return
     stream, start = open_stream(data), 0
-    tables = stream.tables(schema) if isinstance(stream, TableStream) else [as_table(stream, schema)]
+    tables = stream.tables(schema) if isinstance(stream, TableStream) else [to_table(stream, schema)]
     for table in tables:
         if table is None:
-            raise InvalidUpdate(f"{cut(data)} does not name its columns: give dicts, a table or a frame")
+            raise InvalidUpdate(f"{shorten(data)} does not name its columns: give dicts, a table or a frame")
         yield table, range(start, start + len(table))
         start += len(table)
 
@@ -153,12 +146,14 @@ def is_repeatable(data: Any) -> bool:
 
 
 def _to_stream(values: Iterable[Any]) -> TableStream:
+    """Return rows from an iterator as a stream of tables."""
+
     def tables(schema: CollectionSchema | None) -> Iterator[pa.Table]:
         for value in values:
-            table = as_table(value, schema) if _is_table(value) else None
+            table = to_table(value, schema) if _is_table(value) else None
             if table is None:
                 raise SchemaMismatch(
-                    f"a stream of tables holds {cut(value)} ({type(value).__name__}): all of it must be record "
+                    f"a stream of tables holds {shorten(value)} ({type(value).__name__}): all of it must be record "
                     "batches, tables or frames"
                 )
             yield table
@@ -166,14 +161,14 @@ def _to_stream(values: Iterable[Any]) -> TableStream:
     return TableStream(tables)
 
 
-def _of_dicts(values: Iterator[Any], schema: CollectionSchema | None) -> Iterator[pa.Table]:
+def _read_dicts(values: Iterator[Any], schema: CollectionSchema | None) -> Iterator[pa.Table]:
     while rows := [*itertools.islice(values, _DICTS_PER_TABLE)]:
-        yield _from_dicts(rows, schema)
+        yield _convert_dicts(rows, schema)
 
 
-def _batches(data: Any, schema: CollectionSchema | None) -> Iterator[pa.Table]:
+def _read_batches(data: Any, schema: CollectionSchema | None) -> Iterator[pa.Table]:
     if isinstance(data, pa.RecordBatchReader):
-        _claim(data)
+        _mark_read(data)
     _check_columns(data)
     try:
         for batch in pa.RecordBatchReader.from_stream(data):
@@ -182,10 +177,10 @@ def _batches(data: Any, schema: CollectionSchema | None) -> Iterator[pa.Table]:
         raise _make_no_table_error(data, error) from error
 
 
-def _from_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
+def _convert_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
     _check_columns(frame)
     columns = hasattr(frame, "columns") and hasattr(frame, "__getitem__")
-    frame = _with_index(frame)
+    frame = _add_index_column(frame)
     try:
         if not hasattr(frame, "__arrow_c_stream__"):
             return pa.Table.from_batches([pa.record_batch(frame)])
@@ -193,11 +188,11 @@ def _from_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if not columns:
             raise _make_no_table_error(frame, error) from error
-        return _from_columns({name: frame[name] for name in frame.columns}, schema)
-    for name in _object_columns(frame):
+        return _convert_columns({name: frame[name] for name in frame.columns}, schema)
+    for name in _list_object_columns(frame):
         at = table.schema.get_field_index(str(name))
-        if at >= 0 and not _is_of_one_kind(_list_values(frame[name]), table.schema.field(at).type):
-            table = table.set_column(at, str(name), _column(str(name), frame[name], schema))
+        if at >= 0 and not _fits_inferred_type(_list_values(frame[name]), table.schema.field(at).type):
+            table = table.set_column(at, str(name), _convert_column(str(name), frame[name], schema))
     return table
 
 
@@ -206,19 +201,16 @@ def select_sides_like(
 ) -> tuple[dict[str, pa.Field] | None, dict[str, pa.Field] | None]:
     """Return key and value columns as data, or a schema, has them; its columns of updates are none.
 
-    Args:
-        key: the names of the key columns; [] for none.
-
-    Raises:
-        InvalidUsage: key is not a list of existing names, or value is set as well.
-        SchemaMismatch: data has no columns, or a type is missing.
+    `key`: the names of the key columns; [] for none.
     """
     if value is not None:
-        raise InvalidUsage(f"value={cut(value)} does not go with like=, whose columns other than key= are the value")
+        raise InvalidUsage(
+            f"value={shorten(value)} does not go with like=, whose columns other than key= are the value"
+        )
     fields = {name: field for name, field in select_columns_like(data).items() if name not in (TIME, DIFF)}
     if not isinstance(key, (list, tuple)) or not all(isinstance(name, str) for name in key):
         raise InvalidUsage(
-            f"key={'[...]' if key is ... else cut(key)}: give the list of the columns that are the key, such as "
+            f"key={'[...]' if key is ... else shorten(key)}: give the list of the columns that are the key, such as "
             f"key=[{next(iter(fields), 'id')!r}], or key=[] for none. The columns are {[*fields]}"
         )
     for name in key:
@@ -226,49 +218,47 @@ def select_sides_like(
             raise InvalidUsage(
                 f"key={[*key]} names no column {name!r}{did_you_mean(name, fields) or ','} it is {[*fields]}"
             )
+    if len({*key}) < len(key):
+        raise InvalidUsage(f"key={[*key]} names a column twice: name each once")
     return {name: fields[name] for name in key} or None, {n: f for n, f in fields.items() if n not in key} or None
 
 
 def select_columns_like(data: Any) -> dict[str, pa.Field]:
-    """Return the columns of data, or of a schema, by name, with the types that a collection of them has.
-
-    Raises:
-        SchemaMismatch: it has no columns, or a type is missing.
-    """
+    """Return the columns of data, or of a schema, by name, with the types that a collection of them has."""
     _refuse_path(data)
     if isinstance(data, (list, tuple)) or (isinstance(data, Mapping) and any(map(_is_column, data.values()))):
-        table = as_table(data, None)
+        table = to_table(data, None)
         data = data if table is None else table
     elif hasattr(data, "collect_schema"):  # A LazyFrame of Polars, which is not computed for that.
         data = data.collect_schema()
     else:
         _check_columns(data)
-        data = _with_index(data)
+        data = _add_index_column(data)
     try:
-        described = field_types(data, "schema")
+        described = parse_fields(data, "schema")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, PersistError):
             raise
         if isinstance(data, Mapping):  # A schema of Polars.
             data = dict(data)
         elif hasattr(data, "columns") and hasattr(data, "dtypes"):
-            data = _from_columns({name: data[name] for name in data.columns}, None)
+            data = _convert_columns({name: data[name] for name in data.columns}, None)
         else:
             raise _make_no_table_error(data, error) from error
-        described = field_types(data, "schema")  # Column by column, so that an error names one.
+        described = parse_fields(data, "schema")  # Column by column, so that an error names one.
     for name, kind, _ in described:
         if kind == pa.null() and getattr(data, "shape", (1,))[0] == 0:  # Text, for which NULL is taken, would stay.
             raise SchemaMismatch(f"column {name!r} has no rows, and no type: give it one, such as int64, or a row")
     return {name: pa.field(name, _choose_stored_type(kind), nullable) for name, kind, nullable in described}
 
 
-def with_first(data: Any) -> tuple[Any, Any]:
+def peek_columns(data: Any) -> tuple[Any, Any]:
     """Return an object with the columns of data, and data to read in its place: a stream is read up to its first row.
 
     The object is a table without rows if data is a stream without any.
     """
     if isinstance(data, pa.RecordBatchReader):
-        _claim(data)
+        _mark_read(data)
         batches, first = iter(data), data.schema.empty_table().to_batches()
         while not sum(map(len, first)) and (batch := next(batches, None)) is not None:
             first = [batch]
@@ -289,16 +279,17 @@ def _refuse_path(data: Any) -> None:
     """Raise InvalidUpdate if data is a text or a path: the rows of a file are read by other means."""
     if isinstance(data, (str, PurePath)):
         raise InvalidUpdate(
-            f"the rows are {cut(str(data))}, a {'path' if isinstance(data, PurePath) else 'text'}. Read a file first, "
+            f"the rows are {shorten(str(data))}, a {'path' if isinstance(data, PurePath) else 'text'}. Read a file "
+            "first, "
             "such as by pandas.read_csv() or pyarrow.parquet.read_table(), and give what that returns; or use the "
             "command persist write, which takes files."
         )
 
 
-def _claim(reader: pa.RecordBatchReader) -> None:
+def _mark_read(reader: pa.RecordBatchReader) -> None:
     """Raise InvalidUsage if a reader was read before."""
     if reader in _READ:
-        raise InvalidUsage(f"{cut(reader)} was read before, and can be read once only. Make a new reader.")
+        raise InvalidUsage(f"{shorten(reader)} was read before, and can be read once only. Make a new reader.")
     _READ.add(reader)
 
 
@@ -316,7 +307,7 @@ def _is_column(values: Any) -> bool:
 def check_input(data: Any) -> None:
     """Refuse a frame or a column whose values Arrow would take for others; see `SchemaMismatch`'s message."""
     _check_columns(data)
-    _check_kind(getattr(data, "name", "of values"), getattr(data, "dtype", None))
+    _check_column_type(getattr(data, "name", "of values"), getattr(data, "dtype", None))
 
 
 def _check_columns(frame: Any) -> None:
@@ -331,10 +322,11 @@ def _check_columns(frame: Any) -> None:
             "but one"
         )
     for name, kind in zip(names, frame.dtypes if is_frame else [], strict=is_frame):
-        _check_kind(name, kind)
+        _check_column_type(name, kind)
 
 
-def _check_kind(name: Any, kind: Any) -> None:
+def _check_column_type(name: Any, kind: Any) -> None:
+    """Raise SchemaMismatch for a type that Arrow would misread."""
     if str(kind) == "Object":  # Polars exports the addresses of such values, as bytes.
         raise SchemaMismatch(
             f"column {name!r} is of Polars' type Object, whose values Arrow cannot see: cast it to another type, or "
@@ -350,13 +342,13 @@ def _check_kind(name: Any, kind: Any) -> None:
         raise SchemaMismatch(f"column {name!r} is of numpy's type {kind}, whose unit Arrow has not: cast it, as to ns")
 
 
-def _object_columns(frame: Any) -> list[Any]:
+def _list_object_columns(frame: Any) -> list[Any]:
     """Return the columns of a pandas frame that hold Python values, of whatever types."""
     kinds = getattr(frame, "dtypes", ())
     return [name for name, kind in zip(getattr(frame, "columns", ()), kinds, strict=False) if str(kind) == "object"]
 
 
-def _is_of_one_kind(values: list[Any], t: pa.DataType) -> bool:
+def _fits_inferred_type(values: list[Any], t: pa.DataType) -> bool:
     """Return whether the type that Arrow inferred fits all values: it infers a date from a date before a moment."""
     if {*map(type, values)} - {type(None)} in ({np.datetime64}, {np.timedelta64}):
         return len({value.dtype for value in values if value is not None}) == 1
@@ -368,12 +360,13 @@ def _is_of_one_kind(values: list[Any], t: pa.DataType) -> bool:
 
 
 def _make_no_table_error(data: Any, error: Exception) -> SchemaMismatch:
+    """Return the error for data that Arrow cannot read as a table."""
     return SchemaMismatch(
         f"{type(data).__name__} gives no Arrow record batches ({error}): give a table, a frame, or a dict of columns"
     )
 
 
-def _with_index(data: Any) -> Any:
+def _add_index_column(data: Any) -> Any:
     """Return a pandas frame with its named index among its columns, and other data as it is.
 
     pandas streams an index as a column itself, unless its values happen to be a range.
@@ -382,31 +375,27 @@ def _with_index(data: Any) -> Any:
     return data.reset_index() if any(n is not None and n not in data.columns for n in names) else data
 
 
-def _from_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
-    """Return rows that are dicts as a table.
-
-    Raises:
-        InvalidUpdate: a row lacks a column of the others, which would be NULL there.
-    """
+def _convert_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
+    """Return rows that are dicts as a table."""
     if not all(issubclass(kind, Mapping) for kind in {*map(type, rows)}):
         for row, record in enumerate(rows):
             if not is_record(record, schema):
                 raise InvalidUpdate(
-                    f"update {row} is {cut(record)} ({type(record).__name__}), and the updates before it are dicts, "
-                    "or named: give all of them as dicts of columns, or all as tuples"
+                    f"update {row} is {shorten(record)} ({type(record).__name__}), and the updates before it are "
+                    "dicts, or named: give all of them as dicts of columns, or all as tuples"
                 )
-        rows = [*map(as_dict, rows)]
+        rows = [*map(to_dict, rows)]
     names = dict.fromkeys(itertools.chain.from_iterable(rows))
     if any(len(row) < len(names) for row in rows) and (schema is None or names.keys() <= {*schema.arrow.names}):
         for number, row in enumerate(rows):
             needed = names if schema is None or not row.get(DELETED) else schema.key.names
             if lacking := [name for name in needed if name not in row and name != DELETED]:
-                raise InvalidUpdate(f"row {number} is {cut(row)} and {describe_lacking_columns(lacking)}")
-    return _from_columns({name: [row.get(name) for row in rows] for name in names}, schema)
+                raise InvalidUpdate(f"row {number} is {shorten(row)} and {describe_lacking_columns(lacking)}")
+    return _convert_columns({name: [row.get(name) for row in rows] for name in names}, schema)
 
 
-def _from_columns(columns: Mapping[Any, Any], schema: CollectionSchema | None) -> pa.Table:
-    arrays = {name: _column(name, values, schema) for name, values in columns.items()}
+def _convert_columns(columns: Mapping[Any, Any], schema: CollectionSchema | None) -> pa.Table:
+    arrays = {name: _convert_column(name, values, schema) for name, values in columns.items()}
     lengths = {len(column) for column in arrays.values()}
     if len(lengths) > 1:
         listed = ", ".join(f"{name!r} {len(column)}" for name, column in arrays.items())
@@ -416,21 +405,22 @@ def _from_columns(columns: Mapping[Any, Any], schema: CollectionSchema | None) -
     return pa.Table.from_arrays([*arrays.values()], names=[*arrays])
 
 
-def _column(name: Any, values: Any, schema: CollectionSchema | None) -> pa.ChunkedArray:
+def _convert_column(name: Any, values: Any, schema: CollectionSchema | None) -> pa.ChunkedArray:
+    """Return the values of a column, whatever holds them, as an Arrow column."""
     if not isinstance(name, str):
-        raise SchemaMismatch(f"{cut(name)} is not the name of a column: names are text")
+        raise SchemaMismatch(f"{shorten(name)} is not the name of a column: names are text")
     if isinstance(values, pa.ChunkedArray):
         return values
-    _check_kind(name, getattr(values, "dtype", None))
+    _check_column_type(name, getattr(values, "dtype", None))
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise SchemaMismatch(
-            f"column {name!r} is {cut(values)} ({type(values).__name__}): a dict of columns has a list or an array for "
-            "each name. Give a single row as [{…}]."
+            f"column {name!r} is {shorten(values)} ({type(values).__name__}): a dict of columns has a list or an "
+            "array for each name. Give a single row as [{…}]."
         )
     if isinstance(values, pa.Array) or _is_arrow(values) or isinstance(values, np.ndarray):
         try:
             array = pa.array(values) if isinstance(values, (pa.Array, np.ndarray)) else pa.chunked_array(values)
-            if str(getattr(values, "dtype", None)) != "object" or _is_of_one_kind(_list_values(values), array.type):
+            if str(getattr(values, "dtype", None)) != "object" or _fits_inferred_type(_list_values(values), array.type):
                 return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             pass  # One by one, then, by the type that is wanted.
@@ -446,16 +436,17 @@ def _list_values(values: Any) -> list[Any]:
 
 
 def _convert_values(name: str, values: list[Any], schema: CollectionSchema | None) -> pa.Array:
+    """Convert Python values to the schema's type of a column, or infer one."""
     timeline = None if schema is None else schema.timeline
     if name == TIME and timeline is not None:
-        return _times(values, timeline, name)
+        return _convert_times(values, timeline, name)
     if schema is not None and name in schema.arrow.names:
         convert = to_array if name in (TIME, DIFF) else to_field
         return convert(values, schema.arrow.field(name).type, f"column {name!r}")
     # No column of the collection: the times come from it, or it is refused where all names are known, or kept.
     if timeline is not None:
         try:
-            return _times(values, timeline, name)
+            return _convert_times(values, timeline, name)
         except InvalidUpdate:
             if any(isinstance(value, datetime) for value in values):
                 raise
@@ -470,12 +461,12 @@ def _infer_array(name: str, values: list[Any]) -> pa.Array:
         raise InvalidUpdate(
             f"column {name!r} has values that Arrow has no one type for: {error}. Give all its values one type."
         ) from error
-    if _is_of_one_kind(values, array.type):
+    if _fits_inferred_type(values, array.type):
         return array
     return to_array(values, get_stored_type(array.type), f"column {name!r}")  # Raises, and names the row.
 
 
-def _times(values: list[Any], unit: str, name: str) -> pa.Array:
+def _convert_times(values: list[Any], unit: str, name: str) -> pa.Array:
     """Return times, whose kind the first one determines: numbers, moments, dates or text."""
     first = next((value for value in values if value is not None), None)
     kind = pa.int64()

@@ -2,7 +2,7 @@
 
 Turning one update into Arrow costs more than all else that a tiny write does, and costs hardly more for a hundred. So a
 writer collects them as Python columns and converts those of many writes at once. This requires values that are certain
-to convert: `small_updates` accepts a value by its exact Python type and range, and leaves everything else to
+to convert: `convert_small_updates` accepts a value by its exact Python type and range, and leaves everything else to
 `to_updates`. It never raises and never refuses an update by itself.
 
 It duplicates `to_updates`, and stays for its speed: 50 writes of one update each take 2.6 ms of CPU time with it, and
@@ -17,8 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs.order.arrays import plain_array
-from persist.codecs.order.ordering import canonical
+from persist.codecs.order.arrays import make_plain_array
+from persist.codecs.order.ordering import make_canonical
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 
 ROWS_MAX = 32
@@ -56,11 +56,11 @@ class SmallUpdates:
         return sum(map(abs, self.columns[-1]))
 
 
-def small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
+def convert_small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
     """Return data as columns, or None if it is not a short list of well-formed tuples of plain values."""
     if type(data) is not list or not 0 < len(data) <= ROWS_MAX:
         return None
-    kinds = schema.compute_once(_kinds)
+    kinds = schema.compute_once(_list_plain_types)
     if kinds is None:
         return None
     try:
@@ -70,11 +70,11 @@ def small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
         if {*map(type, pairs)} != _TUPLE:
             return None
         keys, values = zip(*pairs, strict=True)
-        columns = [*_side(keys, len(schema.key.fields)), *_side(values, len(schema.value.fields))]
+        columns = [*_split_side(keys, len(schema.key.fields)), *_split_side(values, len(schema.value.fields))]
         columns += [list(times), list(diffs)]
     except (TypeError, ValueError):
         return None
-    if not _fit(kinds, columns) or 0 in diffs or not 0 <= min(times) <= max(times) <= TIME_MAX:
+    if not _are_plain(kinds, columns) or 0 in diffs or not 0 <= min(times) <= max(times) <= TIME_MAX:
         return None
     text = 0
     for column in columns:
@@ -84,23 +84,23 @@ def small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
     return SmallUpdates(columns, len(times) * _UPDATE_BYTES + text) if text <= TEXT_BYTES_MAX else None
 
 
-def small_keys(keys: Sequence[Any], schema: CollectionSchema) -> pa.RecordBatch | None:
+def convert_small_keys(keys: Sequence[Any], schema: CollectionSchema) -> pa.RecordBatch | None:
     """Return a few plain keys as a batch of the key columns, or None if they are not certain to be keys."""
-    kinds = schema.compute_once(_kinds)
+    kinds = schema.compute_once(_list_plain_types)
     if kinds is None or not 0 < len(keys) <= ROWS_MAX:
         return None
     try:
-        columns = _side(tuple(keys), len(schema.key.fields))
+        columns = _split_side(tuple(keys), len(schema.key.fields))
     except ValueError:
         return None
-    fields = schema.compute_once(_key_fields)
-    if not columns or not _fit(kinds[: len(fields)], columns):
+    fields = schema.compute_once(_make_key_schema)
+    if not columns or not _are_plain(kinds[: len(fields)], columns):
         return None
     if sum(len(value) for column in columns for value in column if type(value) in _TEXTS) > TEXT_BYTES_MAX:
         return None
     if any(value == 0 or value != value for column in columns for value in column if type(value) is float):
         return None  # Zeros and NaN of floats would have to be made canonical.
-    arrays = [plain_array(column, kind) for column, kind in zip(columns, fields.types, strict=True)]
+    arrays = [make_plain_array(column, kind) for column, kind in zip(columns, fields.types, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=fields)
 
 
@@ -108,13 +108,13 @@ def gather_updates(batches: Sequence[SmallUpdates], schema: CollectionSchema) ->
     """Return all updates of some batches as one table of `schema.arrow`, in order."""
     columns = zip(*(batch.columns for batch in batches), strict=True)
     arrays = [
-        plain_array([*chain.from_iterable(column)], field.type)
+        make_plain_array([*chain.from_iterable(column)], field.type)
         for column, field in zip(columns, schema.arrow, strict=True)
     ]
-    return canonical(pa.Table.from_arrays(arrays, schema=schema.arrow))
+    return make_canonical(pa.Table.from_arrays(arrays, schema=schema.arrow))
 
 
-def _side(values: tuple[Any, ...], fields: int) -> list[Column]:
+def _split_side(values: tuple[Any, ...], fields: int) -> list[Column]:
     if fields == 1:
         return [list(values)]
     if fields == 0:
@@ -127,7 +127,7 @@ def _side(values: tuple[Any, ...], fields: int) -> list[Column]:
     return [list(column) for column in zip(*values, strict=True)]
 
 
-def _fit(kinds: Sequence[tuple[type, bool]], columns: Sequence[Column]) -> bool:
+def _are_plain(kinds: Sequence[tuple[type, bool]], columns: Sequence[Column]) -> bool:
     """Return whether all values are of the type of their column, and certain to convert."""
     if len(kinds) != len(columns):
         return False
@@ -142,7 +142,7 @@ def _fit(kinds: Sequence[tuple[type, bool]], columns: Sequence[Column]) -> bool:
     return True
 
 
-def _kinds(schema: CollectionSchema) -> tuple[tuple[type, bool], ...] | None:
+def _list_plain_types(schema: CollectionSchema) -> tuple[tuple[type, bool], ...] | None:
     """Return the Python type of each column and whether it may be NULL; None if there are columns of other types."""
     fields = (*schema.key.fields, *schema.value.fields)
     codecs = (schema.key.codec_name, schema.value.codec_name)
@@ -151,7 +151,7 @@ def _kinds(schema: CollectionSchema) -> tuple[tuple[type, bool], ...] | None:
     return (*((_KINDS[field.type], field.nullable) for field in fields), (int, False), (int, False))
 
 
-def _key_fields(schema: CollectionSchema) -> pa.Schema:
+def _make_key_schema(schema: CollectionSchema) -> pa.Schema:
     return pa.schema([schema.arrow.field(name) for name in schema.key_names])
 
 

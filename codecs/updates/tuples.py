@@ -25,11 +25,11 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.errors import CodecMismatch, InvalidUpdate, SchemaMismatch, did_you_mean
-from persist.codecs.order.ordering import canonical
+from persist.codecs.order.ordering import make_canonical
 from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.python_types import get_stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema, Side
-from persist.codecs.types.values import cut, to_array, to_field, to_values
+from persist.codecs.types.values import shorten, to_array, to_field, to_values
 
 _INT64 = pa.int64()
 _ROWS_PER_BATCH = 64 * 1024
@@ -46,7 +46,7 @@ class _Malformed(ValueError):
     """Some tuple has another shape than the schema's."""
 
 
-def from_tuples(
+def convert_tuples(
     data: Iterable[Any], schema: CollectionSchema, to_times: Callable[[list[Any]], list[Any]] | None = None
 ) -> tuple[pa.Table, list[int], list[int]]:
     """Return `(table, times, diffs)`: the updates as a canonical table of schema.arrow, times and diffs.
@@ -58,21 +58,21 @@ def from_tuples(
     if not rows:
         return schema.arrow.empty_table(), [], []
     try:
-        columns = _columns(rows, schema)
+        columns = _transpose_updates(rows, schema)
         if to_times is not None and {*map(type, columns[-2])} != _INT:
             columns[-2] = to_times(columns[-2])
-        return canonical(_table(columns, schema)), columns[-2], columns[-1]
+        return make_canonical(_build_table(columns, schema)), columns[-2], columns[-1]
     except (_Malformed, InvalidUpdate) as error:
         for index, row in enumerate(rows):
             if problem := _describe_shape_problem(row, schema):
                 raise InvalidUpdate(
-                    f"update {index} is {cut(row)}: {problem}. A row of this collection looks like "
-                    f"{_example(schema)}, and an update like ({_example(schema)}, time, diff)."
+                    f"update {index} is {shorten(row)}: {problem}. A row of this collection looks like "
+                    f"{_make_example(schema)}, and an update like ({_make_example(schema)}, time, diff)."
                 ) from error
         raise
 
 
-def to_rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
+def iterate_rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
     """Yield `(key, value)` per row of the table; times and diffs are ignored.
 
     Raises:
@@ -81,37 +81,37 @@ def to_rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, An
         InvalidUsage: a value Python has no object for.
     """
     _check_readable(table, schema)
-    return _rows(table, schema)
+    return _iterate_rows(table, schema)
 
 
-def to_tuples(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, ...]]:
+def iterate_tuples(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, ...]]:
     """Yield `((key, value), time, diff)` per row, or `((key, value), diff)` if the table has no `_time`.
 
-    Raises: as `to_rows`.
+    Raises: as `iterate_rows`.
     """
     _check_readable(table, schema)
     ends = [TIME, DIFF] if TIME in table.column_names else [DIFF]
     if DIFF not in table.column_names:
         raise SchemaMismatch(f"column {DIFF!r} is missing: read with all columns to get tuples")
-    return _tuples(table, schema, ends)
+    return _iterate_tuples(table, schema, ends)
 
 
-def _columns(rows: Sequence[Any], schema: CollectionSchema) -> list[list[Any]]:
+def _transpose_updates(rows: Sequence[Any], schema: CollectionSchema) -> list[list[Any]]:
     """Transpose updates: one list per key field, per value field, of times, of diffs."""
     pairs, times, diffs = _transpose(rows, 3)
     keys, values = _transpose(pairs, 2)
-    if out_of_place(rows, _UPDATE) or out_of_place(pairs, _PAIR):
+    if find_misordered(rows, _UPDATE) or find_misordered(pairs, _PAIR):
         raise _Malformed
-    return [*_side_columns(keys, schema.key), *_side_columns(values, schema.value), times, diffs]
+    return [*_transpose_side(keys, schema.key), *_transpose_side(values, schema.value), times, diffs]
 
 
-def _side_columns(values: list[Any], side: Side) -> list[list[Any]]:
+def _transpose_side(values: list[Any], side: Side) -> list[list[Any]]:
     if side.codec_name is None and _are_dicts(values, side):
-        return _dict_columns(values, side)
+        return _transpose_dicts(values, side)
     if len(side.fields) == 1:
         return [values]
     if side.fields:
-        named = by_name(values, side.names)
+        named = reorder_named_tuples(values, side.names)
         if named is None:
             raise _Malformed
         return _transpose(named, len(side.fields))
@@ -124,18 +124,18 @@ def _are_dicts(values: list[Any], side: Side) -> bool:
     """Return whether values name their fields; a dict may also be the value of the one field itself."""
     if not values or not side.fields or type(values[0]) in _PLAIN:
         return False
-    if not isinstance(values[0], Mapping) and not is_object(values[0]):
+    if not isinstance(values[0], Mapping) and not is_dataclass_instance(values[0]):
         return False
     t = side.fields[0].type
     return len(side.fields) > 1 or not (pat.is_struct(t) or pat.is_map(t))
 
 
-def _dict_columns(values: list[Any], side: Side) -> list[list[Any]]:
+def _transpose_dicts(values: list[Any], side: Side) -> list[list[Any]]:
     """Transpose dicts that have all fields."""
     if not all(issubclass(kind, Mapping) for kind in {*map(type, values)}):
-        if not all(isinstance(value, Mapping) or is_object(value) for value in values):
+        if not all(isinstance(value, Mapping) or is_dataclass_instance(value) for value in values):
             raise _Malformed
-        values = [*map(as_dict, values)]
+        values = [*map(to_dict, values)]
     if not set(side.names).issuperset(chain.from_iterable(values)) or {*map(len, values)} != {len(side.names)}:
         raise _Malformed
     return [[value[name] for value in values] for name in side.names]
@@ -151,15 +151,16 @@ def _transpose(rows: Sequence[Any], width: int) -> list[list[Any]]:
     return [[*map(itemgetter(i), rows)] for i in range(width)]
 
 
-def _table(columns: list[list[Any]], schema: CollectionSchema) -> pa.Table:
+def _build_table(columns: list[list[Any]], schema: CollectionSchema) -> pa.Table:
+    """Return columns of Python values as a table of the schema."""
     split = len(schema.key.fields)
-    arrays = _side_arrays(columns[:split], schema.key, "key")
-    arrays += _side_arrays(columns[split:-2], schema.value, "value")
-    arrays += [_integers(columns[-2], TIME), _integers(columns[-1], DIFF)]
+    arrays = _convert_side(columns[:split], schema.key, "key")
+    arrays += _convert_side(columns[split:-2], schema.value, "value")
+    arrays += [_convert_integers(columns[-2], TIME), _convert_integers(columns[-1], DIFF)]
     return pa.Table.from_arrays(arrays, schema=schema.arrow)
 
 
-def _side_arrays(columns: list[list[Any]], side: Side, name: str) -> list[pa.Array]:
+def _convert_side(columns: list[list[Any]], side: Side, name: str) -> list[pa.Array]:
     if side.codec_name is not None:
         return [_encode_values(columns[0], side, name)]
     return [
@@ -169,7 +170,8 @@ def _side_arrays(columns: list[list[Any]], side: Side, name: str) -> list[pa.Arr
 
 
 def _encode_values(values: list[Any], side: Side, name: str) -> pa.Array:
-    column = _require_codec(side, name).encode_all(values)
+    """Encode the values of a side by its codec."""
+    column = _get_codec(side, name).encode_all(values)
     if len(column) != len(values) or column.type != side.fields[0].type:
         raise CodecMismatch(
             f"codec {side.codec_name!r} made {len(column)} elements of type {column.type} from {len(values)} {name}s, "
@@ -178,7 +180,7 @@ def _encode_values(values: list[Any], side: Side, name: str) -> pa.Array:
     return column
 
 
-def _require_codec(side: Side, name: str) -> Any:
+def _get_codec(side: Side, name: str) -> Any:
     if side.codec is None:
         raise CodecMismatch(
             f"the {name} is stored through codec {side.codec_name!r} version {side.codec_version}, which is not known "
@@ -188,7 +190,7 @@ def _require_codec(side: Side, name: str) -> Any:
     return side.codec
 
 
-def _integers(values: Sequence[Any], name: str) -> pa.Array:
+def _convert_integers(values: Sequence[Any], name: str) -> pa.Array:
     try:
         column = to_array(values, _INT64, name)
     except InvalidUpdate as error:
@@ -203,36 +205,39 @@ def _integers(values: Sequence[Any], name: str) -> pa.Array:
 
 
 def _describe_shape_problem(row: Any, schema: CollectionSchema) -> str | None:
+    """Return what is wrong with a tuple's shape, or None."""
     if not isinstance(row, (tuple, list)) or len(row) != 3:
         return "it is not a tuple of three, ((key, value), time, diff)"
     pair = row[0]
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        return f"{cut(pair)} is not a tuple of two, (key, value)"
-    if out_of_place([row], _UPDATE) or out_of_place([pair], _PAIR):
+        return f"{shorten(pair)} is not a tuple of two, (key, value)"
+    if find_misordered([row], _UPDATE) or find_misordered([pair], _PAIR):
         return "its fields have other places than in ((key, value), time, diff)"
     for side, value, name in ((schema.key, pair[0], "key"), (schema.value, pair[1], "value")):
         count = len(side.fields)
         if side.codec_name is not None:
             continue
         if _are_dicts([value], side):
-            if unknown := [name_given for name_given in as_dict(value) if name_given not in side.names]:
+            if unknown := [name_given for name_given in to_dict(value) if name_given not in side.names]:
                 hint = did_you_mean(unknown[0], side.names)
-                return f"{cut(unknown[0])} is not a field of the {name}{hint or ','} which has {', '.join(side.names)}"
-            if lacking := [field for field in side.names if field not in as_dict(value)]:
-                return f"the {name} {cut(value)} {describe_lacking_columns(lacking)}"
+                return (
+                    f"{shorten(unknown[0])} is not a field of the {name}{hint or ','} which has {', '.join(side.names)}"
+                )
+            if lacking := [field for field in side.names if field not in to_dict(value)]:
+                return f"the {name} {shorten(value)} {describe_lacking_columns(lacking)}"
             continue
         if count == 0 and value is not None:
-            return f"the {name} {cut(value)} is not None, and this collection has no {name} fields"
+            return f"the {name} {shorten(value)} is not None, and this collection has no {name} fields"
         if count > 1 and not (isinstance(value, (tuple, list)) and len(value) == count):
-            return f"the {name} {cut(value)} is not a tuple of the {count} fields {', '.join(side.names)}"
-        if count > 1 and by_name([value], side.names) is None:
-            return f"the {name} {cut(value)} names other fields than those of the {name}, {', '.join(side.names)}"
+            return f"the {name} {shorten(value)} is not a tuple of the {count} fields {', '.join(side.names)}"
+        if count > 1 and reorder_named_tuples([value], side.names) is None:
+            return f"the {name} {shorten(value)} names other fields than those of the {name}, {', '.join(side.names)}"
         if count == 1 and isinstance(value, tuple) and is_flat(side.fields[0].type):
-            return f"the {name} {cut(value)} is a tuple, and field {side.names[0]!r} takes the value itself"
+            return f"the {name} {shorten(value)} is a tuple, and field {side.names[0]!r} takes the value itself"
     return None
 
 
-def _example(schema: CollectionSchema) -> str:
+def _make_example(schema: CollectionSchema) -> str:
     return f"({_describe_fields(schema.key)}, {_describe_fields(schema.value)})"
 
 
@@ -246,6 +251,7 @@ def _describe_fields(side: Side) -> str:
 
 
 def _check_readable(table: pa.Table, schema: CollectionSchema) -> None:
+    """Raise SchemaMismatch unless a table has all columns and known codecs."""
     names = table.column_names
     missing = [name for name in schema.names if name not in names]
     if missing:
@@ -254,24 +260,26 @@ def _check_readable(table: pa.Table, schema: CollectionSchema) -> None:
         )
     for side, name in ((schema.key, "key"), (schema.value, "value")):
         if side.codec_name is not None:
-            _require_codec(side, name)
+            _get_codec(side, name)
 
 
-def _rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
+def _iterate_rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
     for batch in table.to_batches(max_chunksize=_ROWS_PER_BATCH):
-        yield from _pairs(batch, schema)
+        yield from _iterate_pairs(batch, schema)
 
 
-def _tuples(table: pa.Table, schema: CollectionSchema, ends: list[str]) -> Iterator[tuple[Any, ...]]:
+def _iterate_tuples(table: pa.Table, schema: CollectionSchema, ends: list[str]) -> Iterator[tuple[Any, ...]]:
     for batch in table.to_batches(max_chunksize=_ROWS_PER_BATCH):
-        yield from zip(_pairs(batch, schema), *(to_values(batch.column(name), name) for name in ends), strict=True)
+        yield from zip(
+            _iterate_pairs(batch, schema), *(to_values(batch.column(name), name) for name in ends), strict=True
+        )
 
 
-def _pairs(batch: pa.RecordBatch, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
-    return zip(_values(batch, schema.key), _values(batch, schema.value), strict=True)
+def _iterate_pairs(batch: pa.RecordBatch, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
+    return zip(_decode_side(batch, schema.key), _decode_side(batch, schema.value), strict=True)
 
 
-def _values(batch: pa.RecordBatch, side: Side) -> Iterable[Any]:
+def _decode_side(batch: pa.RecordBatch, side: Side) -> Iterable[Any]:
     if not side.fields:
         return repeat(None, batch.num_rows)
     if side.codec is not None:
@@ -293,7 +301,8 @@ def copy_if_mutable(value: Any) -> Any:
 
 
 def _copy_value(value: Any) -> Any:
-    if is_named(value):
+    """Return a deep copy of a mutable value."""
+    if is_named_tuple(value):
         return type(value)._make(map(copy_if_mutable, value))
     if type(value) in (tuple, list):
         return type(value)(map(copy_if_mutable, value))
@@ -305,12 +314,12 @@ def _copy_value(value: Any) -> Any:
         return value
 
 
-def is_named(value: Any) -> bool:
+def is_named_tuple(value: Any) -> bool:
     """Return whether a value is a named tuple."""
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def is_object(value: Any) -> bool:
+def is_dataclass_instance(value: Any) -> bool:
     """Return whether a value is a dataclass with its fields."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
@@ -323,9 +332,9 @@ def is_record(value: Any, schema: CollectionSchema | None) -> bool:
     """
     if type(value) is tuple:
         return False
-    if isinstance(value, Mapping) or is_object(value):
+    if isinstance(value, Mapping) or is_dataclass_instance(value):
         return True
-    if not is_named(value):
+    if not is_named_tuple(value):
         return False
     if schema is None:
         return True
@@ -338,11 +347,11 @@ def is_record(value: Any, schema: CollectionSchema | None) -> bool:
     return not is_update and not names.isdisjoint(value._fields)
 
 
-def as_dict(record: Any) -> Mapping[Any, Any]:
+def to_dict(record: Any) -> Mapping[Any, Any]:
     """Return a row that names its columns, one of `is_record`, as a dict."""
     if isinstance(record, Mapping):
         return record
-    if is_named(record):
+    if is_named_tuple(record):
         return dict(zip(record._fields, record, strict=True))
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
@@ -357,7 +366,7 @@ def describe_lacking_columns(names: Iterable[str], null: str = "None") -> str:
     return f"lacks {them}, which would be NULL: give {first!r} as {null} if that is meant"
 
 
-def out_of_place(values: Sequence[Any], places: tuple[str, ...]) -> Any:
+def find_misordered(values: Sequence[Any], places: tuple[str, ...]) -> Any:
     """Return the first named tuple whose fields are in another order, or None.
 
     Any value may be at an unnamed position.
@@ -369,7 +378,7 @@ def out_of_place(values: Sequence[Any], places: tuple[str, ...]) -> Any:
     return None
 
 
-def by_name(values: list[Any], names: tuple[str, ...]) -> list[Any] | None:
+def reorder_named_tuples(values: list[Any], names: tuple[str, ...]) -> list[Any] | None:
     """Put the fields of named tuples in the order of names; None if fields differ."""
     kinds = {kind for kind in {*map(type, values)} if issubclass(kind, tuple) and hasattr(kind, "_fields")}
     if all(kind._fields == names for kind in kinds):

@@ -8,7 +8,7 @@ its floats.
 Columns of a codec side hold what the codec stores, under the name "key" or "value". pandas exports its NaN as NULL,
 which is the meaning of NaN there; everywhere else NaN is a number.
 
-Plain rows have neither `_time` nor `_diff`: `stamp_rows` adds one time for all, or a column with a time for each.
+Plain rows have neither `_time` nor `_diff`: `add_times` adds one time for all, or a column with a time for each.
 """
 
 import re
@@ -24,17 +24,14 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
-from persist.codecs.order.arrays import copy_table, int64_array
-from persist.codecs.order.ordering import canonical
+from persist.codecs.order.arrays import copy_table, make_int64_array
+from persist.codecs.order.ordering import make_canonical
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.documents import check_documents
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
-from persist.codecs.types.values import cut
-from persist.codecs.updates.inputs import TableStream, as_table, open_stream
-from persist.codecs.updates.tuples import from_tuples, to_rows, to_tuples
-
-__all__ = ["to_rows", "to_tuples", "to_updates"]
-
+from persist.codecs.types.values import shorten
+from persist.codecs.updates.inputs import TableStream, open_stream, to_table
+from persist.codecs.updates.tuples import convert_tuples
 
 _DIFF_MAX = 2**63 - 1
 _TOLD_MAX = 50
@@ -44,11 +41,11 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls an index
 class Moments(Protocol):
     """Turns the times of updates that are moments into integers, and leaves all others as they are."""
 
-    def to_times(self, times: Sequence[Any]) -> list[Any]:
-        """Return the times of tuples as integers; they may be moments."""
+    def convert_times(self, times: Sequence[Any]) -> list[Any]:
+        """Return times or moments of tuples as integers."""
 
-    def column_of_times(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-        """Return a column of times as integers; they may be moments."""
+    def convert_column(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+        """Return a column of times or moments as integers."""
 
 
 def to_updates(
@@ -79,22 +76,22 @@ def to_updates(
     if isinstance(data, TableStream):
         pieces = stream_updates(data, schema, default_time=default_time, default_diff=default_diff, moments=moments)
         return pa.concat_tables([schema.arrow.empty_table(), *map(copy_table, pieces)])
-    table = as_table(data, schema)
+    table = to_table(data, schema)
     if table is None:
-        convert = None if moments is None else moments.to_times
-        table, times, diffs = from_tuples(_iterable(data), schema, convert)
+        convert = None if moments is None else moments.convert_times
+        table, times, diffs = convert_tuples(_check_iterable(data), schema, convert)
         if times:
             _check_listed_times(times)
         check_declared(table, schema)
         if 0 in diffs:
             table = _drop_zero_diffs(table)
     else:
-        table = _with_times(table, moments)
-        table = canonical(_conform(table, schema, {TIME: default_time, DIFF: default_diff}))
+        table = _convert_moments(table, moments)
+        table = make_canonical(_conform_table(table, schema, {TIME: default_time, DIFF: default_diff}))
         _check_times(table.column(TIME))
         check_declared(table, schema)
         _check_encoded(table, schema)
-        if _may_have_zero(_refuse_nulls(table.column(DIFF), DIFF)):
+        if _may_have_zero(_check_no_nulls(table.column(DIFF), DIFF)):
             table = _drop_zero_diffs(table)
     return table
 
@@ -119,7 +116,7 @@ def stream_updates(
         start += len(table)
 
 
-def _with_times(table: pa.Table, moments: Moments | None) -> pa.Table:
+def _convert_moments(table: pa.Table, moments: Moments | None) -> pa.Table:
     """Return the table with the moments of a timeline as times."""
     at = table.schema.get_field_index(TIME)
     if at < 0:
@@ -134,7 +131,7 @@ def _with_times(table: pa.Table, moments: Moments | None) -> pa.Table:
                 "Create one with {timeline:option:us}, say, or give integers that count what its times count."
             )
         return table
-    times = moments.column_of_times(table.column(at), TIME)
+    times = moments.convert_column(table.column(at), TIME)
     return table if times.type == kind else table.set_column(at, TIME, times)
 
 
@@ -159,40 +156,41 @@ def check_declared(table: pa.Table, schema: CollectionSchema) -> None:
             )
 
 
-def _iterable(data: Any) -> Iterable[Any]:
+def _check_iterable(data: Any) -> Iterable[Any]:
     if isinstance(data, (list, tuple)) or (
         isinstance(data, Iterable) and not isinstance(data, (str, bytes, bytearray, Mapping))
     ):
         return data
     raise InvalidUpdate(
-        f"the updates are {cut(data)} ({type(data).__name__}): give an iterable of ((key, value), time, diff) "
+        f"the updates are {shorten(data)} ({type(data).__name__}): give an iterable of ((key, value), time, diff) "
         "tuples, a list of dicts, a dict of columns, a pyarrow Table, RecordBatch or Dataset, a frame, or anything "
         "else that has __arrow_c_stream__"
     )
 
 
 def _check_listed_times(times: Sequence[int]) -> None:
+    """Raise InvalidUpdate for a time outside of its range."""
     if min(times) < 0 or max(times) > TIME_MAX:
         row = next(i for i, time in enumerate(times) if not 0 <= time <= TIME_MAX)
-        raise _time_out_of_range(times[row], row)
+        raise _make_time_error(times[row], row)
 
 
 def _check_times(column: pa.ChunkedArray) -> None:
-    ends = pc.min_max(_refuse_nulls(column, TIME)).as_py()
+    ends = pc.min_max(_check_no_nulls(column, TIME)).as_py()
     if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] <= TIME_MAX:
         wrong = pc.or_(pc.less(column, 0), pc.greater(column, TIME_MAX))
         row = pc.index(wrong, True).as_py()
-        raise _time_out_of_range(column[row].as_py(), row)
+        raise _make_time_error(column[row].as_py(), row)
 
 
-def _time_out_of_range(time: int, row: int) -> InvalidUpdate:
+def _make_time_error(time: int, row: int) -> InvalidUpdate:
     return InvalidUpdate(
         f"update {row} has the time {time}: times are integers from 0 to {TIME_MAX} (2**63 - 2). Choose a unit and an "
         "origin that keep them there."
     )
 
 
-def _refuse_nulls(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+def _check_no_nulls(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     if column.null_count:
         row = pc.index(pc.is_null(column), True).as_py()
         raise InvalidUpdate(f"update {row} has NULL in {name}: every update needs a time and a diff. Fill it in.")
@@ -205,11 +203,12 @@ def _may_have_zero(diffs: pa.ChunkedArray) -> bool:
 
 
 def _drop_zero_diffs(table: pa.Table) -> pa.Table:
+    """Return a table without the rows whose diff is zero."""
     keep = pc.not_equal(table.column(DIFF), 0)
     return table if pc.all(keep).as_py() else table.filter(keep)
 
 
-def _conform(table: pa.Table, schema: CollectionSchema, defaults: dict[str, int | None]) -> pa.Table:
+def _conform_table(table: pa.Table, schema: CollectionSchema, defaults: dict[str, int | None]) -> pa.Table:
     """Return the table with the schema's columns in its order and types, defaults filled in."""
     for name, limits in ((TIME, (0, TIME_MAX)), (DIFF, (-_DIFF_MAX - 1, _DIFF_MAX))):
         _check_default(name, defaults[name], *limits)
@@ -225,7 +224,7 @@ def _conform(table: pa.Table, schema: CollectionSchema, defaults: dict[str, int 
     columns = [
         cast_column(table.column(f.name), f.type, f.name)
         if f.name in present
-        else pa.chunked_array([int64_array(np.full(table.num_rows, defaults[f.name], np.int64))])
+        else pa.chunked_array([make_int64_array(np.full(table.num_rows, defaults[f.name], np.int64))])
         for f in schema.arrow
     ]
     return pa.Table.from_arrays(columns, schema=schema.arrow)
@@ -247,6 +246,7 @@ def _check_default(name: str, value: Any, low: int, high: int) -> None:
 
 
 def _make_misfit_error(names_given: list[str], expected: list[str], schema: CollectionSchema) -> SchemaMismatch:
+    """Return the error for a table with missing, extra or repeated columns."""
     present, expected_names = frozenset(names_given), frozenset(expected)
     problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in expected if n not in present]
     missing = [n for n in expected if n not in present]
@@ -258,12 +258,12 @@ def _make_misfit_error(names_given: list[str], expected: list[str], schema: Coll
     if missing == [TIME, DIFF] and len(problems) == 2:
         advice = "Plain rows, which have neither, are written at one time: give time=…."
     return SchemaMismatch(
-        f"the columns do not fit the collection: {_join(problems, '; ')}. Its columns are {_join(listed, ', ')}, in "
-        f"any order. {advice}"
+        f"the columns do not fit the collection: {_join_names(problems, '; ')}. Its columns are "
+        f"{_join_names(listed, ', ')}, in any order. {advice}"
     )
 
 
-def _join(items: list[str], between: str) -> str:
+def _join_names(items: list[str], between: str) -> str:
     """Join names for a message, truncated to a readable number."""
     more = [f"and {len(items) - _TOLD_MAX} more"] if len(items) > _TOLD_MAX else []
     return between.join([*items[:_TOLD_MAX], *more])
@@ -291,20 +291,15 @@ class Stamp:
             raise InvalidUpdate(f"diff={diff!r} is not a change: give 1 to insert the rows, -1 to retract them")
 
 
-def stamp_rows(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
-    """Return plain rows, of any form that `to_updates` takes or as `(key, value)` tuples, as what it takes.
-
-    Raises:
-        SchemaMismatch: the rows have a `_time` already, or lack the column that it is to come from.
-        InvalidUpdate: what reading the rows raises.
-    """
+def add_times(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
+    """Return plain rows as updates, with times and diffs from a stamp."""
     data = open_stream(data)
     if isinstance(data, TableStream):
         tables = data.tables
-        return TableStream(lambda _: (_stamp_table(table, stamp, schema) for table in tables(schema)))
-    table = as_table(data, schema)
+        return TableStream(lambda _: (_add_times(table, stamp, schema) for table in tables(schema)))
+    table = to_table(data, schema)
     if table is not None:
-        return _stamp_table(table, stamp, schema)
+        return _add_times(table, stamp, schema)
     if isinstance(stamp.time, str):
         raise SchemaMismatch(
             f"time={stamp.time!r} names a column, and these rows are not a table: give dicts or a frame, or "
@@ -312,13 +307,13 @@ def stamp_rows(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
         )
     if not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
         raise InvalidUpdate(
-            f"the rows are {cut(data)} ({type(data).__name__}): give (key, value) tuples, dicts, a table or a frame"
+            f"the rows are {shorten(data)} ({type(data).__name__}): give (key, value) tuples, dicts, a table or a frame"
         )
     return [*zip(data, repeat(stamp.time or 0), repeat(1 if stamp.diff is None else stamp.diff))]
 
 
-def plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
-    """Return data of any form that `to_updates` or `stamp_rows` takes, and whether it is plain rows, without times.
+def to_plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
+    """Return data of any form that `to_updates` or `add_times` takes, and whether it is plain rows, without times.
 
     For a stream or an iterator, the first element decides, and is then put back. Empty data may be either, and counts
     as rows.
@@ -332,7 +327,7 @@ def plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
         if first is None:
             return [], True
         return TableStream(lambda _: chain((first,), pieces)), TIME not in first.column_names
-    if (table := as_table(data, schema)) is not None:
+    if (table := to_table(data, schema)) is not None:
         return table, TIME not in table.column_names
     if not isinstance(data, Iterable) or isinstance(data, (str, bytes, bytearray, Mapping)):
         return data, False
@@ -342,7 +337,8 @@ def plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
     return chain(first_rows, values), is_plain
 
 
-def _stamp_table(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> pa.Table:
+def _add_times(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> pa.Table:
+    """Return a table of plain rows with the columns of times and diffs."""
     for name, is_set in ((TIME, True), (DIFF, stamp.diff is not None)):
         if is_set and name in table.column_names:
             value = getattr(stamp, name[1:])
@@ -351,9 +347,9 @@ def _stamp_table(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> pa.
                 "column; to add updates with times and diffs of their own, use write without time="
             )
     if DIFF not in table.column_names:
-        table = table.append_column(DIFF, _all(table, 1 if stamp.diff is None else stamp.diff))
+        table = table.append_column(DIFF, _fill_column(table, 1 if stamp.diff is None else stamp.diff))
     if not isinstance(stamp.time, str):
-        return table.append_column(TIME, _all(table, stamp.time or 0))
+        return table.append_column(TIME, _fill_column(table, stamp.time or 0))
     if stamp.time not in table.column_names:
         hint = did_you_mean(stamp.time, table.column_names)
         raise SchemaMismatch(
@@ -364,11 +360,11 @@ def _stamp_table(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> pa.
     return table if stamp.time in schema.names else table.drop_columns([stamp.time])
 
 
-def _all(table: pa.Table, value: int) -> pa.ChunkedArray:
+def _fill_column(table: pa.Table, value: int) -> pa.ChunkedArray:
     return pa.chunked_array([np.full(table.num_rows, value, np.int64)])
 
 
-def with_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:
+def set_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:
     """Return a table with `_diff` as updates at one time."""
     times = pa.array(np.full(len(table), time, np.int64))
     columns = [*(table[name] for name in schema.names), times, table["_diff"]]

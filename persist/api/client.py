@@ -25,9 +25,9 @@ from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
 from persist.core.metrics import Metrics
-from persist.core.rendering import Completed, html_rows, html_table
+from persist.core.rendering import Completed, render_html_rows, render_html_table
 from persist.core.settings import Location, Settings
-from persist.core.timeline import Moment, Timeline, time_text
+from persist.core.timeline import Moment, Timeline, show_time
 from persist.engine.collection.clones import clone
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.descriptions import About, about_location, read_version, words
@@ -504,14 +504,14 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
     def _repr_html_(self) -> str:
         """Return the known collections as a table. Cost: no request."""
         control = self.engine.follower.state.control
-        names = self.engine.follower.state.names()
+        names = self.engine.follower.state.list_names()
         shown_rows = [("mode", self.mode), ("seqno", f"{self.engine.follower.state.seqno:,}")]
         shown_rows += [("comment", control.about.comment)] if control.about.comment else []
         shown_rows += [*control.about.properties.items()]
         more = " …" if names[NAMES_SHOWN:] else ""
         shown_rows.append((f"{len(names):,} collections", ", ".join(names[:NAMES_SHOWN]) + more))
         caption = f"Client of {self.url}{', closed' if self.engine.is_closed else ''}"
-        return html_table(caption, shown_rows) + html_rows(
+        return render_html_table(caption, shown_rows) + render_html_rows(
             ("collection", "since", "upper"), self._list_frontiers(names)
         )
 
@@ -526,7 +526,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
                 continue
             timeline = None if contents.timeline is None else Timeline(contents.timeline)
             since, upper = (
-                "for ever" if end == END else time_text(end, timeline) for end in (contents.since, contents.upper)
+                "for ever" if end == END else show_time(end, timeline) for end in (contents.since, contents.upper)
             )
             rows.append((name, since, upper))
         return rows

@@ -12,17 +12,17 @@ import pyarrow as pa
 
 from persist.api.collection import Collection, write_rows
 from persist.codecs.types.schema import DIFF, CollectionSchema
-from persist.codecs.updates.inputs import DELETED, is_repeatable, select_columns_like, select_sides_like, with_first
-from persist.codecs.updates.tuples import as_dict, is_named, is_record
+from persist.codecs.updates.inputs import DELETED, is_repeatable, peek_columns, select_columns_like, select_sides_like
+from persist.codecs.updates.tuples import is_named_tuple, is_record, to_dict
 from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.python_functions import add_function
 from persist.core.keyed.form import Keyed, build_form
-from persist.core.keyed.intake import rows_that_delete
+from persist.core.keyed.intake import make_deletion_error
 from persist.core.names import check_free_name
-from persist.core.rendering import align_columns, html_rows, plain
+from persist.core.rendering import align_columns, render_html_rows, strip_control_characters
 from persist.core.state_rules.contents import CollectionState
-from persist.core.timeline import Moment, Retention, read_timeline, retention_times, time_text
+from persist.core.timeline import Moment, Retention, read_timeline, show_time, to_retention_times
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import choose_write_mode, find_row_target, load_handle, load_or_create, open_handle
 from persist.engine.read.planning.snapshot_plan import record_count
@@ -98,7 +98,7 @@ class CreatingCalls:
         elif key is ...:
             raise InvalidUsage("create_or_load() needs key=: its columns, or like= with a frame that has them")
         schema = CollectionSchema.of(key, value, timeline)
-        retained = None if retention is None else retention_times(retention, read_timeline(schema))
+        retained = None if retention is None else to_retention_times(retention, read_timeline(schema))
         if keyed is not None and not isinstance(keyed, Keyed):
             raise InvalidUsage(f"keyed={keyed!r} is not a declaration: give persist.Keyed(...)")
         form = None if keyed is None else build_form(keyed, schema)
@@ -158,14 +158,14 @@ class CreatingCalls:
         if not isinstance(name, str) and isinstance(rows, str):
             raise InvalidUsage(f"the name comes first: write({rows!r}, rows, key=…)")
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
-        columns, rows = with_first(rows)
+        columns, rows = peek_columns(rows)
         if mode == "update" and self.engine.find_newest_id(name) is None:
             load_handle(self.engine, name)  # It raises CollectionNotFound.
         with self.engine.follower.looks.once():
             handle = find_row_target(self.engine, name, columns, key=key, timeline=timeline, time=time)
         names = _name_columns(columns)
         if DELETED in names and DELETED not in (handle.schema.names if handle.create is None else ()):
-            raise rows_that_delete()
+            raise make_deletion_error()
         has_diffs = diff is not None or DIFF in names or _are_updates(columns)
         chosen = choose_write_mode(handle, mode, names_key=key is not ... and bool(key), has_diffs=has_diffs)
         if mode == "error" and handle.create is None and not handle.remembers(handle.contents(), token):
@@ -193,14 +193,14 @@ def _name_columns(rows: Any) -> Iterable[str]:
     is_list = isinstance(rows, (list, tuple))
     first = rows[0] if is_list and rows else rows
     if is_record(first, None):
-        return as_dict(first)
+        return to_dict(first)
     return () if is_list and not hasattr(first, "columns") else select_columns_like(first)
 
 
 def _are_updates(rows: Any) -> bool:
     """Return whether rows are tuples with times and diffs."""
     first = rows[0] if isinstance(rows, (list, tuple)) and rows else None
-    return isinstance(first, tuple) and len(first) == 3 and not is_named(first)
+    return isinstance(first, tuple) and len(first) == 3 and not is_named_tuple(first)
 
 
 SHOWN_MAX = 50  # Collections in a representation.
@@ -249,7 +249,7 @@ class Collections(list[str]):
 
     def __repr__(self) -> str:
         """Say what this client knows of each, without asking the store for news."""
-        head, *rows = (tuple(map(plain, row)) for row in self._list_rows())
+        head, *rows = (tuple(map(strip_control_characters, row)) for row in self._list_rows())
         if not rows:
             return "no collections"
         return "\n".join((*align_columns((head, *rows), right=(1,)), *self._format_omitted()))
@@ -257,7 +257,7 @@ class Collections(list[str]):
     def _repr_html_(self) -> str:
         """Return the table as HTML."""
         head, *rows = self._list_rows()
-        return html_rows(head, [*rows, *((line, "", "", "") for line in self._format_omitted())])
+        return render_html_rows(head, [*rows, *((line, "", "", "") for line in self._format_omitted())])
 
     def _format_omitted(self) -> list[str]:
         return [f"… and {len(self) - SHOWN_MAX:,} more"] if len(self) > SHOWN_MAX else []
@@ -279,5 +279,5 @@ class Collections(list[str]):
 
 def _format_cells(contents: CollectionState) -> tuple[str, str, str]:
     rows, upper = record_count(contents), contents.upper
-    sealed = "for ever" if upper == END else "-" if upper == 0 else time_text(upper, read_timeline(contents.schema))
+    sealed = "for ever" if upper == END else "-" if upper == 0 else show_time(upper, read_timeline(contents.schema))
     return "?" if rows is None else f"{rows:,}", sealed, contents.about.comment

@@ -39,6 +39,8 @@ class MultiWrite:
         """Return the time that the commit assigned to a collection's writes, or None.
 
         All collections get one time. On timelines of different units, that is one moment.
+
+        Raises InvalidUsage: the block has not ended, or nothing was committed.
         """
         if self._commit.committed is None:
             raise InvalidUsage("a multi_write has given no times yet: ask after its `with` block")

@@ -53,6 +53,8 @@ class UpkeepCalls:
 
         Args:
             dry_run: change nothing, and return what would be.
+
+        Raises Locked: another client has the location exclusively.
         """
         return upgrade(self.engine, dry_run=dry_run)
 
@@ -82,5 +84,6 @@ class UpkeepCalls:
 
         Raises:
             InvalidUsage: a name is not known, or a value is not allowed.
+            Locked: another client has the location exclusively.
         """
         return set_policy(self.engine, changes, at_once=at_once)

@@ -26,12 +26,8 @@ Coordinates: TypeAlias = tuple[int, ...]
 END = TIME_MAX + 1
 
 
-def as_time(what: str, value: Any, *, most: int = TIME_MAX) -> int:
-    """Return value as a time, from any kind of integer.
-
-    Raises:
-        InvalidUsage: it is not an integer in `[0, most]`; the message begins with what.
-    """
+def to_time_integer(what: str, value: Any, *, most: int = TIME_MAX) -> int:
+    """Return a time as a Python integer, from any kind of integer."""
     try:
         time = operator.index(value)
     except TypeError:
@@ -41,20 +37,16 @@ def as_time(what: str, value: Any, *, most: int = TIME_MAX) -> int:
     return time
 
 
-def coordinates(what: str, time: Any, dimensions: int | None = None) -> Coordinates:
-    """Return a time as the tuple of its coordinates.
-
-    Raises:
-        InvalidUsage: it is not a time of that many dimensions; the message begins with what.
-    """
+def to_coordinates(what: str, time: Any, dimensions: int | None = None) -> Coordinates:
+    """Return a time as the tuple of its coordinates."""
     point = tuple(time) if isinstance(time, tuple | list) else (time,)
     if not point or (dimensions is not None and len(point) != dimensions):
         allowed = "an integer" if dimensions == 1 else f"a tuple of {dimensions or 'some'} integers"
         raise InvalidUsage(f"{what} {time!r} has {len(point)} dimensions, and here a time is {allowed}")
-    return tuple(as_time(what, coordinate, most=END) for coordinate in point)
+    return tuple(to_time_integer(what, coordinate, most=END) for coordinate in point)
 
 
-def as_given(point: Coordinates) -> Time:
+def to_user_time(point: Coordinates) -> Time:
     """Return coordinates as users write times: a bare integer when there is one dimension."""
     return point[0] if len(point) == 1 else point
 
@@ -80,12 +72,12 @@ class Antichain:
             return
         least: list[Coordinates] = []
         for element in elements:
-            point = coordinates("frontier time", element, len(least[0]) if least else None)
-            if not any(_precedes(earlier_element, point) for earlier_element in least):
-                least = [earlier_element for earlier_element in least if not _precedes(point, earlier_element)] + [
+            point = to_coordinates("frontier time", element, len(least[0]) if least else None)
+            if not any(_is_before(earlier_element, point) for earlier_element in least):
+                least = [earlier_element for earlier_element in least if not _is_before(point, earlier_element)] + [
                     point
                 ]
-        object.__setattr__(self, "elements", tuple(map(as_given, sorted(least))))
+        object.__setattr__(self, "elements", tuple(map(to_user_time, sorted(least))))
 
     @property
     def is_empty(self) -> bool:
@@ -106,8 +98,8 @@ class Antichain:
         least = self.elements[0]
         if type(least) is int and not isinstance(time, tuple):
             return bool(least <= time)
-        point = coordinates("time", time, 1 if type(least) is int else len(least))
-        return any(_precedes(element, point) for element in _points(self.elements))
+        point = to_coordinates("time", time, 1 if type(least) is int else len(least))
+        return any(_is_before(element, point) for element in _to_points(self.elements))
 
     def meet(self, other: "Antichain | Time") -> "Antichain":
         """Return the greatest frontier not after either: what is beyond it is beyond one of them."""
@@ -119,35 +111,39 @@ class Antichain:
 
     def join(self, other: "Antichain | Time") -> "Antichain":
         """Return the least frontier not before either: what is beyond it is beyond both."""
-        other_points = _points((other if isinstance(other, Antichain) else Antichain(other)).elements)
+        other_points = _to_points((other if isinstance(other, Antichain) else Antichain(other)).elements)
         return Antichain(
-            *(_least_after(left_point, two) for left_point in _points(self.elements) for two in other_points)
+            *(
+                _compute_least_upper_bound(left_point, two)
+                for left_point in _to_points(self.elements)
+                for two in other_points
+            )
         )
 
     def __eq__(self, other: object) -> bool:
         if type(other) is Antichain:
             return self.elements == other.elements
-        reach = _reach(other)
-        return NotImplemented if reach is None else bool(_reach(self) == reach)
+        reach = _get_reach(other)
+        return NotImplemented if reach is None else bool(_get_reach(self) == reach)
 
     def __hash__(self) -> int:
         return hash(self.elements[0] if len(self.elements) == 1 else self.elements)
 
     def __le__(self, other: object) -> bool:
-        reach = _reach(other)
-        return NotImplemented if reach is None else _is_at_or_before(_reach(self), reach)
+        reach = _get_reach(other)
+        return NotImplemented if reach is None else _is_at_or_before(_get_reach(self), reach)
 
     def __lt__(self, other: object) -> bool:
-        reach = _reach(other)
-        return NotImplemented if reach is None else self != other and _is_at_or_before(_reach(self), reach)
+        reach = _get_reach(other)
+        return NotImplemented if reach is None else self != other and _is_at_or_before(_get_reach(self), reach)
 
     def __ge__(self, other: object) -> bool:
-        reach = _reach(other)
-        return NotImplemented if reach is None else _is_at_or_before(reach, _reach(self))
+        reach = _get_reach(other)
+        return NotImplemented if reach is None else _is_at_or_before(reach, _get_reach(self))
 
     def __gt__(self, other: object) -> bool:
-        reach = _reach(other)
-        return NotImplemented if reach is None else self != other and _is_at_or_before(reach, _reach(self))
+        reach = _get_reach(other)
+        return NotImplemented if reach is None else self != other and _is_at_or_before(reach, _get_reach(self))
 
     def __reduce__(self) -> "tuple[type[Antichain], tuple[Any, ...]]":
         return type(self), self.elements
@@ -167,11 +163,7 @@ def to_time(frontier: int) -> int | None:
 
 
 def to_frontier(value: int | Antichain) -> int:
-    """Return a frontier of a collection from the public API as an integer.
-
-    Raises:
-        InvalidUsage: it is not a time, or has several dimensions.
-    """
+    """Return a frontier of a collection from the public API as an integer."""
     if type(value) is int and 0 <= value <= END:
         return value
     antichain = value if isinstance(value, Antichain) else Antichain(value)
@@ -192,8 +184,8 @@ def encode_frontier(frontier: int) -> Frontier:
     return () if frontier == END else (frontier,)
 
 
-def _reach(other: Any) -> Any:
-    """Return how far a frontier or a time has come; None for other values.
+def _get_reach(other: Any) -> Any:
+    """Return how far a frontier or time has come, for comparisons; else None.
 
     It is a number in one dimension, infinity for the empty frontier, and the points of a frontier of several.
     """
@@ -216,21 +208,22 @@ def _is_at_or_before(one: Any, other: Any) -> bool:
     if type(one) is not tuple and type(other) is not tuple:
         return bool(one <= other)
     left_points, right_points = (
-        reach if type(reach) is tuple else _points(() if reach == math.inf else (reach,)) for reach in (one, other)
+        reach if type(reach) is tuple else _to_points(() if reach == math.inf else (reach,)) for reach in (one, other)
     )
-    return all(any(_precedes(a, b) for a in left_points) for b in right_points)
+    return all(any(_is_before(a, b) for a in left_points) for b in right_points)
 
 
-def _points(elements: tuple[Any, ...]) -> tuple[Coordinates, ...]:
+def _to_points(elements: tuple[Any, ...]) -> tuple[Coordinates, ...]:
+    """Return each time as a tuple of its coordinates."""
     return tuple(element if type(element) is tuple else (element,) for element in elements)
 
 
-def _precedes(one: Coordinates, other: Coordinates) -> bool:
-    return _least_after(one, other) == other
+def _is_before(one: Coordinates, other: Coordinates) -> bool:
+    return _compute_least_upper_bound(one, other) == other
 
 
-def _least_after(one: Coordinates, other: Coordinates) -> Coordinates:
-    """Return the least time that is before neither."""
+def _compute_least_upper_bound(one: Coordinates, other: Coordinates) -> Coordinates:
+    """Return the least time at or after both times."""
     if len(one) != len(other):
         raise InvalidUsage(f"times {one} and {other} have different numbers of dimensions, so they do not compare")
     return tuple(map(max, one, other))

@@ -11,7 +11,7 @@ class Closes(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what it holds; idempotent."""
+        """Release resources; idempotent."""
 
     def __enter__(self) -> Self:
         return self

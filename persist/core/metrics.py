@@ -8,9 +8,9 @@ The names of the exported metrics follow `Metrics.as_dict`:
     persist.cache.<field>                             counter; memory_bytes and folder_bytes are gauges
     persist.<group>.<name>                            gauge, for the rest
 
-Nothing is imported or started before `register`, and a process without the package pays nothing. With it, a metric is
-created once in a process and reads every registered client: OpenTelemetry would ignore the callbacks of a second metric
-of the same name, and cannot remove one.
+Nothing is imported or started before `register_metrics`, and a process without the package pays nothing. With it, a
+metric is created once in a process and reads every registered client: OpenTelemetry would ignore the callbacks of a
+second metric of the same name, and cannot remove one.
 """
 
 import threading
@@ -61,10 +61,10 @@ class Metrics(Shown):
         }
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(_iterate_lines(self))
 
 
-def register(
+def register_metrics(
     metrics: Callable[[], Metrics], attributes: Mapping[str, str], shape: Hashable = None
 ) -> Callable[[], None]:
     """Export what metrics returns until the result is called; does nothing without the package opentelemetry-api.
@@ -79,7 +79,7 @@ def register(
         api = import_module("opentelemetry.metrics")
     except ImportError:
         return lambda: None
-    return _exporter.add(api, metrics, attributes, shape)
+    return _exporter.add_client(api, metrics, attributes, shape)
 
 
 class Reading(NamedTuple):
@@ -100,14 +100,14 @@ class _Exporter:
         self._names: set[str] = set()
         self._shapes: set[Hashable] = set()
 
-    def add(
+    def add_client(
         self, api: Any, metrics: Callable[[], Metrics], attributes: Mapping[str, str], shape: Hashable
     ) -> Callable[[], None]:
         """Register a client, and create the metrics that its readings need."""
-        first = () if shape in self._shapes else [*readings(metrics())]
+        first = () if shape in self._shapes else [*iterate_readings(metrics())]
         with self._lock:
             number = next(self._numbers)
-            self._sources[number] = (self._weak(metrics, number), dict(attributes))
+            self._sources[number] = (self._make_weak_reader(metrics, number), dict(attributes))
             new = {reading.name: reading for reading in first if reading.name not in self._names}
             self._names.update(new)
             if shape is not None:
@@ -118,7 +118,8 @@ class _Exporter:
             create(reading.name, callbacks=[partial(self._observe, api.Observation, reading.name)], unit=reading.unit)
         return partial(self._remove, number)
 
-    def _weak(self, metrics: Callable[[], Metrics], number: int) -> Callable[[], Metrics | None]:
+    def _make_weak_reader(self, metrics: Callable[[], Metrics], number: int) -> Callable[[], Metrics | None]:
+        """Return a function that returns metrics, or None after the client is gone."""
         if not isinstance(metrics, MethodType):
             return metrics
         method = weakref.WeakMethod(metrics, lambda _: self._remove(number))
@@ -138,7 +139,7 @@ class _Exporter:
             sources = [*self._sources.values()]
         for metrics, attributes in sources:
             numbers = metrics()
-            for reading in readings(numbers) if numbers is not None else ():
+            for reading in iterate_readings(numbers) if numbers is not None else ():
                 if reading.name == name:
                     yield observation(reading.value, {**attributes, **reading.attributes})
 
@@ -147,7 +148,7 @@ class _Exporter:
 _exporter = _Exporter()
 
 
-def readings(metrics: Metrics) -> Iterator[Reading]:
+def iterate_readings(metrics: Metrics) -> Iterator[Reading]:
     """Yield each counter as a reading with its labels."""
     for operation, store in metrics.store.items():
         by_operation = {"operation": operation}
@@ -168,7 +169,8 @@ def readings(metrics: Metrics) -> Iterator[Reading]:
             yield Reading(f"persist.{group}.{name}", value, False)
 
 
-def _lines(metrics: Metrics) -> Iterator[str]:
+def _iterate_lines(metrics: Metrics) -> Iterator[str]:
+    """Yield the metrics as lines of text."""
     latencies = "".join(f"{name:>9}" for name in ("p50 ms", "p90 ms", "p99 ms", "max ms"))
     yield f"{'store':<8}{'requests':>10}{'errors':>8}{'MB':>10}{'s':>9}{latencies}"
     for name, c in metrics.store.items():
@@ -176,12 +178,12 @@ def _lines(metrics: Metrics) -> Iterator[str]:
         yield f"{name:<8}{c.requests:>10,}{c.errors:>8,}{c.bytes / 1e6:>10.2f}{c.seconds:>9.2f}{quantiles}"
     for name, retry in metrics.retries.items():
         if any(asdict(retry).values()):
-            yield f"retried {name}: {_words(asdict(retry))}"
+            yield f"retried {name}: {_format_numbers(asdict(retry))}"
     if metrics.cache is not None:
-        yield f"cache: {_words(asdict(metrics.cache))}"
+        yield f"cache: {_format_numbers(asdict(metrics.cache))}"
     for group, numbers in metrics.groups.items():
-        yield f"{group}: {_words(numbers)}"
+        yield f"{group}: {_format_numbers(numbers)}"
 
 
-def _words(numbers: Mapping[str, float]) -> str:
+def _format_numbers(numbers: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:,}" for name, value in numbers.items())

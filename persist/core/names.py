@@ -42,7 +42,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _CLIENT = re.compile(r".*:\d+:[0-9a-f]{8}:(.+)", re.DOTALL)
 
 
-def new_client_name() -> str:
+def make_client_name() -> str:
     """Return a new name for a writing client: its host, its process and its release."""
     return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}:{__version__}"
 
@@ -55,7 +55,7 @@ def read_release(client: str) -> str | None:
 
 def check_name(name: str) -> str:
     """Return name, or raise InvalidUsage when it is not a good name for a collection."""
-    return _check("collection", name)
+    return _check_pattern("collection", name)
 
 
 def check_free_name(name: str) -> str:
@@ -74,7 +74,7 @@ def check_hold_name(name: str) -> str:
     """Return name, or raise InvalidUsage when it is not a good name for a permanent hold."""
     if isinstance(name, str) and is_id(name):
         raise InvalidUsage(f"hold name {name!r} is not allowed: it looks like the id of a lease. Use another name.")
-    return _check("hold", name)
+    return _check_pattern("hold", name)
 
 
 def check_tag_name(name: str) -> str:
@@ -84,7 +84,7 @@ def check_tag_name(name: str) -> str:
             f"tag name {name!r:.80} is not allowed: it looks like a time, and a tag is given where a time is. Begin it "
             "with a word, such as 'end-of-2026'."
         )
-    return _check("tag", name)
+    return _check_pattern("tag", name)
 
 
 def is_time_word(name: str) -> bool:
@@ -92,14 +92,14 @@ def is_time_word(name: str) -> bool:
     return name.strip().lower() in _TIME_WORDS or AGO.fullmatch(name.strip()) is not None
 
 
-def check_text(what: str, text: str) -> str:
+def check_printable_text(what: str, text: str) -> str:
     """Return a text that others made up, or raise InvalidUsage when it is not 1 to `TEXT_CHARS_MAX` printable ones."""
     if not isinstance(text, str) or not 0 < len(text) <= TEXT_CHARS_MAX or not text.isprintable():
         raise InvalidUsage(f"{what}={text!r:.300} is not a text of 1 to {TEXT_CHARS_MAX} printable characters")
     return text
 
 
-def is_text(value: object) -> bool:
+def is_storable_text(value: object) -> bool:
     """Return whether it is text that can be stored: surrogates from undecodable bytes are not Unicode."""
     if not isinstance(value, str):
         return False
@@ -110,27 +110,27 @@ def is_text(value: object) -> bool:
     return True
 
 
-def view_hold(view: str) -> str:
+def make_view_hold_name(view: str) -> str:
     """Return the name of a view's holds, from its id: its name may change."""
     return f"{VIEW_HOLD}{view}"
 
 
-def index_hold(index: str) -> str:
+def make_index_hold_name(index: str) -> str:
     """Return the name of an index's hold, from its id."""
     return f"{INDEX_HOLD}{index}"
 
 
-def published_hold(table: str) -> str:
+def make_published_hold_name(table: str) -> str:
     """Return the name of the hold of a published table with a change feed, from its format."""
     return f"{PUBLISHED_HOLD}{table}"
 
 
-def index_name(collection: str, columns: Iterable[int]) -> str:
+def make_index_name(collection: str, columns: Iterable[int]) -> str:
     """Return the name of an index: there is one for each list of columns, which are named by their ids."""
     return f"{INDEX_PREFIX}{collection}.{'-'.join(map(str, columns))}"
 
 
-def groups_prefix(view: str) -> str:
+def make_groups_prefix(view: str) -> str:
     """Return the prefix of the views with the groups of a view, from its id; a number follows."""
     return f"{GROUPS_PREFIX}{view}."
 
@@ -150,8 +150,9 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def _check(what: str, name: str) -> str:
-    reason = _fault(name)
+def _check_pattern(what: str, name: str) -> str:
+    """Return a name; raise InvalidUsage if it breaks the rules."""
+    reason = _find_name_fault(name)
     if reason is not None:
         sample = repr(name if not isinstance(name, str) else name[:80])
         raise InvalidUsage(
@@ -161,7 +162,8 @@ def _check(what: str, name: str) -> str:
     return name
 
 
-def _fault(name: object) -> str | None:
+def _find_name_fault(name: object) -> str | None:
+    """Return why a name is not allowed; None if it is."""
     if not isinstance(name, str):
         return f"it is a {type(name).__name__}"
     if not name:
@@ -176,7 +178,7 @@ def _fault(name: object) -> str | None:
         return "it contains a control character"
     if name != name.strip():
         return "it begins or ends with a space"
-    return None if is_text(name) else "it is not valid Unicode text"
+    return None if is_storable_text(name) else "it is not valid Unicode text"
 
 
 def check_holder(holder: str) -> None:

@@ -42,12 +42,12 @@ logger = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """Receives progress: `begin` gets the kind of work and its amount, and returns a function to call for each bit."""
+    """Receives progress: `begin_work` gets a work and its amount, and returns a function to call for each bit."""
 
-    def begin(self, what: str, total: int | None, unit: str) -> Done:
+    def begin_work(self, what: str, total: int | None, unit: str) -> Done:
         """Hear that work has begun; the result is called with how much more of it was done."""
 
-    def end(self, done: Done) -> None:
+    def end_work(self, done: Done) -> None:
         """Hear that the work that done belongs to has ended, well or not."""
 
 
@@ -79,16 +79,16 @@ class LimitedWork:
         """End the work soon, from any thread."""
         self.is_cancelled = True
 
-    def check(self) -> None:
+    def check_limit(self) -> None:
         """Raise InvalidUsage if the work was cancelled, and LimitReached if it has reached a limit."""
         if self.is_cancelled:
             raise InvalidUsage("the work was cancelled. What was sealed before stays, and nothing else was written")
         if time.monotonic() > self.until:
             raise LimitReached("time", f"timeout_s={self.timeout_s}")
-        if self.memory is not None and resident_bytes() > self.resident:
+        if self.memory is not None and measure_resident_bytes() > self.resident:
             raise LimitReached("memory", f"memory_limit={self.memory:,} bytes more than the process had")
         if self.around is not None:
-            self.around.check()
+            self.around.check_limit()
 
 
 _work: ContextVar[LimitedWork | None] = ContextVar("persist_work", default=None)
@@ -104,7 +104,7 @@ def limit_work(timeout_s: float | None, memory_limit: int | None) -> Iterator[Li
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0):
             raise InvalidUsage(f"{name}={limit!r} is not a limit: give a number of at least 0, or None for no limit")
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    resident = math.inf if memory_limit is None else resident_bytes() + memory_limit
+    resident = math.inf if memory_limit is None else measure_resident_bytes() + memory_limit
     work = LimitedWork(timeout_s, memory_limit, until, resident, _work.get())
     token = _work.set(work)
     try:
@@ -117,10 +117,10 @@ def check_limits() -> None:
     """Raise an error if the calling work has reached a limit, or was cancelled; see `LimitedWork.check`."""
     work = _work.get()
     if work is not None:
-        work.check()
+        work.check_limit()
 
 
-def resident_bytes() -> int:
+def measure_resident_bytes() -> int:
     """Return this process's memory in bytes; on systems that do not report it, the most that it ever used."""
     try:
         with open("/proc/self/statm", "rb") as file:
@@ -133,7 +133,7 @@ def resident_bytes() -> int:
 
 
 @contextmanager
-def task(
+def report_work(
     what: str, name: str = "", *, total: int | None = None, unit: str = "rows", streams: bool = False
 ) -> Iterator[Done]:
     """Tell of the work in this block: its result is to be called with how much more was done.
@@ -144,14 +144,14 @@ def task(
         unit: of what.
         streams: the block is left and entered again, such as the body of a generator.
     """
-    watcher, api = _watcher.get(), _tracing()
+    watcher, api = _watcher.get(), _get_tracing()
     level = logging.DEBUG if what == "read" else logging.INFO
     is_logged = logger.isEnabledFor(level)
     if watcher is None and api is None and not is_logged:
-        yield _ignore
+        yield _ignore_progress
         return
     count, began_s, error = 0, time.perf_counter(), None
-    done = _ignore if watcher is None else watcher.begin(f"{what} {name}".strip(), total, unit)
+    done = _ignore_progress if watcher is None else watcher.begin_work(f"{what} {name}".strip(), total, unit)
 
     def more(amount: int) -> None:
         nonlocal count
@@ -168,16 +168,16 @@ def task(
         raise
     finally:
         if watcher is not None:
-            watcher.end(done)
+            watcher.end_work(done)
         if is_logged:
             about: dict[str, Any] = {"what": what, "name": name} if name else {"what": what}
             level = level if count or error is not None else logging.DEBUG  # There was nothing to do.
-            _log(level, f"{what} {name}".strip(), {**about, unit: count}, f"{unit} {count:,}", began_s, error)
+            _log_end(level, f"{what} {name}".strip(), {**about, unit: count}, f"{unit} {count:,}", began_s, error)
 
 
-def commit_span(future: "Future[int]", action: str, url: str, names: Mapping[str, str]) -> None:
+def trace_commit(future: "Future[int]", action: str, url: str, names: Mapping[str, str]) -> None:
     """Make a span of a commit that was just submitted: it ends when the future is resolved."""
-    api, is_logged, began_s = _tracing(), logger.isEnabledFor(logging.DEBUG), time.perf_counter()
+    api, is_logged, began_s = _get_tracing(), logger.isEnabledFor(logging.DEBUG), time.perf_counter()
     if api is None and not is_logged:
         return
     collections = sorted({*names.values()})[:NAMES_MAX]
@@ -191,7 +191,7 @@ def commit_span(future: "Future[int]", action: str, url: str, names: Mapping[str
         seqno = None if error is not None else Future.result(done, 0)
         if is_logged:
             about = {"what": "commit", "action": action, "location": url, "collections": collections, "seqno": seqno}
-            _log(logging.DEBUG, f"{action} of {', '.join(collections)}", about, f"record {seqno}", began_s, error)
+            _log_end(logging.DEBUG, f"{action} of {', '.join(collections)}", about, f"record {seqno}", began_s, error)
         if span is None:
             return
         if error is None:
@@ -203,7 +203,7 @@ def commit_span(future: "Future[int]", action: str, url: str, names: Mapping[str
     future.add_done_callback(end)
 
 
-def _log(
+def _log_end(
     level: int, what: str, about: Mapping[str, Any], result: str, began_s: float, error: BaseException | None
 ) -> None:
     """Log that work has ended; the log record's `persist` has the details."""
@@ -217,6 +217,7 @@ def _log(
 
 @contextmanager
 def _open_span(api: Any, what: str, attributes: Mapping[str, str], streams: bool) -> Iterator[Any]:
+    """Open a span of OpenTelemetry around a work."""
     if api is None:
         yield None
         return
@@ -237,11 +238,11 @@ def _record_error(api: Any, span: Any, error: BaseException) -> None:
     span.set_status(api.Status(api.StatusCode.ERROR, str(error)[:1000]))
 
 
-def _tracing() -> Any:
+def _get_tracing() -> Any:
     return sys.modules.get("opentelemetry.trace")
 
 
-def _ignore(amount: int) -> None:
+def _ignore_progress(amount: int) -> None:
     """Nobody listens."""
 
 
@@ -298,7 +299,7 @@ class _Notifier:
         self._tell = tell
         self._known: dict[Done, Work] = {}
 
-    def begin(self, what: str, total: int | None, unit: str) -> Done:
+    def begin_work(self, what: str, total: int | None, unit: str) -> Done:
         """Begin a work, and return the function that adds to it."""
 
         def report(amount: int) -> None:
@@ -309,7 +310,7 @@ class _Notifier:
         report(0)
         return report
 
-    def end(self, done: Done) -> None:
+    def end_work(self, done: Done) -> None:
         self._tell(replace(self._known.pop(done), is_over=True))
 
 
@@ -322,18 +323,19 @@ class Bars:
         self._drawing: Any = None
         self._drawn: dict[Done, Any] = {}
 
-    def begin(self, what: str, total: int | None, unit: str) -> Done:
+    def begin_work(self, what: str, total: int | None, unit: str) -> Done:
+        """Show a bar for a work; return the function that moves it."""
         began_s, count = self._clock(), 0
 
         def report(amount: int) -> None:
             nonlocal count
             count += amount
             if self._clock() - began_s >= SHOWN_AFTER_S:
-                self._draw(report, f"{what} ({unit})", total, count)
+                self._draw_bar(report, f"{what} ({unit})", total, count)
 
         return report
 
-    def end(self, done: Done) -> None:
+    def end_work(self, done: Done) -> None:
         with self._lock:
             drawn = self._drawn.pop(done, None)
             if drawn is not None:
@@ -350,7 +352,7 @@ class Bars:
         if drawing is not None:
             drawing.stop()
 
-    def _draw(self, done: Done, what: str, total: int | None, count: int) -> None:
+    def _draw_bar(self, done: Done, what: str, total: int | None, count: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -365,7 +367,7 @@ class Bars:
                 self._drawing = Progress(*columns, console=Console(stderr=True), transient=True)
                 self._drawing.start()
             if done not in self._drawn:
-                from persist.core.rendering import plain
+                from persist.core.rendering import strip_control_characters
 
-                self._drawn[done] = self._drawing.add_task(plain(what), total=total, completed=count)
+                self._drawn[done] = self._drawing.add_task(strip_control_characters(what), total=total, completed=count)
             self._drawing.update(self._drawn[done], completed=count)

@@ -18,12 +18,12 @@ _PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^@]*@(?:[^\s?]*@)?")
 _WORD = re.compile(r"(?i)\b(password|sslpassword|passfile)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s&]+)")
 
 
-def plain(text: str) -> str:
+def strip_control_characters(text: str) -> str:
     """Return a text without characters that a terminal would obey, but for the ends of lines."""
     return _CONTROL.sub(lambda control: control[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def without_secrets(text: str) -> str:
+def hide_passwords(text: str) -> str:
     """Return a URL, or a message with URLs in it, without passwords."""
     return _WORD.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text))
 
@@ -40,13 +40,13 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {nouns}"
 
 
-def moment_text(moment: datetime | float, timespec: str = "seconds") -> str:
+def format_moment(moment: datetime | float, timespec: str = "seconds") -> str:
     """Return a moment, or seconds since 1970, as text in UTC, such as 2026-11-21T12:00:00Z."""
     at = moment.astimezone(UTC) if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
     return at.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration in words: 350 ms, 12 s, 5 min, 3 h or 2 days."""
     if seconds < 0.95:
         return f"{max(0, round(seconds * 1000))} ms"
@@ -56,7 +56,7 @@ def duration(seconds: float) -> str:
     return f"{round(seconds)} s"
 
 
-def text_width(text: str) -> int:
+def measure_text_width(text: str) -> int:
     """Return how many columns of a terminal a text takes."""
     if text.isascii():
         return len(text)
@@ -65,10 +65,10 @@ def text_width(text: str) -> int:
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Return the lines of a table with aligned columns, some of them at their right."""
-    widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(measure_text_width, column)) for column in zip(*rows, strict=True)]
 
     def line(row: Sequence[str]) -> str:
-        room = [" " * (w - text_width(c)) for c, w in zip(row, widths, strict=True)]
+        room = [" " * (w - measure_text_width(c)) for c, w in zip(row, widths, strict=True)]
         return "  ".join(
             r + c if i in right else c + r for i, (c, r) in enumerate(zip(row, room, strict=True))
         ).rstrip()
@@ -76,21 +76,25 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
     return [*map(line, rows)]
 
 
-def html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
+def render_html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
     """Return a table of names and values as HTML."""
     body = "".join(
-        f'<tr><th style="text-align:left">{escape(plain(name))}</th>'
-        f'<td style="text-align:left">{escape(plain(value))}</td></tr>'
+        f'<tr><th style="text-align:left">{escape(strip_control_characters(name))}</th>'
+        f'<td style="text-align:left">{escape(strip_control_characters(value))}</td></tr>'
         for name, value in rows
     )
-    return f"<table><caption>{escape(plain(caption))}</caption>{body}</table>"
+    return f"<table><caption>{escape(strip_control_characters(caption))}</caption>{body}</table>"
 
 
-def html_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def render_html_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table with a head as HTML."""
 
     def line(kind: str, cells: Iterable[str]) -> str:
-        return "<tr>" + "".join(f'<{kind} style="text-align:left">{escape(plain(c))}</{kind}>' for c in cells) + "</tr>"
+        return (
+            "<tr>"
+            + "".join(f'<{kind} style="text-align:left">{escape(strip_control_characters(c))}</{kind}>' for c in cells)
+            + "</tr>"
+        )
 
     return f"<table>{line('th', head)}{''.join(line('td', row) for row in rows)}</table>"
 
@@ -116,10 +120,10 @@ class Shown:
         cls.__repr__ = Shown.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        return plain(str(self))
+        return strip_control_characters(str(self))
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(plain(str(self)))}</pre>"
+        return f"<pre>{escape(strip_control_characters(str(self)))}</pre>"
 
 
 class ShownByRepr:
@@ -128,4 +132,4 @@ class ShownByRepr:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(plain(repr(self)))}</pre>"
+        return f"<pre>{escape(strip_control_characters(repr(self)))}</pre>"

@@ -71,8 +71,8 @@ class Tuning:
         check_fields(self)
 
 
-def _refuse_policy(settings: type[T]) -> type[T]:
-    """Let a class refuse the values of a policy by an error that names their place."""
+def _wrap_policy_errors(settings: type[T]) -> type[T]:
+    """Make a settings class name the place of an invalid value in errors."""
     init: Callable[..., None] = settings.__init__
 
     @wraps(init)
@@ -86,7 +86,7 @@ def _refuse_policy(settings: type[T]) -> type[T]:
     return settings
 
 
-@_refuse_policy
+@_wrap_policy_errors
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a client behaves; all durations in seconds. All clients of a location share its `Policy`.
@@ -159,7 +159,7 @@ def open_storage(
 ) -> Storage:
     """Return the store at location, or the passed one, in its wrappers."""
     settings, clock = settings or Settings(), clock or SystemClock()
-    metered = MeteredBlob(_open(location, options, settings.retry_s))
+    metered = MeteredBlob(_open_store(location, options, settings.retry_s))
     retry_s = settings.retry_s
     throttled_s = retry_s if retry_s < RETRY_S else THROTTLED_S
     retried = RetryBlob(metered, retry_s, settings.tuning.attempts_max, throttled_s=throttled_s, clock=clock)
@@ -191,7 +191,7 @@ class _Borrowed:
         return repr(self._inner)
 
 
-def _open(location: Location, options: Mapping[str, Any] | None, retry_s: float) -> Blob:
+def _open_store(location: Location, options: Mapping[str, Any] | None, retry_s: float) -> Blob:
     if isinstance(location, (str, os.PathLike)):
         return open_blob(os.fspath(location), options, attempt_s=retry_s)  # No attempt takes longer than all may.
     if not callable(getattr(location, "create", None)):

@@ -57,14 +57,14 @@ def is_moment(value: object) -> TypeGuard[Moment]:
     return isinstance(value, _KINDS)
 
 
-def begins_with_a_day(text: str) -> bool:
+def starts_with_date(text: str) -> bool:
     """Return whether text looks like a moment, and not like the name of a column."""
     return _WITH_A_DAY.match(text.strip()) is not None
 
 
 def is_column_name(time: object) -> TypeGuard[str]:
     """Return whether a time to write at names a column: text that is not a number, a moment or a word for a time."""
-    if not isinstance(time, str) or begins_with_a_day(time) or _NUMBER.fullmatch(time.strip()):
+    if not isinstance(time, str) or starts_with_date(time) or _NUMBER.fullmatch(time.strip()):
         return False
     word = time.strip().lower()
     return word != NOW and word not in _DAYS_FROM_NOW and AGO.fullmatch(word) is None
@@ -120,17 +120,17 @@ def read_timeline(schema: CollectionSchema) -> "Timeline | None":
     return None if schema.timeline is None else Timeline(schema.timeline)
 
 
-def time_text(time: int, timeline: "Timeline | None") -> str:
+def show_time(time: int, timeline: "Timeline | None") -> str:
     """Return a time as tables and commands show it: the moment where it is one, else the number.
 
     The time 0 means the beginning, not a moment.
     """
-    return str(time) if timeline is None or not time else timeline.text_of(time)
+    return str(time) if timeline is None or not time else timeline.to_text(time)
 
 
 def format_time(time: int, timeline: "Timeline | None") -> str:
     """Return a time for an error, to be copied into a call: the number, and its moment."""
-    return str(time) if timeline is None else f"{time} ({timeline.text_of(time)})"
+    return str(time) if timeline is None else f"{time} ({timeline.to_text(time)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Timeline:
                 f"unit {self.unit!r} is not a unit of time: use one of {', '.join(map(repr, TIME_UNITS))}"
             )
 
-    def time_of(self, moment: Moment) -> int:
+    def to_time(self, moment: Moment) -> int:
         """Return the last time that is not after a moment: its contents are the moment's contents.
 
         Args:
@@ -162,32 +162,32 @@ class Timeline:
         Raises:
             InvalidUsage: it is none of these, has no time zone, or is before 1970 or too late to be a time.
         """
-        return self._check_range(floor(self._exactly(moment)), moment)
+        return self._check_range(floor(self._to_exact_seconds(moment)), moment)
 
-    def bound_of(self, moment: Moment) -> int:
-        """Return the first time that is not before a moment, as the bound of an interval; otherwise as `time_of`."""
-        return self._check_range(ceil(self._exactly(moment)), moment)
+    def to_bound(self, moment: Moment) -> int:
+        """Return the first time that is not before a moment, as the bound of an interval; otherwise as `to_time`."""
+        return self._check_range(ceil(self._to_exact_seconds(moment)), moment)
 
-    def exact_time_of(self, moment: Moment) -> int:
-        """Return the time that is a moment; otherwise as `time_of`.
+    def to_exact_time(self, moment: Moment) -> int:
+        """Return the time that is a moment; otherwise as `to_time`.
 
         Raises:
             InvalidUsage: also if the moment lies between two times.
         """
         by_clock = None if self.wall_ms is None else parse_time_word(moment, self.wall_ms())
         if by_clock is not None:
-            return self.time_of(by_clock)
-        exactly = self._exactly(moment)
+            return self.to_time(by_clock)
+        exactly = self._to_exact_seconds(moment)
         if exactly.denominator != 1:
             time_before, after = (self._check_range(round_(exactly), moment) for round_ in (floor, ceil))
             raise InvalidUsage(
-                f"{moment!r} lies between two times of a timeline in {self.unit}, {self.text_of(time_before)} and "
-                f'{self.text_of(after)}: give one of them, "now" for the time of the clock, or use a collection whose '
+                f"{moment!r} lies between two times of a timeline in {self.unit}, {self.to_text(time_before)} and "
+                f'{self.to_text(after)}: give one of them, "now" for the time of the clock, or use a collection whose '
                 "timeline has a finer unit"
             )
         return self._check_range(int(exactly), moment)
 
-    def now(self, wall_ms: int) -> int:
+    def get_current_time(self, wall_ms: int) -> int:
         """Return the time that it is by a clock in milliseconds since 1970."""
         return wall_ms * self.per_second // 1000
 
@@ -205,18 +205,19 @@ class Timeline:
             timelines = (Timeline(unit) for unit in TIME_UNITS)
             likely = next((o for o in timelines if _MEANT_S[0] <= time // o.per_second < _MEANT_S[1]), None)
             if likely is not None or is_number:
-                looks = "" if likely is None else f" It looks like {likely.unit}: that would be {likely.text_of(time)}."
+                looks = "" if likely is None else f" It looks like {likely.unit}: that would be {likely.to_text(time)}."
                 raise InvalidUsage(
-                    f"{what} {time} is {self.text_of(time)} in a timeline in {self.unit}, and times are taken from "
+                    f"{what} {time} is {self.to_text(time)} in a timeline in {self.unit}, and times are taken from "
                     f"1990 to 2199.{looks} Give a moment, or a number of {self.unit} since 1970."
                 )
-        if not allow_future and time > self.now(wall_ms) + AHEAD_S * self.per_second:
+        if not allow_future and time > self.get_current_time(wall_ms) + AHEAD_S * self.per_second:
             raise InvalidUsage(
-                f"{what} {self.text_of(time)} is more than a day ahead of the clock, which says "
-                f"{self.text_of(self.now(wall_ms))}: once it is sealed, nothing can be written before it any more."
+                f"{what} {self.to_text(time)} is more than a day ahead of the clock, which says "
+                f"{self.to_text(self.get_current_time(wall_ms))}: once it is sealed, nothing can be written before "
+                "it any more."
             ).with_remedy("Give {allow_future:option:True} if it is meant.")
 
-    def to_times(self, times: Sequence[Any]) -> list[Any]:
+    def convert_times(self, times: Sequence[Any]) -> list[Any]:
         """Return the times of updates, each an integer or a moment, as integers; what is neither stays as it is.
 
         Raises:
@@ -225,12 +226,12 @@ class Timeline:
         integers = []
         for index, time in enumerate(times):
             try:
-                integers.append(self.exact_time_of(time) if isinstance(time, _KINDS) else time)
+                integers.append(self.to_exact_time(time) if isinstance(time, _KINDS) else time)
             except InvalidUsage as error:
                 raise InvalidUpdate(f"the time of update {index}: {error}") from error
         return integers
 
-    def column_of_times(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    def convert_column(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         """Return a column of moments (timestamps with a zone, dates, text) as times; any other column as it is.
 
         Raises:
@@ -241,7 +242,7 @@ class Timeline:
         if pat.is_dictionary(kind):
             column, kind = column.cast(kind.value_type), kind.value_type
         if pat.is_string(kind) or pat.is_large_string(kind) or pat.is_string_view(kind):
-            return self._column_of_text(column)
+            return self._parse_text_column(column)
         if pat.is_timestamp(kind) and kind.tz is None:
             raise SchemaMismatch(
                 f"column {name!r} is of type {kind}, without a time zone, so its values may be any of many moments. "
@@ -260,7 +261,7 @@ class Timeline:
                 f"exactly: round it to {self.unit} first, or use a collection with another unit"
             ) from error
 
-    def column_of_last_times(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    def convert_text_column(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
         """Convert a column of text to times: the last one that is not after each moment, NULL for NULL.
 
         Raises:
@@ -270,21 +271,21 @@ class Timeline:
         last_times: list[int | None] = []
         for text in coded.dictionary.to_pylist():
             try:
-                last_times.append(None if text is None else self.time_of(text))
+                last_times.append(None if text is None else self.to_time(text))
             except InvalidUsage as error:
                 raise InvalidUpdate(f"the time of row {column.index(text).as_py()}: {error}") from error
         return pa.chunked_array([pc.take(pa.array(last_times, pa.int64()), coded.indices)])
 
-    def column_of_moments(self, times: pa.ChunkedArray) -> pa.ChunkedArray:
+    def to_moments(self, times: pa.ChunkedArray) -> pa.ChunkedArray:
         """Return a column of times as timestamps in UTC; no value changes, and none is copied."""
-        return pa.chunked_array([chunk.view(self.type) for chunk in times.chunks], self.type)
+        return pa.chunked_array([chunk.view(self.moment_type) for chunk in times.chunks], self.moment_type)
 
     @property
-    def type(self) -> pa.DataType:
+    def moment_type(self) -> pa.DataType:
         """The Arrow type of a time as a moment."""
         return pa.timestamp(self.unit, "UTC")
 
-    def datetime_of(self, time: int) -> datetime:
+    def to_datetime(self, time: int) -> datetime:
         """Return the moment of a time, in UTC; of nanoseconds, the last microsecond before it.
 
         Raises:
@@ -299,7 +300,7 @@ class Timeline:
             f"time {time!r} in {self.unit} is not a moment from 1970 to 9999: give a whole number that is one"
         )
 
-    def text_of(self, time: int) -> str:
+    def to_text(self, time: int) -> str:
         """Return the moment of a time as exact ISO 8601 text; the number if it is outside of the calendar."""
         seconds, fraction = divmod(time, self.per_second)
         try:
@@ -314,7 +315,7 @@ class Timeline:
         """How many times a second has."""
         return int(1000 ** TIME_UNITS.index(self.unit))
 
-    def _exactly(self, moment: Any) -> Fraction:
+    def _to_exact_seconds(self, moment: Any) -> Fraction:
         return _to_seconds(moment) * self.per_second
 
     def _check_range(self, time: int, moment: Moment) -> int:
@@ -323,8 +324,9 @@ class Timeline:
             raise InvalidUsage(f"{moment!r} is not a time in {self.unit}: these go from 1970-01-01T00:00:00Z to {last}")
         return time
 
-    def _column_of_text(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
-        for target_type in (self.type, pa.timestamp(self.unit)):  # With an offset in each text, or in none.
+    def _parse_text_column(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Parse a column of ISO texts to times."""
+        for target_type in (self.moment_type, pa.timestamp(self.unit)):  # With an offset in each text, or in none.
             try:
                 return column.cast(target_type).cast(pa.int64())
             except pa.ArrowInvalid:
@@ -333,9 +335,9 @@ class Timeline:
         coded = column.combine_chunks().dictionary_encode()
         texts = coded.dictionary.to_pylist()
         try:
-            times = pa.array(self.to_times(texts), pa.int64())
+            times = pa.array(self.convert_times(texts), pa.int64())
         except InvalidUpdate:
-            self.to_times(column.to_pylist())  # Raises with the row.
+            self.convert_times(column.to_pylist())  # Raises with the row.
             raise
         return pa.chunked_array([pc.take(times, coded.indices)])
 
@@ -343,11 +345,11 @@ class Timeline:
 def _to_seconds(moment: Any) -> Fraction:
     """Return the seconds since 1970 of a moment, exactly."""
     if isinstance(moment, pa.Scalar):
-        return _seconds_of_scalar(moment)
+        return _convert_scalar(moment)
     if isinstance(moment, str):
         return _parse_iso(moment)
     if isinstance(moment, np.datetime64):
-        raise _naive(moment, 'pandas.Timestamp(moment, tz="UTC")')
+        raise _make_no_zone_error(moment, 'pandas.Timestamp(moment, tz="UTC")')
     if not isinstance(moment, date):
         raise InvalidUsage(
             f"{moment!r} is not a moment: give a datetime with a time zone, a date, or ISO 8601 text such as "
@@ -358,23 +360,25 @@ def _to_seconds(moment: Any) -> Fraction:
     if moment != moment:
         raise InvalidUsage(f"{moment!r} is not a moment: every time must be one")
     if moment.utcoffset() is None:
-        raise _naive(moment, "moment.astimezone() if it is local, or moment.replace(tzinfo=timezone.utc)")
-    return _seconds(moment)
+        raise _make_no_zone_error(moment, "moment.astimezone() if it is local, or moment.replace(tzinfo=timezone.utc)")
+    return _convert_datetime(moment)
 
 
-def _seconds_of_scalar(moment: pa.Scalar) -> Fraction:
+def _convert_scalar(moment: pa.Scalar) -> Fraction:
+    """Return an Arrow timestamp or date as seconds since 1970, exactly."""
     if not moment.is_valid or not pat.is_timestamp(moment.type):
         return _to_seconds(moment.as_py())
     if moment.type.tz is None:
-        raise _naive(moment, 'pyarrow.compute.assume_timezone(moment, "UTC")')
+        raise _make_no_zone_error(moment, 'pyarrow.compute.assume_timezone(moment, "UTC")')
     return Fraction(moment.value, 1000 ** TIME_UNITS.index(moment.type.unit))
 
 
-def _naive(moment: object, instead: str) -> InvalidUsage:
+def _make_no_zone_error(moment: object, instead: str) -> InvalidUsage:
     return InvalidUsage(f"{moment!r} has no time zone, so it may be any of many moments. Give one, such as {instead}.")
 
 
-def _seconds(moment: datetime) -> Fraction:
+def _convert_datetime(moment: datetime) -> Fraction:
+    """Return a datetime as seconds since 1970, exactly."""
     since = moment - _EPOCH
     finer = getattr(since, "nanoseconds", 0)  # Only pandas' own classes have them.
     return since.days * 86_400 + since.seconds + Fraction(since.microseconds * 1000 + finer, 10**9)
@@ -410,7 +414,7 @@ def _parse_iso(text: str) -> Fraction:
         ) from error
     if moment.utcoffset() is None:
         moment = moment.replace(tzinfo=UTC)
-    return _seconds(moment) + (Fraction(int(digits), 10 ** len(digits)) if digits else 0)
+    return _convert_datetime(moment) + (Fraction(int(digits), 10 ** len(digits)) if digits else 0)
 
 
 def add_timeline(frontier: Antichain, timeline: Timeline | None) -> Antichain:
@@ -432,7 +436,7 @@ class DatedFrontier(Antichain):
         return type(self), (self.unit, *self.elements)
 
     def __str__(self) -> str:
-        return "for ever" if self.time is None else time_text(self.time, Timeline(self.unit))
+        return "for ever" if self.time is None else show_time(self.time, Timeline(self.unit))
 
 
 Retention = int | str | timedelta
@@ -449,27 +453,29 @@ _SECONDS = {
 _SHOWN = (("week", 7 * 86_400), ("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
-def retention_times(retention: Retention, timeline: Timeline | None) -> int:
+def to_retention_times(retention: Retention, timeline: Timeline | None) -> int:
     """Return how many times a retention is.
 
     Raises:
         InvalidUsage: it is not 1 to TIME_MAX times, no span, or a span where times only count.
     """
     if isinstance(retention, bool) or not isinstance(retention, (int, str, timedelta)):
-        raise _unfit(retention, "it is neither a number of times nor a span")
+        raise _make_retention_error(retention, "it is neither a number of times nor a span")
     if isinstance(retention, int):
         if not 1 <= retention <= TIME_MAX:
-            raise _unfit(retention, f"a number of times is from 1 to {TIME_MAX}")
+            raise _make_retention_error(retention, f"a number of times is from 1 to {TIME_MAX}")
         return retention
     if timeline is None:
-        raise _unfit(retention, "the times of this collection only count, so no span is a number of them")
-    times = _span_seconds(retention) * timeline.per_second
+        raise _make_retention_error(
+            retention, "the times of this collection only count, so no span is a number of them"
+        )
+    times = _parse_span(retention) * timeline.per_second
     if times.denominator != 1 or not 1 <= times <= TIME_MAX:
-        raise _unfit(retention, f"it is {float(times):g} times of a timeline in {timeline.unit}")
+        raise _make_retention_error(retention, f"it is {float(times):g} times of a timeline in {timeline.unit}")
     return int(times)
 
 
-def retention_text(times: int, timeline: Timeline | None) -> str:
+def format_retention(times: int, timeline: Timeline | None) -> str:
     """Return a retention in words."""
     if timeline is None:
         return f"{times:,} time{'' if times == 1 else 's'}"
@@ -481,19 +487,20 @@ def retention_text(times: int, timeline: Timeline | None) -> str:
     return f"{times:,} {timeline.unit}"
 
 
-def _span_seconds(span: str | timedelta) -> Fraction:
+def _parse_span(span: str | timedelta) -> Fraction:
+    """Return a duration, such as "30 days", in seconds."""
     if isinstance(span, timedelta):
         return Fraction((span.days * 86_400 + span.seconds) * 10**6 + span.microseconds, 10**6)
     match = _SPAN.fullmatch(span)
     length = None if match is None else _SECONDS.get(match[2].lower())
     if match is None or length is None:
-        raise _unfit(span, "a span is a whole number of seconds, minutes, hours, days or weeks")
+        raise _make_retention_error(span, "a span is a whole number of seconds, minutes, hours, days or weeks")
     if len(match[1]) > _DIGITS_MAX:
-        raise _unfit(span, f"it has more than {_DIGITS_MAX} digits")
+        raise _make_retention_error(span, f"it has more than {_DIGITS_MAX} digits")
     return Fraction(int(match[1]) * length)
 
 
-def _unfit(value: object, why: str) -> InvalidUsage:
+def _make_retention_error(value: object, why: str) -> InvalidUsage:
     return InvalidUsage(
         f"retention={value!r:.100} cannot be kept: {why}. Give a number of times, or, with a timeline, a "
         "span such as '7 days', '12 hours' or a timedelta."

@@ -391,11 +391,11 @@ def test_a_thousand_tiny_writes_take_far_fewer_puts() -> None:
     metered = MeteredBlob(MemoryBlob())
     with persist.open(metered) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
-        before = metered.counts()
+        before = metered.get_counts()
         futures = [orders.write([((i, "a"), 0, 1)]) for i in range(1000)]
         for future in futures:
             future.result()
-        after = metered.counts()
+        after = metered.get_counts()
         puts = sum(after[name].requests - before[name].requests for name in ("create", "set"))
         assert puts <= 150
         orders.seal(1).result()

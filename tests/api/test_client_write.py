@@ -220,6 +220,12 @@ def test_the_mode_update_changes_columns_of_a_collection_that_exists(
         client.write("c", [{"k": 1, "v": "all"}], key=["k"]).result()
 
 
+def test_a_key_names_each_column_once(client: persist.Client) -> None:
+    with pytest.raises(persist.InvalidUsage, match=r"key=\['id', 'id'\] names a column twice"):
+        client.write("orders", FRAME, key=["id", "id"])
+    assert not [*client.collections()]
+
+
 def test_an_upsert_needs_a_key(client: persist.Client) -> None:
     with pytest.raises(persist.InvalidUsage, match=r"'x' has no key, by which rows could be replaced.*overwrite\(\)"):
         client.write("x", FRAME, key=[], mode="upsert")
@@ -412,7 +418,7 @@ def test_a_first_write_that_fails_creates_nothing() -> None:
         with pytest.raises(OSError, match="the source is gone"):
             client.write("orders", cut_off(), key=["id"])
         for operation in ("set", "create"):
-            store.next_faults(operation, *[Fault.UNAVAILABLE] * 1000)
+            store.script_faults(operation, *[Fault.UNAVAILABLE] * 1000)
         with pytest.raises(persist.Unavailable):
             client.write("orders", rows, key=["id"]).result()
         store.clear_faults()

@@ -9,7 +9,7 @@ import pytest
 
 import persist
 from persist.blob.errors import CorruptBlob
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 
@@ -58,7 +58,7 @@ def _put(path: Path, what: str) -> None:
     elif what == "loop":
         path.symlink_to(path.name)
     elif what == "link":
-        path.symlink_to(path.parent / record_key(0).rpartition("/")[2])
+        path.symlink_to(path.parent / make_record_key(0).rpartition("/")[2])
     else:
         with open(path, "wb") as file:
             file.truncate(50 << 30)
@@ -70,8 +70,8 @@ def _put(path: Path, what: str) -> None:
 def test_what_is_no_blob_is_named_and_neither_waited_for_nor_read(where: str, what: str, tmp_path: Path) -> None:
     next_seqno = _location(tmp_path)
     path = {
-        "next record": tmp_path / record_key(next_seqno),
-        "last record": tmp_path / record_key(next_seqno - 1),
+        "next record": tmp_path / make_record_key(next_seqno),
+        "last record": tmp_path / make_record_key(next_seqno - 1),
         "checkpoint": sorted((tmp_path / "checkpoint").iterdir())[0],
         "part": next(tmp_path.glob("part/*/*")),
     }[where]
@@ -91,7 +91,7 @@ def test_an_open_client_does_not_hang_at_a_fifo_in_the_place_of_the_next_record(
     with persist.open(tmp_path, settings=QUIET) as client:
         orders = client.create_or_load("orders", key={"k": pa.int64()})
         orders.write([((1, None), 1, 1)]).result()
-        fifo = tmp_path / record_key(client.seqno + 1)
+        fifo = tmp_path / make_record_key(client.seqno + 1)
         os.mkfifo(fifo)
         with pytest.raises(CorruptBlob, match=f"{fifo.name} is a FIFO and no plain file: remove it"):
             orders.write([((2, None), 1, 1)]).result()

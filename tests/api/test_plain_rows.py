@@ -256,9 +256,9 @@ def test_rows_that_fit_in_memory_are_not_stored_to_be_compared(is_sorted: bool) 
         c = client.create_or_load("c", key={"k": str}, value={"v": float})
         c.overwrite(rows, time=0).result()
         assert c.snapshot().scan.memory + rows.nbytes > (16 << 20) // 4, "one slice would do"
-        before = blob.counts()["set"].requests
+        before = blob.get_counts()["set"].requests
         c.overwrite(after, time=1).result()
-        assert blob.counts()["set"].requests - before <= 1, "more was stored than the difference"
+        assert blob.get_counts()["set"].requests - before <= 1, "more was stored than the difference"
         found = c.changes(1).to_arrow()
         assert sorted(found["_diff"].to_pylist()) == [-1] * 3 + [1] * 3
         assert {*found["k"].to_pylist()} == {keys[at] for at in changed_at}

@@ -148,7 +148,7 @@ def test_rows_are_written_at_the_time_of_a_word(client: persist.Client, word: st
         collection = client[name]
         assert collection.timeline is not None
         written = collection.unsealed.first if collection.unsealed else collection.upper.time - 1  # type: ignore[operator]
-        assert written == collection.timeline.time_of(at)
+        assert written == collection.timeline.to_time(at)
     with pytest.raises(persist.InvalidUsage, match="the collection 'n' has no timeline"):
         client.write("n", frame, key=[], time="today", timeline=None)  # And not the times of that column.
 

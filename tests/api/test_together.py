@@ -44,9 +44,9 @@ def test_snapshots_cost_one_look_and_one_record_however_many_there_are(blob: Mem
         collections(client, 30)
     metered = MeteredBlob(blob)
     with opened(metered) as client:
-        before, seqno = metered.counts(), client.engine.follower.state.seqno
+        before, seqno = metered.get_counts(), client.engine.follower.state.seqno
         found = client.snapshots(dict.fromkeys(f"c{number}" for number in range(30)))
-        after = metered.counts()
+        after = metered.get_counts()
         assert client.engine.follower.state.seqno == seqno + 1
         assert after["create"].requests - before["create"].requests <= 2  # The probe of the store, the first time.
         assert after["get"].requests - before["get"].requests <= 30 + 4  # A state object each, where it has one.

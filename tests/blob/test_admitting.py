@@ -12,7 +12,7 @@ VALUE = bytes(100)
 
 def cache(values: int) -> Kind[int, bytes]:
     """Return a kind whose main room holds so many values."""
-    return Cache(values * 100 * 16 // 15 + 16).kind(len, share=1)
+    return Cache(values * 100 * 16 // 15 + 16).add_kind(len, share=1)
 
 
 def read(kept: Kind[int, bytes], keys: range) -> int:
@@ -53,8 +53,8 @@ def test_what_is_wanted_from_now_on_takes_the_place_of_what_was() -> None:
 
 def test_a_scan_of_small_values_drops_no_large_value_that_is_requested_more_often() -> None:
     room = Cache(64 << 20)
-    large: Kind[int, int] = room.kind(lambda size: size)
-    small: Kind[int, int] = room.kind(lambda size: size)
+    large: Kind[int, int] = room.add_kind(lambda size: size)
+    small: Kind[int, int] = room.add_kind(lambda size: size)
     for key in range(50):
         for _ in range(5):
             large.get(key)
@@ -68,7 +68,7 @@ def test_a_scan_of_small_values_drops_no_large_value_that_is_requested_more_ofte
 
 
 def test_an_lru_of_kinds_keeps_the_newest_values_whatever_was_requested() -> None:
-    kept: Kind[int, bytes] = Cache(1000, is_lru=True).kind(len, share=1)
+    kept: Kind[int, bytes] = Cache(1000, is_lru=True).add_kind(len, share=1)
     for _ in range(7):
         read(kept, range(10))
     kept.put(10, bytes(1000))
@@ -94,7 +94,7 @@ def test_to_peek_counts_for_nothing() -> None:
 def test_what_is_taken_or_cleared_is_there_no_more() -> None:
     kept = cache(3)
     read(kept, range(3))
-    assert kept.take(1) == VALUE
+    assert kept.remove(1) == VALUE
     assert kept.peek(1) is None
     kept.clear()
     assert (kept.bytes, kept.peek(0)) == (0, None)
@@ -103,8 +103,8 @@ def test_what_is_taken_or_cleared_is_there_no_more() -> None:
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 400), st.booleans()), max_size=200))
 def test_it_never_holds_more_than_it_may(steps: list[tuple[int, int, bool]]) -> None:
     room = Cache(1000)
-    kept: Kind[int, bytes] = room.kind(len, share=3)
-    needed: Kind[int, bytes] = room.kind(len, share=1, is_needed=True)
+    kept: Kind[int, bytes] = room.add_kind(len, share=3)
+    needed: Kind[int, bytes] = room.add_kind(len, share=1, is_needed=True)
     for key, size, asks in steps:
         if asks:
             kept.get(key)
@@ -122,7 +122,7 @@ def test_many_threads_share_one() -> None:
     def work(first: int) -> None:
         for turn in range(500):
             read(kept, range(first, first + 5))
-            kept.take(first + turn % 5)
+            kept.remove(first + turn % 5)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
     for thread in threads:
@@ -134,8 +134,8 @@ def test_many_threads_share_one() -> None:
 
 def test_kinds_share_the_room_and_what_one_reads_most_takes_the_most_of_it() -> None:
     room = Cache(20 * 100 * 16 // 15 + 16)
-    busy: Kind[int, bytes] = room.kind(len, share=1)
-    idle: Kind[int, bytes] = room.kind(len, share=1)
+    busy: Kind[int, bytes] = room.add_kind(len, share=1)
+    idle: Kind[int, bytes] = room.add_kind(len, share=1)
     read(idle, range(20))
     for _ in range(4):
         read(busy, range(15))
@@ -148,7 +148,7 @@ def test_kinds_share_the_room_and_what_one_reads_most_takes_the_most_of_it() -> 
 
 def test_a_needed_value_is_kept_at_once_but_never_beyond_the_room() -> None:
     room = Cache(1600)
-    needed, others = room.kind(len, share=1, is_needed=True), room.kind(len)
+    needed, others = room.add_kind(len, share=1, is_needed=True), room.add_kind(len)
     others.put(1, bytes(400))
     for _ in range(5):
         others.get(1)
@@ -160,7 +160,7 @@ def test_a_needed_value_is_kept_at_once_but_never_beyond_the_room() -> None:
 
 def test_a_closed_cache_keeps_nothing() -> None:
     room = Cache(1600)
-    kept = room.kind(len)
+    kept = room.add_kind(len)
     for size in (10, 400):
         kept.put(size, bytes(size))
     room.close()

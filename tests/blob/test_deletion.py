@@ -14,7 +14,7 @@ from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.retry import RetryBlob, RetryCount
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
-from persist.blob.protocol import DELETE_PAGE_MAX, Blob, MemoryBlob, delete_all, page_deletion
+from persist.blob.protocol import DELETE_PAGE_MAX, Blob, MemoryBlob, delete_all, get_delete_page
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.s3 import S3Blob
 from persist.core.log.keys import is_immutable
@@ -92,7 +92,7 @@ def test_s3_is_asked_once_for_a_thousand_keys() -> None:
 
         assert sorted(server.objects) == ["/bucket/part/0001", "/bucket/prefix/kept"]
         assert [method for method, _ in server.requests] == ["POST"] * 3
-        assert metered.counts()["delete"].requests == 3
+        assert metered.get_counts()["delete"].requests == 3
         metered.close()
 
 
@@ -134,7 +134,7 @@ def test_keys_that_may_be_deleted_later_are_tried_again_alone() -> None:
         blob = RetryBlob(client_of(server), clock=Clearing())
         server.undeletable = {"/bucket/prefix/b": "SlowDown", "/bucket/prefix/c": "AccessDenied"}
         server.objects.update({f"/bucket/prefix/{key}": b"" for key in "abc"})
-        page = page_deletion(blob)
+        page = get_delete_page(blob)
         assert page is not None
 
         failed = page(["a", "b", "c"])
@@ -143,7 +143,7 @@ def test_keys_that_may_be_deleted_later_are_tried_again_alone() -> None:
         assert sorted(server.objects) == ["/bucket/prefix/c"]
         deletions = [method for method, _ in server.requests if method != "GET"]
         assert deletions == ["POST", *["DELETE"] * 3, "POST", *["DELETE"] * 2], "what is deleted is not asked for again"
-        assert blob.counts()["delete"] == RetryCount(retries=1, throttled=1)
+        assert blob.get_counts()["delete"] == RetryCount(retries=1, throttled=1)
         blob.close()
 
 
@@ -153,7 +153,7 @@ def test_keys_that_can_never_be_deleted_are_given_up_and_returned() -> None:
         server.undeletable = {"/bucket/prefix/b": "InternalError"}
         with pytest.raises(NotDeleted, match=r"1 of many keys .* 'b'"):
             delete_all(blob, "abc")
-        assert blob.counts()["delete"] == RetryCount(retries=2, gave_up=1)
+        assert blob.get_counts()["delete"] == RetryCount(retries=2, gave_up=1)
         blob.close()
 
 
@@ -254,9 +254,9 @@ def test_a_store_without_pages_is_asked_key_by_key() -> None:
         CachedBlob(metered, is_immutable=is_immutable),
         UnreliableBlob(metered),
     ):
-        assert page_deletion(wrapped) is None
+        assert get_delete_page(wrapped) is None
     assert delete_all(CachedBlob(RetryBlob(metered), is_immutable=is_immutable), "abcd") == 4
-    assert metered.counts()["delete"].requests == 4
+    assert metered.get_counts()["delete"].requests == 4
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
@@ -298,7 +298,7 @@ def test_a_page_that_failed_is_deleted_again(fault: Fault) -> None:
     unreliable = UnreliableBlob(Pages())
     blob = RetryBlob(unreliable, clock=ImpatientClock(), chance=random.Random(1))
     fill(blob, list("abc"))
-    unreliable.next_faults("delete", fault, fault)
+    unreliable.script_faults("delete", fault, fault)
     assert delete_all(blob, "abc") == 3
     assert keys_of(blob) == []
-    assert blob.counts()["delete"].retries == 2
+    assert blob.get_counts()["delete"].retries == 2

@@ -19,12 +19,12 @@ def test_a_crew_takes_jobs_beyond_its_threads_in_their_order() -> None:
         ran.append(number)
         return done.release
 
-    assert all(crew.run(partial(job, number)) for number in range(5))
+    assert all(crew.submit(partial(job, number)) for number in range(5))
     go.set()
     assert all(done.acquire(timeout=WAIT_S) for _ in range(5))
     assert ran == [0, 1, 2, 3, 4]
     crew.close(None)
-    assert not crew.run(partial(job, 7))
+    assert not crew.submit(partial(job, 7))
 
 
 def test_a_pool_dropped_without_shutdown_leaves_no_thread() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from persist.codecs.types.arrow_types import children, is_flat, with_children
+from persist.codecs.types.arrow_types import is_flat, list_inner_fields, replace_inner_types
 
 
 def plain_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -29,7 +29,7 @@ def sort_key(kind: pa.DataType, value: Any) -> tuple[Any, ...]:
     if pt.is_floating(kind):
         return (0, 1, 0.0) if math.isnan(value) else (0, 0, value)
     if pt.is_struct(kind):
-        return (0, *(sort_key(field.type, value[field.name]) for field in children(kind)))
+        return (0, *(sort_key(field.type, value[field.name]) for field in list_inner_fields(kind)))
     if pt.is_map(kind):
         pairs = [(sort_key(kind.key_type, k), sort_key(kind.item_type, v)) for k, v in value]
         return (0, tuple(pairs))
@@ -49,4 +49,8 @@ def sums(table: pa.Table, names: Sequence[str]) -> dict[tuple[Any, ...], int]:
 def _integers(kind: pa.DataType) -> pa.DataType:
     if pt.is_temporal(kind):
         return pa.int32() if kind.bit_width == 32 else pa.int64()
-    return kind if is_flat(kind) else with_children(kind, [_integers(field.type) for field in children(kind)])
+    return (
+        kind
+        if is_flat(kind)
+        else replace_inner_types(kind, [_integers(field.type) for field in list_inner_fields(kind)])
+    )

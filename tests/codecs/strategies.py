@@ -18,7 +18,7 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs.types.arrow_types import children, is_flat, with_children
+from persist.codecs.types.arrow_types import is_flat, list_inner_fields, replace_inner_types
 from persist.codecs.types.schema import CollectionSchema
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -187,7 +187,7 @@ def _delta(ticks: int, unit: str) -> dt.timedelta:
 
 def _nested(t: pa.DataType, inner: Any) -> st.SearchStrategy[Any]:
     if pat.is_struct(t):
-        return st.fixed_dictionaries({f.name: inner(f.type) for f in children(t)})
+        return st.fixed_dictionaries({f.name: inner(f.type) for f in list_inner_fields(t)})
     if pat.is_map(t):
         return st.lists(st.tuples(inner(t.key_type, False), inner(t.item_type)), max_size=3)
     sizes = (t.list_size, t.list_size) if pat.is_fixed_size_list(t) else (0, 3)
@@ -221,4 +221,4 @@ def _ticks(t: pa.DataType) -> st.SearchStrategy[int]:
 def _storage_type(t: pa.DataType) -> pa.DataType:
     if pat.is_temporal(t):
         return pa.int32() if t.bit_width == 32 else pa.int64()
-    return t if is_flat(t) else with_children(t, [_storage_type(f.type) for f in children(t)])
+    return t if is_flat(t) else replace_inner_types(t, [_storage_type(f.type) for f in list_inner_fields(t)])

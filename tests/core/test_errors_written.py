@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist import errors
-from persist.core.errors import Superseded, with_timeline
+from persist.core.errors import Superseded, attach_timeline
 from persist.core.written_errors import ERRORS
 from persist.errors import PersistError
 
@@ -42,25 +42,25 @@ def made(kind: type[PersistError]) -> PersistError:
 @pytest.mark.parametrize("kind", [*KINDS, Superseded], ids=lambda kind: str(kind.__name__))
 def test_an_error_of_each_kind_comes_back_as_it_was(kind: type[PersistError]) -> None:
     error = made(kind)
-    again = ERRORS.read(json.loads(json.dumps(ERRORS.write(error))))
+    again = ERRORS.decode_error(json.loads(json.dumps(ERRORS.encode_error(error))))
     assert type(again) is kind
     assert str(again) == str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_attributes_that_were_set_later_come_along() -> None:
-    error = with_timeline(errors.UpdateNotBeyondUpper(3, SEVEN), "s")
-    assert str(ERRORS.read(ERRORS.write(error))) == str(error)
+    error = attach_timeline(errors.UpdateNotBeyondUpper(3, SEVEN), "s")
+    assert str(ERRORS.decode_error(ERRORS.encode_error(error))) == str(error)
 
 
 def test_what_has_no_written_form_is_told_by_its_text() -> None:
     class Ours(errors.Conflict):
         """Of a kind that others do not know."""
 
-    again = ERRORS.read(ERRORS.write(Ours("somebody was first")))
+    again = ERRORS.decode_error(ERRORS.encode_error(Ours("somebody was first")))
     assert (type(again), str(again)) == (errors.Conflict, "somebody was first")
     odd = errors.InvalidUsage(object())
-    assert type(ERRORS.read(ERRORS.write(odd))) is errors.InvalidUsage
+    assert type(ERRORS.decode_error(ERRORS.encode_error(odd))) is errors.InvalidUsage
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_what_has_no_written_form_is_told_by_its_text() -> None:
 )
 def test_nothing_else_becomes_an_error(written: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="error"):
-        ERRORS.read(written)
+        ERRORS.decode_error(written)

@@ -16,7 +16,7 @@ from persist.blob.layers.retry import RetryBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core import metrics
 from persist.core.log.keys import is_immutable
-from persist.core.metrics import Metrics, register
+from persist.core.metrics import Metrics, register_metrics
 
 
 @dataclass
@@ -70,9 +70,9 @@ class Source:
 
     def metrics(self) -> Metrics:
         return Metrics(
-            store=self.metered.counts(),
-            retries=self.retry.counts(),
-            cache=self.cached.counts(),
+            store=self.metered.get_counts(),
+            retries=self.retry.get_counts(),
+            cache=self.cached.get_counts(),
             groups={"commits": {"committed": 3, "races_lost": 0}},
         )
 
@@ -112,7 +112,7 @@ def test_metrics_are_a_table(source: Source) -> None:
 
 
 def test_every_number_is_exported_with_its_unit(meter: Meter, source: Source) -> None:
-    register(source.metrics, {"location": "memory://x"})
+    register_metrics(source.metrics, {"location": "memory://x"})
 
     here = {"location": "memory://x"}
     assert (1, {**here, "operation": "set"}) in meter.collect("persist.store.requests")
@@ -132,15 +132,15 @@ def test_every_number_is_exported_with_its_unit(meter: Meter, source: Source) ->
 
 
 def test_numbers_are_read_at_the_time_of_the_export(meter: Meter, source: Source) -> None:
-    register(source.metrics, {})
+    register_metrics(source.metrics, {})
     source.cached.get("part/1")
     assert meter.collect("persist.cache.hits") == [(3, {})]
 
 
 def test_two_clients_share_the_metrics_and_one_that_unregisters_is_gone(meter: Meter, source: Source) -> None:
     other = Source()
-    register(source.metrics, {"location": "a"})
-    unregister = register(other.metrics, {"location": "b"})
+    register_metrics(source.metrics, {"location": "a"})
+    unregister = register_metrics(other.metrics, {"location": "b"})
     assert meter.collect("persist.cache.hits") == [(2, {"location": "a"}), (0, {"location": "b"})]
     unregister()
     unregister()
@@ -149,7 +149,7 @@ def test_two_clients_share_the_metrics_and_one_that_unregisters_is_gone(meter: M
 
 def test_a_client_that_is_dropped_is_forgotten(meter: Meter) -> None:
     source = Source()
-    register(source.metrics, {})
+    register_metrics(source.metrics, {})
     assert len(meter.collect("persist.cache.hits")) == 1
     del source
     gc.collect()
@@ -157,7 +157,7 @@ def test_a_client_that_is_dropped_is_forgotten(meter: Meter) -> None:
 
 
 def test_a_function_is_kept(meter: Meter) -> None:
-    register(lambda: Metrics(store={}, groups={"a": {"b": 1}}), {})
+    register_metrics(lambda: Metrics(store={}, groups={"a": {"b": 1}}), {})
     gc.collect()
     assert meter.collect("persist.a.b") == [(1, {})]
 
@@ -169,4 +169,4 @@ def test_without_the_package_nothing_happens(monkeypatch: pytest.MonkeyPatch, so
     def metrics() -> Metrics:
         raise AssertionError("nobody asks for it")
 
-    register(metrics, {})()
+    register_metrics(metrics, {})()

@@ -235,9 +235,9 @@ def test_messages_and_reprs_show_moments(
 
 
 def test_text_of_a_time_is_exact() -> None:
-    assert Timeline("ns").text_of(1) == "1970-01-01T00:00:00.000000001Z"
-    assert Timeline("us").text_of(1_500_000) == "1970-01-01T00:00:01.500000Z"
-    assert Timeline("s").text_of(2**62) == str(2**62)
+    assert Timeline("ns").to_text(1) == "1970-01-01T00:00:00.000000001Z"
+    assert Timeline("us").to_text(1_500_000) == "1970-01-01T00:00:01.500000Z"
+    assert Timeline("s").to_text(2**62) == str(2**62)
 
 
 def test_holds_show_moments(client: persist.Client, clicks: persist.Collection) -> None:
@@ -296,12 +296,12 @@ def test_a_program_cannot_begin_at_a_moment_without_a_timeline(
 )
 def test_a_fraction_stands_after_seconds_only(text: str) -> None:
     with pytest.raises(persist.InvalidUsage, match="is not a moment: write it as"):
-        persist.Timeline("ns").time_of(text)
+        persist.Timeline("ns").to_time(text)
 
 
 @pytest.mark.parametrize("text", ["2026-11-16T12:30:15.5Z", "20261116 123015,5", " 2026-11-16 13:30:15.50+01:00 "])
 def test_a_fraction_of_seconds_is_exact(text: str) -> None:
-    assert persist.Timeline("ms").time_of(text) == 1794832215500
+    assert persist.Timeline("ms").to_time(text) == 1794832215500
 
 
 @pytest.mark.parametrize(

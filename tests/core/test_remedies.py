@@ -51,4 +51,7 @@ def test_each_face_words_the_remedy_of_an_error(error: PersistError, in_python: 
 
 def test_a_remedy_crosses_to_another_process() -> None:
     for error, _, on_the_command_line in ERRORS:
-        assert format_error(written_errors.ERRORS.read(written_errors.ERRORS.write(error))) == on_the_command_line
+        assert (
+            format_error(written_errors.ERRORS.decode_error(written_errors.ERRORS.encode_error(error)))
+            == on_the_command_line
+        )

@@ -24,10 +24,10 @@ def test_a_moment_is_so_many_units_since_1970(unit: str) -> None:
     texts = ["2026-11-21T12:00:00Z", "2026-11-21 12:00:00", "2026-11-21T17:30:00+05:30", "2026-11-21 12:00"]
     moments: list[datetime | str] = [NOON, east, *texts]
     for moment in moments:
-        assert line.time_of(moment) == line.bound_of(moment) == time
-    assert line.time_of("2026-11-21") == time - 12 * 3600 * PER_SECOND[unit]
-    assert line.datetime_of(time) == NOON
-    assert line.datetime_of(time).utcoffset() == timedelta(0)
+        assert line.to_time(moment) == line.to_bound(moment) == time
+    assert line.to_time("2026-11-21") == time - 12 * 3600 * PER_SECOND[unit]
+    assert line.to_datetime(time) == NOON
+    assert line.to_datetime(time).utcoffset() == timedelta(0)
 
 
 @pytest.mark.parametrize(
@@ -36,14 +36,14 @@ def test_a_moment_is_so_many_units_since_1970(unit: str) -> None:
 def test_a_moment_between_two_times_lies_after_the_one_and_before_the_other(unit: str, last: int, first: int) -> None:
     line, noon = Timeline(unit), NOON_S * PER_SECOND[unit]
     for text in ("2026-11-21T12:00:00.123456789Z", "2026-11-21 13:00:00,123456789+01:00"):
-        assert (line.time_of(text) - noon, line.bound_of(text) - noon) == (last, first)
+        assert (line.to_time(text) - noon, line.to_bound(text) - noon) == (last, first)
 
 
 @given(st.datetimes(datetime(1970, 1, 1), datetime(2262, 4, 11)), st.sampled_from(["us", "ns"]))
 def test_a_datetime_survives_the_way_there_and_back(moment: datetime, unit: str) -> None:
     moment = moment.replace(tzinfo=UTC)
-    assert Timeline(unit).datetime_of(Timeline(unit).time_of(moment)) == moment
-    assert Timeline(unit).time_of(moment) == Timeline(unit).time_of(moment.isoformat())
+    assert Timeline(unit).to_datetime(Timeline(unit).to_time(moment)) == moment
+    assert Timeline(unit).to_time(moment) == Timeline(unit).to_time(moment.isoformat())
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_a_datetime_survives_the_way_there_and_back(moment: datetime, unit: str)
 )
 def test_what_is_no_moment_is_refused(unit: str, moment: Any, text: str) -> None:
     with pytest.raises(persist.InvalidUsage, match=text):
-        Timeline(unit).time_of(moment)
+        Timeline(unit).to_time(moment)
 
 
 def test_a_time_that_is_no_moment_is_refused() -> None:
     for unit, time in (("s", 2**62), ("us", -1), ("ns", 2**63)):
         with pytest.raises(persist.InvalidUsage, match=f"time {time} in {unit} is not a moment"):
-            Timeline(unit).datetime_of(time)
+            Timeline(unit).to_datetime(time)
     with pytest.raises(persist.InvalidUsage, match="'min' is not a unit"):
         Timeline("min")
 

@@ -90,12 +90,12 @@ def test_bars_are_drawn_after_a_second_with_names_as_they_are(monkeypatch: pytes
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     bars = Bars(lambda: now)
-    done = bars.begin("read [red]orders\x1b[31m", 100, "rows")
+    done = bars.begin_work("read [red]orders\x1b[31m", 100, "rows")
     done(10)
     assert terminal.getvalue() == ""
     now = 1.5
     done(10)
-    bars.end(done)
+    bars.end_work(done)
     drawn = terminal.getvalue()
     assert "read [red]orders\\x1b[31m (rows)" in drawn
     assert "20/100" in drawn

@@ -13,7 +13,7 @@ from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.errors import Superseded
 from persist.core.keyed.form import Behind
-from persist.core.log.keys import collection_part
+from persist.core.log.keys import get_second_part
 from persist.engine.collection import clones as cloning
 from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionExists, CollectionNotFound, InvalidUsage, ReadOnly
 from persist.services.fsck import FsckReport
@@ -130,7 +130,7 @@ def test_of_parts_that_hold_later_times_too_a_clone_has_the_rows_up_to_its_own(
     made = parts(dated, clone)
     assert len(made) == 1, runs
     known = clone.handle.contents()
-    assert {collection_part(part.blob) for part in known.parts} == {orders.id, clone.id}
+    assert {get_second_part(part.blob) for part in known.parts} == {orders.id, clone.id}
     checked(client)
 
 
@@ -415,7 +415,7 @@ def test_a_clone_whose_answer_is_lost_is_there_once() -> None:
     store = UnreliableBlob(blob)
     with persist.open(store) as client:
         client.load("orders")
-        store.next_faults("create", Fault.HAPPENED_BUT_FAILED)
+        store.script_faults("create", Fault.HAPPENED_BUT_FAILED)
         clone = client.clone("orders", "orders-test")
         assert clone.snapshot().count() == 59_995
         assert client.collections() == ["orders", "orders-test"]

@@ -29,13 +29,13 @@ def _for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _no_document_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    extract = documents._extract
+    extract = documents._extract_values
 
     def extract_nothing(function: str, rows: pa.Array, literal: str) -> pa.Array:
         assert function == documents._TEST or len(rows) < 2, "a condition parses documents"
         return extract(function, rows, literal)
 
-    monkeypatch.setattr(documents, "_extract", extract_nothing)
+    monkeypatch.setattr(documents, "_extract_values", extract_nothing)
 
 
 def frame(first: int, count: int = ROWS) -> pa.Table:

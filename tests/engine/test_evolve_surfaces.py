@@ -110,7 +110,7 @@ def test_an_evolve_whose_answer_was_lost_happens_once(fault: Fault) -> None:
     with persist.open(blob, settings=QUIET) as client:
         rows = client.create_or_load("rows", key={"k": pa.int64()}, value={"v": pa.int64()})
         rows.write([((1, 1), 0, 1)], seal=1).result()
-        blob.next_faults("create", fault)
+        blob.script_faults("create", fault)
         assert rows.evolve(add={"n": pa.int64()}) == 2
         assert blob.faults[fault] == 1
     with persist.open(inner, settings=QUIET) as other:

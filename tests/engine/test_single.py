@@ -80,7 +80,7 @@ def test_there_is_room_for_it_in_the_statistics(tmp_path: Path) -> None:
     table = to_updates([((1, tuple(range(60))), 0, 1)], schema)
     [(data, _)] = encode_parts(table, schema)
     part = describe_part(data, table, schema)
-    single = part.as_single()
+    single = part.mark_single()
     assert single.is_single
     assert len(bytes(single.stats_json)) <= STATS_BYTES_MAX
     assert 0 < len(single.stats) - 1 <= len(part.stats)

@@ -28,13 +28,14 @@ from persist.codecs.part.part import Part
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
 from persist.core.log.framing import BlobRef, decode_framed, encode_framed, store_framed
-from persist.core.log.keys import checkpoint_key, record_key
+from persist.core.log.keys import make_checkpoint_key, make_record_key
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import PartList, Record
 from persist.core.state_rules.location import Dropped
 from persist.engine.follow.checkpoint import Checkpoint, write_checkpoint
 from persist.engine.follow.state_objects import StateObject
 from persist.engine.write.part_writer import PartWriter
+from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.forks import forked_python
 from tests.support.iam import Gate
 from tests.support.parts import commit_parts
@@ -213,11 +214,11 @@ class Victim:
     def record(self, *mutations: Any, **changed: Any) -> str:
         """Write a record with a right checksum after the last; return its key."""
         seqno = sum(1 for _ in self.blob.list("log/"))
-        last = decode_framed(self.blob.get(record_key(seqno - 1)) or b"", Record, "")
+        last = decode_framed(self.blob.get(make_record_key(seqno - 1)) or b"", Record, "")
         fields = {"seqno": seqno, "commit": DIGITS, "previous": last.commit, **changed}
         record = msgspec.structs.replace(last, mutations=mutations, **fields)
-        self.blob.set(record_key(seqno), encode_framed(record))
-        return record_key(seqno)
+        self.blob.set(make_record_key(seqno), encode_framed(record))
+        return make_record_key(seqno)
 
     def newest(self) -> Checkpoint:
         key = next(iter(self.blob.list("checkpoint/"))).key
@@ -232,10 +233,10 @@ class Victim:
             "../../etc/passwd",
             "/etc/passwd",
             "..",
-            record_key(0),
+            make_record_key(0),
             "gc/clock",
             upload.replace(self.id, OTHER),
-            f"part/{self.id}/../../{record_key(0)}",
+            f"part/{self.id}/../../{make_record_key(0)}",
             f"{upload}/..",
             upload + "\0",
             f"x/{upload}",
@@ -300,7 +301,7 @@ def test_a_record_that_names_what_is_no_upload_of_its_collection_is_refused(vict
 
 
 def test_a_part_list_that_names_what_is_no_upload_of_its_collection_is_refused(victim: Victim) -> None:
-    location = decode_framed(victim.blob.get(record_key(0)) or b"", Record, "").location
+    location = decode_framed(victim.blob.get(make_record_key(0)) or b"", Record, "").location
     for key in victim.hostile_keys():
         parts = PartList(location=location, collection=victim.id, parts=(victim.named(key),))
         pointer = store_framed(victim.blob, f"list/{victim.id}/{0:020d}-", parts)
@@ -499,7 +500,7 @@ def hostile_checkpoints(victim: Victim, good: Checkpoint) -> dict[str, Checkpoin
 @pytest.mark.parametrize("victim", [True], indirect=True, ids=[""])
 def test_a_checkpoint_that_no_writer_would_make_is_refused(victim: Victim) -> None:
     good = victim.newest()
-    key = checkpoint_key(good.seqno)
+    key = make_checkpoint_key(good.seqno)
     for what, bad in hostile_checkpoints(victim, good).items():
         before = {k: v for k, v in everything(victim.blob).items() if k != key}
         victim.blob.set(key, encode_framed(bad))
@@ -514,7 +515,7 @@ def test_a_checkpoint_that_no_writer_would_make_is_refused(victim: Victim) -> No
 def test_a_live_client_deletes_nothing_on_the_word_of_a_hostile_checkpoint(victim: Victim) -> None:
     """It knows better than the checkpoint, and reads it only to collect garbage."""
     good = victim.newest()
-    key = checkpoint_key(good.seqno)
+    key = make_checkpoint_key(good.seqno)
     for bad in [*hostile_checkpoints(victim, good).values()][:: 3 if examples(100) < 100 else 1]:
         victim.blob.set(key, encode_framed(good))
         watched = WatchedBlob(victim.blob)
@@ -570,7 +571,7 @@ def test_a_state_object_that_no_writer_would_make_is_refused(victim: Victim) -> 
     for what, contents in bad.items():
         base = store_framed(victim.blob, f"state/{victim.id}/{0:020d}-", changed(stored, collection=contents))
         victim.blob.set(
-            checkpoint_key(good.seqno), encode_framed(changed(good, collections=(changed(entry, base=base),)))
+            make_checkpoint_key(good.seqno), encode_framed(changed(good, collections=(changed(entry, base=base),)))
         )
         try:
             check_refused(victim, everything(victim.blob), base.blob)
@@ -601,7 +602,7 @@ def test_parts_with_hostile_names_are_neither_committed_nor_deleted(client: pers
     orders.write(table(0), seal=1).result()
     (part,) = client.engine.follower.require(orders.id, "orders").parts
     before = everything(blob)
-    for key in (record_key(0), part.blob.replace(orders.id, OTHER), "../x", ""):
+    for key in (make_record_key(0), part.blob.replace(orders.id, OTHER), "../x", ""):
         for time in (0, 9):
             with pytest.raises(persist.InvalidUsage, match="these parts cannot be committed"):
                 commit_parts(orders, [changed(part, blob=key, time_min=time, time_max=time)])
@@ -678,6 +679,7 @@ def life(folder: str, commits: int) -> None:
         PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(kept.id, kept.schema, table(5, 10))
         for time in range(2, commits):
             kept.seal(time).result()
+            wait_for_checkpoint(client)
         gone.drop().result()
 
 

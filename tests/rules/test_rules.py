@@ -274,10 +274,10 @@ def test_rule_7_a_write_whose_answer_was_lost_happens_once_when_it_is_tried_agai
     with persist.open(unreliable, clock=ImpatientClock()) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         for fault in (Fault.HAPPENED_BUT_FAILED, Fault.NOT_HAPPENED_DOUBTFUL):
-            unreliable.next_faults("create", fault)
+            unreliable.script_faults("create", fault)
             # Nobody can find out what became of the first attempt.
-            unreliable.next_faults("get", *[Fault.UNAVAILABLE] * 2000)
-            unreliable.next_faults("create", *[Fault.UNAVAILABLE] * 2000)
+            unreliable.script_faults("get", *[Fault.UNAVAILABLE] * 2000)
+            unreliable.script_faults("create", *[Fault.UNAVAILABLE] * 2000)
             with pytest.raises((persist.Indeterminate, persist.Unavailable)):
                 c.write([((1, "a"), 5, 1)], token=str(fault)).result()
             unreliable.clear_faults()
@@ -308,8 +308,8 @@ def test_rule_9_an_unacknowledged_write_is_wholly_there_or_wholly_absent(fault: 
     unreliable = UnreliableBlob(MemoryBlob())
     with persist.open(unreliable, clock=ImpatientClock()) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
-        unreliable.next_faults("create", fault, *[Fault.UNAVAILABLE] * 200)
-        unreliable.next_faults("get", *[Fault.UNAVAILABLE] * 1000)  # Or else reading the slot tells.
+        unreliable.script_faults("create", fault, *[Fault.UNAVAILABLE] * 200)
+        unreliable.script_faults("get", *[Fault.UNAVAILABLE] * 1000)  # Or else reading the slot tells.
         doubtful = orders.write([((1, "a"), 0, 1), ((2, "b"), 0, 1)])
         error = doubtful.exception()
         assert isinstance(error, persist.Indeterminate)
@@ -324,7 +324,7 @@ def test_rule_9_a_part_whose_upload_got_no_answer_is_a_write_that_did_not_happen
     once = persist.Settings(tuning=Tuning(attempts_max=1))
     with persist.open(unreliable, clock=ImpatientClock(), settings=once) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
-        unreliable.next_faults("set", Fault.HAPPENED_BUT_FAILED)
+        unreliable.script_faults("set", Fault.HAPPENED_BUT_FAILED)
         rows = {"k": range(9000), "v": ["x"] * 9000, "_time": [0] * 9000, "_diff": [1] * 9000}
         assert isinstance(orders.write(pa.table(rows)).exception(), persist.Unavailable)
         orders.seal(1).result()
@@ -352,7 +352,7 @@ def test_rule_10_no_blob_that_a_state_refers_to_is_deleted(blob: MemoryBlob) -> 
         held = orders.snapshot(0)
         orders.drop().result()
         assert held.to_arrow().num_rows == 9000
-        assert metered.counts()["delete"].requests == 0
+        assert metered.get_counts()["delete"].requests == 0
 
 
 def test_rule_10_nothing_a_live_reader_may_hold_is_deleted(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_rule_12_a_read_client_writes_nothing_at_all(blob: MemoryBlob, orders: p
             with pytest.raises(persist.errors.ReadOnly, match='opened with mode="read"'):
                 call()
         assert reader.create_or_load("orders", key=KEY, value=VALUE).id == mine.id
-    assert {name for name, count in metered.counts().items() if count.requests} <= {"get", "list"}
+    assert {name for name, count in metered.get_counts().items() if count.requests} <= {"get", "list"}
 
 
 def test_rule_13_rows_cannot_show_negative_multiplicities_and_diffs_can(orders: persist.Collection) -> None:

@@ -21,7 +21,7 @@ import pytest
 import persist
 from persist.blob.stores.file import FileBlob
 from persist.core.log.framing import FORMAT
-from persist.core.log.keys import LOG, record_key
+from persist.core.log.keys import LOG, make_record_key
 from persist.errors import AsOfNotSealed
 from tests.support.paths import ROOT
 from tests.support.stepped import WAIT_S
@@ -170,4 +170,4 @@ def test_two_releases_work_on_one_location_until_it_is_upgraded(number: int, tmp
     numbers = [json.loads(blob.get(entry.key) or b"")["format"] for entry in blob.list(LOG)]
     raised = numbers.index(FORMAT)
     assert raised > ENOUGH
-    assert numbers == [number] * raised + [FORMAT] * (len(numbers) - raised), record_key(raised)
+    assert numbers == [number] * raised + [FORMAT] * (len(numbers) - raised), make_record_key(raised)

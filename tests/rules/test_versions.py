@@ -21,10 +21,10 @@ from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT, encode_framed
-from persist.core.log.keys import CHECKPOINTS, DIRECTORIES, LISTS, LOG, STATES, record_key
+from persist.core.log.keys import CHECKPOINTS, DIRECTORIES, LISTS, LOG, STATES, make_record_key
 from persist.core.log.kinds import KINDS
 from persist.core.log.records import Record
-from persist.core.state_rules.state import State, apply
+from persist.core.state_rules.state import State, apply_record
 from persist.errors import CorruptBlob, IncompatibleVersion
 from persist.tools.cli.dispatch import run
 from tests.rules.golden.make import HERE
@@ -86,7 +86,7 @@ def test_an_upgrade_raises_the_number_once_and_says_so_first(old: Path) -> None:
         assert (again.before, again.seqno, client.seqno) == (FORMAT, None, seqno + 1)
         client.create_or_load("later", key={"k": int}, value=None)
     records = {key: number for key, number in numbers(FileBlob(old)).items() if key.startswith("log/")}
-    assert all(number == FORMAT for key, number in records.items() if key > record_key(seqno))
+    assert all(number == FORMAT for key, number in records.items() if key > make_record_key(seqno))
     with persist.open(old, mode="read") as client:  # Of what it held, nothing is lost.
         assert client.load("kinds").snapshot().count() == 2
 
@@ -127,7 +127,7 @@ def test_two_upgrades_at_once_are_as_one(old: Path) -> None:
 def test_an_upgrade_that_is_cut_off_is_done_or_not_and_may_be_asked_for_again(old: Path, fault: Fault) -> None:
     store = UnreliableBlob(FileBlob(old))
     with persist.open(store, settings=persist.Settings(background=False, retry_s=0.01)) as client:
-        store.next_faults("create", *[fault] * 9)
+        store.script_faults("create", *[fault] * 9)
         with suppress(persist.PersistError):
             client.upgrade()
     with persist.open(old, settings=QUIET) as client:
@@ -146,15 +146,15 @@ def test_the_number_never_goes_back_and_a_kind_is_only_written_where_its_number_
         }
         return Record(format=number, seqno=state.seqno + 1, previous=state.commit, mutations=mutations, **made)
 
-    six = apply(State(), record(State(), 6))
+    six = apply_record(State(), record(State(), 6))
     assert six.format == 6
     with pytest.raises(ValueError, match="it has format 6, and 8 is needed"):
-        apply(six, record(six, 6, kinds.Upgrade(8)))
-    eight = apply(six, record(six, 8, kinds.Upgrade(8)))
+        apply_record(six, record(six, 6, kinds.Upgrade(8)))
+    eight = apply_record(six, record(six, 8, kinds.Upgrade(8)))
     assert eight.format == 8
     with pytest.raises(ValueError, match="it has format 6, and 8 is needed"):
-        apply(eight, record(eight, 6))
-    assert apply(State(), record(State(), 3)).format == 6  # What is below is written as 6 from then on.
+        apply_record(eight, record(eight, 6))
+    assert apply_record(State(), record(State(), 3)).format == 6  # What is below is written as 6 from then on.
 
 
 def test_each_kind_says_with_which_number_it_came() -> None:
@@ -210,7 +210,7 @@ def test_a_running_client_that_meets_a_record_of_the_future_stops_and_changes_no
 ) -> None:
     blob, client = location
     orders = client.load("orders")
-    blob.create(record_key(client.seqno + 1), next_record(client, future))
+    blob.create(make_record_key(client.seqno + 1), next_record(client, future))
     before = stored(blob)
     calls: dict[str, Callable[[], Any]] = {
         "write": lambda: orders.write([(9, "late")]).result(),
@@ -259,7 +259,7 @@ def test_a_checkpoint_of_the_future_is_refused_and_no_earlier_one_is_taken_inste
 def test_damage_is_still_called_damage(location: tuple[MemoryBlob, persist.Client]) -> None:
     blob, client = location
     data = next_record(client, FUTURES["a higher number"])
-    blob.create(record_key(client.seqno + 1), data.replace(b"future", b"futurf", 1))
+    blob.create(make_record_key(client.seqno + 1), data.replace(b"future", b"futurf", 1))
     with pytest.raises(CorruptBlob):
         client.load("orders").snapshot().to_arrow()
 

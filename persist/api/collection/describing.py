@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from persist.codecs.types.arrow_types import type_name
+from persist.codecs.types.arrow_types import format_type
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.index import IndexInfo, create_index, drop_index, load_indexes
 from persist.core.antichain import END, Antichain, to_antichain
@@ -18,9 +18,9 @@ from persist.core.keyed.form import Keyed
 from persist.core.log import kinds
 from persist.core.log.fields import Table
 from persist.core.names import OWN_PREFIX, check_free_name
-from persist.core.rendering import Completed, html_table
+from persist.core.rendering import Completed, render_html_table
 from persist.core.state_rules.contents import Unsealed, summarize_unsealed
-from persist.core.timeline import Moment, Timeline, add_timeline, time_text
+from persist.core.timeline import Moment, Timeline, add_timeline, show_time
 from persist.engine.collection.descriptions import About, about_collection, describe_step
 from persist.engine.collection.evolution import WantedEvolution, evolve
 from persist.engine.follow.log_queries import LAST
@@ -114,8 +114,8 @@ class CollectionBase(Completed):
             for name in schema.columns:
                 role = "key " if name in schema.key_names else ""
                 comment = f": {about.columns[name].comment}" if name in about.columns else ""
-                told.append((f"{role}{name}", f"{type_name(schema.declared.field(name).type)}{comment}"))
-        return html_table(f"Collection {self.name}", told)
+                told.append((f"{role}{name}", f"{format_type(schema.declared.field(name).type)}{comment}"))
+        return render_html_table(f"Collection {self.name}", told)
 
     def __repr__(self) -> str:
         """Say what this client knows of the collection, without asking the store for news."""
@@ -124,7 +124,7 @@ class CollectionBase(Completed):
             contents = self.handle.get_known_state()
             hidden = summarize_unsealed(contents)
             upper = contents.upper
-            sealed = f"sealed before {time_text(upper, self.timeline)}" if upper else "nothing sealed"
+            sealed = f"sealed before {show_time(upper, self.timeline)}" if upper else "nothing sealed"
             if upper == END:
                 sealed = "complete for ever"
             told = f", {sealed}" + (f", {hidden} not sealed" if hidden is not None else "")

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.api.collection.describing import CollectionBase
-from persist.codecs.types.arrow_types import scalar_from_json
+from persist.codecs.types.arrow_types import decode_scalar
 from persist.codecs.types.schema import TIME
 from persist.codecs.updates.inputs import DELETED
 from persist.codecs.updates.updates import Stamp
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage
-from persist.core.keyed.form import is_counted, late_column, watermark_to_int
+from persist.core.keyed.form import get_watermark_type, is_integer_watermark, watermark_to_int
 from persist.core.keyed.partial import Missing
 from persist.core.log import kinds
 from persist.core.timeline import Moment
@@ -115,7 +115,7 @@ class KeyedCalls(CollectionBase):
         if bound is None:
             return None
         try:
-            return scalar_from_json(bound, late_column(form, self.schema)).as_py()
+            return decode_scalar(bound, get_watermark_type(form, self.schema)).as_py()
         except (ValueError, OverflowError):
             return None  # It is a distance behind a value, which may be among the least.
 
@@ -127,12 +127,12 @@ class KeyedCalls(CollectionBase):
             InvalidUsage: the first column of order_by holds neither integers nor times, or bound is not one of them.
         """
         form = get_keyed_form(self.handle)
-        if not form.order_by or not is_counted(late_column(form, self.schema)):
+        if not form.order_by or not is_integer_watermark(get_watermark_type(form, self.schema)):
             raise InvalidUsage(
                 f"late bound {bound!r}: the first column of order_by holds integers or times, and the events of "
                 f"{self.name!r} are ordered by {[*form.order_by]}."
             )
-        step = kinds.AdvanceLateBound(self.id, watermark_to_int(bound, late_column(form, self.schema)))
+        step = kinds.AdvanceLateBound(self.id, watermark_to_int(bound, get_watermark_type(form, self.schema)))
         return self.handle.submit("advance_late_bound", [step])
 
 
@@ -264,7 +264,8 @@ class WritingCalls(KeyedCalls):
             time: of the difference; upper is just after it then. None means the time of the commit. Then the difference
                 is computed again as long as others come first.
             where: replace only the records for which this condition is true, as it must be for all rows: text, such as
-                "status = 'new'", or a `pyarrow.compute` expression.
+                "status = 'new'", or a `pyarrow.compute` expression. In a plain collection, a row of the same key that
+                the condition does not match stays, too.
             multiset: let keys have several rows, if the collection is not keyed.
             token: as for `write`: of an overwrite that was done before, with the same rows, time and filter, nothing is
                 done again, though its time is sealed.

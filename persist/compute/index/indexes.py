@@ -26,11 +26,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs.types.arrow_types import is_flat, type_name
+from persist.codecs.types.arrow_types import format_type, is_flat
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
-from persist.core.names import INDEX_PREFIX, OWN_PREFIX, index_name
+from persist.core.names import INDEX_PREFIX, OWN_PREFIX, make_index_name
 from persist.core.state_rules.contents import CollectionState, get_last_sealed
 from persist.engine.location.arrangements import list_arrangements, steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
@@ -148,7 +148,7 @@ def read_indexed_ids(contents: CollectionState) -> tuple[int, ...] | None:
 
 def check_columns(handle: CollectionHandle, schema: CollectionSchema, columns: Sequence[str]) -> tuple[str, ...]:
     """Return the columns of an index, checked."""
-    names = schema.distinct("columns", columns)
+    names = schema.check_distinct("columns", columns)
     if not names:
         raise InvalidUsage(
             'index() was given no column: name those that are looked up by, such as index("customer_id")'
@@ -158,8 +158,8 @@ def check_columns(handle: CollectionHandle, schema: CollectionSchema, columns: S
     for name in names:
         if not is_indexable(schema, name):
             raise InvalidUsage(
-                f"column {name!r} is of type {type_name(schema.declared.field(name).type)}, which has no order that is "
-                "looked up by: index columns of numbers, texts, bytes, dates or times"
+                f"column {name!r} is of type {format_type(schema.declared.field(name).type)}, which has no order "
+                "that is looked up by: index columns of numbers, texts, bytes, dates or times"
             )
     if names == schema.key_names:
         raise InvalidUsage(f"collection {handle.name!r} is in the order of {list(names)} itself, so it needs no index")
@@ -185,7 +185,7 @@ def draft(handle: CollectionHandle, schema: CollectionSchema, wanted: Sequence[i
     numbers = dict(schema.inner)  # By them it knows the fields inside of columns when these change.
     inner = tuple((at, numbers[id_]) for at, id_ in enumerate(ids) if id_ in numbers)
     index_schema = replace(index_schema, inner=inner)
-    id_, name = uuid.uuid4().hex, index_name(handle.id, wanted)
+    id_, name = uuid.uuid4().hex, make_index_name(handle.id, wanted)
     view: dict[str, Any] = {"version": VERSION, "number": 1, "inputs": [handle.id], "index": [*ids]}
     contents = CollectionState(id_, name, index_schema.to_json(), view=view)
     return Index(CollectionHandle(handle.engine, id_, name, index_schema), contents, ids), kinds.Create(
@@ -198,7 +198,7 @@ def drop_index(handle: CollectionHandle, columns: Sequence[str]) -> CommitFuture
     handle.engine.writer("drop_index")
     contents = handle.contents()
     schema = contents.schema
-    names = schema.distinct("columns", columns)
+    names = schema.check_distinct("columns", columns)
     indexes = load_indexes(handle)
     for index in indexes:
         if index.name_columns(schema) == names or list_ids(schema, names) == index.indexed:

@@ -15,13 +15,13 @@ from persist.blob.errors import MissingBlob
 from persist.codecs.order.ordering import sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
-from persist.codecs.part.decoding import filtered
-from persist.codecs.part.filters import ranges_that_may_match, referenced_columns
+from persist.codecs.part.decoding import filter_table
+from persist.codecs.part.filters import list_referenced_columns, select_matching_ranges
 from persist.codecs.part.key_range import KeyRange
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.index.indexes import load_indexes
-from persist.core.names import index_hold
+from persist.core.names import make_index_hold_name
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import count_erasures
 from persist.engine.location.collection_handle import CollectionHandle
@@ -190,7 +190,7 @@ class FoundByIndex:
         for piece in self.ranges:
             for table in read_snapshot(piece, "diff", reader):
                 table = table.select([*path.held_columns, "_diff"]).rename_columns(names).cast(kinds)
-                tables.append(filtered(table, scan.filter, names, scan.schema.arrow))
+                tables.append(filter_table(table, scan.filter, names, scan.schema.arrow))
         if self.changes is not None:
             new = read_changes(self.changes, reader)
             tables.append((negate(new) if path.is_ahead else new).select(names).cast(kinds))
@@ -210,10 +210,10 @@ def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max
     if scan.filter is None or not scan.columns or scan.narrow is not None or scan.memory < least:
         return None
     peeked = handle.get_known_state()
-    if not any(name.startswith(index_hold("")) for name in peeked.holds):
+    if not any(name.startswith(make_index_hold_name("")) for name in peeked.holds):
         return None
     rows = pa.schema([scan.schema.arrow.field(name) for name in scan.schema.names])
-    requested = [*scan.columns, *referenced_columns(scan.filter, rows, scan.columns)]
+    requested = [*scan.columns, *list_referenced_columns(scan.filter, rows, scan.columns)]
     paths = plan_paths(handle, handle.fold(peeked), scan.schema, scan.as_of, requested, adds_key=True)
     if count_erasures(handle.get_known_state()) != erasures:
         return None
@@ -245,7 +245,7 @@ def _plan_find(path: Path, scan: Scan) -> FoundByIndex | None:
 def _select_slices(path: Path, scan: Scan, pieces: Sequence[Scan]) -> list[Scan]:
     """Return the slices of an index that may have matching rows."""
     bounds = [(piece.keys.lower, piece.keys.upper) for piece in pieces]
-    return [pieces[at] for at in ranges_that_may_match(bounds, scan.filter, scan.schema, path.columns)]
+    return [pieces[at] for at in select_matching_ranges(bounds, scan.filter, scan.schema, path.columns)]
 
 
 def _join_slices(whole: Scan, pieces: Sequence[Scan]) -> Iterator[Scan]:

@@ -38,7 +38,7 @@ from persist.core.errors import (
     ViewRedefined,
 )
 from persist.core.log import kinds
-from persist.core.names import INDEX_HOLD, INDEX_PREFIX, index_hold
+from persist.core.names import INDEX_HOLD, INDEX_PREFIX, make_index_hold_name
 from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectErasures, ExpectUpper
 from persist.core.state_rules.contents import CollectionState, get_first_time
 from persist.core.state_rules.erasures import count_erasures
@@ -120,7 +120,7 @@ def _make(
                 index.handle, _make_writes(index, _contents(held, as_of), index.map_names(held.scan.result_schema))
             )
             commit.add(index.handle, _seal(index, as_of))
-        hold = kinds.SetHold(handle.id, index_hold(index.handle.id), as_of, columns=tuple(wanted))
+        hold = kinds.SetHold(handle.id, make_index_hold_name(index.handle.id), as_of, columns=tuple(wanted))
         commit.add(handle, [hold, *late])
 
 
@@ -192,7 +192,7 @@ def _is_due(index: Index, contents: CollectionState, least_rows: int) -> bool:
 
 
 def _can_continue(index: Index, contents: CollectionState) -> bool:
-    return index_hold(index.handle.id) in contents.holds and max(index.as_of, 0) >= contents.since
+    return make_index_hold_name(index.handle.id) in contents.holds and max(index.as_of, 0) >= contents.since
 
 
 def _continue(commit: Commit, handle: CollectionHandle, contents: CollectionState, index: Index) -> None:
@@ -207,7 +207,7 @@ def _continue(commit: Commit, handle: CollectionHandle, contents: CollectionStat
     changed = (read_changes(piece, reader) for piece in scan.cut_into_slices(reader.slice_bytes))
     commit.add(index.handle, _make_writes(index, changed, names))
     commit.add(index.handle, _seal(index, until - 1))
-    hold = index_hold(index_id)
+    hold = make_index_hold_name(index_id)
     commit.add(handle, [kinds.SetHold(id_, hold, until - 1, None, contents.holds[hold].time)])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs.types.sql_names import check_sql_names, sql_name
+from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.compute.query.parsing import walk_parts
 from persist.compute.query.tables import MAIN, find_sql_schema, format_path, quote_name
 from persist.core.errors import InvalidUsage
@@ -85,7 +85,7 @@ def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str
     """Make all tables of a connection, without rows. `known`: the names of collections that are there already."""
     names: dict[tuple[str, str], str] = {}
     for about in tables:
-        other = names.setdefault((sql_name(about.schema), sql_name(about.table)), about.name)
+        other = names.setdefault((fold_case(about.schema), fold_case(about.table)), about.name)
         if other != about.name:
             raise InvalidUsage(
                 f"SQL takes the collections {other!r} and {about.name!r} for one table, so it cannot tell of both: "

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from persist.codecs.types.calculator import calculator
+from persist.codecs.types.calculator import get_calculator
 from persist.compute.query.tables import DUCKDB, SEALED_OFF, WITH_FILES, words_of
 from persist.core.errors import InvalidUsage
 from persist.engine.read.results.result import require_package
@@ -127,7 +127,7 @@ _HARMLESS = {"generate_series", "range", "unnest"}
 @cache
 def _table_functions() -> frozenset[str]:
     names = "SELECT lower(function_name) FROM duckdb_functions() WHERE function_type NOT IN ('scalar', 'aggregate')"
-    with calculator().cursor() as connection:
+    with get_calculator().cursor() as connection:
         return frozenset(name for (name,) in connection.execute(names).fetchall()) - _HARMLESS
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from persist.codecs.types.arrow_types import JSON
-from persist.codecs.types.sql_names import sql_name
+from persist.codecs.types.sql_names import fold_case
 from persist.compute.query.catalog import declare, table_about
 from persist.compute.query.copying import is_copy
 from persist.compute.query.databases import QueryLimits, lend_database
@@ -98,8 +98,8 @@ class Definition:
             )
         if at is not None:
             return at.name, True
-        parts = path[1:] if len(path) > 2 and sql_name(path[0]) == LATEST else path
-        parts = parts[1:] if len(parts) > 1 and sql_name(parts[0]) == MAIN else parts
+        parts = path[1:] if len(path) > 2 and fold_case(path[0]) == LATEST else path
+        parts = parts[1:] if len(parts) > 1 and fold_case(parts[0]) == MAIN else parts
         check_free_name(name := ".".join(parts))
         return name, False
 
@@ -146,8 +146,8 @@ class Definition:
             if self.verb == "COMMENT ON":
                 if self.kind != "COLUMN":
                     return TableChange(comments={"": after.comment})
-                column = sql_name(self.path[-1])
-                return TableChange(comments={n: text for n, text in after.comments.items() if sql_name(n) == column})
+                column = fold_case(self.path[-1])
+                return TableChange(comments={n: text for n, text in after.comments.items() if fold_case(n) == column})
             if after.table != before.table:
                 return TableChange(name=after.table if about.schema == MAIN else f"{about.schema}.{after.table}")
             types = pa.schema([] if about.is_view else _fields_of(connection.sql(f"FROM {format_path(path)} LIMIT 0")))

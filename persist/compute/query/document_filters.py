@@ -18,10 +18,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.types.sql_names import sql_name
+from persist.codecs.types.sql_names import fold_case
 from persist.compute.query.parsing import walk_parts
 from persist.compute.query.tables import Path, whole_path
-from persist.core.expression.documents import document_value, has_simple_path, join_paths, make_number_test
+from persist.core.expression.documents import (
+    has_simple_path,
+    join_paths,
+    make_document_expression,
+    make_number_condition,
+)
 
 _COMPARED = {
     "COMPARE_EQUAL": pc.equal,
@@ -60,9 +65,9 @@ def find_document_filters(parsed: Any, tables: Mapping[Path, Sequence[str]]) -> 
         path = paths.get(_table(table))
         if path is None or counts[_table(table)] > 1 or not node["where_clause"]:
             continue
-        selected = {sql_name(item["alias"]) for item in node["select_list"]}
-        columns = {sql_name(name): name for name in tables[path] if sql_name(name) not in selected}
-        names = {sql_name(table["alias"] or table["table_name"])}
+        selected = {fold_case(item["alias"]) for item in node["select_list"]}
+        columns = {fold_case(name): name for name in tables[path] if fold_case(name) not in selected}
+        names = {fold_case(table["alias"] or table["table_name"])}
         tests = [_make_test(condition, columns, names) for condition in conjuncts(node["where_clause"])]
         if conditions := [test for test in tests if test is not None]:
             filters[path] = reduce(and_, conditions)
@@ -115,7 +120,7 @@ def _compare(
         kind, literal = value_node["type_expr"]["type_name"], literal_node.get("literal") or {"kind": "STRING"}
         if kind not in _NUMBERS or literal["kind"] == "STRING" or not _NUMBER.fullmatch(literal["text"]):
             return None
-        return make_number_test(value, kind, _SIGNS[function], literal["text"], is_text=is_text)
+        return make_number_condition(value, kind, _SIGNS[function], literal["text"], is_text=is_text)
     text = _text(literal_node, is_text=is_text)
     return function(value, pa.scalar(text)) if text is not None and (is_text or function is pc.equal) else None
 
@@ -138,12 +143,16 @@ def _value(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) ->
         is_text = is_text or function in _TEXT
         steps.insert(0, ("json_extract" if steps else "json_extract_string", text))
         node = inner
-    *qualifiers, column = map(sql_name, node["column_names"])
+    *qualifiers, column = map(fold_case, node["column_names"])
     joined = join_paths(steps)
     if column not in columns or not names.issuperset(qualifiers) or len(qualifiers) > 1 or len(joined) != 1:
         return None
     [(function, path)] = joined
-    return (document_value(function, pc.field(columns[column]), path), is_text) if has_simple_path(path) else None
+    return (
+        (make_document_expression(function, pc.field(columns[column]), path), is_text)
+        if has_simple_path(path)
+        else None
+    )
 
 
 def _text(node: dict[str, Any], *, is_text: bool = True) -> str | None:

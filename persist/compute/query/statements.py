@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import did_you_mean
-from persist.codecs.types.sql_names import check_sql_names, sql_name
+from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.compute.query.databases import QueryLimits, leaves_nothing, lend_database
 from persist.compute.query.result import later
 from persist.compute.query.statement_text import StatementText, statement_text
@@ -230,7 +230,7 @@ def list_other_tables(sql: str, target: Path, name: str, names: list[str]) -> di
     tables = {target: TableAt(name)}
     for path in list_paths(sql):
         # A path of two parts may be a column of a table: so it is not a tag, and its table.
-        is_table = len(path) != 2 or path[0].startswith("@") or sql_name(path[0]) in (MAIN, LATEST)
+        is_table = len(path) != 2 or path[0].startswith("@") or fold_case(path[0]) in (MAIN, LATEST)
         is_table = is_table or match_collection(path, names) is not None
         table = resolve_table(path, names) if is_table else None
         if table is not None:
@@ -305,8 +305,8 @@ def is_read(sql: str, table: Path) -> bool:
 
 def has_unparsed_mention(sql: str, name: str, paths: Iterable[Path]) -> bool:
     """Return whether SQL may name a table outside of these paths, as FROM 't', query('FROM t') or E'\\'' do."""
-    name, seen = sql_name(name), sum(sql_name(part) == sql_name(name) for path in paths for part in path)
-    return len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", sql_name(sql))) > seen
+    name, seen = fold_case(name), sum(fold_case(part) == fold_case(name) for path in paths for part in path)
+    return len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", fold_case(sql))) > seen
 
 
 def note_failures(read: ReadRows, failed: list[PersistError]) -> ReadRows:

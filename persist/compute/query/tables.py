@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from persist.codecs.errors import did_you_mean
-from persist.codecs.types.arrow_types import children, list_inner_arrays, with_children
-from persist.codecs.types.sql_names import check_sql_names, sql_name
-from persist.codecs.updates.inputs import TableStream, as_table, open_stream
+from persist.codecs.types.arrow_types import list_inner_arrays, list_inner_fields, replace_inner_types
+from persist.codecs.types.sql_names import check_sql_names, fold_case
+from persist.codecs.updates.inputs import TableStream, open_stream, to_table
 from persist.compute.query.time_windows import add_time_windows
 from persist.core.errors import InvalidUsage, PersistError
-from persist.core.expression.python_functions import functions_of_python
+from persist.core.expression.python_functions import list_python_functions
 from persist.engine.location.collection_times import LATEST
 
 # What is run may be somebody else's text: it may read the collections, and nothing else that its user may read.
@@ -55,7 +55,7 @@ def format_path(parts: Sequence[str]) -> str:
 def match_collection(parts: Sequence[str], names: Sequence[str]) -> str | None:
     """Return the collection of a table name, or None. Case counts only between equal names."""
     wanted = ".".join(parts)
-    alike = [wanted] if wanted in names else [name for name in names if sql_name(name) == sql_name(wanted)]
+    alike = [wanted] if wanted in names else [name for name in names if fold_case(name) == fold_case(wanted)]
     if len(alike) > 1:
         raise InvalidUsage(f"table {wanted!r} may be any of the collections {alike}: write one of them, in any quotes")
     return alike[0] if alike else None
@@ -77,13 +77,13 @@ def resolve_table(path: Path, names: Sequence[str]) -> TableAt | None:
         return None if name is None else TableAt(name)
     catalog, *schemas = qualifiers
     schema = schemas[0] if schemas else MAIN
-    name = match_collection([table] if sql_name(schema) == MAIN else [schema, table], names)
+    name = match_collection([table] if fold_case(schema) == MAIN else [schema, table], names)
     if name is None:
         return None
-    if not schemas and sql_name(catalog) == MAIN:
+    if not schemas and fold_case(catalog) == MAIN:
         return TableAt(name)
     if not catalog.startswith("@"):
-        return TableAt(name, LATEST if sql_name(catalog) == LATEST else catalog)  # Or else it is a tag.
+        return TableAt(name, LATEST if fold_case(catalog) == LATEST else catalog)  # Or else it is a tag.
     return TableAt(name, catalog.removeprefix("@"))
 
 
@@ -99,13 +99,13 @@ def distinguish_tables(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
             )
     every: dict[Path, Path] = {}
     for path in tables:
-        every.setdefault(tuple(map(sql_name, path)), path)
+        every.setdefault(tuple(map(fold_case, path)), path)
     return {path: tables[path] for path in every.values()}
 
 
 def whole_path(path: Path) -> Path:
     """Return the path of a table with its schema, and without the case that SQL does not look at."""
-    return tuple(map(sql_name, (MAIN, *path) if len(path) == 1 else path))
+    return tuple(map(fold_case, (MAIN, *path) if len(path) == 1 else path))
 
 
 def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
@@ -171,9 +171,9 @@ def _find_sql_type(kind: pa.DataType) -> pa.DataType:
         return pa.decimal128(38, kind.scale)
     if not pt.is_nested(kind) or pt.is_dictionary(kind):
         return kind
-    inner = [field.type for field in children(kind)]
+    inner = [field.type for field in list_inner_fields(kind)]
     sql_types = [*map(_find_sql_type, inner)]
-    return kind if sql_types == inner else with_children(kind, sql_types)
+    return kind if sql_types == inner else replace_inner_types(kind, sql_types)
 
 
 def _adapt_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -207,14 +207,14 @@ def frames_read(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str
     for name in {path[0]: None for path in paths if len(path) == 1}:
         frame = variables.get(name)
         if hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "collect_schema"):  # Of a LazyFrame of Polars.
-            other, first = frames.setdefault(sql_name(name), (name, frame))
+            other, first = frames.setdefault(fold_case(name), (name, frame))
             if first is not frame:
                 both = " and ".join(map(repr, sorted((other, name))))
                 raise InvalidUsage(f"SQL takes the frames {both} for one table: rename one of them")
     tables = {}
     for name, frame in frames.values():
         data = open_stream(frame)
-        tables[name] = pa.concat_tables(data.tables(None)) if isinstance(data, TableStream) else as_table(data, None)
+        tables[name] = pa.concat_tables(data.tables(None)) if isinstance(data, TableStream) else to_table(data, None)
     return tables
 
 
@@ -237,10 +237,10 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool
     Returns:
         whether there are functions.
     """
-    add_time_windows(connection, map(sql_name, words_of(sql)), late_by)
+    add_time_windows(connection, map(fold_case, words_of(sql)), late_by)
     called = [
         function
-        for function in functions_of_python()
+        for function in list_python_functions()
         if re.search(rf"(?<!\w){function.name}(?!\w)", sql, re.IGNORECASE)
     ]
     for function in called:
@@ -249,7 +249,7 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool
             none = pa.schema([(f"x{at}", kind) for at, kind in enumerate(kinds)]).empty_table()
             *arguments, returns = connection.from_arrow(none).types
             how = {"type": "arrow", "null_handling": "special"}
-            connection.create_function(function.name, function.of_as_many(), arguments, returns, **how)
+            connection.create_function(function.name, function.make_fixed_arity(), arguments, returns, **how)
         except Exception as error:  # DuckDB has errors of several kinds for types that it does not have.
             raise InvalidUsage(f"DuckDB cannot call {function}: {explain_refusal(error)}") from error
     return bool(called)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.types.sql_names import sql_name
+from persist.codecs.types.sql_names import fold_case
 from persist.compute.query.document_filters import conjuncts
 from persist.compute.query.statement_text import StatementText, Touched
 from persist.compute.query.tables import DUCKDB, Path, format_path, quote_name, register
@@ -47,7 +47,7 @@ def read_touched(
         connection: has all tables of the statement; its own table may lack rows.
         schema: of the collection.
     """
-    if {*re.findall(r"\w+", sql_name(sql))} & _CHANGING:  # Also in texts, which may be SQL for query().
+    if {*re.findall(r"\w+", fold_case(sql))} & _CHANGING:  # Also in texts, which may be SQL for query().
         return None
     duckdb = require_package(DUCKDB)
     try:
@@ -83,16 +83,16 @@ def _with_new_keys(
 
 
 def _columns(connection: Any, source: str) -> list[str]:
-    return [sql_name(name) for name in connection.sql(f"SELECT * FROM {source}\nLIMIT 0").columns]
+    return [fold_case(name) for name in connection.sql(f"SELECT * FROM {source}\nLIMIT 0").columns]
 
 
 def _equal_columns(
     connection: Any, touched: Touched, table: Path, schema: CollectionSchema, source: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Return columns of the collection, each with the column of the source that it equals, as SQL."""
-    stored = {sql_name(name): name for name in schema.names}
+    stored = {fold_case(name): name for name in schema.names}
     if touched.condition is None:
-        return [(stored[sql_name(name)], quote_name(name)) for name in touched.equal if sql_name(name) in stored]
+        return [(stored[fold_case(name)], quote_name(name)) for name in touched.equal if fold_case(name) in stored]
     if touched.source is None:
         return []
     query = f"SELECT 1 WHERE ({touched.condition}\n)"
@@ -104,7 +104,7 @@ def _equal_columns(
         sides = [_column(node[side], (touched.alias, *table), stored, source) for side in ("left", "right")]
         for left, right in (sides, sides[::-1]):
             if left is not None and right is not None and left[0] and not right[0]:
-                pairs.append((stored[sql_name(left[1])], right[2]))
+                pairs.append((stored[fold_case(left[1])], right[2]))
     return pairs
 
 
@@ -120,10 +120,10 @@ def _column(
     path = node.get("column_names")
     if node["type"] != "COLUMN_REF" or not path:
         return None
-    name = sql_name(path[-1])
+    name = fold_case(path[-1])
     is_own = name not in source
     if len(path) > 1:
-        is_own = [*map(sql_name, path[:-1])] in ([sql_name(names[0])], [*map(sql_name, names[1:])])
+        is_own = [*map(fold_case, path[:-1])] in ([fold_case(names[0])], [*map(fold_case, names[1:])])
     if is_own and name not in stored:
         return None
     return is_own, path[-1], format_path(path)

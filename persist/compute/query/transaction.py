@@ -54,7 +54,7 @@ from persist.core.errors import (
     InvalidUsage,
     PersistError,
     UpperMismatch,
-    with_timeline,
+    attach_timeline,
 )
 from persist.core.rendering import list_some
 from persist.core.state_rules.collection_rules import ExpectUpper
@@ -273,7 +273,7 @@ class Transaction:
         return Rewrite(*(read_table(connection, path, handle) for path in (present, ("the result",))))
 
     def _conflict(self, began: CollectionState, now: CollectionState) -> UpperMismatch:
-        return with_timeline(UpperMismatch(to_antichain(began.upper), to_antichain(now.upper)), began.timeline)
+        return attach_timeline(UpperMismatch(to_antichain(began.upper), to_antichain(now.upper)), began.timeline)
 
     def _check_there(self, name: str) -> CollectionState:
         """Return a collection as it was when the transaction began. Raises InvalidUsage if it was made later."""

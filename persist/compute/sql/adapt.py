@@ -45,8 +45,8 @@ from persist.compute.sql.members import check_members
 from persist.compute.sql.temporal import apply_now_bounds, check_without_now, reads_now
 from persist.compute.sql.types import Unreadable, constant, to_arrow
 from persist.core.errors import InvalidUsage
-from persist.core.expression.evaluation import conjuncts, join_with_and
-from persist.core.expression.term import Call, Lit, Place, Term, list_places, shift_columns, sql_call
+from persist.core.expression.evaluation import join_with_and, split_conjuncts
+from persist.core.expression.term import Call, Lit, Place, Term, list_places, make_sql_call, shift_columns
 
 _SERIES = ("unnest", "range", "generate_series", "json_each", "json_tree")
 # Column numbers from here on are not columns: a query without columns has them, since tables have a `rowid`.
@@ -155,7 +155,7 @@ class Adapter:
         """Translate a filter; conditions on `_now()` become bounds of time."""
         node = self._child(plan)
         conditions = [
-            part for condition in self._of.translate_all(plan["expressions"]) for part in conjuncts(condition)
+            part for condition in self._of.translate_all(plan["expressions"]) for part in split_conjuncts(condition)
         ]
         timed = [condition for condition in conditions if reads_now(condition)]
         untimed = [condition for condition in conditions if condition not in timed]
@@ -188,7 +188,7 @@ class Adapter:
                 same.append((left_value, right_value))
             elif comparison in _COMPARED:
                 residual.append(
-                    sql_call(_COMPARED[comparison], pa.bool_(), left_value, shift_columns(right_value, width))
+                    make_sql_call(_COMPARED[comparison], pa.bool_(), left_value, shift_columns(right_value, width))
                 )
             else:
                 raise InvalidUsage(f"a join on {comparison} is not supported in a view")
@@ -238,7 +238,7 @@ class Adapter:
         keys = (*(left_value for left_value, _, _ in equal), key)
         other_keys = (*(right_value for _, right_value, _ in equal), other_key)
         needed = [at for at, (_, _, is_strict) in enumerate(equal) if is_strict] + [len(equal)]
-        has_right_key = join_with_and([sql_call("is_not_null", pa.bool_(), other_keys[at]) for at in needed])
+        has_right_key = join_with_and([make_sql_call("is_not_null", pa.bool_(), other_keys[at]) for at in needed])
         ours = Project(left, (*map(Place, range(width)), *nulls[width:], *keys, Lit(pa.scalar(False))))
         right_rows = Project(
             Filter(right, has_right_key),
@@ -259,24 +259,26 @@ class Adapter:
             msgspec.structs.replace(window, function="last_value", type=kinds[at], arguments=(Place(at),))
             for at in range(width, first)
         ]
-        first_key, is_left = Place(first + len(keys) + 1), sql_call("not", pa.bool_(), is_right)
-        has_key = join_with_and([is_left, *(sql_call("is_not_null", pa.bool_(), Place(first + at)) for at in needed)])
+        first_key, is_left = Place(first + len(keys) + 1), make_sql_call("not", pa.bool_(), is_right)
+        has_key = join_with_and(
+            [is_left, *(make_sql_call("is_not_null", pa.bool_(), Place(first + at)) for at in needed)]
+        )
         finds = msgspec.structs.replace(window, function="lead", type="boolean", arguments=(has_key,), where=None)
         is_outer = how not in ("INNER", "LEFT")
         rows = Window(SetOperation("union", ours, right_rows), (*calls, window, *[finds] * is_outer))
         count, is_found = (Place(first_key.index + right_width + at) for at in (0, 1))
-        matched = join_with_and([sql_call("greater", pa.bool_(), count, Lit(pa.scalar(0, pa.int64()))), has_key])
+        matched = join_with_and([make_sql_call("greater", pa.bool_(), count, Lit(pa.scalar(0, pa.int64()))), has_key])
         of_left: Node = Filter(rows, matched if how in ("INNER", "RIGHT") else is_left)
         shown_columns = (
-            sql_call("case", to_arrow(kinds[width + at]), matched, Place(first_key.index + at), nulls[width + at])
+            make_sql_call("case", to_arrow(kinds[width + at]), matched, Place(first_key.index + at), nulls[width + at])
             for at in range(right_width)
         )
         pairs: Node = Project(of_left, (*map(Place, range(width)), *shown_columns))
         if not is_outer:
             return pairs
-        is_alone = join_with_and([is_right, sql_call("distinct_from", pa.bool_(), is_found, Lit(pa.scalar(True)))])
+        is_alone = join_with_and([is_right, make_sql_call("distinct_from", pa.bool_(), is_found, Lit(pa.scalar(True)))])
         alone = Project(Filter(rows, is_alone), tuple(map(Place, range(first))))
-        has_none = sql_call("distinct_from", pa.bool_(), has_right_key, Lit(pa.scalar(True)))
+        has_none = make_sql_call("distinct_from", pa.bool_(), has_right_key, Lit(pa.scalar(True)))
         keyless = Project(Filter(right, has_none), (*nulls[:width], *map(Place, range(right_width))))
         return _union_all([pairs, alone, keyless])
 

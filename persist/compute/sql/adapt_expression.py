@@ -21,9 +21,9 @@ from persist.compute.sql.members import NOWHERE, check_members
 from persist.compute.sql.types import constant, from_duckdb, has_interval, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression.evaluation import join_with_and
-from persist.core.expression.python_functions import PythonFunction, python_function
-from persist.core.expression.sql_numbers import is_cast
-from persist.core.expression.term import Call, Lit, Place, Term, calls, sql_call
+from persist.core.expression.python_functions import PythonFunction, find_python_function
+from persist.core.expression.sql_numbers import can_cast
+from persist.core.expression.term import Call, Lit, Place, Term, is_call, make_sql_call
 
 Json = dict[str, Any]
 
@@ -162,7 +162,7 @@ class Expressions:
         arguments: list[Term] = []
         for check in node["case_checks"]:
             arguments += [self.translate(check["when_expr"]), self.translate(check["then_expr"])]
-        return sql_call(
+        return make_sql_call(
             "case", to_arrow(kind), *arguments, self.translate(node["else_expr"]), at=self._get_query_position(node)
         )
 
@@ -172,7 +172,7 @@ class Expressions:
             return self.translate(node)
         # DuckDB calls this on intervals that it compares: it turns months into days, as these are already.
         bare_ = node["children"][0] if read_function_name(node) == "normalized_interval" else node
-        return sql_call(
+        return make_sql_call(
             "duckdb",
             pa.int64(),
             Lit(pa.scalar('epoch_us("$1")')),
@@ -198,7 +198,7 @@ class Expressions:
                 return True
             source, target = (self.infer_type(kind, node) for kind in cast_types)
             tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
-            return target != "null" and (bool(tries) or not is_cast(to_arrow(target), to_arrow(source)))
+            return target != "null" and (bool(tries) or not can_cast(to_arrow(target), to_arrow(source)))
         if kind == "OPERATOR_TRY":
             return True
         if kind in COMPARISONS:
@@ -208,7 +208,7 @@ class Expressions:
     def _make_duckdb_call(self, node: Json) -> Term:
         text = Text(self.translate, self.refuse, self._is_by_duckdb, self.check)
         sql_text, kind = self._cast_to_arrow(text.of(node), node["return_type"], node)
-        return sql_call("duckdb", kind, Lit(pa.scalar(sql_text)), *text.columns, at=self._get_query_position(node))
+        return make_sql_call("duckdb", kind, Lit(pa.scalar(sql_text)), *text.columns, at=self._get_query_position(node))
 
     def _cast_to_arrow(self, text: str, kind: Json, node: Json) -> tuple[str, pa.DataType]:
         """Cast an expression of DuckDB to a type that Arrow has."""
@@ -239,14 +239,14 @@ class Expressions:
                 values = f"(SELECT list({_JSON_COLUMNS[0 if is_number else at]} ORDER BY id) FROM {rows})"
             values = f"range(1, len({values}) + 1)" if is_number else values
             values, arrow = self._cast_to_arrow(values, kind, plan)
-            lists.append(sql_call("duckdb", arrow, Lit(pa.scalar(values)), *columns))
+            lists.append(make_sql_call("duckdb", arrow, Lit(pa.scalar(values)), *columns))
         return lists
 
     def _translate_call(self, node: Json) -> Term:
         name = read_function_name(node)
         function = _find_python_function(node)
         if function is not None:
-            return function.term(self.translate_all(node.get("children")), self._get_query_position(node))
+            return function.make_call(self.translate_all(node.get("children")), self._get_query_position(node))
         if self._is_by_duckdb(node):
             return self._make_duckdb_call(node)
         kind = self.infer_type(node.get("return_type", {"id": "BOOLEAN"}), node)
@@ -263,19 +263,21 @@ class Expressions:
                 "float",
                 "double",
             ):  # Decimals, which these are here, round otherwise.
-                arguments = (sql_call("round_even", to_arrow(argument_type), *arguments, at=at),)
+                arguments = (make_sql_call("round_even", to_arrow(argument_type), *arguments, at=at),)
             [argument] = arguments
             if isinstance(argument, Lit) and argument.value.type == to_arrow(kind):
                 return argument  # DuckDB 2.0.1 casts a text to the type that it has.
-            return sql_call("cast", to_arrow(kind), *arguments, at=at)
+            return make_sql_call("cast", to_arrow(kind), *arguments, at=at)
         if type_ == "COMPARE_BETWEEN":
             return _make_between("greater_equal", "less_equal", *arguments, at=at)
         if type_ in COMPARISONS:
-            return sql_call(COMPARISONS[type_], to_arrow(kind), *arguments, at=at)
+            return make_sql_call(COMPARISONS[type_], to_arrow(kind), *arguments, at=at)
         own_function = _name_function(node)
         if type_ != "BOUND_FUNCTION" or own_function is None:
             self.refuse(f"function {name or type_}() is not supported in a view", node)
-        return sql_call(own_function, to_arrow(kind), *(arguments[-1:] if own_function in _PARTS else arguments), at=at)
+        return make_sql_call(
+            own_function, to_arrow(kind), *(arguments[-1:] if own_function in _PARTS else arguments), at=at
+        )
 
     def order(self, node: Json) -> Order:
         """Return one key of an ORDER BY."""
@@ -321,7 +323,7 @@ class Expressions:
         function, children = AGGREGATES.get(read_function_name(node), ""), node["children"]
         value = self.translate(children[0])
         by = self.translate(children[1]) if function.startswith("arg_") else value
-        conditions: list[Term] = [sql_call("is_not_null", pa.bool_(), term) for term in (value, by)]
+        conditions: list[Term] = [make_sql_call("is_not_null", pa.bool_(), term) for term in (value, by)]
         conditions += [self.translate(node["filter"])] if node.get("filter") else []
         return Aggregation(
             "list",
@@ -348,7 +350,7 @@ class Expressions:
         if text.columns:
             self.refuse(f"{name}() takes constants besides its values in a view", node)
         sql_text, arrow = self._cast_to_arrow(sql_text, node["return_type"], node)
-        return sql_call("duckdb", arrow, Lit(pa.scalar(sql_text)), values, at=self._get_query_position(node))
+        return make_sql_call("duckdb", arrow, Lit(pa.scalar(sql_text)), values, at=self._get_query_position(node))
 
     def _translate_arguments(self, node: Json, name: str) -> tuple[Term, ...]:
         """Return the arguments of an aggregate: the computed ones, then its constants.
@@ -441,7 +443,7 @@ class Expressions:
     def whole(self, node: Json, what: str) -> int:
         """Return a constant whole number."""
         number = self.translate(node)
-        while isinstance(number, Call) and calls(number, "cast"):
+        while isinstance(number, Call) and is_call(number, "cast"):
             number = number.arguments[0]
         if not isinstance(number, Lit) or not isinstance(number.value.as_py(), int | Decimal):
             self.refuse(f"{what} is a constant whole number in a view", node)
@@ -467,7 +469,7 @@ def is_of_list(node: Json) -> bool:
 
 def _find_python_function(node: Json) -> PythonFunction | None:
     """Return the function of Python that a node calls; None if it calls none."""
-    return python_function(read_function_name(node)) if node["type"] == "BOUND_FUNCTION" else None
+    return find_python_function(read_function_name(node)) if node["type"] == "BOUND_FUNCTION" else None
 
 
 def _name_function(node: Json) -> str | None:
@@ -489,6 +491,6 @@ def _name_function(node: Json) -> str | None:
 
 def _make_between(low: str, high: str, value: Term, least: Term, greatest: Term, *, at: int | None) -> Term:
     bounds = ((low, least), (high, greatest))
-    return sql_call(
-        "and", pa.bool_(), *(sql_call(how, pa.bool_(), value, bound, at=at) for how, bound in bounds), at=at
+    return make_sql_call(
+        "and", pa.bool_(), *(make_sql_call(how, pa.bool_(), value, bound, at=at) for how, bound in bounds), at=at
     )

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from persist.compute.sql.types import infer_arrow_type, name_arrow_type, to_arrow
 from persist.core.expression.evaluation import join_with_and
-from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, shift_columns
+from persist.core.expression.term import Call, Lit, Place, Term, is_call, list_places, shift_columns
 
 TRUE = Lit(pa.scalar(True))
 
@@ -324,7 +324,7 @@ def split_by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], l
 
 def split_equality(condition: Term, width: int) -> tuple[Term, Term] | None:
     """Return the sides of a condition `left = right`; None for other conditions."""
-    if not (isinstance(condition, Call) and calls(condition, "equal")):
+    if not (isinstance(condition, Call) and is_call(condition, "equal")):
         return None
     left_term, right_term = condition.arguments
     if list_places(left_term) and list_places(right_term):

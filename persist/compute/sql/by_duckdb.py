@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from persist.codecs.types.calculator import calculator
+from persist.codecs.types.calculator import get_calculator
 from persist.compute.query import quote_name
 from persist.compute.sql.definite import list_indefinite_functions
 from persist.compute.sql.types import from_duckdb, list_struct_fields, to_arrow, to_duckdb
-from persist.core.expression.sql_numbers import is_cast
+from persist.core.expression.sql_numbers import can_cast
 from persist.core.expression.term import Term
 
 Json = dict[str, Any]
@@ -51,7 +51,7 @@ def read_function_name(node: Json) -> str:
 
 @cache
 def _definite_functions() -> frozenset[str]:
-    with calculator().cursor() as connection:
+    with get_calculator().cursor() as connection:
         rows = connection.execute(
             "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'scalar'"
         ).fetchall()
@@ -103,7 +103,7 @@ def is_cast_checked_late(given: Json, kind: Json) -> bool:
     if not is_nested(kind) or not any(
         {*names} <= same for same in ({*names[:1]}, {"STRUCT", "TUPLE"}, {"LIST", "ARRAY"})
     ):
-        return is_cast(to_arrow(from_duckdb(given)), to_arrow(from_duckdb(kind)))
+        return can_cast(to_arrow(from_duckdb(given)), to_arrow(from_duckdb(kind)))
     parts = [_list_parts(part) for part in (given, kind)]
     return len(parts[0]) == len(parts[1]) and all(
         is_cast_checked_late(part, target_part) for part, target_part in zip(*parts, strict=True)

@@ -19,7 +19,7 @@ from persist.compute.sql.algebra import Frame, Join, Let, Node, Order, Project, 
 from persist.compute.sql.by_duckdb import strip_text_cast
 from persist.compute.sql.types import constant, to_arrow
 from persist.core.expression.evaluation import join_with_and
-from persist.core.expression.term import Lit, Place, Term, sql_call
+from persist.core.expression.term import Lit, Place, Term, make_sql_call
 
 _NUMBER = {"WINDOW_LAG": 1, "WINDOW_LEAD": 1, "WINDOW_NTH_VALUE": 1, "WINDOW_NTILE": 0}
 _WHOLE = Frame(None, None)
@@ -76,7 +76,7 @@ def add_positional_windows(
         count = Place(next(counts))
         if node["type"] == "WINDOW_NTILE":
             position = _int64(of.translate(node["children"][0]))
-            outputs[at] = sql_call("duckdb", pa.int64(), Lit(pa.scalar(_NTILE)), Place(at), count, position)
+            outputs[at] = make_sql_call("duckdb", pa.int64(), Lit(pa.scalar(_NTILE)), Place(at), count, position)
             continue
         window = calls[at - width]
         positions = Project(
@@ -116,7 +116,7 @@ def _find_target_position(node: Json, own: Term, of: Expressions) -> Term:
     distance = _int64(of.translate(node["children"][1]))
     if node["type"] == "WINDOW_NTH_VALUE":
         return distance
-    return sql_call("subtract" if node["type"] == "WINDOW_LAG" else "add", pa.int64(), own, distance)
+    return make_sql_call("subtract" if node["type"] == "WINDOW_LAG" else "add", pa.int64(), own, distance)
 
 
 def _value_at_position(node: Json, wanted: Term, count: Place, place: Place, of: Expressions) -> Term:
@@ -124,14 +124,14 @@ def _value_at_position(node: Json, wanted: Term, count: Place, place: Place, of:
     kind = of.infer_type(node["return_type"], node)
     default: Term = constant(kind, None)
     if len(node["children"]) > 2:
-        default = sql_call("cast", to_arrow(kind), of.translate(node["children"][2]))
-    conditions: list[Term] = [sql_call("is_not_null", pa.bool_(), place)]
+        default = make_sql_call("cast", to_arrow(kind), of.translate(node["children"][2]))
+    conditions: list[Term] = [make_sql_call("is_not_null", pa.bool_(), place)]
     if node["type"] == "WINDOW_NTH_VALUE":
-        conditions.append(sql_call("less_equal", pa.bool_(), wanted, count))
-    is_said = sql_call("is_not_null", pa.bool_(), wanted)
+        conditions.append(make_sql_call("less_equal", pa.bool_(), wanted, count))
+    is_said = make_sql_call("is_not_null", pa.bool_(), wanted)
     cases = (join_with_and(conditions), Place(place.index + 1), is_said, default)
-    return sql_call("case", to_arrow(kind), *cases, constant(kind, None))
+    return make_sql_call("case", to_arrow(kind), *cases, constant(kind, None))
 
 
 def _int64(term: Term) -> Term:
-    return sql_call("cast", pa.int64(), term)
+    return make_sql_call("cast", pa.int64(), term)

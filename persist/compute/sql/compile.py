@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.types.schema import NAME_CHARS_MAX, CollectionSchema
-from persist.codecs.types.sql_names import check_sql_names, sql_name
+from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.compute.query import match_collection, quote_name
 from persist.compute.sql.adapt import Adapter
 from persist.compute.sql.algebra import (
@@ -30,7 +30,7 @@ from persist.compute.sql.rows import fold
 from persist.compute.sql.temporal import MARK
 from persist.compute.sql.types import Unreadable, from_arrow, to_arrow
 from persist.core.errors import InvalidUsage
-from persist.core.expression.term import Call, Lit, Place, Term, sql_call
+from persist.core.expression.term import Call, Lit, Place, Term, make_sql_call
 from persist.core.log.fields import KeyedForm
 
 _ROW_ID = "rowid"
@@ -66,7 +66,7 @@ def find_mentioned(sql: str, names: Sequence[str]) -> list[str]:
         collections.append(collection)
     read: dict[str, str] = {}
     for collection in collections:
-        collision = read.setdefault(sql_name(collection), collection)
+        collision = read.setdefault(fold_case(collection), collection)
         if collision != collection:
             raise InvalidUsage(
                 f"the query reads {collision!r} and {collection!r}, which differ by case only, and SQL takes them "
@@ -151,7 +151,7 @@ def _replace_intervals(plan: Node, columns: list[tuple[str, str]]) -> tuple[Node
     if not any(kind == "interval" for _, kind in columns):
         return plan, columns
     outputs = (
-        sql_call("parts_of_interval", to_arrow(_STORED_INTERVAL), Place(at)) if kind == "interval" else Place(at)
+        make_sql_call("parts_of_interval", to_arrow(_STORED_INTERVAL), Place(at)) if kind == "interval" else Place(at)
         for at, (_, kind) in enumerate(columns)
     )
     stored = [(name, _STORED_INTERVAL if kind == "interval" else kind) for name, kind in columns]
@@ -194,8 +194,15 @@ def check_columns(columns: Sequence[tuple[str, str]]) -> None:
 
 
 def parse_key(asked: Sequence[str]) -> tuple[str, ...]:
-    """Return a caller's key columns as a tuple; a single name is allowed."""
-    return tuple([asked] if isinstance(asked, str) else asked)
+    """Return a caller's key columns as a tuple; a single name is allowed.
+
+    Raises:
+        InvalidUsage: it is not a list of texts.
+    """
+    key = [asked] if isinstance(asked, str) else asked
+    if not isinstance(key, (list, tuple)) or not all(isinstance(name, str) for name in key):
+        raise InvalidUsage(f"key={asked!r:.100} is not a list of names of columns: give one, such as key=['id']")
+    return tuple(key)
 
 
 def choose_key(

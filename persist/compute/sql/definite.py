@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from persist.codecs.types.calculator import calculator
+from persist.codecs.types.calculator import get_calculator
 from persist.compute.query import quote_name
 from persist.core.errors import InvalidUsage
 
@@ -33,7 +33,7 @@ _MARKED = (
 @cache
 def list_indefinite_functions() -> frozenset[str]:
     """Return the functions of DuckDB whose value does not depend on their arguments alone."""
-    with calculator().cursor() as connection:
+    with get_calculator().cursor() as connection:
         marked = {name for (name,) in connection.execute(_MARKED).fetchall()}
     return frozenset(marked - {"error"}) | _CLOCK | {"getenv"}  # `error` fails always.
 

@@ -42,9 +42,9 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.compute.sql.algebra import Node
 from persist.compute.sql.stored import compute_digest
 from persist.compute.sql.types import constant, format_scalar, name_arrow_type, to_arrow
-from persist.core.antichain import as_time
+from persist.core.antichain import to_time_integer
 from persist.core.errors import IncompatibleVersion, InvalidUsage
-from persist.core.expression.term import SQL, Call, Lit, Place, Term, sql_call
+from persist.core.expression.term import SQL, Call, Lit, Place, Term, make_sql_call
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import NOW, Moment, Timeline, format_time, is_moment, is_tag, parse_time, parse_time_word
@@ -140,7 +140,7 @@ def decode_term(wanted: type, stored: dict[str, Any]) -> Term:
         case {"kind": "call", "function": str(function), "type": str(kind), **rest} if {*rest} <= {"arguments", "at"}:
             # One call of Python for each level, so that deep terms can be read.
             arguments = map(partial(decode_term, Term), rest.get("arguments", ()))
-            return sql_call(function, to_arrow(kind), *arguments, at=rest.get("at"))
+            return make_sql_call(function, to_arrow(kind), *arguments, at=rest.get("at"))
     raise ValueError(f"{stored!r:.200} is not an expression of a plan")
 
 
@@ -195,8 +195,8 @@ def parse_start(start: Start, unit: str | None) -> int | None:
             raise InvalidUsage(
                 f"start={start!r:.100} is a moment, and the inputs of the view share no timeline: give a number"
             )
-        return timeline.time_of(start)
-    return as_time("start", start)
+        return timeline.to_time(start)
+    return to_time_integer("start", start)
 
 
 def choose_start(start: Start, inputs: Sequence[Readable], unit: str | None) -> int:

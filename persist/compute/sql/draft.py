@@ -22,7 +22,7 @@ from persist.compute.sql.stored import encode_plan
 from persist.compute.sql.types import to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds as record_kinds
-from persist.core.names import GROUPS_PREFIX, groups_prefix, view_hold
+from persist.core.names import GROUPS_PREFIX, make_groups_prefix, make_view_hold_name
 from persist.core.state_rules.contents import CollectionState, get_first_time
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.engine import Engine
@@ -104,7 +104,7 @@ class Catalog:
             contents = load_handle_by_id(self._engine, id_, id_).contents()
         except CollectionNotFound:
             return None  # It is planned.
-        hold = contents.holds.get(view_hold(view.id))
+        hold = contents.holds.get(make_view_hold_name(view.id))
         if hold is None or hold.schema is None or not hold.columns:
             return None
         schema = load_schema_version(contents, hold.schema)
@@ -163,7 +163,7 @@ def draft_view(
     statistics = catalog.sizes(reads)
     plan, bound, keeps_plan = relation, rewrite_plan(relation, statistics), catalog.keeps_plans
     if keeps_groups:
-        plan, every_groups = cut_at_aggregates(bound, groups_prefix(id_))
+        plan, every_groups = cut_at_aggregates(bound, make_groups_prefix(id_))
         for groups in every_groups:
             whose = f"the groups of view {name!r}"
             groups_draft = _draft_collection(
@@ -275,7 +275,7 @@ def _make_holds(
     return [
         record_kinds.SetHold(
             readable.id,
-            view_hold(view),
+            make_view_hold_name(view),
             TIME_MAX if readable.is_view else definition.start,
             schema=readable.schema.version,
             columns=find_column_ids(readable.schema, columns.get(readable.id, ())),

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from persist.codecs.types.calculator import DUCKDB, is_calculator
-from persist.codecs.types.sql_names import sql_name
+from persist.codecs.types.calculator import DUCKDB, is_supported_version
+from persist.codecs.types.sql_names import fold_case
 from persist.compute.query import (
     Path,
     add_functions,
@@ -162,11 +162,11 @@ def _collect_tables(node: Any, tables: dict[Path, int], own: frozenset[str], sql
     path = find_windowed_table(node)
     if node.get("type") == "BASE_TABLE":
         path = tuple(node["qualified_name"]["path"])
-        path = path[1:] if sql_name(path[0]) == "recurring" else path
-    if path and not (len(path) == 1 and sql_name(path[0]) in own):
+        path = path[1:] if fold_case(path[0]) == "recurring" else path
+    if path and not (len(path) == 1 and fold_case(path[0]) in own):
         tables.setdefault(path, node.get("query_location", 0))
     for entry in (node.get("cte_map") or {}).get("map", ()):
-        name, query = frozenset([sql_name(str(entry["key"]))]), entry["value"]
+        name, query = frozenset([fold_case(str(entry["key"]))]), entry["value"]
         is_recursive = (query.get("query_node") or {}).get("type") == "RECURSIVE_CTE_NODE"
         _collect_tables(query, tables, own | name if is_recursive else own, sql)
         own |= name
@@ -217,7 +217,7 @@ def load_duckdb() -> Any:
             "queries are parsed by DuckDB, which is not installed: pip install 'duckdb>=2.0,<2.1'. "
             "Views that exist are refreshed without it."
         ) from error
-    if not is_calculator(duckdb.__version__):
+    if not is_supported_version(duckdb.__version__):
         raise InvalidUsage(
             f"queries are parsed by DuckDB {'.'.join(map(str, DUCKDB))}, and {duckdb.__version__} is installed: "
             "pip install 'duckdb>=2.0,<2.1'. Views that exist are refreshed with any version, or none."

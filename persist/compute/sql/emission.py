@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow.types as pat
 
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.types.sql_names import sql_name
+from persist.codecs.types.sql_names import fold_case
 from persist.compute.query import is_time_window, list_arguments, walk_parts
 from persist.compute.sql.duck import load_duckdb, parse_statement, show_position
 from persist.core.errors import InvalidUsage
@@ -69,7 +69,7 @@ def derive_lateness(sql: str, schemas: Mapping[str, CollectionSchema], keyed: Ma
         raise InvalidUsage(f"{_SHAPE}, and nothing else that reads collections: make views of the other parts")
     _check_parts(node, sql)
     [(name, schema)] = schemas.items()  # It reads no other collection.
-    _check_groups(node, [*map(sql_name, schema.names)])
+    _check_groups(node, [*map(fold_case, schema.names)])
     moments = [
         source_arguments.get("column_names") or [str(source_arguments.get("type"))]
         for source_arguments in list_arguments(source)[1:2]
@@ -81,7 +81,7 @@ def _derive_distance(name: str, column: str, schema: CollectionSchema, form: Key
     """Return the distance of a late bound; see `derive_lateness`."""
     keyed_options = f"Keyed(order_by=[{column!r}], late_bound=Behind(…), machine=InsertIfAbsent())"
     first = form.order_by[0] if form is not None and form.order_by else None
-    if form is None or form.late_by is None or first is None or sql_name(first) != sql_name(column):
+    if form is None or form.late_by is None or first is None or fold_case(first) != fold_case(column):
         raise InvalidUsage(
             f"EMIT FINAL: collection {name!r} has no late bound that follows {column!r}, so no window of it is ever "
             f"final: make the collection with keyed={keyed_options}, or ask HAVING window_end <= _now()"
@@ -126,7 +126,7 @@ def _check_groups(node: Json, columns: Sequence[str]) -> None:
     `columns`: the columns of its collection, which precede the aliases of the query.
     """
     items = node.get("select_list") or []
-    aliases = {sql_name(item["alias"]): item for item in items if item.get("alias")}
+    aliases = {fold_case(item["alias"]): item for item in items if item.get("alias")}
     groups = node.get("group_expressions") or []
     if node.get("aggregate_handling") == "FORCE_AGGREGATES":  # GROUP BY ALL
         groups = items
@@ -137,7 +137,7 @@ def _check_groups(node: Json, columns: Sequence[str]) -> None:
             return 0 <= at < len(items) and _is_bound(items[at])
         names = group.get("column_names") or [""]
         return _is_bound(group) or (
-            sql_name(names[-1]) not in columns and _is_bound(aliases.get(sql_name(names[0]), {}))
+            fold_case(names[-1]) not in columns and _is_bound(aliases.get(fold_case(names[0]), {}))
         )
 
     if len(node.get("group_sets") or [()]) > 1 or not any(map(is_of_window, groups)):

@@ -24,9 +24,9 @@ from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.stored import StoredPlan, read_plan
 from persist.compute.sql.types import name_arrow_type, to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
-from persist.core.expression.python_functions import calls_of_python, check_functions
+from persist.core.expression.python_functions import check_functions, list_python_calls
 from persist.core.expression.term import Call, Col, Term
-from persist.core.names import find_owner, view_hold
+from persist.core.names import find_owner, make_view_hold_name
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_handle_by_id, open_handle
@@ -76,7 +76,7 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
 
 def list_functions(relation: Relation) -> tuple[tuple[str, str], ...]:
     """Return name and version of the functions of Python that a relation calls."""
-    return tuple(dict.fromkeys(calls_of_python(iterate_terms(relation))))
+    return tuple(dict.fromkeys(list_python_calls(iterate_terms(relation))))
 
 
 def list_columns_read(definition: Definition) -> dict[str, dict[str, str]]:
@@ -196,7 +196,7 @@ class ViewProgram(Program):
     def holders(self, collection: str) -> list[str]:
         """Return the names of the permanent holds on a source: one for each view that depends on it."""
         id_ = self._sources[collection].id
-        return [view_hold(view.handle.id) for view in self._views.values() if id_ in view.definition.inputs]
+        return [make_view_hold_name(view.handle.id) for view in self._views.values() if id_ in view.definition.inputs]
 
     def load_source(self, engine: Engine, collection: str) -> CollectionHandle:
         """Return a source, which was loaded with the views."""

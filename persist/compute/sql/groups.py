@@ -46,7 +46,7 @@ from persist.compute.sql.algebra import (
 )
 from persist.compute.sql.rows import make_null
 from persist.compute.sql.types import to_arrow
-from persist.core.expression.term import Lit, Place, Term, sql_call
+from persist.core.expression.term import Lit, Place, Term, make_sql_call
 
 TOTAL = "decimal(38,0)"
 UNSTORED = ("interval", "null")
@@ -167,37 +167,37 @@ class _SplitAggregate:
 
     def answer(self, groups: Groups) -> Node:
         names, kinds = zip(*groups.columns, strict=True)
-        is_there = sql_call("not_equal", pa.bool_(), Place(len(self.node.keys)), _ZERO)
+        is_there = make_sql_call("not_equal", pa.bool_(), Place(len(self.node.keys)), _ZERO)
         return Project(Filter(Scan(groups.name, names, kinds), is_there), tuple(self.outputs))
 
     def _rebuild_aggregate(self, aggregation: Aggregation) -> Term:
         """Return the term of an aggregate over counts and totals."""
         if aggregation.function == "count_star" and aggregation.where is None:
             n = Place(len(self.node.keys))
-            return n if self.node.keys else sql_call("subtract", pa.int64(), n, Lit(pa.scalar(1, pa.int64())))
+            return n if self.node.keys else make_sql_call("subtract", pa.int64(), n, Lit(pa.scalar(1, pa.int64())))
         if aggregation.function in ("count_star", "count"):
             return self._add_aggregate(aggregation.function, "int64", aggregation.arguments, aggregation.where)
         [value] = aggregation.arguments[:1]
         arrow = to_arrow(infer_term_types([value], self.input_types)[0])
         if not pat.is_decimal(arrow):
-            value = sql_call("cast", pa.int8(), value) if pat.is_boolean(arrow) else value
+            value = make_sql_call("cast", pa.int8(), value) if pat.is_boolean(arrow) else value
             arrow = pa.decimal128(38, 0)
-            value = sql_call("cast", arrow, value)
+            value = make_sql_call("cast", arrow, value)
         count = self._add_aggregate("count", "int64", (value,), aggregation.where)
         limbs = [
-            self._add_aggregate("total", TOTAL, (sql_call(f"{which}_limb", pa.int64(), value),), aggregation.where)
+            self._add_aggregate("total", TOTAL, (make_sql_call(f"{which}_limb", pa.int64(), value),), aggregation.where)
             for which in ("lower", "upper")
         ]
         kind = to_arrow(aggregation.type)
         if aggregation.function == "avg":
             scale = Lit(pa.scalar(arrow.scale, pa.int64()))
-            total, exact_type = sql_call("mean_of_limbs", pa.float64(), *limbs, count, scale), pa.float64()
+            total, exact_type = make_sql_call("mean_of_limbs", pa.float64(), *limbs, count, scale), pa.float64()
         else:
             exact_type = pa.decimal128(38, arrow.scale)
-            total = sql_call("joined_limbs", exact_type, *limbs)
-        is_none = sql_call("equal", pa.bool_(), count, _ZERO)
-        total = sql_call("case", exact_type, is_none, make_null(exact_type), total)
-        return total if exact_type == kind else sql_call("cast", kind, total)
+            total = make_sql_call("joined_limbs", exact_type, *limbs)
+        is_none = make_sql_call("equal", pa.bool_(), count, _ZERO)
+        total = make_sql_call("case", exact_type, is_none, make_null(exact_type), total)
+        return total if exact_type == kind else make_sql_call("cast", kind, total)
 
     def _add_aggregate(self, function: str, kind: str, arguments: tuple[Term, ...], where: Term | None) -> Place:
         aggregation = Aggregation(function, kind, arguments, where=where)

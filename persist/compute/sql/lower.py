@@ -42,8 +42,8 @@ from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.rows import Rows, extend, free_name, free_names, lower_term, select
 from persist.compute.sql.types import to_array, to_arrow
 from persist.core.errors import InvalidUsage
-from persist.core.expression.python_functions import calls_of_python
-from persist.core.expression.term import Call, Col, Lit, Term, sql_call
+from persist.core.expression.python_functions import list_python_calls
+from persist.core.expression.term import Call, Col, Lit, Term, make_sql_call
 
 ALL_ROWS = 2**62
 ITERATIONS_MAX = 10_000
@@ -70,7 +70,7 @@ class Lowering:
 
     def lower(self, plan: Node, names: Sequence[str] = ()) -> Stream:
         """Return the stream of a plan that is rewritten already."""
-        self._program.local_functions |= {name for name, _ in calls_of_python(iterate_terms(plan))}
+        self._program.local_functions |= {name for name, _ in list_python_calls(iterate_terms(plan))}
         rows = self.rows(plan)
         column_names = names or [f"c{at}" for at in range(len(rows.columns))]
         return select(rows.stream, {name: Col(column) for name, column in zip(column_names, rows.columns, strict=True)})
@@ -278,7 +278,7 @@ def _window_function(known: _ComputedArguments, call: WindowCall, name: str) -> 
     if function in ("sum", "avg"):
         values = [to_summable(values[0], known.schema, function)]
     if function in ("lag", "lead") and len(values) > 1:
-        values[1] = sql_call("cast", to_arrow(call.type), values[1])
+        values[1] = make_sql_call("cast", to_arrow(call.type), values[1])
     frame, condition = Frame() if function in _UNFRAMED else call.frame, call.where
     if condition is not None and function in _RUNNING and not (call.distinct or frame.exclude):
         if function == "count_star":

@@ -25,7 +25,7 @@ from persist.compute.sql.rows import Rows, free_name, make_null, select
 from persist.compute.sql.types import to_arrow
 from persist.core.expression.evaluation import infer_type
 from persist.core.expression.term import Aggregate as Summary
-from persist.core.expression.term import Col, Lit, Term, sql_call
+from persist.core.expression.term import Col, Lit, Term, make_sql_call
 
 NARROW = 18  # Digits of a decimal that fit one word.
 _COMPUTED = re.compile(r"[vow]\d|there$|is_out$")  # Names of computed columns in this module.
@@ -121,16 +121,16 @@ def to_summable(value: Term, schema: pa.Schema, function: str) -> Term:
     """Convert a value to a type that can be summed."""
     kind = infer_type(value, schema, "map")
     if pat.is_boolean(kind) or pat.is_uint64(kind):
-        return sql_call("cast", pa.int8() if pat.is_boolean(kind) else pa.decimal128(20, 0), value)
+        return make_sql_call("cast", pa.int8() if pat.is_boolean(kind) else pa.decimal128(20, 0), value)
     if function == "sum" and pat.is_float32(kind):
-        return sql_call("cast", pa.float64(), value)
+        return make_sql_call("cast", pa.float64(), value)
     return value
 
 
 def keep_if(condition: Term, value: Term, schema: pa.Schema) -> Term:
     """Return a value where a condition holds, and NULL elsewhere."""
     kind = infer_type(value, schema, "map")
-    return sql_call("case", kind, condition, value, make_null(kind))
+    return make_sql_call("case", kind, condition, value, make_null(kind))
 
 
 def _aggregate_set(
@@ -140,7 +140,7 @@ def _aggregate_set(
     outputs: list[Term] = [Col(name) if name in keys else make_null(kind) for name, kind in kinds.items()]
     for at, aggregation in enumerate(node.aggregates):
         kind, value = to_arrow(aggregation.type), Col(f"v{at}")
-        outputs.append(value if groups.schema.field(value.name).type == kind else sql_call("cast", kind, value))
+        outputs.append(value if groups.schema.field(value.name).type == kind else make_sql_call("cast", kind, value))
     for numbers in node.groupings:
         bits = 0
         for at in numbers:
@@ -195,17 +195,17 @@ def _pick_first(name: str, aggregation: Aggregation, rows: Stream, keys: list[st
     elif function == "any":
         needed = [value]
     # Records that do not count come last, and have no value: so a group of which none counts is not lost.
-    conditions: list[Term] = [sql_call("is_null", pa.bool_(), Col(column)) for column in needed]
+    conditions: list[Term] = [make_sql_call("is_null", pa.bool_(), Col(column)) for column in needed]
     if aggregation.where is not None or not keys:
         holds = Col("there" if aggregation.where is None else f"w{number}")
-        conditions.append(sql_call("distinct_from", pa.bool_(), holds, Lit(pa.scalar(True))))
+        conditions.append(make_sql_call("distinct_from", pa.bool_(), holds, Lit(pa.scalar(True))))
     if function in ("arg_min", "arg_max"):
-        conditions.append(sql_call("is_null", pa.bool_(), Col(value)))
+        conditions.append(make_sql_call("is_null", pa.bool_(), Col(value)))
     columns: dict[str, Term] = {column: Col(column) for column in (*keys, *by)}
     kind = rows.schema.field(value).type
     if conditions:
-        is_out = conditions[0] if len(conditions) == 1 else sql_call("or", pa.bool_(), *conditions)
-        columns |= {"is_out": is_out, name: sql_call("case", kind, is_out, make_null(kind), Col(value))}
+        is_out = conditions[0] if len(conditions) == 1 else make_sql_call("or", pa.bool_(), *conditions)
+        columns |= {"is_out": is_out, name: make_sql_call("case", kind, is_out, make_null(kind), Col(value))}
         by, down = ["is_out", *by], [False, *down]
     else:
         columns |= {name: Col(value)}
@@ -242,15 +242,15 @@ def _accumulate_groups(
         kind = rows.schema.field(name).type
         if aggregation.function in ("sum", "avg") and pat.is_decimal(kind) and kind.precision > NARROW:
             for number in ("lower", "upper"):
-                limb = sql_call(f"{number}_limb", pa.int64(), Col(name))
+                limb = make_sql_call(f"{number}_limb", pa.int64(), Col(name))
                 summaries[f"{name}_{number}"] = Summary("wide_sum", limb)
             limbs = (Col(f"{name}_lower"), Col(f"{name}_upper"))
             if aggregation.function == "sum":
-                outputs[name] = sql_call("joined_limbs", pa.decimal128(38, kind.scale), *limbs)
+                outputs[name] = make_sql_call("joined_limbs", pa.decimal128(38, kind.scale), *limbs)
             else:
-                summaries[f"{name}_count"] = Summary("count", sql_call("upper_limb", pa.int64(), Col(name)))
+                summaries[f"{name}_count"] = Summary("count", make_sql_call("upper_limb", pa.int64(), Col(name)))
                 scale = Lit(pa.scalar(kind.scale, pa.int64()))
-                outputs[name] = sql_call("mean_of_limbs", pa.float64(), *limbs, Col(f"{name}_count"), scale)
+                outputs[name] = make_sql_call("mean_of_limbs", pa.float64(), *limbs, Col(f"{name}_count"), scale)
         else:
             summaries[name] = _lower_one(name, aggregation, rows, is_global=is_global)
             outputs[name] = Col(name)

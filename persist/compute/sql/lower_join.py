@@ -17,7 +17,7 @@ import pyarrow as pa
 from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import Join, has_one_partner, split_by_side
 from persist.compute.sql.rows import Rows, extend, free_name, free_names, make_null, select
-from persist.core.expression.evaluation import conjuncts
+from persist.core.expression.evaluation import split_conjuncts
 from persist.core.expression.term import (
     Call,
     Col,
@@ -25,9 +25,9 @@ from persist.core.expression.term import (
     Place,
     Term,
     list_places,
+    make_sql_call,
     replace_columns,
     shift_columns,
-    sql_call,
 )
 
 
@@ -56,7 +56,7 @@ class On:
 def lower_join(join: Join, left: Rows, right: Rows) -> Rows:
     """Return a join, with the left columns and then the right ones."""
     width, right_width = len(left.columns), len(right.columns)
-    conditions = conjuncts(join.condition)
+    conditions = split_conjuncts(join.condition)
     lefts, rights, crossing = split_by_side(conditions, width)
     pairs = [
         *((left_key, right_key, False) for left_key, right_key in join.equal),
@@ -213,10 +213,12 @@ def _find_unknown(left: Rows, right: Rows, on: On) -> Rows | None:
         undecided = Rows.of(open_.settle(left.columns))
         return Rows.of(nulls.settle(left.columns) + _subtract(undecided, join_semi(undecided, right, on)).stream)
     conditions = [
-        sql_call("equal", pa.bool_(), left_key, shift_columns(right_key, width)) for left_key, right_key, _ in equal
+        make_sql_call("equal", pa.bool_(), left_key, shift_columns(right_key, width))
+        for left_key, right_key, _ in equal
     ]
     possible = [
-        sql_call("coalesce", pa.bool_(), condition, Lit(pa.scalar(True))) for condition in (*conditions, *on.residual)
+        make_sql_call("coalesce", pa.bool_(), condition, Lit(pa.scalar(True)))
+        for condition in (*conditions, *on.residual)
     ]
     maybe = Rows.of(join_semi(left, right, On(same, tuple(possible))).settle(left.columns))
     return _subtract(maybe, join_semi(maybe, right, on))
@@ -229,5 +231,5 @@ def _second_partners(left: Rows, right: Rows, on: On, schema: pa.Schema) -> Stre
     counted = pairs.stream.group_by(*left.columns).count(partners)
     message = "more than one row returned by a subquery used as an expression"
     several = counted.filter(Call("greater", (Col(partners), Lit(pa.scalar(1)))))
-    nothing = several.filter(sql_call("error", pa.bool_(), Lit(pa.scalar(message))))
+    nothing = several.filter(make_sql_call("error", pa.bool_(), Lit(pa.scalar(message))))
     return select(nothing, {field.name: make_null(field.type) for field in schema})

@@ -40,11 +40,11 @@ from persist.core.expression.term import (
     Lit,
     Place,
     Term,
-    calls,
+    is_call,
     list_places,
+    make_sql_call,
     move_columns,
     shift_columns,
-    sql_call,
 )
 
 Known = Mapping[Any, Statistics]  # For collections by their names, for relations by the numbers that refer to them.
@@ -100,14 +100,14 @@ def _estimate_share(condition: Term, statistics: Statistics) -> float:
     """Estimate the share of rows for which a condition holds."""
     if not isinstance(condition, Call):
         return OTHER_KEEPS
-    if calls(condition, "equal", "in") and isinstance(condition.arguments[-1], Lit):
+    if is_call(condition, "equal", "in") and isinstance(condition.arguments[-1], Lit):
         key = condition.arguments[0]
         is_known = isinstance(key, Place) and key.index in statistics.distinct
         share = 1 / _estimate_values(statistics, key) if is_known else EQUAL_KEEPS
         return float(min(1.0, share * (len(condition.arguments) - 1)))
-    if calls(condition, "or"):
+    if is_call(condition, "or"):
         return float(min(1.0, sum(_estimate_share(argument, statistics) for argument in condition.arguments)))
-    if calls(condition, "like", "prefix", "suffix", "contains"):
+    if is_call(condition, "like", "prefix", "suffix", "contains"):
         return EQUAL_KEEPS
     return OTHER_KEEPS
 
@@ -179,7 +179,7 @@ def list_ordered_collections(node: Node) -> list[str]:
 
 
 def _is_key(condition: Term) -> bool:
-    return isinstance(condition, Call) and calls(condition, "equal") and all(map(list_places, condition.arguments))
+    return isinstance(condition, Call) and is_call(condition, "equal") and all(map(list_places, condition.arguments))
 
 
 def _flatten_joins(node: Node, start: int) -> tuple[list[Node], list[Term]]:
@@ -189,7 +189,8 @@ def _flatten_joins(node: Node, start: int) -> tuple[list[Node], list[Term]]:
     width = count_columns(node.left)
     (lefts, above), (rights, below) = _flatten_joins(node.left, start), _flatten_joins(node.right, start + width)
     residual: list[Term] = [
-        sql_call("equal", pa.bool_(), left_key, shift_columns(right_key, width)) for left_key, right_key in node.equal
+        make_sql_call("equal", pa.bool_(), left_key, shift_columns(right_key, width))
+        for left_key, right_key in node.equal
     ]
     residual += [] if node.condition is None else factor_conjuncts(node.condition)
     return [*lefts, *rights], [*above, *below, *(shift_columns(part, start) for part in residual)]

@@ -40,7 +40,7 @@ from persist.core.antichain import END
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
 from persist.core.log.fields import Words
-from persist.core.names import GROUPS_PREFIX, LIBRARY_HOLDS, VIEW_HOLD, find_owner, find_reader, view_hold
+from persist.core.names import GROUPS_PREFIX, LIBRARY_HOLDS, VIEW_HOLD, find_owner, find_reader, make_view_hold_name
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.arrangements import list_arrangements, steps_to_drop
@@ -245,7 +245,7 @@ def _hold_steps(
 
     `renews`: it reads with the newest schemas from now on; otherwise only what it does not read itself changes.
     """
-    hold, read = view_hold(dependent.id), list_columns_read(definition)
+    hold, read = make_view_hold_name(dependent.id), list_columns_read(definition)
     steps: list[kinds.SetHold | kinds.ReleaseHold] = []
     for id_ in definition.inputs:
         readable = catalog.by_id(id_)

@@ -73,7 +73,7 @@ from persist.compute.sql.algebra import (
 from persist.compute.sql.order import NOTHING, Known, order_joins
 from persist.compute.sql.types import to_arrow
 from persist.core.expression.evaluation import evaluate, factor_conjuncts, may_raise
-from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, replace_columns, shift_columns
+from persist.core.expression.term import Call, Lit, Place, Term, is_call, list_places, replace_columns, shift_columns
 
 FEW = 1000  # For more first rows, it is better to keep the whole partition in order.
 _PLACES = ("row_number", "rank", "dense_rank")
@@ -207,7 +207,7 @@ def _push_join_keys(node: Node, conditions: list[Term]) -> Node:
 def _filter_by_mark(join: Join, conditions: list[Term], width: int) -> Node:
     """Return the rows of a mark join that satisfy conditions: usually a semijoin or an antijoin."""
     mark = Place(width)
-    negated = [p for p in conditions if isinstance(p, Call) and calls(p, "not") and p.arguments == (mark,)]
+    negated = [p for p in conditions if isinstance(p, Call) and is_call(p, "not") and p.arguments == (mark,)]
     if mark not in conditions and not negated:
         return filter_rows(join, conditions)
     is_semi = mark in conditions
@@ -243,9 +243,9 @@ def drop_domain_joins(node: Node, domains: Mapping[int, int] | None = None) -> N
 
 def _rejects_nulls(condition: Term, first: int) -> bool:
     """Return whether a condition is not true of a row whose columns from a number on are NULL."""
-    if isinstance(condition, Call) and calls(condition, "and", "or"):
+    if isinstance(condition, Call) and is_call(condition, "and", "or"):
         rejecting = [_rejects_nulls(part, first) for part in condition.arguments]
-        return any(rejecting) if calls(condition, "and") else all(rejecting)
+        return any(rejecting) if is_call(condition, "and") else all(rejecting)
     return _is_null(condition, first)
 
 
@@ -253,7 +253,7 @@ def _is_null(value: Term, first: int) -> bool:
     """Return whether a value is NULL if those columns are."""
     if not isinstance(value, Call):
         return isinstance(value, Place) and value.index >= first
-    return calls(value, *_STRICT) and any(_is_null(part, first) for part in value.arguments[:2])
+    return is_call(value, *_STRICT) and any(_is_null(part, first) for part in value.arguments[:2])
 
 
 def _is_distinct(node: Node) -> bool:
@@ -367,15 +367,15 @@ def _find_greatest_place(condition: Term, places: Sequence[Place]) -> float:
     """Return the greatest place for which a condition can be true."""
     if not isinstance(condition, Call):
         return math.inf
-    if calls(condition, "or"):
+    if is_call(condition, "or"):
         return max(_find_greatest_place(part, places) for part in condition.arguments)
-    if calls(condition, "and"):
+    if is_call(condition, "and"):
         return min(_find_greatest_place(part, places) for part in condition.arguments)
-    if calls(condition, "in"):
+    if is_call(condition, "in"):
         first_term, *later_terms = condition.arguments
         return max(map(_floor, later_terms)) if _is_place(first_term, places) else math.inf
     for function in ("equal", "less", "less_equal", "greater", "greater_equal"):
-        if calls(condition, function):
+        if is_call(condition, function):
             first_term, second_term = condition.arguments
             if _is_place(second_term, places):
                 first_term, second_term, function = second_term, first_term, _TURNED.get(function, function)
@@ -385,7 +385,7 @@ def _find_greatest_place(condition: Term, places: Sequence[Place]) -> float:
 
 
 def _is_place(term: Term, places: Sequence[Place]) -> bool:
-    while isinstance(term, Call) and calls(term, "cast") and _is_number(term.options[0]):
+    while isinstance(term, Call) and is_call(term, "cast") and _is_number(term.options[0]):
         [term] = term.arguments
     return term in places
 
@@ -407,7 +407,7 @@ def _ceiling(term: Term) -> float:
 def _to_number(term: Term) -> float:
     """Return the number that a constant is, or infinity."""
     inner = term
-    while isinstance(inner, Call) and calls(inner, "cast"):
+    while isinstance(inner, Call) and is_call(inner, "cast"):
         [inner] = inner.arguments
     if not isinstance(inner, Lit):
         return math.inf

@@ -14,7 +14,7 @@ from persist.compute.sql.algebra import Node, Temporal
 from persist.compute.sql.duck import show_position
 from persist.core.errors import InvalidUsage
 from persist.core.expression.evaluation import evaluate
-from persist.core.expression.term import INTERVAL, SQL, Call, Lit, Term, calls, list_places, sql_call
+from persist.core.expression.term import INTERVAL, SQL, Call, Lit, Term, is_call, list_places, make_sql_call
 
 MARK = "persist: the time as of which a view is read"
 _MOMENTS = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
@@ -57,7 +57,7 @@ def apply_now_bounds(node: Node, conditions: list[Term], unit: str | None, sql: 
 
 
 def _apply_now_bound(node: Node, condition: Term, unit: str, sql: str) -> Node:
-    if not isinstance(condition, Call) or not calls(condition, *_MIRRORED):
+    if not isinstance(condition, Call) or not is_call(condition, *_MIRRORED):
         _refuse(condition, sql)
     left_term, right_term = condition.arguments
     how = condition.function.removeprefix(SQL)
@@ -68,7 +68,7 @@ def _apply_now_bound(node: Node, condition: Term, unit: str, sql: str) -> Node:
     right_term = _isolate_now(left_term, right_term, sql)
 
     def time(function: str) -> Term:
-        return sql_call(function, pa.int64(), right_term, Lit(pa.scalar(unit)), at=condition.at)
+        return make_sql_call(function, pa.int64(), right_term, Lit(pa.scalar(unit)), at=condition.at)
 
     # The first time that is not before, and the first that is after.
     reach, passed = time("time_from"), time("time_after")
@@ -81,13 +81,13 @@ def _isolate_now(now: Term, other: Term, sql: str) -> Term:
     """Move terms to the other side: `_now() - x < y` becomes `_now() < y + x`."""
     if is_now(now):
         return other
-    if isinstance(now, Call) and calls(now, "cast") and now.kind in _MOMENTS:
+    if isinstance(now, Call) and is_call(now, "cast") and now.kind in _MOMENTS:
         [inner] = now.arguments
         if isinstance(inner, Call) and inner.kind in _MOMENTS:  # In UTC, both are the same moment.
-            return _isolate_now(inner, sql_call("cast", inner.kind, other, at=now.at), sql)
-    if isinstance(now, Call) and calls(now, "add", "subtract") and now.kind in _TIMES:
+            return _isolate_now(inner, make_sql_call("cast", inner.kind, other, at=now.at), sql)
+    if isinstance(now, Call) and is_call(now, "add", "subtract") and now.kind in _TIMES:
         moment, constant = now.arguments
-        if calls(now, "add") and reads_now(constant):
+        if is_call(now, "add") and reads_now(constant):
             moment, constant = constant, moment
         if is_now(moment) and not list_places(constant) and not reads_now(constant):
             if _has_months(constant):
@@ -95,8 +95,8 @@ def _isolate_now(now: Term, other: Term, sql: str) -> Term:
                     "months and years are not of one length, so _now() cannot be compared at their distance: "
                     f"write days{_place(now, sql)}"
                 )
-            back = "subtract" if calls(now, "add") else "add"
-            return sql_call(back, now.kind, other, constant, at=now.at)
+            back = "subtract" if is_call(now, "add") else "add"
+            return make_sql_call(back, now.kind, other, constant, at=now.at)
     _refuse(now, sql)
 
 

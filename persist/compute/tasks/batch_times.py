@@ -32,11 +32,11 @@ from persist.codecs.updates.updates import Stamp
 from persist.compute.tasks.planned_write import Target, Uploads
 from persist.core.antichain import END, Antichain, encode_frontier
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper
-from persist.core.keyed.events import event_fields
+from persist.core.keyed.events import list_event_fields
 from persist.core.keyed.machine import DELETED
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
-from persist.core.names import check_free_name, check_text
+from persist.core.names import check_free_name, check_printable_text
 from persist.core.state_rules.keyed_rules import UNCHANGED
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_or_create
@@ -116,7 +116,7 @@ def check_late(late: str | None, late_collection: str | None, *, is_keyed: bool)
             'late="collect" and the name of a collection for them'
         )
     if late_collection is not None:
-        check_text("the late collection", late_collection)
+        check_printable_text("the late collection", late_collection)
 
 
 def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
@@ -175,7 +175,7 @@ def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: 
     def steps(late: pa.Table) -> tuple[list[Step], dict[str, str]]:
         """Return the steps that add late events to their collection, which is created if needed."""
         key = {field.name: field.type for field in schema.key.fields}
-        value = {field.name: field.type for field in event_fields(schema, form)}
+        value = {field.name: field.type for field in list_event_fields(schema, form)}
         if taken_names := [column for column in _ADDED if column in key or column in value]:
             raise SchemaMismatch(
                 f"late events have a column {taken_names[0]!r} of their own: rename that of the collection"

@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.arrays import int64_array, int64_values
-from persist.codecs.order.ordering import combined
+from persist.codecs.order.arrays import get_int64_values, make_int64_array
+from persist.codecs.order.ordering import combine_chunks
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
 from persist.compute.tasks.planned_write import Target, add_digests, check_times, log_write, upload
 from persist.core.antichain import encode_frontier, to_antichain
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable
 from persist.core.keyed.machine import GIVEN, SEQ, Machine
@@ -104,7 +104,7 @@ class KeyedWork:
         updates = self._updates(due) if len(due) else ()
         parts = upload(self.target, updates) if len(due) else ()
         if self.machine.has_one_value:
-            parts = tuple(part.as_single() for part in parts)
+            parts = tuple(part.mark_single() for part in parts)
         pended = upload(replace(self.target, schema=events.schema), [after]) if len(after) else ()
         times = pc.min_max(events.table["_time"]).as_py()
         sent = () if late is None else (_send(late),)
@@ -138,8 +138,8 @@ class KeyedWork:
 def _in_order(rows: pa.Table) -> pa.Table:
     if SEQ not in rows.column_names:
         return rows
-    order = np.argsort(int64_values(combined(rows[SEQ])), kind="stable")
-    return rows.drop_columns([SEQ]).take(int64_array(order))
+    order = np.argsort(get_int64_values(combine_chunks(rows[SEQ])), kind="stable")
+    return rows.drop_columns([SEQ]).take(make_int64_array(order))
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -258,7 +258,7 @@ def _pending(work: KeyedWork, stored: Stored, watermarks: Watermarks | None) -> 
     first, last = min(part.time_min for part in parts), max(part.time_max for part in parts)
     uploaded: Future[tuple[Part, ...]] = Future()
     uploaded.set_result(parts)
-    schema = events_schema(work.target.schema, event_fields(work.target.schema, work.form))
+    schema = make_event_schema(work.target.schema, list_event_fields(work.target.schema, work.form))
     planned = PlannedPend(work.target.id, first, last, watermarks, schema.version)
     return [Write(work.target.id, schema, first, 0, uploaded, is_kept=True, events=planned)]
 

@@ -85,7 +85,7 @@ class BatchEnds:
 
     def __init__(self) -> None:
         cache = Cache(COUNTS_BYTES_MAX, is_lru=True)
-        self._kept: Kind[str, TimeCounts] = cache.kind(lambda counts: counts.nbytes, share=1)
+        self._kept: Kind[str, TimeCounts] = cache.add_kind(lambda counts: counts.nbytes, share=1)
 
     def end(self, scan: Scan, reader: PartReader, limits: BatchLimits) -> int:
         """Return the greatest end for a scan within the limits; a scan of one time may exceed them.
@@ -421,7 +421,9 @@ class StreamSource:
         """Cut what is read up to a position: contents, or the updates from lower on."""
         schema, contents = self._handle.schema, self._handle.fold(contents)
         raw = self._options.rows_by_key == "upserts"
-        columns = schema.names if self._options.columns is None else schema.distinct("columns", self._options.columns)
+        columns = (
+            schema.names if self._options.columns is None else schema.check_distinct("columns", self._options.columns)
+        )
         # With the key, how updates are consolidated does not depend on how they are cut, nor on how they are stored.
         columns = (*columns, *(name for name in schema.key_names if name not in columns))
         if lower is None:

@@ -24,7 +24,7 @@ from persist.connect.ingest.driver import check_no_options, parse_config, parse_
 from persist.connect.ingest.source import Outage
 from persist.core.antichain import to_time
 from persist.core.errors import InvalidUsage, TargetUnavailable
-from persist.core.progress import task
+from persist.core.progress import report_work
 from persist.core.settings import Location
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.collection.failures import record_failures, tell_failure, tell_success
@@ -136,7 +136,7 @@ class _Egress:
         engine = self.client.engine
         engine.count_also("egress", lambda: {"rows": self.rows, "commits": self.commits})
         self._kept_s = engine.clock.monotonic_s()
-        with task("egress", self.sink.name, streams=True) as done:
+        with report_work("egress", self.sink.name, streams=True) as done:
             while True:
                 try:
                     self._load_positions()

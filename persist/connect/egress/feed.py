@@ -5,7 +5,7 @@ instead of a number of rows, because rows have no particular order, and compacti
 
     share [LOWER, UPPER)   the rows whose hash, an integer below `HASHES`, is inside
 
-A hash is of the row's values alone, by `row_hashes`, in the types of the schema version that is sent. So a share is
+A hash is of the row's values alone, by `hash_rows`, in the types of the schema version that is sent. So a share is
 definite, however the collection is stored by then. So a copy can continue from its position after any compaction.
 
 All parts are read once. Their updates are consolidated as far as memory allows, split by hash, and written to an
@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow as pa
 
 from persist.api.collection import Collection
-from persist.codecs.order.arrays import int64_array
-from persist.codecs.order.digest import row_hashes
+from persist.codecs.order.arrays import make_int64_array
+from persist.codecs.order.digest import hash_rows
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.key_range import KeyRange
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
@@ -101,11 +101,11 @@ class Shares:
         """Write a chunk's rows to the file, ordered by share."""
         table = consolidate(pa.concat_tables(chunk), self._scan.columns)
         chunk.clear()
-        hashes = row_hashes(_cast_to_sent_types(table, self._scan), self._scan.columns) >> np.uint64(32)
+        hashes = hash_rows(_cast_to_sent_types(table, self._scan), self._scan.columns) >> np.uint64(32)
         shares = np.searchsorted(self._bounds, hashes.astype(np.int64), side="right") - 1
         # Bring the rows of each share together; share s has the rows [starts[s], starts[s + 1]).
         order = np.argsort(shares, kind="stable")
-        table = table.take(int64_array(order))
+        table = table.take(make_int64_array(order))
         starts = np.searchsorted(shares[order], np.arange(len(self._bounds)))
         try:
             for share in np.flatnonzero(np.diff(starts)).tolist():

@@ -30,11 +30,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.protocol import Blob
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.types.objects import find_unwritable, to_dicts
 from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name
 from persist.core.errors import Indeterminate, InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
-from persist.core.rendering import without_secrets
+from persist.core.rendering import hide_passwords
 from persist.core.settings import open_storage
 
 Nan = Literal["refuse", "null"]  # NaN and infinities in JSON: an error, or null.
@@ -78,7 +78,7 @@ class FilesSink:
 
     def __init__(self, config: FilesConfig) -> None:
         self.config = config
-        self.name = without_secrets(config.sink)
+        self.name = hide_passwords(config.sink)
         where = self.name if "://" in config.sink else os.path.abspath(config.sink)
         self.hold = config.name or build_sink_name("files", where)
         self.collections = config.collections
@@ -262,7 +262,7 @@ class FilesSink:
         try:
             yield
         except (Unavailable, Indeterminate) as error:
-            raise TargetUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
+            raise TargetUnavailable(f"{self.name} does not answer: {hide_passwords(str(error))}") from None
 
 
 class _Rows:
@@ -320,7 +320,7 @@ def _make_file_rows(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
     if "_time" in batch.schema.names:
         columns |= {"_time": batch.column("_time"), sign: batch.column(sign)}
     else:
-        columns["_time"] = int64_array(np.full(batch.num_rows, piece.before.as_of or 0, np.int64))
+        columns["_time"] = make_int64_array(np.full(batch.num_rows, piece.before.as_of or 0, np.int64))
         inserted = pa.repeat(pa.scalar("insert"), batch.num_rows)
         columns[sign] = inserted if sign == "_change" else batch.column(sign)
     return pa.RecordBatch.from_arrays([*columns.values()], [*columns])
@@ -355,8 +355,9 @@ class CsvWriter:
     def __init__(self, schema: pa.Schema, file: BinaryIO, *, with_head: bool = True) -> None:
         import pyarrow.csv as csv
 
+        self._schema = pa.schema([_widen_field(field) for field in schema])
         try:
-            self._writer = csv.CSVWriter(file, schema, write_options=csv.WriteOptions(include_header=with_head))
+            self._writer = csv.CSVWriter(file, self._schema, write_options=csv.WriteOptions(include_header=with_head))
         except pa.ArrowException as error:
             raise InvalidUsage(
                 f"CSV cannot hold a column of these: {error}. Use the format json, parquet or arrow"
@@ -378,11 +379,24 @@ class CsvWriter:
                         f"the column {name!r} has bytes that are not UTF-8, which CSV cannot hold. Use the format json "
                         "(base64), parquet or arrow, or leave the column out"
                     ) from None
-        self._writer.write_batch(batch)
+        columns = [_show_digits(column) for column in batch.columns]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
     def close(self) -> None:
         """Write the remaining rows."""
         self._writer.close()
+
+
+def _widen_field(field: pa.Field) -> pa.Field:
+    return field.with_type(pa.float64()) if pa.types.is_float32(field.type) else field
+
+
+def _show_digits(column: pa.Array) -> pa.Array:
+    """Return float32 as doubles, of which Arrow writes all digits before the point."""
+    if not pa.types.is_float32(column.type):
+        return column
+    short = column.cast(pa.string()).cast(pa.float64())
+    return pc.if_else(pc.less(pc.abs(column), 2.0**24), short, column.cast(pa.float64()))
 
 
 class JsonLinesWriter:

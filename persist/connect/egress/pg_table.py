@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.codecs.evolution import read_default
-from persist.codecs.nested import column_node, find_differences
+from persist.codecs.nested import find_differences, get_column_node
+from persist.codecs.types.arrow_types import is_bytes
 from persist.codecs.types.objects import to_objects
 from persist.codecs.types.schema import CollectionSchema
 from persist.connect.egress.files import are_finite
@@ -144,7 +145,7 @@ class PgTable:
 
     def _check_inner_changes(self, before: "PgTable", name: str, new_name: str) -> None:
         """Check that the documents that are there still mean the same: fields inside may be added, or hold more."""
-        nodes = column_node(before.schema, name), column_node(self.schema, new_name)
+        nodes = get_column_node(before.schema, name), get_column_node(self.schema, new_name)
         for path, was, now in find_differences(*nodes):
             if was is None or (now and now.name == was.name and all(map(_is_number, (was.kind, now.kind)))):
                 continue
@@ -309,7 +310,7 @@ def to_postgres_type(kind: pa.DataType, where: str) -> str:
         return f"numeric({digits - min(kind.scale, 0)},{scale})"
     if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
         return "text"
-    if _is_bytes(kind):
+    if is_bytes(kind):
         return "bytea"
     if pt.is_time(kind):
         return "time without time zone"
@@ -355,7 +356,7 @@ def _encode_column(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
             values, kind = values.cast(pa.float32()), pa.float32()
         if pt.is_floating(kind):
             return pc.add(values, pa.scalar(0.0, kind))
-        if _is_bytes(kind):
+        if is_bytes(kind):
             return _encode_hex(values)
         if pt.is_time(kind):
             return values.cast(pa.time64("us"))
@@ -381,11 +382,7 @@ def _encode_column(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
 
 
 def _encode_moments(values: pa.Array | pa.ChunkedArray, number: str, day: int) -> pa.Array | pa.ChunkedArray:
-    """Return dates or moments; the least and the greatest become Postgres's infinities, which DuckDB has there, too.
-
-    Raises:
-        ValueError: one is before the year 1 or after 29999, which Arrow does not write as Postgres does.
-    """
+    """Return dates or moments; the least and the greatest become Postgres's infinities, which DuckDB has there, too."""
     ends = np.iinfo(number).max, -np.iinfo(number).max
     numbers = values.cast(pa.int32() if day == 1 else pa.int64()).cast(pa.int64())
     is_far = pc.or_(pc.less(numbers, -719_162 * day), pc.greater_equal(numbers, 10_237_747 * day))
@@ -413,12 +410,6 @@ def _encode_hex(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pt.is_integer(kind) or pt.is_floating(kind))
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(
-        pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind) or pt.is_binary_view(kind)
-    )
 
 
 def _parse_precision(numeric: str) -> tuple[int, int]:

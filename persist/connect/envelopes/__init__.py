@@ -7,6 +7,7 @@ error. Pure functions of columns, vectorised through `pyarrow.json`.
 from persist.connect.envelopes.assembly import Events
 from persist.connect.envelopes.binlog import canal, maxwell
 from persist.connect.envelopes.debezium import debezium
+from persist.connect.envelopes.json_maps import contains_map, restore_maps
 from persist.connect.envelopes.json_numbers import NumberGuess, infer_exact_fields
 from persist.connect.envelopes.json_rows import (
     describe_error,
@@ -16,7 +17,7 @@ from persist.connect.envelopes.json_rows import (
     parse,
     read_separately,
 )
-from persist.connect.envelopes.messages import Unreadable
+from persist.connect.envelopes.messages import Unreadable, decode_base64
 from persist.connect.envelopes.plain import plain
 
 __all__ = [
@@ -24,7 +25,9 @@ __all__ = [
     "NumberGuess",
     "Unreadable",
     "canal",
+    "contains_map",
     "debezium",
+    "decode_base64",
     "describe_error",
     "encode_mixed_members",
     "find_suspects",
@@ -34,4 +37,5 @@ __all__ = [
     "parse",
     "plain",
     "read_separately",
+    "restore_maps",
 ]

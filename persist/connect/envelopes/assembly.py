@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import did_you_mean
-from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
-from persist.codecs.types.python_types import field_types, get_stored_type
+from persist.codecs.order.arrays import get_boolean_values, make_boolean_array, make_int64_array
+from persist.codecs.types.python_types import get_stored_type, parse_fields
 from persist.connect.envelopes.json_rows import Bad
 from persist.connect.envelopes.kafka_connect import Described
 from persist.connect.envelopes.messages import KEY, VALUE, Messages, list_values
@@ -113,7 +113,7 @@ class ReadOptions:
         every = {**self.metadata, **({TIME: self.time} if self.time is not None else {})}
         columns = {n: messages.others[path] for n, path in every.items() if path in messages.others.column_names}
         return {
-            name: to_one_array(column.take(int64_array(rows))).cast(pa.int64() if name == TIME else column.type)
+            name: to_one_array(column.take(make_int64_array(rows))).cast(pa.int64() if name == TIME else column.type)
             for name, column in columns.items()
         }
 
@@ -132,7 +132,7 @@ def check_choice(option: str, value: str, allowed: Iterable[str]) -> None:
 def _parse_schema(schema: SchemaLike) -> dict[str, pa.DataType]:
     return {
         name: get_stored_type(kind)
-        for name, kind, _ in field_types(schema, "schema")
+        for name, kind, _ in parse_fields(schema, "schema")
         if name not in (TIME, DELETED, "_diff")
     }
 
@@ -182,7 +182,7 @@ class Changes:
             return self
 
         def some(array: pa.Array) -> pa.Array:
-            return array.filter(boolean_array(mask))
+            return array.filter(make_boolean_array(mask))
 
         keys = None if self.keys is None else some(self.keys)
         other_columns = {name: some(column) for name, column in self.others.items()}
@@ -211,9 +211,9 @@ def assemble_events(changes: Changes, key: tuple[str, ...], with_before: bool = 
         nulls = column.is_null() if may_be_null is None else pc.and_not(column.is_null(), may_be_null)
         good &= _reject_nulls(nulls, good, changes, bad, f"the column {name!r} of its key is missing or null")
     good_changes = changes.filter_rows(good)
-    columns = {name: column.filter(boolean_array(good)) for name, column in columns.items()}
+    columns = {name: column.filter(make_boolean_array(good)) for name, column in columns.items()}
     value = [f for f in good_changes.after.type if f.name not in key and f.name not in good_changes.others]
-    is_deletion = boolean_array(good_changes.deletes)
+    is_deletion = make_boolean_array(good_changes.deletes)
     for f in value:
         column = good_changes.after.field(f.name)
         columns[f.name] = (
@@ -235,7 +235,7 @@ def make_key_column(changes: Changes, name: str) -> pa.Array:
     apart = changes.keys.field(name) if changes.keys is not None and _has_field(changes.keys, name) else None
     if apart is not None and not apart.null_count:
         return apart
-    deletes = boolean_array(changes.deletes)
+    deletes = make_boolean_array(changes.deletes)
     if not _has_field(changes.after, name):
         return apart if apart is not None else pa.nulls(len(changes.rows))
     row = pc.if_else(deletes, _get_field(changes.before, name), _get_field(changes.after, name))
@@ -261,7 +261,7 @@ def _find_usable_keys(changes: Changes, columns: Mapping[str, pa.Array]) -> pa.A
 
 def _reject_nulls(nulls: pa.Array, good: Mask, changes: Changes, bad: list[Bad], reason: str) -> Mask:
     """Add bad messages where a key is NULL; return the mask of the others."""
-    mask = boolean_values(nulls)
+    mask = get_boolean_values(nulls)
     bad += [Bad(int(row), reason) for row in changes.rows[mask & good]]
     return ~mask
 
@@ -274,14 +274,16 @@ def _insert_deletions(table: pa.Table, changes: Changes, key: tuple[str, ...]) -
     is_changed = np.zeros(len(table), bool)
     has_key = ~changes.deletes
     for name, column in old.items():
-        is_changed |= boolean_values(pc.not_equal(column, table[name].combine_chunks()).fill_null(False))
-        has_key &= boolean_values(column.is_valid())
+        is_changed |= get_boolean_values(pc.not_equal(column, table[name].combine_chunks()).fill_null(False))
+        has_key &= get_boolean_values(column.is_valid())
     moved = is_changed & has_key
     if not moved.any():
         return table
-    deletions = _make_deletions(table.filter(boolean_array(moved)), old, boolean_array(moved), set(changes.others))
+    deletions = _make_deletions(
+        table.filter(make_boolean_array(moved)), old, make_boolean_array(moved), set(changes.others)
+    )
     places = np.concatenate([np.flatnonzero(moved) * 2, np.arange(len(table)) * 2 + 1])
-    return pa.concat_tables([deletions, table]).take(int64_array(np.argsort(places, kind="stable")))
+    return pa.concat_tables([deletions, table]).take(make_int64_array(np.argsort(places, kind="stable")))
 
 
 def _make_deletions(moved: pa.Table, old: Mapping[str, pa.Array], where: pa.Array, kept: set[str]) -> pa.Table:
@@ -292,7 +294,7 @@ def _make_deletions(moved: pa.Table, old: Mapping[str, pa.Array], where: pa.Arra
         if name in old:
             columns[name] = pa.chunked_array([old[name].filter(where)])
         elif name == DELETED:
-            columns[name] = pa.chunked_array([boolean_array(np.ones(len(moved), bool))])
+            columns[name] = pa.chunked_array([make_boolean_array(np.ones(len(moved), bool))])
         else:
             columns[name] = (
                 column if name in kept or name == BEFORE else pa.chunked_array([pa.nulls(len(moved), column.type)])

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
+from persist.codecs.order.arrays import get_boolean_values, get_int64_values, make_boolean_array, make_int64_array
 from persist.connect.envelopes.assembly import (
     TIME,
     Changes,
@@ -170,10 +170,10 @@ class _HeadReader:
 
 def _select_table(messages: Messages, table: str | None, dialect: Dialect) -> _Stream:
     """Return the messages with rows of a table, and the bad messages."""
-    is_valid = boolean_values(messages.values.is_valid())
+    is_valid = get_boolean_values(messages.values.is_valid())
     bad = [Bad(int(row), f"it is empty, which {dialect.name} does not send") for row in np.flatnonzero(~is_valid)]
     rows = np.flatnonzero(is_valid)
-    values = messages.values if len(rows) == len(messages) else messages.values.take(int64_array(rows))
+    values = messages.values if len(rows) == len(messages) else messages.values.take(make_int64_array(rows))
     sifted_heads = read_separately(values, _HeadReader(), rows)
     heads = pa.concat_tables([HEAD.empty_table(), *(piece for _, piece in sifted_heads.pieces)])
     rows, heads = merge_in_order(sifted_heads.pieces, heads)
@@ -188,7 +188,7 @@ def _select_table(messages: Messages, table: str | None, dialect: Dialect) -> _S
     ]
     has_rows = is_of_table & with_rows
     texts = (
-        messages.values.take(int64_array(rows[has_rows]))
+        messages.values.take(make_int64_array(rows[has_rows]))
         if not has_rows.all() or len(rows) < len(messages)
         else messages.values
     )
@@ -200,9 +200,9 @@ def _match_table(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
     names = pc.binary_join_element_wise(heads["database"], heads["table"], ".", null_handling="replace")
     if table is not None:
         is_match = pc.or_(pc.equal(names, table), pc.equal(heads["table"], table).fill_null(False))
-        return boolean_values(to_one_array(is_match))
+        return get_boolean_values(to_one_array(is_match))
     with_rows = _is_in(heads["type"].combine_chunks(), (*dialect.writes, dialect.deletes))
-    several = pc.unique(names.filter(boolean_array(with_rows))).to_pylist()
+    several = pc.unique(names.filter(make_boolean_array(with_rows))).to_pylist()
     if len(several) > 1:
         raise InvalidUsage(
             f"the messages are of the tables {', '.join(sorted(several)[:8])}, and a collection holds the rows of one: "
@@ -212,7 +212,7 @@ def _match_table(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
 
 
 def _is_in(column: pa.Array, values: tuple[str, ...]) -> Mask:
-    return boolean_values(pc.is_in(column, pa.array(values, pa.string())))
+    return get_boolean_values(pc.is_in(column, pa.array(values, pa.string())))
 
 
 def _explain_other_kind(kind: str | None) -> str:
@@ -264,31 +264,31 @@ def _make_changes(
     data, old = (to_one_array(columns[place]) for place in PLACES)
     other_columns = {name: to_one_array(columns[name]) for name in request.paths(messages)}
     other_columns.update(request.make_metadata_columns(messages, rows))
-    nothing = boolean_values(data.is_null())
+    nothing = get_boolean_values(data.is_null())
     problems: list[Problem] = [(nothing, lambda _: "it has no rows: its data is missing or null")]
     if TIME in other_columns:
-        timeless = boolean_values(other_columns[TIME].is_null())
+        timeless = get_boolean_values(other_columns[TIME].is_null())
         problems.append((timeless, lambda _: f"it has no {request.time!r} to take its time from"))
     if listed:
         nothing_old = pc.and_(pc.equal(pc.list_value_length(old), 0), pc.greater(pc.list_value_length(data), 0))
         old = pc.if_else(nothing_old.fill_null(False), pa.scalar(None, old.type), old)
         uneven = pc.not_equal(pc.list_value_length(old), pc.list_value_length(data)).fill_null(False)
-        problems.append((boolean_values(uneven), lambda _: "its old rows are not as many as its rows"))
+        problems.append((get_boolean_values(uneven), lambda _: "its old rows are not as many as its rows"))
     changes, bad = reject_problems(Changes(rows, deletes, data, old, None, other_columns), problems)
     return _restore_old_keys(_flatten_changes(changes) if listed else changes, key), bad
 
 
 def _flatten_changes(changes: Changes) -> Changes:
     """Return one change for each row of messages with several rows."""
-    counts = int64_values(pc.list_value_length(changes.after).cast(pa.int64()))
+    counts = get_int64_values(pc.list_value_length(changes.after).cast(pa.int64()))
     owners = np.repeat(np.arange(len(counts)), counts)
     starts = np.cumsum(counts) - counts
     # Messages without old rows take up no places in the list of old ones.
-    has_old = boolean_values(changes.before.is_valid())
+    has_old = get_boolean_values(changes.before.is_valid())
     old_starts = np.cumsum(counts * has_old) - counts * has_old
     places = old_starts[owners] + np.arange(len(owners)) - starts[owners]
     rows_before = changes.before.flatten().take(pa.array(places, mask=~has_old[owners]))
-    other_columns = {name: column.take(int64_array(owners)) for name, column in changes.others.items()}
+    other_columns = {name: column.take(make_int64_array(owners)) for name, column in changes.others.items()}
     return Changes(
         changes.rows[owners], changes.deletes[owners], changes.after.flatten(), rows_before, None, other_columns
     )

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.arrays import boolean_values, int64_array
+from persist.codecs.order.arrays import get_boolean_values, make_int64_array
 from persist.connect.envelopes.assembly import (
     TIME,
     Changes,
@@ -134,7 +134,7 @@ class Keys:
 
     def of(self, rows: np.ndarray) -> pa.StructArray | None:
         """Return the keys of messages by number; None if no message has a key."""
-        return None if self.columns is None else self.columns.take(int64_array(rows))
+        return None if self.columns is None else self.columns.take(make_int64_array(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ def read_keys(messages: Messages, request: ReadOptions) -> Keys:
         if not request.key and len(messages):
             raise InvalidUsage("these messages have no keys of their own: name the key's columns, such as key=['id'].")
         return Keys(request.key, None, [])
-    rows = np.flatnonzero(boolean_values(messages.keys.is_valid()))
-    apart = unwrap_messages(messages.keys.take(int64_array(rows)), rows)
+    rows = np.flatnonzero(get_boolean_values(messages.keys.is_valid()))
+    apart = unwrap_messages(messages.keys.take(make_int64_array(rows)), rows)
     groups = [_wrap_single_keys(group, request.key) for group in apart.groups]
     if not groups:
         return Keys(request.key, None, apart.bad)
@@ -219,10 +219,10 @@ def _find_described_row(described: Described | None, places: tuple[str, ...]) ->
 
 
 def _read_values(messages: Messages, request: ReadOptions, keys: Keys, *, may_lack: bool) -> _Values:
-    is_valid = boolean_values(messages.values.is_valid())
+    is_valid = get_boolean_values(messages.values.is_valid())
     rows = np.flatnonzero(is_valid)
     apart = unwrap_messages(
-        messages.values.take(int64_array(rows)) if len(rows) < len(messages) else messages.values, rows
+        messages.values.take(make_int64_array(rows)) if len(rows) < len(messages) else messages.values, rows
     )
     groups, unchanged = take_out_unavailable(apart.groups, "after", request)
     paths = request.paths(messages)
@@ -320,7 +320,7 @@ def _find_key_changes(changes: Changes, key: Sequence[str]) -> Mask:
     for name in key:
         if changes.before.type.get_field_index(name) >= 0:
             now, earlier = make_key_column(changes, name), pc.struct_field(changes.before, [name])
-            moves |= boolean_values(pc.not_equal(earlier.cast(now.type), now).fill_null(False))
+            moves |= get_boolean_values(pc.not_equal(earlier.cast(now.type), now).fill_null(False))
     return moves
 
 
@@ -333,11 +333,11 @@ def _explain_unknown_op(op: str | None) -> str:
 
 
 def _equals(column: pa.Array, value: Any) -> Mask:
-    return boolean_values(pc.equal(column, value).fill_null(False))
+    return get_boolean_values(pc.equal(column, value).fill_null(False))
 
 
 def _is_null(column: pa.Array) -> Mask:
-    return boolean_values(column.is_null())
+    return get_boolean_values(column.is_null())
 
 
 def _add_tombstones(
@@ -367,7 +367,7 @@ def merge_changes(one: Changes, other: Changes) -> Changes:
     order = np.argsort(rows, kind="stable")
 
     def both(a: pa.Array, b: pa.Array) -> pa.Array:
-        return to_one_array(pa.chunked_array([a, b], a.type)).take(int64_array(order))
+        return to_one_array(pa.chunked_array([a, b], a.type)).take(make_int64_array(order))
 
     keys = None if one.keys is None or other.keys is None else both(one.keys, other.keys)
     other_columns = {name: both(column, other.others[name]) for name, column in one.others.items()}

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.types.arrow_types import children
+from persist.codecs.types.arrow_types import list_inner_fields
 from persist.codecs.types.texts import is_exact_float
 from persist.connect.envelopes.messages import Unreadable
 
@@ -116,7 +116,7 @@ def _find_least_bits(kind: pa.DataType) -> int | None:
         return int(kind.bit_width)
     bits = [
         nested_bits
-        for field in (children(kind) if pat.is_nested(kind) else ())
+        for field in (list_inner_fields(kind) if pat.is_nested(kind) else ())
         if (nested_bits := _find_least_bits(field.type))
     ]
     return min(bits, default=None)

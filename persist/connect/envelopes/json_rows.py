@@ -13,9 +13,9 @@ n log n in the worst case.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -26,8 +26,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate
-from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
-from persist.codecs.types.arrow_types import leaf_arrays
+from persist.codecs.order.arrays import get_int64_values, make_boolean_array, make_int64_array
+from persist.codecs.types.arrow_types import JSON, iterate_leaf_arrays
+from persist.connect.envelopes.json_maps import contains_map, encode_maps
 from persist.connect.envelopes.json_numbers import check_numbers, find_inexact
 from persist.connect.envelopes.messages import Unreadable
 
@@ -62,7 +63,7 @@ def merge_in_order(pieces: list[tuple[np.ndarray, T]], table: pa.Table) -> tuple
     rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in pieces)])
     if (np.diff(rows) < 0).any():
         order = np.argsort(rows, kind="stable")
-        rows, table = rows[order], table.take(int64_array(order))
+        rows, table = rows[order], table.take(make_int64_array(order))
     return rows, table
 
 
@@ -88,7 +89,7 @@ def parse(
     if fields is not None:
         check_numbers(texts, fields)
         for column in table.columns:
-            for leaf in (leaf for chunk in column.chunks for leaf in leaf_arrays(chunk)):
+            for leaf in (leaf for chunk in column.chunks for leaf in iterate_leaf_arrays(chunk)):
                 if pat.is_decimal(leaf.type):
                     leaf.validate(full=True)  # Reading checks the scale, and not the precision.
     return table
@@ -134,7 +135,7 @@ def _read_halves(
         odd = None if looks_alike else reading.find_suspects(texts)
         if odd is not None and odd.any() and not odd.all():
             for mask in (~odd, odd):
-                _read_halves(texts.filter(boolean_array(mask)), rows[mask], reading, result, looks_alike=True)
+                _read_halves(texts.filter(make_boolean_array(mask)), rows[mask], reading, result, looks_alike=True)
             return
         middle = len(texts) // 2
         _read_halves(texts.slice(0, middle), rows[:middle], reading, result, looks_alike=True)
@@ -169,7 +170,7 @@ def split_pieces(texts: pa.Array) -> Iterator[tuple[int, int]]:
     """Yield bounds of pieces of about PIECE_BYTES. A larger document is its own piece."""
     if not len(texts):
         return
-    ends = np.cumsum(int64_values(pc.binary_length(texts).cast(pa.int64())))
+    ends = np.cumsum(get_int64_values(pc.binary_length(texts).cast(pa.int64())))
     start = 0
     while start < len(texts):
         bytes_before = int(ends[start - 1]) if start else 0
@@ -203,18 +204,26 @@ _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|Infinity', re.DOTALL)
 _NUMBERS = {b"NaN": b"0e0", b"Infinity": b"0.000000"}  # Their lengths are equal.
 
 
-def encode_mixed_members(texts: pa.Array, names: Sequence[str]) -> pa.Array:
-    """Return objects whose named members are JSON text unless they are text or null.
+def encode_mixed_members(texts: pa.Array, types: Mapping[str, pa.DataType]) -> pa.Array:
+    """Return objects whose documents are JSON text, and whose maps are lists.
 
-    A text there is the text of a document. Objects that cannot be read stay as they are.
+    A text or null in a column of documents stays. Objects that cannot be read stay as they are.
     """
-    if not names:
+    encoders = {name: encoder for name, kind in types.items() if (encoder := _choose_encoder(kind)) is not None}
+    if not encoders:
         return texts
-    decode = _make_documents_decoder(tuple(names)).decode
-    return pa.array([text and _encode_members(text, decode) for text in texts.to_pylist()], pa.large_binary())
+    decode = _make_documents_decoder(tuple(encoders)).decode
+    encode = [*encoders.values()]
+    return pa.array([text and _encode_members(text, decode, encode) for text in texts.to_pylist()], pa.large_binary())
 
 
-def _encode_members(text: bytes, decode: Callable[[bytes], Any]) -> bytes:
+def _choose_encoder(kind: pa.DataType) -> Callable[[bytes], bytes] | None:
+    if kind == JSON:
+        return lambda value: value if value[:1] in (b'"', b"n") else msgspec.json.encode(value.decode())
+    return partial(encode_maps, kind=kind) if contains_map(kind) else None
+
+
+def _encode_members(text: bytes, decode: Callable[[bytes], Any], encode: Sequence[Callable[[bytes], bytes]]) -> bytes:
     readable = text
     try:
         try:
@@ -223,16 +232,14 @@ def _encode_members(text: bytes, decode: Callable[[bytes], Any]) -> bytes:
             readable = _STRING_OR_NUMBER.sub(lambda found: _NUMBERS.get(found[0], found[0]), text)
             members = decode(readable)
         values = [memoryview(value) for value in msgspec.structs.astuple(members)]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return text
-    start = _get_address(readable)
-    places = sorted((_get_address(value) - start, len(value)) for value in values if len(value))
-    pieces, end = list[bytes](), 0
-    for begin, length in places:
-        value = text[begin : begin + length]
-        if value[:1] not in (b'"', b"n"):
-            pieces += [text[end:begin], msgspec.json.encode(value.decode())]
+        start = _get_address(readable)
+        places = sorted((_get_address(value) - start, len(value), at) for at, value in enumerate(values) if len(value))
+        pieces, end = list[bytes](), 0
+        for begin, length, at in places:
+            pieces += [text[end:begin], encode[at](text[begin : begin + length])]
             end = begin + length
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return text
     return b"".join([*pieces, text[end:]])
 
 

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.arrays import boolean_array, boolean_values
+from persist.codecs.order.arrays import get_boolean_values, make_boolean_array
+from persist.codecs.types.arrow_types import is_bytes
 from persist.codecs.types.casts import cast_column
 from persist.connect.envelopes.json_rows import Bad
 from persist.connect.envelopes.messages import (
@@ -130,7 +131,7 @@ def make_reader(what: Described, target: pa.DataType | None, samples: list[Any],
             f"column {name!r} has the Connect type {what.type!r}, which is not read from JSON. Let the connector send "
             'text instead (such as hstore.handling.mode "json"), or leave the column out of the schema.'
         )
-    if target is not None and natural == pa.binary() and not _is_bytes(target):
+    if target is not None and natural == pa.binary() and not is_bytes(target):
         raise InvalidUsage(f"column {name!r} holds bytes, and the schema has {target}: give it a type of bytes.")
     return choose_reader(natural if target is None else target, samples, name)
 
@@ -142,10 +143,6 @@ def _get_field_type(target: pa.DataType | None, name: str) -> pa.DataType | None
 def _check_nested(what: Described, target: pa.DataType | None, fits: Callable[[pa.DataType], bool], name: str) -> None:
     if target is not None and not fits(target):
         raise InvalidUsage(f"column {name!r} holds a value of Connect type {what.type!r}, and the schema has {target}.")
-
-
-def _is_bytes(target: pa.DataType) -> bool:
-    return bool(pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target))
 
 
 def _add_cast(natural: Reader, target: pa.DataType | None, name: str) -> Reader:
@@ -220,8 +217,8 @@ class UnwrappedMessages:
 
 def unwrap_messages(texts: pa.Array, rows: np.ndarray) -> UnwrappedMessages:
     """Separate the schema part and the payload of each message; group by schema. `rows` are their numbers."""
-    schema_first = boolean_values(pc.match_substring_regex(texts, SCHEMA_FIRST))
-    payload_first = boolean_values(pc.match_substring_regex(texts, PAYLOAD_FIRST))
+    schema_first = get_boolean_values(pc.match_substring_regex(texts, SCHEMA_FIRST))
+    payload_first = get_boolean_values(pc.match_substring_regex(texts, PAYLOAD_FIRST))
     plain = ~(schema_first | payload_first)
     groups, bad = [], list[Bad]()
     if plain.any():
@@ -245,7 +242,7 @@ def _split_by_schema_bytes(texts: pa.Array, rows: np.ndarray, groups: list[Group
             bad.append(Bad(int(rows[0]), _format_reason(error)))
             texts, rows = texts.slice(1), rows[1:]
             continue
-        same = boolean_values(pc.and_(pc.starts_with(texts, first[:start]), pc.ends_with(texts, end)))
+        same = get_boolean_values(pc.and_(pc.starts_with(texts, first[:start]), pc.ends_with(texts, end)))
         payloads = pc.binary_slice(_select(texts, same), start, -len(end))
         groups.append(Group(rows[same], payloads, described))
         texts, rows = _select(texts, ~same), rows[~same]
@@ -281,7 +278,7 @@ def _format_reason(error: Exception) -> str:
 def _drop_empty(groups: list[Group], bad: list[Bad]) -> UnwrappedMessages:
     groups_with_rows, empty = [], [np.empty(0, np.int64)]
     for group in groups:
-        null = boolean_values(pc.equal(group.texts, b"null"))
+        null = get_boolean_values(pc.equal(group.texts, b"null"))
         empty.append(group.rows[null])
         if not null.all():
             groups_with_rows.append(Group(group.rows[~null], _select(group.texts, ~null), group.described))
@@ -289,4 +286,4 @@ def _drop_empty(groups: list[Group], bad: list[Bad]) -> UnwrappedMessages:
 
 
 def _select(array: pa.Array, mask: npt.NDArray[np.bool_]) -> pa.Array:
-    return array if mask.all() else array.filter(boolean_array(mask))
+    return array if mask.all() else array.filter(make_boolean_array(mask))

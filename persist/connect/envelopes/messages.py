@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.arrays import boolean_values, int64_values
+from persist.codecs.order.arrays import get_boolean_values, get_int64_values
+from persist.codecs.types.arrow_types import is_bytes
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.texts import parse_column
 
@@ -152,7 +153,7 @@ def decode_latin_1(texts: pa.Array) -> pa.Array:
         content = data.tobytes().decode().encode("latin-1")
     except UnicodeEncodeError as error:
         raise Unreadable("it has characters beyond U+00FF where bytes are expected") from error
-    ends = np.cumsum(int64_values(pc.utf8_length(texts).fill_null(0).cast(pa.int64())))
+    ends = np.cumsum(get_int64_values(pc.utf8_length(texts).fill_null(0).cast(pa.int64())))
     starts = np.concatenate([[0], ends]).astype(np.int64)
     buffers = [None, pa.py_buffer(starts), pa.py_buffer(content)]
     return _copy_nulls(texts, pa.Array.from_buffers(pa.large_binary(), len(texts), buffers))
@@ -162,7 +163,7 @@ def to_decimals(unscaled: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert unscaled values as large_binary to decimals of `target`'s scale; NULL stays."""
     offsets, data = _get_offsets_and_bytes(unscaled)
     lengths = np.diff(offsets)
-    if (lengths > DECIMAL_BYTES).any() or ((lengths == 0) & boolean_values(unscaled.is_valid())).any():
+    if (lengths > DECIMAL_BYTES).any() or ((lengths == 0) & get_boolean_values(unscaled.is_valid())).any():
         raise Unreadable(f"a decimal of {int(lengths.max())} bytes does not fit {target}")
     # Arrow has 16 bytes, the lowest first: bytes are turned round, and negative numbers filled with ones.
     nonempty = np.flatnonzero(lengths)
@@ -350,7 +351,7 @@ def _choose_flat_reader(
         return wire, lambda column: column.cast(target)
     if pat.is_decimal(target):
         return target, _keep_column  # Arrow reads both numbers and text, and refuses what it would have to round.
-    if pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target):
+    if is_bytes(target):
         return pa.string(), lambda column: _cast_bytes(binary(column), target)
     if pat.is_timestamp(target):
         return (

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.order.arrays import boolean_values, int64_array
+from persist.codecs.order.arrays import get_boolean_values, make_int64_array
 from persist.connect.envelopes.assembly import (
     Changes,
     Events,
@@ -80,8 +80,8 @@ def plain(
     check_choice("unchanged", unchanged, get_args(Unchanged))
     batch = Messages.of(messages)
     request = ReadOptions.of(key, schema, None, metadata, types, on_error)
-    valid_rows = np.flatnonzero(boolean_values(batch.values.is_valid()))
-    values = batch.values if len(valid_rows) == len(batch) else batch.values.take(int64_array(valid_rows))
+    valid_rows = np.flatnonzero(get_boolean_values(batch.values.is_valid()))
+    values = batch.values if len(valid_rows) == len(batch) else batch.values.take(make_int64_array(valid_rows))
     apart = unwrap_messages(values, valid_rows)
     groups, lacking = take_out_unavailable(apart.groups, None, request)  # Connect may have unwrapped Debezium's rows.
     row = _infer_row_type(groups, request)
@@ -106,7 +106,7 @@ def plain(
     is_refused = np.full(len(numbers), unchanged == "refuse" or not request.key)
     changes, more = reject_problems(changes, [refuse_unchanged(numbers, lacking, is_refused)])
     bad += more
-    nulls = np.flatnonzero(boolean_values(batch.values.is_null()))
+    nulls = np.flatnonzero(get_boolean_values(batch.values.is_null()))
     deleted_rows = np.sort(np.concatenate([make_empty_rows(), nulls, apart.empty]))
     if len(deleted_rows):
         deleted, more = _make_deletions(batch, deleted_rows, request, row, changes)
@@ -131,10 +131,10 @@ def _make_deletions(
     )
     if not request.key:
         return none, [Bad(int(number), "it is empty, and rows without a key cannot be deleted") for number in rows]
-    keys = None if messages.keys is None else messages.keys.take(int64_array(rows))
+    keys = None if messages.keys is None else messages.keys.take(make_int64_array(rows))
     if keys is None:
         return none, [Bad(int(number), NOTHING) for number in rows]
-    has_key = boolean_values(keys.is_valid())
+    has_key = get_boolean_values(keys.is_valid())
     bad = [Bad(int(number), NOTHING) for number in rows[~has_key]]
     if not has_key.any():
         return none, bad

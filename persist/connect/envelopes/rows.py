@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.arrays import boolean_array
+from persist.codecs.order.arrays import make_boolean_array
 from persist.connect.envelopes.json_numbers import infer_exact_fields
 from persist.connect.envelopes.json_rows import find_suspects, parse, split_pieces
 from persist.connect.envelopes.kafka_connect import NAMES, Described, make_reader
@@ -164,7 +164,7 @@ def _infer_message_types(texts: pa.Array, places: tuple[str, ...]) -> list[pa.St
     except (Unreadable, pa.ArrowException, UnicodeDecodeError):
         odd = find_suspects(texts, pa.schema([]))
         if odd.any():  # Invalid JSON has no types.
-            return _infer_message_types(texts.filter(boolean_array(~odd)), places) if not odd.all() else []
+            return _infer_message_types(texts.filter(make_boolean_array(~odd)), places) if not odd.all() else []
         return [t for text in texts.to_pylist() if (t := _infer_message_type(text, places)) is not None]
 
 

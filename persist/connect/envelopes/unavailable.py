@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
+from persist.codecs.order.arrays import get_boolean_values, make_boolean_array, make_int64_array
 from persist.connect.envelopes.assembly import Mask, Problem, ReadOptions
 from persist.connect.envelopes.kafka_connect import Group
 from persist.core.state_rules.keyed_rules import UNCHANGED
@@ -51,10 +51,10 @@ def take_out_unavailable(
     """
     cleaned_groups, unchanged = list[Group](), dict[int, list[str]]()
     for group in groups:
-        is_marked = [boolean_values(pc.match_substring_regex(group.texts, mark.rstrip("="))) for mark in _MARKS]
-        arrays = np.flatnonzero(boolean_values(pc.match_substring_regex(group.texts, r"\[")))
+        is_marked = [get_boolean_values(pc.match_substring_regex(group.texts, mark.rstrip("="))) for mark in _MARKS]
+        arrays = np.flatnonzero(get_boolean_values(pc.match_substring_regex(group.texts, r"\[")))
         if len(arrays):
-            is_like = boolean_values(pc.match_substring_regex(group.texts.take(int64_array(arrays)), _ARRAY))
+            is_like = get_boolean_values(pc.match_substring_regex(group.texts.take(make_int64_array(arrays)), _ARRAY))
             is_marked.append(np.isin(np.arange(len(group.texts)), arrays[is_like]))
         texts = dict[int, bytes]()
         for at in np.flatnonzero(np.logical_or.reduce(is_marked)):
@@ -65,7 +65,7 @@ def take_out_unavailable(
         if texts:
             is_new = np.isin(np.arange(len(group.texts)), [*texts])
             new_texts = pc.replace_with_mask(
-                group.texts, boolean_array(is_new), pa.array([*texts.values()], group.texts.type)
+                group.texts, make_boolean_array(is_new), pa.array([*texts.values()], group.texts.type)
             )
             group = Group(group.rows, new_texts, group.described)
         cleaned_groups.append(group)
@@ -93,7 +93,7 @@ def make_unchanged_column(rows: np.ndarray, unchanged: Mapping[int, list[str]]) 
     order = numbers.argsort()
     places = numbers[order].searchsorted(rows).clip(max=len(numbers) - 1)
     at = np.where(numbers[order][places] == rows, order[places], len(numbers))
-    return {UNCHANGED: lists.take(int64_array(at))}
+    return {UNCHANGED: lists.take(make_int64_array(at))}
 
 
 def _unavailable_columns(text: bytes, place: str | None, request: ReadOptions) -> list[str]:

@@ -29,7 +29,7 @@ from persist.connect.ingest.transactions import Moments, make_moments_target
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, Unavailable, UpdateNotBeyondUpper, UpperMismatch
 from persist.core.keyed.form import Keyed
-from persist.core.progress import task
+from persist.core.progress import report_work
 from persist.core.settings import Location
 from persist.engine.collection.failures import record_failures
 from persist.engine.location.moments import MOMENTS
@@ -144,7 +144,7 @@ def _commit_batches(source: Source, run: Run, moments: Moments | None) -> Ingest
     run.client.engine.count_also("ingest", lambda: {"rows": rows, "commits": commits})
     with (
         record_failures([run.first_handle]),
-        task("ingest", source.name, streams=True) as done,
+        report_work("ingest", source.name, streams=True) as done,
         closing(_read_batches(source, run)) as batches,
     ):
         for batch in batches:

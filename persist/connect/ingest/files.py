@@ -23,7 +23,7 @@ from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.errors import did_you_mean
 from persist.codecs.nested import find_new_fields, quote_name
-from persist.codecs.types.python_types import arrow_type
+from persist.codecs.types.python_types import to_arrow_type
 from persist.codecs.types.schema import CollectionSchema, check_field
 from persist.codecs.updates.inputs import DELETED
 from persist.connect.ingest.row_casts import Misfits
@@ -33,7 +33,7 @@ from persist.connect.ingest.row_formats import MEND, RowFile, get_format_by_name
 from persist.connect.ingest.row_types import contains_null, infer_types
 from persist.connect.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target
 from persist.core.errors import InvalidUsage, PersistError
-from persist.core.rendering import without_secrets
+from persist.core.rendering import hide_passwords
 from persist.core.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Files:
 
     def __init__(self, config: FilesConfig) -> None:
         self.config = config
-        self.name = without_secrets(config.source)
+        self.name = hide_passwords(config.source)
         if config.source.startswith(("http://", "https://")):
             raise InvalidUsage(f"{self.name}: a web server lists no files. Copy them to a folder or a bucket")
         try:
@@ -86,9 +86,9 @@ class Files:
 
             self._files, self._path = fsspec.core.url_to_fs(config.source, **config.storage_options)
         except (ImportError, ValueError, TypeError) as error:
-            raise InvalidUsage(f"{self.name} cannot be opened: {without_secrets(str(error))}") from None
+            raise InvalidUsage(f"{self.name} cannot be opened: {hide_passwords(str(error))}") from None
         except OSError as error:
-            raise SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
+            raise SourceUnavailable(f"{self.name} does not answer: {hide_passwords(str(error))}") from None
         self._is_pattern = any(mark in self._path for mark in "*?[")
         if not config.poll_s > 0 or not config.settle_s >= 0:
             raise InvalidUsage(f"poll_s={config.poll_s} must be above 0, and settle_s={config.settle_s} not below it")
@@ -147,16 +147,16 @@ class Files:
         except (PersistError, FileNotFoundError, pa.ArrowException):
             raise
         except PermissionError as error:
-            raise InvalidUsage(f"{self.name} may not be read: {without_secrets(str(error))}") from None
+            raise InvalidUsage(f"{self.name} may not be read: {hide_passwords(str(error))}") from None
         except Exception as error:
             if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in _LIBRARIES:
                 raise
-            raise SourceUnavailable(f"{self.name} does not answer: {without_secrets(str(error))}") from None
+            raise SourceUnavailable(f"{self.name} does not answer: {hide_passwords(str(error))}") from None
 
     def _new_target(self) -> Target:
         """Define a new collection by the options and the first files with values."""
         config = self.config
-        declared_types = {name: arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
+        declared_types = {name: to_arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
         types, files_by_column = self._infer_types(declared_types)
         if not types:
             raise InvalidUsage(
@@ -180,7 +180,7 @@ class Files:
                     "values"
                 )
             if name in files_by_column and not contains_null(kind):
-                types[name] = arrow_type(kind, f"column {name!r} of {files_by_column[name]}")
+                types[name] = to_arrow_type(kind, f"column {name!r} of {files_by_column[name]}")
                 check_field(name, types[name], f"{files_by_column[name]}: {'key' if name in config.key else 'value'}")
         empty = [name for name, kind in types.items() if contains_null(kind)]
         value = {name: kind for name, kind in types.items() if name not in (*config.key, *empty)}
@@ -252,7 +252,7 @@ class Files:
         timeline, time = collection.schema.timeline, run.uppers[collection.name]
         if timeline is not None:
             run.client.engine.check_clock()
-            time = max(time, Timeline(timeline).now(run.client.engine.clock.wall_ms()))
+            time = max(time, Timeline(timeline).get_current_time(run.client.engine.clock.wall_ms()))
         batch = Batch((), time + 1)
         batch.changes = self._iterate_changes(self._read_changes(collection, file, time, batch))
         return batch

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.types.arrow_types import leaf_arrays
+from persist.codecs.types.arrow_types import iterate_leaf_arrays
 
 _NS_YEARS = 9_223_372_036_854_775  # Microseconds before and after 1970 that int64 holds in nanoseconds.
 
@@ -43,7 +43,7 @@ def _choose_exact(coarse: pa.Array, fine: pa.Array, name: str, row: int) -> pa.A
     if coarse.type == fine.type:
         return coarse
     is_fine = is_far = False
-    for in_us, in_ns in zip(leaf_arrays(coarse), leaf_arrays(fine), strict=True):
+    for in_us, in_ns in zip(iterate_leaf_arrays(coarse), iterate_leaf_arrays(fine), strict=True):
         if in_us.type != in_ns.type:
             micros, nanos = (leaf.drop_null().view(pa.int64()).to_numpy() for leaf in (in_us, in_ns))
             is_fine |= bool((nanos != micros * 1000).any())  # Both wrap around alike.

@@ -9,10 +9,20 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage, PersistError
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.types.arrow_types import JSON, children, is_flat, is_text, list_inner_arrays, rebuilt, with_children
+from persist.codecs.types.arrow_types import (
+    JSON,
+    is_bytes,
+    is_flat,
+    is_text,
+    list_inner_arrays,
+    list_inner_fields,
+    rebuild_nested,
+    replace_inner_types,
+)
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.texts import parse_column
-from persist.codecs.types.values import cut
+from persist.codecs.types.values import shorten
+from persist.connect.envelopes import Unreadable, decode_base64
 
 Cast = Callable[[pa.ChunkedArray], pa.ChunkedArray]
 REASON_CHARS_MAX = 200
@@ -104,7 +114,9 @@ def cast_each(
 def cast_texts(column: pa.ChunkedArray, target_type: pa.DataType, name: str) -> pa.ChunkedArray:
     """Cast a column; parse its texts if the target type is not text."""
     if is_flat(target_type):
-        return parse_column(column, target_type) if is_text(column.type) else cast_column(column, target_type, name)
+        if not is_text(column.type):
+            return cast_column(column, target_type, name)
+        return pa.chunked_array([_parse_texts(chunk, target_type) for chunk in column.chunks], target_type)
     natural = _get_parsed_type(column.type, target_type)
     if natural != column.type:
         whole = [chunk.take(pa.array(np.arange(len(chunk)))) for chunk in column.chunks]  # Without what slices hide.
@@ -114,34 +126,47 @@ def cast_texts(column: pa.ChunkedArray, target_type: pa.DataType, name: str) -> 
 
 def get_wire_type(target_type: pa.DataType) -> pa.DataType:
     """Return the type that a JSON value is read as, such as text for moments."""
-    if pat.is_temporal(target_type) or pat.is_large_string(target_type) or target_type == JSON:
+    if pat.is_temporal(target_type) or pat.is_large_string(target_type) or target_type == JSON or is_bytes(target_type):
         return pa.string()
     if pat.is_float16(target_type):
         return pa.float64()
     if is_flat(target_type):
         return target_type
-    inner = [get_wire_type(f.type) for f in children(target_type)]
-    return with_children(target_type, inner) if pat.is_struct(target_type) else pa.list_(inner[0])
+    inner = [get_wire_type(f.type) for f in list_inner_fields(target_type)]
+    if pat.is_map(target_type):
+        key = pa.string() if is_flat(target_type.key_type) else inner[0]
+        return pa.list_(pa.struct([("key", key), ("value", inner[1])]))
+    return replace_inner_types(target_type, inner) if pat.is_struct(target_type) else pa.list_(inner[0])
 
 
 def _get_parsed_type(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataType:
     """Return the type that the texts of a column are parsed as."""
     if is_flat(target_type):
-        return target_type if is_text(source_type) and not is_text(target_type) else source_type
-    pairs = zip(children(source_type), children(target_type), strict=True)
-    return with_children(source_type, [_get_parsed_type(f.type, w.type) for f, w in pairs])
+        return source_type if not is_text(source_type) or pat.is_string(target_type) else target_type
+    pairs = zip(list_inner_fields(source_type), list_inner_fields(target_type), strict=True)
+    return replace_inner_types(source_type, [_get_parsed_type(f.type, w.type) for f, w in pairs])
 
 
 def _parse_texts(array: pa.Array, natural: pa.DataType) -> pa.Array:
     """Parse an array of texts, which has no offset."""
     if array.type == natural:
         return array
+    if is_bytes(natural):
+        return _decode_bytes(array, natural)
     if is_flat(natural):
         return parse_column(pa.chunked_array([array]), natural).combine_chunks()
     inner = [
-        _parse_texts(part, field.type) for part, field in zip(list_inner_arrays(array), children(natural), strict=True)
+        _parse_texts(part, field.type)
+        for part, field in zip(list_inner_arrays(array), list_inner_fields(natural), strict=True)
     ]
-    return rebuilt(array, natural, inner)
+    return rebuild_nested(array, natural, inner)
+
+
+def _decode_bytes(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return decode_base64(texts).cast(pa.binary()).cast(kind)
+    except Unreadable as error:
+        raise pa.ArrowInvalid(str(error)) from None
 
 
 def check_text_types(types: dict[str, pa.DataType], format: str) -> None:
@@ -165,8 +190,8 @@ def _explain_misfit(piece: pa.ChunkedArray, target_type: pa.DataType, error: Exc
         try:
             value = value.decode()
         except UnicodeDecodeError:
-            return f"{cut(value)} is not UTF-8"
+            return f"{shorten(value)} is not UTF-8"
     if isinstance(error, PersistError):
         return str(error).replace("the time of update 0: ", "").replace("update 0 ", "it ")[:REASON_CHARS_MAX]
     rounded = " without rounding" if "rounded" in str(error) or "data loss" in str(error) else ""
-    return f"{cut(value)} is not of type {target_type}{rounded}"
+    return f"{shorten(value)} is not of type {target_type}{rounded}"

@@ -143,7 +143,7 @@ class RowColumns:
                 except pa.ArrowException:
                     piece = piece.cast(pa.string())
             if timeline is not None:
-                piece = timeline.column_of_times(piece, self.time_column or "_time")
+                piece = timeline.convert_column(piece, self.time_column or "_time")
             return cast_column(piece, pa.int64(), self.time_column or "_time")
 
         return cast

@@ -168,7 +168,7 @@ class _LocatedReasons:
 def read_header(file: RowFile) -> list[str]:
     """Return the names of the columns of a CSV file."""
     with _open_text(file, errors="surrogateescape") as text:
-        names = next(csv.reader(text), None)
+        names = next(filter(None, csv.reader(text)), None)
     if not names:
         raise InvalidUsage(f"{file.name} is empty: the first line of a CSV file names its columns")
     if any("\udc80" <= char <= "\udcff" or char == "\0" for name in names for char in name):
@@ -192,7 +192,7 @@ def _parse_records(file: RowFile, errors: str = "replace") -> Iterator[tuple[int
     """Yield the first line and the fields of each record after the header."""
     with _open_text(file, errors) as text:
         reader = csv.reader(text)
-        next(reader, None)
+        next(filter(None, reader), None)
         line = reader.line_num + 1
         for fields in reader:
             if fields:

@@ -22,16 +22,18 @@ import pyarrow.types as pat
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.nested import align_fields, find_new_fields, quote_name
-from persist.codecs.types.arrow_types import children, is_flat, type_name
+from persist.codecs.types.arrow_types import format_type, is_flat, list_inner_fields
 from persist.codecs.updates.inputs import DELETED
 from persist.codecs.updates.tuples import describe_lacking_columns
 from persist.connect.envelopes import (
     Unreadable,
+    contains_map,
     encode_mixed_members,
     find_suspects,
     merge_in_order,
     parse,
     read_separately,
+    restore_maps,
 )
 from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, get_wire_type
 from persist.connect.ingest.row_columns import RowColumns
@@ -62,7 +64,7 @@ def read_names(file: RowFile) -> list[str]:
 
 def check_unique_names(fields: pa.Schema | pa.DataType, file: str, path: str = "") -> None:
     """Raise InvalidUsage if a column, or an inner field, occurs twice."""
-    inner = list(fields) if isinstance(fields, pa.Schema) else [] if is_flat(fields) else children(fields)
+    inner = list(fields) if isinstance(fields, pa.Schema) else [] if is_flat(fields) else list_inner_fields(fields)
     names = [field.name for field in inner]
     for field in inner:
         if names.count(field.name) > 1 and not (isinstance(fields, pa.DataType) and pat.is_map(fields)):
@@ -119,8 +121,6 @@ def _load_first_object(file: RowFile) -> dict[str, Any]:
 
 
 def _read_json_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
-    for name, arrow_type in columns.types.items():
-        _check_json_type(name, arrow_type)
     types = columns.get_json_types(_load_first_object(file))
     lines = _LineParser({name: get_wire_type(kind) for name, kind in types.items()}, columns)
     is_empty = True
@@ -157,7 +157,7 @@ class _LineParser:
 
     def read(self, texts: pa.Array) -> pa.Table:
         """Parse JSON texts of rows."""
-        texts = encode_mixed_members(texts, self._columns.schema.json)
+        texts = encode_mixed_members(texts, self._columns.declared_types)
         table = parse(texts, self._fields, "infer" if self._columns.ignored else "error")
         for name in table.column_names:
             if name not in self._fields.names and name not in self._columns.ignored:
@@ -172,10 +172,16 @@ class _LineParser:
             raise Unreadable("it has fields that are not columns")
         if self._find_incomplete(texts, table).any():
             raise Unreadable("it lacks a column")
-        return table
+        return pa.table({name: self._restore_column(table[name], name) for name in table.column_names})
+
+    def _restore_column(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+        kind = self._columns.types.get(name)
+        if kind is None or not contains_map(kind):
+            return column
+        return pa.chunked_array([restore_maps(chunk, kind) for chunk in column.chunks])
 
     def find_suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        documents = encode_mixed_members(texts, self._columns.schema.json)
+        documents = encode_mixed_members(texts, self._columns.declared_types)
         return find_suspects(documents, self._fields) | self._find_incomplete(texts)
 
     def _find_incomplete(self, texts: pa.Array, table: pa.Table | None = None) -> npt.NDArray[np.bool_]:
@@ -221,7 +227,7 @@ class _LineParser:
             return f"it has the field {self._columns.explain_unknown_name(more[0])}"
         if lacking := self._list_missing(line):
             return f"it {describe_lacking_columns(lacking, 'null')}"
-        line = encode_mixed_members(pa.array([line], pa.large_binary()), self._columns.schema.json)[0].as_py()
+        line = encode_mixed_members(pa.array([line], pa.large_binary()), self._columns.declared_types)[0].as_py()
         values = _parse_members(line)
         for field in self._fields:
             if (value := values.get(field.name)) is not None:
@@ -229,7 +235,7 @@ class _LineParser:
                 try:
                     parse(alone, pa.schema([field]))
                 except (Unreadable, pa.ArrowException):
-                    kind = type_name(self._columns.declared_types.get(field.name, field.type))
+                    kind = format_type(self._columns.declared_types.get(field.name, field.type))
                     rounds = " without rounding" if "round" in why else ""
                     return f"column {field.name!r}: {value.decode()[:80]} is not of type {kind}{rounds}"
         return why
@@ -269,15 +275,3 @@ def find_unknown_fields(value_in_json: Any, target_type: pa.DataType, path: str 
     elif isinstance(value_in_json, list) and pat.is_list(target_type):
         for value in value_in_json:
             yield from find_unknown_fields(value, target_type.value_type, f"{path}element.")
-
-
-def _check_json_type(name: str, target_type: pa.DataType) -> None:
-    if (
-        pat.is_binary(target_type)
-        or pat.is_large_binary(target_type)
-        or pat.is_fixed_size_binary(target_type)
-        or pat.is_map(target_type)
-    ):
-        raise InvalidUsage(f"column {name!r} of type {target_type} cannot be read from JSON: use Parquet or Arrow")
-    for inner in children(target_type):
-        _check_json_type(name, inner.type)

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.types.arrow_types import JSON, children, leaf_arrays, with_children
+from persist.codecs.types.arrow_types import iterate_leaf_arrays, list_inner_fields, replace_inner_types
 from persist.codecs.types.texts import parse_column
-from persist.codecs.types.values import cut
+from persist.codecs.types.values import shorten
 from persist.connect.envelopes import (
     NumberGuess,
     Unreadable,
@@ -170,9 +170,8 @@ def _infer_json_schema(file: RowFile, known_types: Mapping[str, pa.DataType]) ->
 
 
 def _read_blocks(file: RowFile, known: Mapping[str, pa.DataType]) -> Iterator[tuple[Any, pa.Array]]:
-    """Yield lines as `read_json_blocks`, with JSON text in columns of JSON."""
-    documents = [name for name, kind in known.items() if kind == JSON]
-    return ((numbers, encode_mixed_members(texts, documents)) for numbers, texts in read_json_blocks(file))
+    """Yield lines as `read_json_blocks`, with JSON text for documents, and lists for maps."""
+    return ((numbers, encode_mixed_members(texts, known)) for numbers, texts in read_json_blocks(file))
 
 
 def _guess_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:
@@ -184,7 +183,7 @@ def _guess_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:
         table = parse(texts, pa.schema(changed))
         for name in table.column_names:
             for chunk in table[name].chunks:
-                for at, leaf in enumerate(leaf_arrays(chunk)):
+                for at, leaf in enumerate(iterate_leaf_arrays(chunk)):
                     if pat.is_string(leaf.type):
                         guesses.setdefault((name, at), _TypeGuess()).add(leaf)
     return pa.schema([(f.name, _replace_moments(f.type, f.name, guesses, count())) for f in schema])
@@ -195,7 +194,9 @@ def _replace_moments(
 ) -> pa.DataType:
     """Return a type with its timestamps replaced by guessed types."""
     if pat.is_nested(kind):
-        return with_children(kind, [_replace_moments(f.type, name, guesses, leaves) for f in children(kind)])
+        return replace_inner_types(
+            kind, [_replace_moments(f.type, name, guesses, leaves) for f in list_inner_fields(kind)]
+        )
     guess = guesses.get((name, next(leaves)))
     return guess.kind if pat.is_timestamp(kind) and guess is not None else kind
 
@@ -218,7 +219,7 @@ def _explain_bad_line(texts: pa.Array, line: int, wires: pa.Schema, error: Excep
         parse(texts.slice(0, line + 1), wires, "infer")
     except (Unreadable, pa.ArrowException, UnicodeDecodeError) as found:
         error = found
-    return f"{describe_error(error)}, in {cut(texts[line].as_py().decode(errors='replace'))}"
+    return f"{describe_error(error)}, in {shorten(texts[line].as_py().decode(errors='replace'))}"
 
 
 class _TypesDiffer(ValueError):

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.api.collection import Collection
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import make_int64_array
 from persist.connect.ingest.source import Batch, Change, Run
 from persist.core.errors import Unavailable
 
@@ -146,5 +146,5 @@ class Copy:
 
 def _stamp_rows(rows: pa.Table, time: int, *, is_keyed: bool) -> pa.Table:
     """Return rows as events, or as updates, at a time."""
-    stamped = rows.append_column("_time", int64_array(np.full(len(rows), time, np.int64)))
-    return stamped if is_keyed else stamped.append_column("_diff", int64_array(np.ones(len(rows), np.int64)))
+    stamped = rows.append_column("_time", make_int64_array(np.full(len(rows), time, np.int64)))
+    return stamped if is_keyed else stamped.append_column("_diff", make_int64_array(np.ones(len(rows), np.int64)))

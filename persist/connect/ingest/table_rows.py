@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.api.collection import Collection
-from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
+from persist.codecs.order.arrays import get_boolean_values, make_boolean_array, make_int64_array
 from persist.codecs.types.schema import TIME_MAX
 from persist.connect.ingest.source import UNSENT, advise_copy
 from persist.core.errors import InvalidUsage
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.keyed.machine import DELETED, SEQ
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
@@ -162,11 +162,11 @@ class TableRows:
             name: rows[name].cast(self.types[name]) if name in names else pa.nulls(len(rows), self.types[name])
             for name in self.names
         }
-        columns["_time"] = int64_array(np.full(len(rows), time, np.int64))
+        columns["_time"] = make_int64_array(np.full(len(rows), time, np.int64))
         if self.key:
-            columns[DELETED] = boolean_array(np.ones(len(rows), np.bool_))
+            columns[DELETED] = make_boolean_array(np.ones(len(rows), np.bool_))
         else:
-            columns["_diff"] = int64_array(np.full(len(rows), diff, np.int64)) if isinstance(diff, int) else diff
+            columns["_diff"] = make_int64_array(np.full(len(rows), diff, np.int64)) if isinstance(diff, int) else diff
         return pa.table(columns)
 
     def take_before(self, collection: Collection, upper: int, until: int) -> pa.Table | None:
@@ -198,13 +198,13 @@ class TableRows:
             sent = [None if value is UNSENT else value for value in values] if absent else [*values]
             columns[name] = self._make_column(name, sent)
         unknown = self._look_up_unsent(collection, upper, absent, columns) if absent else []
-        columns["_time"] = int64_array(np.array(self._times, np.int64))
+        columns["_time"] = make_int64_array(np.array(self._times, np.int64))
         if self.key:
-            columns[DELETED] = boolean_array(np.array(self._signs, np.bool_))
+            columns[DELETED] = make_boolean_array(np.array(self._signs, np.bool_))
         else:
-            columns["_diff"] = int64_array(1 - 2 * np.array(self._signs, np.int64))
+            columns["_diff"] = make_int64_array(1 - 2 * np.array(self._signs, np.int64))
         table = pa.table(columns)
-        return table.take(int64_array(np.setdiff1d(np.arange(len(table)), unknown))) if unknown else table
+        return table.take(make_int64_array(np.setdiff1d(np.arange(len(table)), unknown))) if unknown else table
 
     def _make_column(self, name: str, values: list[Any]) -> pa.Array:
         """Return values of a column as an array."""
@@ -268,7 +268,9 @@ class TableRows:
                 is_gone.append(events[DELETED].to_numpy())
         stored = pa.concat_tables(rows)
         places = _find_last_rows(keys, stored, self.key)
-        is_known = boolean_values(pc.invert(boolean_array(np.concatenate(is_gone)).take(places)).fill_null(False))
+        is_known = get_boolean_values(
+            pc.invert(make_boolean_array(np.concatenate(is_gone)).take(places)).fill_null(False)
+        )
         unknown = [row for row, is_stored in zip(absent, is_known, strict=True) if not is_stored]
         for row in unknown:
             self._check_unknown(collection, row, absent[row])
@@ -277,8 +279,8 @@ class TableRows:
             if lacks.any():
                 order = np.arange(len(self._rows))
                 order[np.fromiter(absent, np.int64)[lacks]] = len(self._rows) + np.arange(lacks.sum())
-                stored_values = stored[name].take(places.filter(boolean_array(lacks))).cast(self.types[name])
-                columns[name] = pa.chunked_array([columns[name], *stored_values.chunks]).take(int64_array(order))
+                stored_values = stored[name].take(places.filter(make_boolean_array(lacks))).cast(self.types[name])
+                columns[name] = pa.chunked_array([columns[name], *stored_values.chunks]).take(make_int64_array(order))
         return unknown
 
     def _check_unknown(self, collection: Collection, row: int, origin: Key) -> None:
@@ -297,8 +299,8 @@ class TableRows:
 def _find_last_rows(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Array:
     """Return int64[rows]: the last row with the same key in others, or NULL."""
     names = [f"{at}" for at in range(len(key))]
-    numbered = rows.select(key).rename_columns(names).append_column("row", int64_array(np.arange(len(rows))))
-    right = others.select(key).rename_columns(names).append_column("at", int64_array(np.arange(len(others))))
+    numbered = rows.select(key).rename_columns(names).append_column("row", make_int64_array(np.arange(len(rows))))
+    right = others.select(key).rename_columns(names).append_column("at", make_int64_array(np.arange(len(others))))
     last = right.group_by(names).aggregate([("at", "max")])
     return numbered.join(last, names, join_type="left outer").sort_by("row")["at_max"].combine_chunks()
 
@@ -312,7 +314,7 @@ def read_unsealed(collection: Collection, columns: list[str], upper: int) -> Ite
             scan = Scan(handle.schema, contents.history_parts, upper, TIME_MAX + 1, tuple(columns)).prune()
             yield from scan.updates(reading(), [*columns, "_diff"])
             return
-        schema = events_schema(handle.schema, event_fields(handle.schema, contents.keyed))
+        schema = make_event_schema(handle.schema, list_event_fields(handle.schema, contents.keyed))
         for part in contents.pending.values():
             yield from Scan(schema, (part,), 0, TIME_MAX + 1, tuple(columns)).updates(reading(), columns)
 

@@ -24,13 +24,20 @@ import pyarrow.types as pt
 from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.nested import align_fields, column_node, find_changes_by_path, make_node, node_by_names, quote_name
-from persist.codecs.order.arrays import int64_array
-from persist.codecs.types.arrow_types import children
+from persist.codecs.nested import (
+    align_fields,
+    find_changes_by_path,
+    get_column_node,
+    make_node,
+    make_node_like,
+    quote_name,
+)
+from persist.codecs.order.arrays import make_int64_array
+from persist.codecs.types.arrow_types import list_inner_fields
 from persist.codecs.types.casts import cast_column
 from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUsage, PersistError
-from persist.core.rendering import without_secrets
+from persist.core.rendering import hide_passwords
 from persist.core.timeline import Timeline
 from persist.engine.read.results.result import require_package
 
@@ -91,7 +98,7 @@ class Tables:
 
     def __init__(self, config: TablesConfig) -> None:
         self.config = config
-        self.name = without_secrets(config.source)
+        self.name = hide_passwords(config.source)
         kind, _, place = config.source.partition(":")
         if not config.poll_s > 0:
             raise InvalidUsage(f"poll_s={config.poll_s} must be above 0")
@@ -219,15 +226,15 @@ class Tables:
             if id_ not in columns_before or columns_before[id_].name not in collection.schema.names:
                 continue
             if before is None:
-                node = column_node(collection.schema, field.name)
-                yield {"add": find_changes_by_path(node, node_by_names(field.name, field.type, node))["add"]}
+                node = get_column_node(collection.schema, field.name)
+                yield {"add": find_changes_by_path(node, make_node_like(field.name, field.type, node))["add"]}
                 continue
             ids = iter(numbers[id_]) if id_ in numbers else count()
             node = make_node(columns_before[id_].name, columns_before[id_].type, ids)
             if id_ in new_numbers:
                 yield find_changes_by_path(node, make_node(field.name, field.type, iter(new_numbers[id_])))
             else:
-                yield find_changes_by_path(node, node_by_names(field.name, field.type, node))
+                yield find_changes_by_path(node, make_node_like(field.name, field.type, node))
 
     def _make_batch(self, run: Run, collection: Collection, before: Version | None, version: Version) -> Batch:
         """Return the batch of a version; its rows are read when they are committed."""
@@ -395,7 +402,7 @@ class _Iceberg:
                     yield from ((sign, batch) for batch in scan.to_record_batches(tasks))
                 except (OSError, ValueError, pa.ArrowException) as error:
                     raise InvalidUsage(
-                        f"snapshot {version.number} of {self._place} cannot be read: {without_secrets(str(error))}"
+                        f"snapshot {version.number} of {self._place} cannot be read: {hide_passwords(str(error))}"
                     ) from error
 
     def _load_table(self) -> Any:
@@ -411,7 +418,7 @@ class _Iceberg:
             return StaticTable.from_metadata(self._place, self._config.storage_options)
         except Exception as error:  # A library may raise anything.
             raise InvalidUsage(
-                f"the Iceberg table {without_secrets(self._place)} cannot be opened: {without_secrets(str(error))}"
+                f"the Iceberg table {hide_passwords(self._place)} cannot be opened: {hide_passwords(str(error))}"
             ) from None
 
     def _get_schema(self, table: Any, version: Version) -> Any:
@@ -441,7 +448,7 @@ def _load_last_version(versions: Collection) -> Version | None:
 
 
 def _read_inner_ids(kind: pa.DataType) -> Iterator[int]:
-    for child in children(kind) if pt.is_nested(kind) else ():
+    for child in list_inner_fields(kind) if pt.is_nested(kind) else ():
         yield int(child.metadata[b"PARQUET:field_id"])
         yield from _read_inner_ids(child.type)
 
@@ -471,5 +478,5 @@ def _make_updates(batch: pa.RecordBatch, schema: pa.Schema, sign: int, time: int
         else pa.nulls(len(batch), field.type)
         for field in schema
     ]
-    columns += [int64_array(np.full(len(batch), value, np.int64)) for value in (time, sign)]
+    columns += [make_int64_array(np.full(len(batch), value, np.int64)) for value in (time, sign)]
     return pa.RecordBatch.from_arrays(columns, [*schema.names, "_time", "_diff"])

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.api.collection import Collection
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import make_int64_array
 from persist.connect.ingest.source import Batch, Change, Run, Target, advise_copy
 from persist.connect.ingest.table_copy import CopyProgress
 from persist.connect.ingest.table_rows import Piece, TableRows, Typed
@@ -240,13 +240,13 @@ class Moments:
         back_us = int((moments_us - source_us).max())
         if back_us >= BACK_US_MIN:
             at = int((moments_us - source_us).argmax())
-            to_text = Timeline("us").text_of
+            to_text = Timeline("us").to_text
             logger.warning(
                 "%s: the clock of the source ran back by %.1f s: time %d is of %s, and counts as of %s",
                 self._name, back_us / 1e6, times[at], to_text(int(source_us[at])), to_text(int(moments_us[at])),
             )  # fmt: skip
         self._last_us = int(moments_us[-1])
-        rows = {MOMENT: int64_array(moments_us).cast(MOMENT_TYPE), TIME: int64_array(times)}
+        rows = {MOMENT: make_int64_array(moments_us).cast(MOMENT_TYPE), TIME: make_int64_array(times)}
         rows["_time"] = rows[TIME]
-        rows["_diff"] = int64_array(np.ones(len(times), np.int64))
+        rows["_diff"] = make_int64_array(np.ones(len(times), np.int64))
         return Change(self._name, pa.table(rows))

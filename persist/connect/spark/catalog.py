@@ -469,7 +469,7 @@ def _find_time_bound(handle: CollectionHandle, kind: str, named: Any, *, is_befo
         if handle.timeline is None:
             raise InvalidUsage(f"times of {handle.name!r} are not moments: say VERSION and a number")
         moment = _EPOCH + timedelta(microseconds=named)
-        return handle.timeline.bound_of(moment) if is_before else handle.timeline.time_of(moment) + 1
+        return handle.timeline.to_bound(moment) if is_before else handle.timeline.to_time(moment) + 1
     time = int(named) if str(named).isdigit() else _state(handle, "version", named)["as_of"]
     assert time is not None, "a text names a time, or raises"
     return time if is_before else time + 1

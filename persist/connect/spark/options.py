@@ -25,7 +25,7 @@ from persist.compute.tasks.stream_hold import NO_HOLD
 from persist.compute.tasks.stream_source import NO_LIMITS, BatchLimits, SourceOptions
 from persist.core.antichain import Antichain, to_antichain, to_frontier
 from persist.core.errors import InvalidUsage
-from persist.core.names import check_hold_name, check_text, is_time_word
+from persist.core.names import check_hold_name, check_printable_text, is_time_word
 from persist.core.timeline import Moment, Times, is_moment, is_tag, parse_time
 from persist.engine.collection.reads import READ_TIMEOUT_S
 
@@ -124,7 +124,7 @@ def _time(most: int) -> Kind:
 
 _TEXT = Kind("text", lambda name, text: text)
 _YES = Kind('"true" or "false"', lambda name, text: _one_of("true", "false").parse(name, text.lower()) == "true")
-_TOKEN = Kind("text", check_text)
+_TOKEN = Kind("text", check_printable_text)
 _HOLD = Kind('name or "none"', lambda name, text: text if text == NO_HOLD else check_hold_name(text))
 _COLUMNS = Kind("a,b or a JSON list", _names)
 _SECONDS = Kind("seconds", lambda name, text: number(name, text, float, 0, 1e9))
@@ -399,7 +399,7 @@ def write_options(
         collection=collection,
         time=time,
         seal=seal if seal is None or is_moment(seal) else to_antichain(to_frontier(cast(int | Antichain, seal))),
-        token=None if token is None else check_text("token", token),
+        token=None if token is None else check_printable_text("token", token),
         allow_future=allow_future,
         storage=dict(storage_options or {}),
     )

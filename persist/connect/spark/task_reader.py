@@ -59,7 +59,7 @@ class Slice(InputPartition):
                 rows += len(table)
                 table = as_spark_expects(self._with_moments(table, schema), schema)
                 yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
-            gets, parts = storage.metered.counts()["get"], len(self.scan.all_parts)
+            gets, parts = storage.metered.get_counts()["get"], len(self.scan.all_parts)
             message = "read a slice of %s: %d rows, %d parts, %d bytes in %d requests"
             tell(message, self.address.collection, rows, parts, gets.bytes, gets.requests)
 

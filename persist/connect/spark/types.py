@@ -22,7 +22,7 @@ from pyspark.sql import types
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
-from persist.codecs.types.arrow_types import children
+from persist.codecs.types.arrow_types import list_inner_fields
 from persist.core.errors import InvalidUsage, SchemaMismatch
 from persist.engine.read.planning.scan import make_rows_without_columns
 
@@ -71,7 +71,7 @@ def _check_zones(given: Any, wanted: Any, column: str) -> None:
             "session's time zone."
         )
     if pt.is_nested(given) and pt.is_nested(wanted):
-        for inside, target in zip(children(given), children(wanted), strict=False):
+        for inside, target in zip(list_inner_fields(given), list_inner_fields(wanted), strict=False):
             _check_zones(inside.type, target.type, column)
 
 

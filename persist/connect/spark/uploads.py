@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema, Side
-from persist.codecs.updates.updates import Stamp, stamp_rows, to_updates
+from persist.codecs.updates.updates import Stamp, add_times, to_updates
 from persist.compute.tasks.batch_times import LateFilter
 from persist.compute.tasks.keyed_work import KeyedWork
 from persist.compute.tasks.planned_write import DigestSum, SinkOptions, Target, add_digests, gather_tables, upload
@@ -43,7 +43,7 @@ from persist.core.errors import (
     NotKeyed,
     UpdateNotBeyondUpper,
 )
-from persist.core.keyed.events import event_fields
+from persist.core.keyed.events import list_event_fields
 from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable, to_events
 from persist.core.keyed.machine import DELETED, SEQ, Machine
@@ -76,11 +76,11 @@ class Rows:
         self.updates(to_stored_schema(schema).empty_table())
 
     def updates(self, table: pa.Table) -> pa.Table:
-        """Return rows as updates; raises what `stamp_rows` and `to_updates` raise."""
+        """Return rows as updates; raises what `add_times` and `to_updates` raise."""
         column, timeline = self.time if isinstance(self.time, str) else None, read_timeline(self.schema)
         table = as_collection_expects(_rename_columns(table, self.schema, column, folds=self.folds), self.schema.arrow)
         if self.time is not None:
-            table = stamp_rows(table, self.schema, Stamp(self.time))
+            table = add_times(table, self.schema, Stamp(self.time))
         kind = table.schema.field(TIME).type if TIME in table.column_names else pa.null()
         if column is not None and timeline is None and pt.is_timestamp(kind):
             micros = table[TIME].cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
@@ -225,7 +225,7 @@ class EventRows:
 
     def __call__(self, rows: pa.Table) -> EventTable:
         """Return rows as events; raises what `to_events` does."""
-        fields = event_fields(self.schema, self.form)
+        fields = list_event_fields(self.schema, self.form)
         expected = CollectionSchema(self.schema.key, Side(fields), self.schema.timeline)
         column = self.stamp.time if self.stamp is not None and isinstance(self.stamp.time, str) else None
         rows = as_collection_expects(_rename_columns(rows, expected, column, folds=self.folds), expected.arrow)

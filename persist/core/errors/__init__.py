@@ -20,7 +20,7 @@ from persist.codecs.errors import *
 from persist.core.errors.conflicts import *
 from persist.core.errors.conflicts import Superseded as Superseded  # Never leaves the library.
 from persist.core.errors.times import *
-from persist.core.errors.times import with_timeline as with_timeline
+from persist.core.errors.times import attach_timeline as attach_timeline
 from persist.core.errors.usage import *
 
 __all__ = [

@@ -186,8 +186,8 @@ class LogReplaced(Corruption):
             "open; then what was committed since the backup is lost. A client goes on only after the log that it has "
             "read, so this one reads and writes nothing any more, and what it was asked for is not acknowledged. If "
             "records were lost by other means, restore them from a copy. Otherwise close all clients, run "
-            f"{_setting_aside(self.url)}, which moves to lost/ what was written beyond the end of the log, open new "
-            "clients, and write again what is missing."
+            f"{_describe_set_aside(self.url)}, which moves to lost/ what was written beyond the end of the log, "
+            "open new clients, and write again what is missing."
         )
 
 
@@ -220,9 +220,9 @@ class LogInterrupted(Corruption):
             f"the log of {self.url} ends at seqno {self.end}, and {where} lies {what}, made after others than are "
             f"here{hole}. {'Nothing can be read, or' if self.is_checkpoint else readable} "
             "be written. If records were lost, restore them from a copy. If a backup was restored in place, close all "
-            f"clients, run {_setting_aside(self.url)}, which moves what lies beyond to lost/, and open new ones."
+            f"clients, run {_describe_set_aside(self.url)}, which moves what lies beyond to lost/, and open new ones."
         )
 
 
-def _setting_aside(url: str) -> str:
+def _describe_set_aside(url: str) -> str:
     return f"`persist fsck --repair --set-aside {shlex.quote(url)}`"

@@ -21,13 +21,13 @@ class AboutTimes:
         number = time.time if isinstance(time, Antichain) else time
         if number is None:
             return "the end of time" if isinstance(time, Antichain) else str(time)
-        return str(number) if self.timeline is None else f"{number} ({Timeline(self.timeline).text_of(number)})"
+        return str(number) if self.timeline is None else f"{number} ({Timeline(self.timeline).to_text(number)})"
 
 
 T = TypeVar("T", bound=BaseException)
 
 
-def with_timeline(error: T, unit: str | None) -> T:
+def attach_timeline(error: T, unit: str | None) -> T:
     """Let an error show times as moments, if the collection has a timeline."""
     if isinstance(error, AboutTimes):
         error.timeline = unit
@@ -206,13 +206,13 @@ class _Moved(AboutTimes, Conflict):
 
     @property
     def expected_place(self) -> str:
-        return self._place(self.expected)
+        return self._format_place(self.expected)
 
     @property
     def actual_place(self) -> str:
-        return self._place(self.actual)
+        return self._format_place(self.actual)
 
-    def _place(self, time: int | None) -> str:
+    def _format_place(self, time: int | None) -> str:
         return "not there" if time is None else f"at {self.format_time(time)}"
 
 

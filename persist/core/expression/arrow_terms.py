@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.types.arrow_types import Json, is_flat, scalar_to_json, type_to_json
+from persist.codecs.types.arrow_types import Json, encode_scalar, encode_type, is_flat
 from persist.core.expression.term import Call, Col, Lit, Term
 
 FIELD = "field"
@@ -38,18 +38,14 @@ _TYPE_NAME = "_type_name"  # Identifies the kind of options in Arrow.
 _TO_TYPE = "to_type"  # The option of a cast, which is a NULL of the type.
 
 
-def term_of_filter(filter: pc.Expression) -> Term:
-    """Return the term of a filter of Arrow; see the module for the names of functions.
-
-    Raises:
-        ValueError: this release of Arrow writes the filter in another way.
-    """
+def parse_filter_term(filter: pc.Expression) -> Term:
+    """Convert an Arrow filter to a term."""
     buffers: list[pickle.PickleBuffer] = []
     pickle.dumps(filter, protocol=5, buffer_callback=buffers.append)
     (written,) = buffers
     table = pa.ipc.open_file(pa.py_buffer(written)).read_all()
     (constants,) = table.combine_chunks().to_batches()
-    nodes = _metadata(table.schema)
+    nodes = _iterate_metadata(table.schema)
     stack: list[list[Any]] = [[]]  # The arguments of each call that is open.
     options: dict[int, tuple[Any, ...]] = {}  # Options of open calls, by their depth.
     for kind, text in nodes:
@@ -63,7 +59,7 @@ def term_of_filter(filter: pc.Expression) -> Term:
         elif kind == "call":
             stack.append([])
         elif kind == "options":
-            options[len(stack)] = _options(constants.column(int(text)))
+            options[len(stack)] = _decode_options(constants.column(int(text)))
         elif kind == "end" and len(stack) > 1:
             call = Call(text, tuple(stack[-1]), options.pop(len(stack), ()))
             stack.pop()
@@ -76,7 +72,7 @@ def term_of_filter(filter: pc.Expression) -> Term:
     return term
 
 
-def term_text(term: Term) -> str:
+def format_term(term: Term) -> str:
     """Return the text of a term for digests: equal for equal terms, in all releases, and another for others."""
     written: list[Json] = []
     pending: list[Term] = [term]
@@ -88,56 +84,58 @@ def term_text(term: Term) -> str:
             written.append(["literal", *_encode_value(node.value)])
         else:
             assert isinstance(node, Call), "filters have no places"
-            written.append(["call", node.function, len(node.arguments), [_option(option) for option in node.options]])
+            written.append(
+                ["call", node.function, len(node.arguments), [_decode_option(option) for option in node.options]]
+            )
             pending += node.arguments
     return msgspec.json.encode(written[::-1]).decode()
 
 
-def _option(option: Any) -> Json:
+def _decode_option(option: Any) -> Json:
     return [option[0], *_encode_value(option[1].value)] if isinstance(option, tuple) else option
 
 
 def _encode_value(value: pa.Scalar) -> tuple[Json, Json]:
     try:
-        kind = type_to_json(value.type)
+        kind = encode_type(value.type)
     except ValueError:  # No column has it, such as the type of a bare NULL.
         kind = str(value.type)
-    return kind, _value(value)
+    return kind, _encode_json_value(value)
 
 
-def _value(value: pa.Scalar) -> Json:
+def _encode_json_value(value: pa.Scalar) -> Json:
     if not value.is_valid:
         return None
     if is_flat(value.type):
-        return scalar_to_json(value)
+        return encode_scalar(value)
     if pat.is_dictionary(value.type):
-        return _value(value.value)
+        return _encode_json_value(value.value)
     if pat.is_struct(value.type):
-        return [[name, _value(item)] for name, item in value.items()]
+        return [[name, _encode_json_value(item)] for name, item in value.items()]
     if isinstance(value, LISTS):
         items = value.values
         if pat.is_integer(items.type) or pat.is_string(items.type):  # Sets of these may be large.
             return items.to_pylist()
-        return [_value(item) for item in items]
+        return [_encode_json_value(item) for item in items]
     return str(value.as_py())
 
 
-def _options(column: pa.Array) -> tuple[tuple[str, Lit], ...]:
+def _decode_options(column: pa.Array) -> tuple[tuple[str, Lit], ...]:
     """Return the options of a call, by name, without those at their defaults."""
     (whole,) = column
     specified = [
-        (name, Lit(value)) for name, value in whole.items() if name == _TO_TYPE or _says_something(name, value)
+        (name, Lit(value)) for name, value in whole.items() if name == _TO_TYPE or _is_not_default(name, value)
     ]
     return tuple(sorted(specified, key=lambda option: option[0]))
 
 
-def _says_something(name: str, value: pa.Scalar) -> bool:
+def _is_not_default(name: str, value: pa.Scalar) -> bool:
     if name == _TYPE_NAME or not value.is_valid:
         return False
     return len(value.values) > 0 if isinstance(value, LISTS) else bool(value.as_py())
 
 
-def _metadata(schema: pa.Schema) -> Iterator[tuple[str, str]]:
+def _iterate_metadata(schema: pa.Schema) -> Iterator[tuple[str, str]]:
     """Yield the metadata of a schema in order, with names that repeat: Arrow's own dict of it keeps one of each.
 
     It is read through Arrow's C data interface: count, then length and bytes of each name and value, as int32.

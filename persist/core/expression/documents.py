@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.part.printing import print_filter
-from persist.codecs.part.shredding import EXTRACT, TEST, whole_path
+from persist.codecs.part.shredding import EXTRACT, TEST, to_full_path
 from persist.core.errors import InvalidUsage
 from persist.core.expression.sql_functions import compute_by_duckdb
 
@@ -17,19 +17,19 @@ _TEST = TEST.removeprefix(_PREFIX)
 _WHOLE, _FRACTION = "-?[0-9]{1,15}", "-?[0-9]{1,15}(\\.[0-9]{1,15})?"
 
 
-def document_value(function: str, document: pc.Expression, path: str | int) -> pc.Expression:
-    """Return the expression of a value inside of documents, as text.
+def make_document_expression(function: str, document: pc.Expression, path: str | int) -> pc.Expression:
+    """Return the Arrow expression of a value inside of JSON documents, as text.
 
     Args:
         function: json_extract or json_extract_string.
         path: as DuckDB takes it.
     """
-    _register(function)
-    return pc.Expression._call(_PREFIX + function, [document, pc.scalar(_literal(path))])
+    _register_function(function)
+    return pc.Expression._call(_PREFIX + function, [document, pc.scalar(_format_path(path))])
 
 
-def make_number_test(value: pc.Expression, kind: str, sign: str, number: str, *, is_text: bool) -> pc.Expression:
-    """Return whether a value may pass a comparison with a number, in the sense of DuckDB's casts.
+def make_number_condition(value: pc.Expression, kind: str, sign: str, number: str, *, is_text: bool) -> pc.Expression:
+    """Return the Arrow condition that compares a value of documents with a number.
 
     It is true for each value that passes, and for texts that DuckDB does not cast.
 
@@ -38,7 +38,7 @@ def make_number_test(value: pc.Expression, kind: str, sign: str, number: str, *,
         kind: the type of the cast; sign: of the comparison.
         is_text: the text is cast, and not the document's value, of which only plain numbers are known to be alike.
     """
-    _register(_TEST)
+    _register_function(_TEST)
     return pc.Expression._call(TEST, [value, pc.scalar(f"{kind} {sign} {number}{'' if is_text else ' document'}")])
 
 
@@ -46,7 +46,7 @@ def join_paths(steps: Sequence[tuple[str, str | int]]) -> list[tuple[str, str | 
     """Return functions and their paths with fewer steps, where several look into objects alone."""
     joined: list[tuple[str, str | int]] = []
     for function, path in steps:
-        outer, inner = whole_path(joined[-1][1]) if joined else None, whole_path(path)
+        outer, inner = to_full_path(joined[-1][1]) if joined else None, to_full_path(path)
         if outer is not None and inner is not None and joined[-1][0] == "json_extract":
             joined[-1] = function, outer + inner.removeprefix("$")
         else:
@@ -56,14 +56,14 @@ def join_paths(steps: Sequence[tuple[str, str | int]]) -> list[tuple[str, str | 
 
 def has_simple_path(path: str | int) -> bool:
     """Return whether a path goes through objects alone, so that its values may be stored beside documents."""
-    return whole_path(path) is not None
+    return to_full_path(path) is not None
 
 
 def register_functions(filter: pc.Expression | None) -> None:
     """Register the functions of a filter that another process made."""
     for function in ("json_extract", "json_extract_string", _TEST):
         if f"persist_{function}(" in print_filter(filter):
-            _register(function)
+            _register_function(function)
 
 
 @lru_cache(1024)
@@ -72,23 +72,25 @@ def check_path(function: str, path: str | int) -> None:
     if not isinstance(path, str | int):
         raise InvalidUsage(f"{path!r} is no path into a JSON document: an item has a whole number")
     try:
-        _extract(function, pa.array(["{}"]), _literal(path))
+        _extract_values(function, pa.array(["{}"]), _format_path(path))
     except (ValueError, pa.ArrowException) as error:
         raise InvalidUsage(f"{path!r:.100} is no path into a JSON document: {error}") from error
 
 
-def _literal(path: str | int) -> str:
+def _format_path(path: str | int) -> str:
     return str(path) if isinstance(path, int) else "'" + path.replace("'", "''") + "'"
 
 
-def _extract(function: str, documents: pa.Array, literal: str) -> pa.Array:
+def _extract_values(function: str, documents: pa.Array, literal: str) -> pa.Array:
+    """Return the values at a path of documents, computed by DuckDB."""
     kind = pa.bool_() if function == _TEST else pa.string()
     if not len(documents):  # As filters are bound to columns, which is done several times for a read.
         return pa.array([], kind)
-    return compute_by_duckdb(_to_sql(function, literal), documents, kind)
+    return compute_by_duckdb(_make_sql(function, literal), documents, kind)
 
 
-def _to_sql(function: str, literal: str) -> str:
+def _make_sql(function: str, literal: str) -> str:
+    """Return the SQL expression that extracts a value."""
     if function != _TEST:
         return f'{function}("$1", {literal})'
     kind, sign, number, *is_document = literal.split(" ")
@@ -100,12 +102,12 @@ def _to_sql(function: str, literal: str) -> str:
 
 
 @cache
-def _register(function: str) -> None:
+def _register_function(function: str) -> None:
     """Register a function with Arrow, once for each process."""
 
     def compute(_: Any, document: Any, literal: pa.Scalar) -> Any:
         is_scalar = isinstance(document, pa.Scalar)
-        values = _extract(
+        values = _extract_values(
             function, pa.array([document.as_py()], pa.string()) if is_scalar else document, literal.as_py()
         )
         return values[0] if is_scalar else values

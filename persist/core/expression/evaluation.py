@@ -22,9 +22,9 @@ import pyarrow.types as pat
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import TIME
 from persist.core.errors import InvalidUsage
-from persist.core.expression.patterns import match_like
+from persist.core.expression.patterns import match_like_pattern
 from persist.core.expression.sql_functions import SQL_FUNCTIONS, compute_together
-from persist.core.expression.term import SQL, Call, Col, Lit, Place, Term, calls, sql_call
+from persist.core.expression.term import SQL, Call, Col, Lit, Place, Term, is_call, make_sql_call
 
 Value = Any  # A pa.Array, or a pa.Scalar with that value for all records.
 LAZY = ("sql.case", "sql.coalesce", "sql.and", "sql.or", "sql.error")
@@ -39,20 +39,20 @@ def evaluate(expression: Term, columns: Mapping[str, pa.Array]) -> Value:
         return expression.value
     assert isinstance(expression, Call)
     if expression.function in LAZY:
-        return _lazily(expression, columns)
+        return _evaluate_lazily(expression, columns)
     arguments = [evaluate(argument, columns) for argument in expression.arguments]
     return _FUNCTIONS[expression.function](*arguments, *expression.options)
 
 
-def together(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> dict[int, pa.Array]:
-    """Return the values of the expressions that DuckDB computes in one query, by position.
+def evaluate_by_duckdb(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> dict[int, pa.Array]:
+    """Evaluate, in one query, the expressions that DuckDB computes; return them by position.
 
     A call of all takes little longer than of one. If there are not two, or one raises, they are left to `evaluate`.
     """
     python_calls = {
         place: expression
         for place, expression in enumerate(expressions)
-        if isinstance(expression, Call) and calls(expression, "duckdb") and len(expression.arguments) > 1
+        if isinstance(expression, Call) and is_call(expression, "duckdb") and len(expression.arguments) > 1
     }
     if len(python_calls) < 2:
         return {}
@@ -60,7 +60,7 @@ def together(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> di
         batches = []
         for call in python_calls.values():
             text, *arguments = call.arguments
-            values = [as_array(evaluate(argument, columns), len(columns)) for argument in arguments]
+            values = [broadcast(evaluate(argument, columns), len(columns)) for argument in arguments]
             batches.append((evaluate(text, columns).as_py(), values, call.options[-1]))
         return dict(zip(python_calls, compute_together(batches), strict=True))
     except (InvalidUsage, *_ARROW_ERRORS):
@@ -87,39 +87,40 @@ class Rows(Mapping[str, pa.Array]):
         return len(self._rows)
 
 
-def _lazily(expression: Call, columns: Mapping[str, pa.Array]) -> Value:
+def _evaluate_lazily(expression: Call, columns: Mapping[str, pa.Array]) -> Value:
     """Evaluate a lazy function: each branch sees only the records that reach it."""
     rows, kind = len(columns), expression.options[-1]
     if expression.function == "sql.error":
         if rows:
-            text = as_array(evaluate(expression.arguments[0], columns), rows).drop_null()
+            text = broadcast(evaluate(expression.arguments[0], columns), rows).drop_null()
             if len(text):
                 raise ValueError(str(text[0].as_py()).split("\n")[0])
         return pa.nulls(rows, kind)
     if expression.function == "sql.case":
-        return _case(expression.arguments, columns, rows, kind)
+        return _evaluate_case(expression.arguments, columns, rows, kind)
     if expression.function == "sql.coalesce":
-        return _coalesce(expression.arguments, columns, rows, kind)
+        return _evaluate_coalesce(expression.arguments, columns, rows, kind)
     kleene = pc.and_kleene if expression.function == "sql.and" else pc.or_kleene
     settled = pa.scalar(expression.function == "sql.or")
-    truths = as_array(evaluate(expression.arguments[0], columns), rows)
+    truths = broadcast(evaluate(expression.arguments[0], columns), rows)
     for argument in expression.arguments[1:]:
         is_open = pc.fill_null(pc.not_equal(truths, settled), True)
         at = pc.indices_nonzero(is_open)
         if len(at) == rows:
-            truths = kleene(truths, as_array(evaluate(argument, columns), rows))
+            truths = kleene(truths, broadcast(evaluate(argument, columns), rows))
         elif len(at):
-            part = kleene(truths.take(at), as_array(evaluate(argument, Rows(columns, at)), len(at)))
-            truths = as_array(pc.replace_with_mask(truths, is_open, part), rows)
+            part = kleene(truths.take(at), broadcast(evaluate(argument, Rows(columns, at)), len(at)))
+            truths = broadcast(pc.replace_with_mask(truths, is_open, part), rows)
     return truths
 
 
-def _case(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
+def _evaluate_case(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
+    """Evaluate a CASE: each branch sees only the records that reach it."""
     *branches, last = arguments
     remaining_rows, parts, places = pa.array(np.arange(rows)), [], []
     remaining = columns
     for condition, then in zip(branches[::2], branches[1::2], strict=True):
-        holds = pc.fill_null(as_array(evaluate(condition, remaining), len(remaining_rows)), False)
+        holds = pc.fill_null(broadcast(evaluate(condition, remaining), len(remaining_rows)), False)
         at = remaining_rows.filter(holds)
         if len(at):
             parts.append(_evaluate_part(then, Rows(columns, at), kind))
@@ -138,14 +139,17 @@ def _case(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int,
     return pa.concat_arrays(parts).take(pa.array(order))
 
 
-def _coalesce(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
+def _evaluate_coalesce(
+    arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType
+) -> Value:
+    """Evaluate a COALESCE: later arguments see only records that are still NULL."""
     values = _evaluate_part(arguments[0], columns, kind)
     for argument in arguments[1:]:
         at = pc.indices_nonzero(pc.is_null(values))
         if len(at) == rows:
             values = _evaluate_part(argument, columns, kind)
         elif len(at) and isinstance(argument, Lit | Col):  # These raise for no record.
-            values = as_array(pc.coalesce(values, _evaluate_part(argument, columns, kind)), rows)
+            values = broadcast(pc.coalesce(values, _evaluate_part(argument, columns, kind)), rows)
         elif len(at):
             order = np.arange(rows)
             order[at.to_numpy()] = np.arange(rows, rows + len(at))
@@ -154,7 +158,7 @@ def _coalesce(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: 
 
 
 def _evaluate_part(expression: Term, columns: Mapping[str, pa.Array], kind: pa.DataType) -> pa.Array:
-    values = as_array(evaluate(expression, columns), len(columns))
+    values = broadcast(evaluate(expression, columns), len(columns))
     return values if values.type == kind else values.cast(kind)
 
 
@@ -189,21 +193,21 @@ def infer_type(expression: Term, schema: pa.Schema, operator: str) -> pa.DataTyp
     return kind
 
 
-def as_array(value: Value, rows: int) -> pa.Array:
-    """Return a value of so many records as an array."""
+def broadcast(value: Value, rows: int) -> pa.Array:
+    """Return a value as an array of that length; scalars are repeated."""
     if isinstance(value, pa.Scalar):
         return pa.repeat(value, rows)
     return value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
 
 
-def _divide(one: Value, other: Value) -> Value:
+def _divide_as_floats(one: Value, other: Value) -> Value:
     divisor = pc.cast(other, pa.float64(), safe=False)
     zero = pc.equal(divisor, 0.0)
     divisor = pc.if_else(zero, pa.scalar(None, pa.float64()), divisor)
     return pc.divide(pc.cast(one, pa.float64(), safe=False), divisor)
 
 
-def _whole(dividend: Value, divisor: Value) -> tuple[Value, Value]:
+def _prepare_integer_division(dividend: Value, divisor: Value) -> tuple[Value, Value]:
     """Return both as the same kind of number, a divisor of zero as NULL."""
     for operand in (dividend, divisor):
         if not (pat.is_integer(operand.type) or pat.is_floating(operand.type)):
@@ -215,7 +219,7 @@ def _whole(dividend: Value, divisor: Value) -> tuple[Value, Value]:
 
 
 def _floor_divide(dividend: Value, divisor: Value) -> Value:
-    dividend, divisor = _whole(dividend, divisor)
+    dividend, divisor = _prepare_integer_division(dividend, divisor)
     if pat.is_floating(dividend.type):
         return pc.floor(pc.divide(dividend, divisor))
     quotient = pc.divide_checked(dividend, divisor)  # Towards zero.
@@ -226,7 +230,7 @@ def _floor_divide(dividend: Value, divisor: Value) -> Value:
 
 def _modulo(dividend: Value, divisor: Value) -> Value:
     quotient = _floor_divide(dividend, divisor)
-    dividend, divisor = _whole(dividend, divisor)
+    dividend, divisor = _prepare_integer_division(dividend, divisor)
     if pat.is_floating(dividend.type):
         return _float_modulo(dividend, divisor)
     return pc.subtract(dividend, pc.multiply(quotient, divisor))
@@ -235,7 +239,7 @@ def _modulo(dividend: Value, divisor: Value) -> Value:
 def _float_modulo(one: Value, other: Value) -> Value:
     """Return the exact remainder of floats, because a rounded quotient may overflow."""
     rows = next((len(operand) for operand in (one, other) if not isinstance(operand, pa.Scalar)), None)
-    left_values, right_values = (as_array(operand, 1 if rows is None else rows) for operand in (one, other))
+    left_values, right_values = (broadcast(operand, 1 if rows is None else rows) for operand in (one, other))
     with np.errstate(invalid="ignore"):
         remainders_array = np.mod(
             *(array.fill_null(1.0).to_numpy(zero_copy_only=False) for array in (left_values, right_values))
@@ -245,29 +249,29 @@ def _float_modulo(one: Value, other: Value) -> Value:
     return remainders[0] if rows is None else remainders
 
 
-def _condition(*values: Value) -> None:
+def _check_condition(*values: Value) -> None:
     for value in values:
         if not (pat.is_boolean(value.type) or pat.is_null(value.type)):
             raise TypeError(f"{value.type} is not a condition")
 
 
 def _and(one: Value, other: Value) -> Value:
-    _condition(one, other)
+    _check_condition(one, other)
     return pc.and_kleene(one, other)
 
 
 def _or(one: Value, other: Value) -> Value:
-    _condition(one, other)
+    _check_condition(one, other)
     return pc.or_kleene(one, other)
 
 
 def _not(one: Value) -> Value:
-    _condition(one)
+    _check_condition(one)
     return pc.invert(one)
 
 
 def _if_else(condition: Value, then: Value, otherwise: Value) -> Value:
-    _condition(condition)
+    _check_condition(condition)
     # Arrow returns NULL for a NULL condition; here, as in SQL, such a condition is not true.
     return pc.if_else(pc.fill_null(condition, False), then, otherwise)
 
@@ -278,24 +282,25 @@ def _cast(value: Value, kind: pa.DataType) -> Value:
     return pc.cast(value, kind)
 
 
-def _is_member(value: Value, values: tuple[Any, ...]) -> Value:
+def _test_membership(value: Value, values: tuple[Any, ...]) -> Value:
     is_listed = pc.is_in(value, value_set=pa.array(list(values), value.type))
     # As in SQL, a value outside of the list may still equal a NULL in it.
     is_decided = pc.or_(is_listed, None not in values)
     return pc.if_else(pc.and_(pc.is_valid(value), is_decided), is_listed, pa.scalar(None, pa.bool_()))
 
 
-def _part(value: Value, unit: str) -> Value:
+def _extract_time_part(value: Value, unit: str) -> Value:
     if unit not in _PARTS:
         raise ValueError(f"{unit!r} is not a part of a date; there are {', '.join(_PARTS)}")
     return getattr(pc, unit)(value)
 
 
-def _floor(value: Value, unit: str | None) -> Value:
+def _round_down(value: Value, unit: str | None) -> Value:
     return pc.floor(value) if unit is None else pc.floor_temporal(value, unit=unit)
 
 
-def _bit_length(value: Value) -> Value:
+def _count_bits(value: Value) -> Value:
+    """Return how many binary digits each whole number has."""
     if not pat.is_integer(value.type):
         raise TypeError(f"{value.type} is not a whole number")
     remaining_bits = pc.abs_checked(pc.cast(value, pa.int64()))
@@ -323,11 +328,11 @@ def _concat(*values: Value) -> Value:
 def _add(one: Value, other: Value) -> Value:
     if pat.is_string(one.type) and pat.is_string(other.type):
         return _concat(one, other)
-    return pc.add_checked(*_alike(one, other))
+    return pc.add_checked(*_unify_types(one, other))
 
 
-def _alike(one: Value, other: Value) -> tuple[Value, Value]:
-    """Convert an integer beside a float to the nearest float; Arrow refuses integers that no float equals."""
+def _unify_types(one: Value, other: Value) -> tuple[Value, Value]:
+    """Convert an integer beside a float to the nearest float."""
     if pat.is_floating(one.type) and pat.is_integer(other.type):
         return one, pc.cast(other, one.type, safe=False)
     if pat.is_integer(one.type) and pat.is_floating(other.type):
@@ -335,8 +340,8 @@ def _alike(one: Value, other: Value) -> tuple[Value, Value]:
     return one, other
 
 
-def _of_alike(function: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    return lambda one, other: function(*_alike(one, other))
+def _on_unified_types(function: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    return lambda one, other: function(*_unify_types(one, other))
 
 
 _PARTS = (
@@ -346,28 +351,28 @@ _PARTS = (
 
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "add": _add,
-    "subtract": _of_alike(pc.subtract_checked),
-    "multiply": _of_alike(pc.multiply_checked),
-    "divide": _divide,
+    "subtract": _on_unified_types(pc.subtract_checked),
+    "multiply": _on_unified_types(pc.multiply_checked),
+    "divide": _divide_as_floats,
     "floor_divide": _floor_divide,
     "modulo": _modulo,
     "negate": pc.negate_checked,
     "abs": pc.abs_checked,
-    "equal": _of_alike(pc.equal),
-    "not_equal": _of_alike(pc.not_equal),
-    "less": _of_alike(pc.less),
-    "less_equal": _of_alike(pc.less_equal),
-    "greater": _of_alike(pc.greater),
-    "greater_equal": _of_alike(pc.greater_equal),
+    "equal": _on_unified_types(pc.equal),
+    "not_equal": _on_unified_types(pc.not_equal),
+    "less": _on_unified_types(pc.less),
+    "less_equal": _on_unified_types(pc.less_equal),
+    "greater": _on_unified_types(pc.greater),
+    "greater_equal": _on_unified_types(pc.greater_equal),
     "and": _and,
     "or": _or,
     "not": _not,
     "if_else": _if_else,
     "cast": _cast,
     "is_null": pc.is_null,
-    "is_in": _is_member,
+    "is_in": _test_membership,
     "among": lambda value, values: pc.is_in(value, value_set=values),
-    "like": match_like,
+    "like": match_like_pattern,
     "is_valid": pc.is_valid,
     "is_nan": pc.is_nan,
     "coalesce": pc.coalesce,
@@ -383,9 +388,9 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "contains": pc.match_substring,
     "replace": pc.replace_substring,
     "concat": _concat,
-    "part": _part,
-    "bit_length": _bit_length,
-    "floor": _floor,
+    "part": _extract_time_part,
+    "bit_length": _count_bits,
+    "floor": _round_down,
     **SQL_FUNCTIONS,
 }
 
@@ -404,27 +409,29 @@ Kinds = Mapping[Any, pa.DataType]  # The types of columns, by name or number.
 
 def join_with_and(conditions: Sequence[Term]) -> Term:
     """Join one or more conditions with AND."""
-    return conditions[0] if len(conditions) == 1 else sql_call("and", pa.bool_(), *conditions)
+    return conditions[0] if len(conditions) == 1 else make_sql_call("and", pa.bool_(), *conditions)
 
 
-def conjuncts(condition: Term | None) -> list[Term]:
+def split_conjuncts(condition: Term | None) -> list[Term]:
     """Return the conditions of an `and`, in their order; of no condition, none."""
-    if isinstance(condition, Call) and calls(condition, "and"):
-        return [part for argument in condition.arguments for part in conjuncts(argument)]
+    if isinstance(condition, Call) and is_call(condition, "and"):
+        return [part for argument in condition.arguments for part in split_conjuncts(argument)]
     return [] if condition is None else [condition]
 
 
 def factor_conjuncts(condition: Term) -> list[Term]:
     """Return the conjuncts, with those common to all branches of an OR: `a` of `a b OR a c`."""
-    if isinstance(condition, Call) and calls(condition, "and"):
+    if isinstance(condition, Call) and is_call(condition, "and"):
         return [part for argument in condition.arguments for part in factor_conjuncts(argument)]
-    if isinstance(condition, Call) and calls(condition, "or"):
+    if isinstance(condition, Call) and is_call(condition, "or"):
         branches = [factor_conjuncts(argument) for argument in condition.arguments]
         common = [part for part in branches[0] if all(part in other_branch for other_branch in branches[1:])]
         if not common:
             return [condition]
         remainders = [[part for part in branch if part not in common] for branch in branches]
-        return [*common, sql_call("or", pa.bool_(), *map(join_with_and, remainders))] if all(remainders) else common
+        return (
+            [*common, make_sql_call("or", pa.bool_(), *map(join_with_and, remainders))] if all(remainders) else common
+        )
     is_true = isinstance(condition, Lit) and condition.value.type == pa.bool_() and condition.value.as_py() is True
     return [] if is_true else [condition]
 
@@ -436,24 +443,28 @@ def may_raise(term: Term, kinds: Kinds) -> bool:
     if any(may_raise(argument, kinds) for argument in term.arguments):
         return True
     if not term.function.startswith(SQL):
-        return not _is_total(term, kinds)
-    if calls(term, "cast"):
+        return not _never_raises(term, kinds)
+    if is_call(term, "cast"):
         # Constants are computed once, before there are records.
-        return not isinstance(term.arguments[0], Lit) and not _always_fits(_kind(term.arguments[0], kinds), term.kind)
-    if calls(term, "duckdb"):
+        return not isinstance(term.arguments[0], Lit) and not _holds_all_values(
+            _infer_kind(term.arguments[0], kinds), term.kind
+        )
+    if is_call(term, "duckdb"):
         return not all(isinstance(argument, Lit) for argument in term.arguments)  # As constants that are cast.
-    return calls(term, *_MAY_RAISE)
+    return is_call(term, *_MAY_RAISE)
 
 
-def _is_total(call: Call, kinds: Kinds) -> bool:
+def _never_raises(call: Call, kinds: Kinds) -> bool:
+    """Return whether a call has a value for all records."""
     if call.function in _TOTAL:
         return True
     # The condition of a conditional is of a type of its own.
     compared = call.arguments[1 if call.function == "if_else" else 0 :]
-    return call.function in _TOTAL_OF_ALIKE and _are_alike([_kind(argument, kinds) for argument in compared])
+    return call.function in _TOTAL_OF_ALIKE and _are_alike([_infer_kind(argument, kinds) for argument in compared])
 
 
-def _kind(term: Term, kinds: Kinds) -> pa.DataType:
+def _infer_kind(term: Term, kinds: Kinds) -> pa.DataType:
+    """Return the type of a term over columns of some types."""
     if isinstance(term, Col):
         return kinds[term.name]
     if isinstance(term, Place):
@@ -474,7 +485,7 @@ def _are_alike(kinds: Sequence[pa.DataType]) -> bool:
     )
 
 
-def _always_fits(narrow: pa.DataType, wide: pa.DataType) -> bool:
+def _holds_all_values(narrow: pa.DataType, wide: pa.DataType) -> bool:
     """Return whether a type of queries has a value for every value of another one."""
     if narrow == wide or pat.is_string(wide):
         return True
@@ -485,7 +496,7 @@ def _always_fits(narrow: pa.DataType, wide: pa.DataType) -> bool:
             pat.is_floating(narrow) or pat.is_boolean(narrow) or pat.is_integer(narrow) or pat.is_decimal(narrow)
         )
     if pat.is_integer(wide) and pat.is_integer(narrow):
-        (least, most), (low, high) = _range(narrow), _range(wide)
+        (least, most), (low, high) = _get_range(narrow), _get_range(wide)
         return bool(low <= least and most <= high)
     if pat.is_boolean(narrow):
         return bool(pat.is_integer(wide) or pat.is_decimal(wide))
@@ -493,10 +504,10 @@ def _always_fits(narrow: pa.DataType, wide: pa.DataType) -> bool:
         return False
     places = wide.precision - wide.scale
     if pat.is_integer(narrow):
-        return bool(len(str(_range(narrow)[1])) <= places)
+        return bool(len(str(_get_range(narrow)[1])) <= places)
     return bool(pat.is_decimal(narrow) and narrow.precision - narrow.scale <= places and narrow.scale <= wide.scale)
 
 
-def _range(kind: pa.DataType) -> tuple[int, int]:
+def _get_range(kind: pa.DataType) -> tuple[int, int]:
     bits = kind.bit_width
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if pat.is_signed_integer(kind) else (0, 2**bits - 1)

@@ -40,8 +40,8 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import did_you_mean
 from persist.codecs.part.filters import bind_filter
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.expression.documents import check_path, document_value, join_paths
-from persist.core.expression.patterns import match_like
+from persist.core.expression.documents import check_path, join_paths, make_document_expression
+from persist.core.expression.patterns import match_like_pattern
 from persist.core.expression.term import Call, Col, Lit, Term
 
 _FILTERS: dict[str, Callable[..., pc.Expression]] = {
@@ -60,12 +60,12 @@ _FILTERS: dict[str, Callable[..., pc.Expression]] = {
     "among": lambda value, values: value.isin(values),
     "null_if_null": lambda value: pc.if_else(value.is_valid(), False, pa.scalar(None, pa.bool_())),
     "cast": lambda value, kind: value.cast(kind, safe=False),
-    "like": match_like,
+    "like": match_like_pattern,
     "starts_with": pc.starts_with,
     "ends_with": pc.ends_with,
     "contains": pc.match_substring,
-    "json_extract": partial(document_value, "json_extract"),
-    "json_extract_string": partial(document_value, "json_extract_string"),
+    "json_extract": partial(make_document_expression, "json_extract"),
+    "json_extract_string": partial(make_document_expression, "json_extract_string"),
 }
 _TOKEN = re.compile(
     r"""\s*(?:(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<text>'(?:[^']|'')*')|(?P<quoted>"(?:[^"]|"")+")
@@ -98,16 +98,13 @@ class _Operand:
     column: str | None
     value: Any = None
     type: pa.DataType | None = None
+    is_double: bool = False  # As in SQL, a number with an exponent is.
     path: tuple[tuple[str, str | int], ...] = ()  # Functions of JSON that are applied to it, and their paths.
 
 
-def arrow_filter(condition: Term, schema: pa.Schema) -> pc.Expression:
-    """Return a condition as a filter that Arrow evaluates over columns of a schema.
-
-    Raises:
-        InvalidUsage: it compares what Arrow does not compare.
-    """
-    filter_ = _expression(condition)
+def to_arrow_filter(condition: Term, schema: pa.Schema) -> pc.Expression:
+    """Return a condition as a filter that Arrow evaluates over columns of a schema."""
+    filter_ = _to_arrow(condition)
     try:
         bind_filter(filter_, schema)
     except pa.ArrowException as error:
@@ -116,22 +113,19 @@ def arrow_filter(condition: Term, schema: pa.Schema) -> pc.Expression:
     return filter_
 
 
-def _expression(term: Term) -> pc.Expression:
+def _to_arrow(term: Term) -> pc.Expression:
+    """Convert a term to an Arrow expression."""
     if isinstance(term, Col):
         return pc.field(term.name)
     if isinstance(term, Lit):
         return pc.scalar(term.value)
     assert isinstance(term, Call)
-    return _FILTERS[term.function](*map(_expression, term.arguments), *term.options)
+    return _FILTERS[term.function](*map(_to_arrow, term.arguments), *term.options)
 
 
 def parse_where(text: str, schema: CollectionSchema) -> pc.Expression:
-    """Return the filter that a condition means over the columns of a collection.
-
-    Raises:
-        InvalidUsage: the text is not a condition, names an unknown column, or compares types that do not compare.
-    """
-    return arrow_filter(_Parser(text, schema).whole(), schema.arrow)
+    """Return the filter that a condition means over the columns of a collection."""
+    return to_arrow_filter(_Parser(text, schema).parse_all(), schema.arrow)
 
 
 class _Parser:
@@ -139,47 +133,50 @@ class _Parser:
         self._text = text
         self._types = {name: schema.arrow.field(name).type for name in schema.names}
         self._json = schema.json
-        self._tokens = [*_tokens(text)]
+        self._tokens = [*_split_tokens(text)]
         self._next = 0
         self._depth = 0
 
-    def whole(self) -> Term:
-        condition = self._condition()
-        if self._token.kind != "end":
+    def parse_all(self) -> Term:
+        """Parse a whole condition; refuse text behind it."""
+        condition = self._parse_condition()
+        if self._next_token.kind != "end":
             raise self._make_unexpected_error("and, or, or the end")
         return condition
 
-    def _condition(self) -> Term:
-        condition = self._conjunct()
-        while self._take_if("or"):
-            condition = _make_call("or", condition, self._conjunct())
+    def _parse_condition(self) -> Term:
+        """Parse conditions that are joined by OR."""
+        condition = self._parse_conjunction()
+        while self._accept("or"):
+            condition = _make_call("or", condition, self._parse_conjunction())
         return condition
 
-    def _conjunct(self) -> Term:
-        condition = self._factor()
-        while self._take_if("and"):
-            condition = _make_call("and", condition, self._factor())
+    def _parse_conjunction(self) -> Term:
+        """Parse conditions that are joined by AND."""
+        condition = self._parse_factor()
+        while self._accept("and"):
+            condition = _make_call("and", condition, self._parse_factor())
         return condition
 
-    def _factor(self) -> Term:
-        self._descend()
+    def _parse_factor(self) -> Term:
+        self._check_depth()
         try:
-            if self._take_if("not"):
-                return _negate_condition(self._factor())
-            if not self._begins_operand() and self._take_if("("):
-                condition = self._condition()
+            if self._accept("not"):
+                return _negate_condition(self._parse_factor())
+            if not self._is_operand_next() and self._accept("("):
+                condition = self._parse_condition()
                 self._require(")")
                 return condition
-            return self._test()
+            return self._parse_test()
         finally:
             self._depth -= 1
 
-    def _descend(self) -> None:
+    def _check_depth(self) -> None:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise InvalidUsage(f"the condition {self._text!r:.200} nests deeper than {DEPTH_MAX} levels")
 
-    def _begins_operand(self) -> bool:
+    def _is_operand_next(self) -> bool:
         """Return whether a parenthesis comes next that encloses an operand, and not a condition."""
         depth, at = 0, self._next
         while self._tokens[at].kind != "end":
@@ -187,44 +184,47 @@ class _Parser:
             at += 1
             if not depth:
                 break
-        return self._token.text == "(" and self._tokens[at].text in _AFTER_OPERAND
+        return self._next_token.text == "(" and self._tokens[at].text in _AFTER_OPERAND
 
-    def _test(self) -> Term:
-        left_operand = self._operand()
-        if self._token.text in _COMPARED and self._token.kind == "sign":
+    def _parse_test(self) -> Term:
+        """Parse a comparison, IN, LIKE, BETWEEN or IS NULL."""
+        left_operand = self._parse_operand()
+        if self._next_token.text in _COMPARED and self._next_token.kind == "sign":
             function = _COMPARED[self._advance().text]
-            right = self._operand()
-            terms = self._term(left_operand, right), self._term(right, left_operand)
-            if (kind := _common_number(left_operand, right)) is not None:
+            right = self._parse_operand()
+            terms = (
+                self._make_comparison_operand(left_operand, right),
+                self._make_comparison_operand(right, left_operand),
+            )
+            if (kind := _find_common_type(left_operand, right)) is not None:
                 terms = Call("cast", terms[:1], (kind,)), Call("cast", terms[1:], (kind,))
             return _make_call(function, *terms)
-        if self._take_if("is"):
-            is_not = self._take_if("not")
+        if self._accept("is"):
+            is_not = self._accept("not")
             self._require("null")
-            missing = _make_call("is_null", self._term(left_operand))
+            missing = _make_call("is_null", self._make_comparison_operand(left_operand))
             return _make_call("not", missing) if is_not else missing
-        is_not = self._take_if("not")
-        test = self._member(left_operand)
+        is_not = self._accept("not")
+        test = self._parse_membership(left_operand)
         if test is None:
             if is_not:
                 raise self._make_unexpected_error("in, between or like")
-            return self._flag(left_operand)
+            return self._make_flag_test(left_operand)
         return _negate_condition(test) if is_not else test
 
-    def _member(self, left: _Operand) -> Term | None:
-        if self._take_if("in"):
+    def _parse_membership(self, left: _Operand) -> Term | None:
+        """Parse IN, LIKE or BETWEEN after an operand; None if none follows."""
+        if self._accept("in"):
             self._require("(")
-            values = [self._literal(left)]
-            while self._take_if(","):
-                values.append(self._literal(left))
+            values = [self._parse_literal(left)]
+            while self._accept(","):
+                values.append(self._parse_literal(left))
             self._require(")")
             valid_values = [value for value in values if value.is_valid]
-            # Values that the column cannot have are left out.
-            is_exact = left.type is not None and (pat.is_integer(left.type) or pat.is_decimal(left.type))
-            members = [v for v in valid_values if not (is_exact and pat.is_decimal(v.type) and v.type != left.type)]
+            members = [value for value in valid_values if _can_hold(left.type, value)]
             kinds = {value.type: None for value in members} or {left.type or values[0].type: None}
             sets = [pa.array([value for value in members if value.type == kind], kind) for kind in kinds]
-            tests = [Call("among", (self._term(left),), (value_set,)) for value_set in sets]
+            tests = [Call("among", (self._make_comparison_operand(left),), (value_set,)) for value_set in sets]
             among: Term = tests[0]
             for test in tests[1:]:  # Whole numbers and fractions, for example.
                 among = _make_call("or", among, test)
@@ -232,28 +232,29 @@ class _Parser:
             return (
                 among if len(valid_values) == len(values) else _make_call("or", among, Lit(pa.scalar(None, pa.bool_())))
             )
-        if self._take_if("between"):
-            low = self._literal(left)
+        if self._accept("between"):
+            low = self._parse_literal(left)
             self._require("and")
-            high, column = self._literal(left), self._term(left)
+            high, column = self._parse_literal(left), self._make_comparison_operand(left)
             return _make_call(
                 "and", _make_call("greater_equal", column, Lit(low)), _make_call("less_equal", column, Lit(high))
             )
-        if self._take_if("like"):
-            if self._token.kind != "text":
+        if self._accept("like"):
+            if self._next_token.kind != "text":
                 raise self._make_unexpected_error("a pattern in single quotes")
-            return Call("like", (self._term(left),), (_unquote(self._advance().text),))
+            return Call("like", (self._make_comparison_operand(left),), (_unquote(self._advance().text),))
         return None
 
-    def _term(self, operand: _Operand, other: _Operand | None = None) -> Term:
+    def _make_comparison_operand(self, operand: _Operand, other: _Operand | None = None) -> Term:
         if operand.column is not None:
             term: Term = Col(operand.column)
             for function, path in join_paths(operand.path):
                 term = Call(function, (term,), (path,))
             return term
-        return Lit(self._value(operand, None if other is None else other.type))
+        return Lit(self._to_scalar(operand, None if other is None else other.type))
 
-    def _flag(self, operand: _Operand) -> Term:
+    def _make_flag_test(self, operand: _Operand) -> Term:
+        """Return a boolean operand as a condition."""
         if isinstance(operand.value, bool):
             raise InvalidUsage(
                 f"the condition {self._text!r:.200} is {operand.value} for every row: leave it out to choose all rows, "
@@ -263,18 +264,21 @@ class _Parser:
             raise self._make_unexpected_error("a comparison, such as = 5, > 5, in (1, 2) or is null")
         return Col(operand.column)
 
-    def _literal(self, of: _Operand) -> pa.Scalar:
-        operand = self._operand()
+    def _parse_literal(self, of: _Operand) -> pa.Scalar:
+        """Parse a literal to be compared with an operand."""
+        operand = self._parse_operand()
         if operand.column is not None:
             raise InvalidUsage(
                 f"the condition {self._text!r:.200} has the column {operand.column!r} where a value belongs"
             )
-        return self._value(operand, of.type)
+        return self._to_scalar(operand, of.type)
 
-    def _value(self, operand: _Operand, target_type: pa.DataType | None) -> pa.Scalar:
+    def _to_scalar(self, operand: _Operand, target_type: pa.DataType | None) -> pa.Scalar:
         value = operand.value
         try:
-            return _as_type(value, target_type)
+            if operand.is_double and target_type is not None and pat.is_floating(target_type):
+                return pa.scalar(float(value))
+            return _convert_literal(value, target_type)
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
             raise InvalidUsage(
                 f"the condition {self._text!r:.200} compares {_describe_value(value)} with a column of type "
@@ -282,22 +286,23 @@ class _Parser:
                 "moments are as '2026-11-21T12:00:00Z'"
             ) from None
 
-    def _operand(self) -> _Operand:
-        if self._token.text in _EXTRACTS.values() and self._tokens[self._next + 1].text == "(":
+    def _parse_operand(self) -> _Operand:
+        """Parse a column, a literal or a value of a document."""
+        if self._next_token.text in _EXTRACTS.values() and self._tokens[self._next + 1].text == "(":
             function = self._advance().text
             self._require("(")
-            operand = self._operand()
+            operand = self._parse_operand()
             self._require(",")
             operand = self._parse_path_value(operand, function)
             self._require(")")
-        elif self._take_if("("):
-            self._descend()
-            operand = self._operand()
+        elif self._accept("("):
+            self._check_depth()
+            operand = self._parse_operand()
             self._require(")")
             self._depth -= 1
         else:
-            operand = self._plain_operand()
-        while self._token.kind == "sign" and self._token.text in _EXTRACTS:
+            operand = self._parse_plain_operand()
+        while self._next_token.kind == "sign" and self._next_token.text in _EXTRACTS:
             operand = self._parse_path_value(operand, _EXTRACTS[self._advance().text])
         return operand
 
@@ -308,14 +313,15 @@ class _Parser:
                 f"the condition {self._text!r:.200} looks into {operand.column or operand.value!r}, which is no column "
                 f"of type json; these are {[*self._json]}"
             )
-        if self._token.kind not in ("text", "number"):
+        if self._next_token.kind not in ("text", "number"):
             raise self._make_unexpected_error("a path, such as 'name' or '$.items[0].name'")
-        path = self._plain_operand().value
+        path = self._parse_plain_operand().value
         check_path(function, path)
         return replace(operand, type=pa.string(), path=(*operand.path, (function, path)))
 
-    def _plain_operand(self) -> _Operand:
-        token = self._token
+    def _parse_plain_operand(self) -> _Operand:
+        """Parse a column or a literal."""
+        token = self._next_token
         if token.kind == "number":
             self._advance()
             is_whole = token.text.lstrip("-").isdigit()
@@ -324,7 +330,8 @@ class _Parser:
                     f"the condition {self._text!r:.200} has a number of {len(token.text):,} digits, and columns hold "
                     f"{DIGITS_MAX} at most"
                 )
-            return _Operand(None, int(token.text) if is_whole else Decimal(token.text))
+            number = int(token.text) if is_whole else Decimal(token.text)
+            return _Operand(None, number, is_double="e" in token.text.lower())
         if token.kind == "text":
             self._advance()
             return _Operand(None, _unquote(token.text))
@@ -344,32 +351,34 @@ class _Parser:
         raise self._make_unexpected_error("a column or a value")
 
     @property
-    def _token(self) -> _Token:
+    def _next_token(self) -> _Token:
         return self._tokens[self._next]
 
     def _advance(self) -> _Token:
         self._next += 1
         return self._tokens[self._next - 1]
 
-    def _take_if(self, text: str) -> bool:
-        is_it = self._token.kind in ("word", "sign") and self._token.text == text
+    def _accept(self, text: str) -> bool:
+        """Skip the next token if it is this text; return whether it was."""
+        is_it = self._next_token.kind in ("word", "sign") and self._next_token.text == text
         self._next += is_it
         return is_it
 
     def _require(self, text: str) -> None:
-        if not self._take_if(text):
+        if not self._accept(text):
             raise self._make_unexpected_error(repr(text))
 
     def _make_unexpected_error(self, wanted: str) -> InvalidUsage:
-        actual = repr(self._token.text) if self._token.kind != "end" else "the end"
+        actual = repr(self._next_token.text) if self._next_token.kind != "end" else "the end"
         return InvalidUsage(
-            f"the condition {self._text!r:.200} is not a condition: at character {self._token.at + 1} there is "
+            f"the condition {self._text!r:.200} is not a condition: at character {self._next_token.at + 1} there is "
             f"{actual}, "
             f"and wanted is {wanted}. Write for example \"status = 'paid' and amount > 5\""
         )
 
 
-def _tokens(text: str) -> Iterator[_Token]:
+def _split_tokens(text: str) -> Iterator[_Token]:
+    """Yield the tokens of a condition."""
     at, end = 0, len(text.rstrip())
     while at < end:
         match = _TOKEN.match(text, at)
@@ -398,17 +407,17 @@ def _make_call(function: str, *arguments: Term) -> Term:
 
 def _negate_condition(condition: Term) -> Term:
     """Return a condition that is true where another one is false, and not where it is NULL."""
-    return _make_call("not", _with_nulls(condition))
+    return _make_call("not", _keep_nulls(condition))
 
 
-def _with_nulls(condition: Term) -> Term:
+def _keep_nulls(condition: Term) -> Term:
     """Return a condition that is NULL where SQL has NULL: Arrow's test of membership is false of NULL."""
     assert isinstance(condition, Call | Col)
     if isinstance(condition, Col) or condition.function not in ("and", "or", "among"):
         return condition
     if condition.function == "among":
         return _make_call("or", condition, _make_call("null_if_null", *condition.arguments))
-    return _make_call(condition.function, *(x if isinstance(x, Lit) else _with_nulls(x) for x in condition.arguments))
+    return _make_call(condition.function, *(x if isinstance(x, Lit) else _keep_nulls(x) for x in condition.arguments))
 
 
 def _describe_value(value: Any) -> str:
@@ -420,8 +429,8 @@ def _unquote(text: str) -> str:
     return text[1:-1].replace("''", "'")
 
 
-def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
-    """Return a literal as a scalar of a type, if it is a value of it; numbers stay what they are among numbers."""
+def _convert_literal(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
+    """Return a literal as a scalar of the type."""
     if target_type is None:
         return pa.scalar(float(value) if isinstance(value, Decimal) else value)
     if value is None:
@@ -435,7 +444,7 @@ def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
         is_near = pat.is_float32(target_type) and not is_whole and abs(number) < 2.0**127
         return pa.scalar(number, target_type) if is_near else pa.scalar(number)
     if is_number and pat.is_decimal(target_type):
-        return _among_decimals(Decimal(value), target_type)
+        return _adapt_to_decimals(Decimal(value), target_type)
     if isinstance(value, str) and not is_text(target_type):
         return _parse_filter(value, target_type)
     if is_number or (isinstance(value, bool) and not pat.is_boolean(target_type)):
@@ -459,7 +468,7 @@ def _adapt_to_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Sc
     return pa.scalar(whole)
 
 
-def _among_decimals(number: Decimal, target_type: pa.DataType) -> pa.Scalar:
+def _adapt_to_decimals(number: Decimal, target_type: pa.DataType) -> pa.Scalar:
     """Return a literal with the order of a number among the decimals of a type."""
     context = Context(prec=2 * DIGITS_MAX)
     limit = Decimal(1).scaleb(target_type.precision - target_type.scale)
@@ -471,7 +480,16 @@ def _among_decimals(number: Decimal, target_type: pa.DataType) -> pa.Scalar:
     return pa.scalar(between, pa.decimal256(target_type.precision + 2, target_type.scale + 1))
 
 
-def _common_number(one: _Operand, other: _Operand) -> pa.DataType | None:
+def _can_hold(kind: pa.DataType | None, value: pa.Scalar) -> bool:
+    """Return whether a column can have a value."""
+    if kind is None or value.type == kind:
+        return True
+    if pat.is_float32(kind):
+        return bool(value.cast(kind).cast(value.type) == value)
+    return not (pat.is_decimal(value.type) and (pat.is_integer(kind) or pat.is_decimal(kind)))
+
+
+def _find_common_type(one: _Operand, other: _Operand) -> pa.DataType | None:
     """Return the type in which two columns of numbers compare, if Arrow refuses large values of their own types.
 
     An integer that meets a float becomes the nearest float.

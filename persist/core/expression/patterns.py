@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 
-def match_like(text: Any, pattern: str, *, ignore_case: bool = False) -> Any:
+def match_like_pattern(text: Any, pattern: str, *, ignore_case: bool = False) -> Any:
     """Return whether texts, or the texts of an expression, match a pattern.
 
     Arrow's LIKE takes a backslash as an escape, except in patterns such as `a%`, which it does not search by regex.

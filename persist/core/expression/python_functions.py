@@ -19,10 +19,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs.types.calculator import calculator
-from persist.codecs.types.python_types import arrow_type
+from persist.codecs.types.calculator import get_calculator
+from persist.codecs.types.python_types import to_arrow_type
 from persist.core.errors import FunctionNotFound, InvalidUsage
-from persist.core.expression.term import Call, Lit, Term, calls, sql_call
+from persist.core.expression.term import Call, Lit, Term, is_call, make_sql_call
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN = ("_now",)
@@ -47,27 +47,23 @@ class PythonFunction:
     def __str__(self) -> str:
         return f"{self.name}() of version {self.version}"
 
-    def term(self, arguments: Sequence[Term], at: int | None) -> Call:
-        """Return a call of it."""
+    def make_call(self, arguments: Sequence[Term], at: int | None) -> Call:
+        """Return a call of this function."""
         identity = (Lit(pa.scalar(self.name)), Lit(pa.scalar(self.version)))
-        return sql_call("python", self.returns, *identity, *arguments, at=at)
+        return make_sql_call("python", self.returns, *identity, *arguments, at=at)
 
-    def of_as_many(self) -> Callable[..., pa.Array]:
-        """Return `of_columns` with a signature of as many parameters as the function has, which DuckDB inspects."""
+    def make_fixed_arity(self) -> Callable[..., pa.Array]:
+        """Return `call_on_columns` with the function's number of parameters, which DuckDB inspects."""
 
         def of_columns(*columns: Any) -> pa.Array:
-            return self.of_columns(*columns)
+            return self.call_on_columns(*columns)
 
         parameters = [Parameter(f"x{at}", Parameter.POSITIONAL_ONLY) for at in range(len(self.arguments))]
         of_columns.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         return of_columns
 
-    def of_columns(self, *columns: Any) -> pa.Array:
-        """Return the values for columns, which are cast to the types of the arguments.
-
-        Raises:
-            ValueError: the function raised, or did not return a value of its type for each row.
-        """
+    def call_on_columns(self, *columns: Any) -> pa.Array:
+        """Return the values for columns, which are cast to the types of the arguments."""
         whole = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
         if not len(whole[0]):
             return pa.array([], self.returns)
@@ -98,7 +94,7 @@ def add_function(
     """Let queries of this process call a function; see `Client.create_function`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidUsage(f"name={name!r} names no function: use letters, digits and _, and begin with no digit")
-    if name.lower() in _OWN or name.lower() in _of_duckdb():
+    if name.lower() in _OWN or name.lower() in _list_duckdb_functions():
         raise InvalidUsage(f"SQL has a function {name.lower()}() already: choose another name")
     if not callable(compute):
         raise InvalidUsage(f"{name}: {compute!r} is not a function")
@@ -109,8 +105,8 @@ def add_function(
             f"arguments={arguments!r} of {name}() are not types: give a list of one at least. A function without "
             "arguments is a constant: write it into the query"
         )
-    kinds = [arrow_type(kind, f"arguments of {name}()") for kind in arguments]
-    function = PythonFunction(name.lower(), str(version), compute, tuple(kinds), arrow_type(returns, f"{name}()"))
+    kinds = [to_arrow_type(kind, f"arguments of {name}()") for kind in arguments]
+    function = PythonFunction(name.lower(), str(version), compute, tuple(kinds), to_arrow_type(returns, f"{name}()"))
     other_versions = {
         old: old_function for old, old_function in _functions.get(function.name, {}).items() if old != function.version
     }
@@ -118,9 +114,9 @@ def add_function(
 
 
 @cache
-def _of_duckdb() -> frozenset[str]:
+def _list_duckdb_functions() -> frozenset[str]:
     try:
-        connection = calculator().cursor()
+        connection = get_calculator().cursor()
     except ImportError:  # Then no query is bound here; views that exist know their functions by version.
         return frozenset()
     with connection:
@@ -129,18 +125,18 @@ def _of_duckdb() -> frozenset[str]:
         )
 
 
-def functions_of_python() -> list[PythonFunction]:
+def list_python_functions() -> list[PythonFunction]:
     """Return the functions that new queries may call, each in its last registered version."""
     return [[*versions.values()][-1] for versions in _functions.values()]
 
 
-def python_function(name: str) -> PythonFunction | None:
+def find_python_function(name: str) -> PythonFunction | None:
     """Return the function that a new query calls by a name; None if there is none."""
     versions = _functions.get(name.lower())
     return None if versions is None else [*versions.values()][-1]
 
 
-def compute_by_python(name: str, version: str, *arguments: Any) -> pa.Array:
+def call_python_function(name: str, version: str, *arguments: Any) -> pa.Array:
     """Return the values of a function for each row of some columns; the last argument is their type.
 
     Raises:
@@ -148,28 +144,29 @@ def compute_by_python(name: str, version: str, *arguments: Any) -> pa.Array:
         ValueError: it raised, or gave something else than it was announced to give.
     """
     *columns, _ = arguments
-    return _of_version(name, version).of_columns(*columns)
+    return _find_version(name, version).call_on_columns(*columns)
 
 
 def check_functions(view: str, functions: Iterable[tuple[str, str]]) -> None:
     """Raise FunctionNotFound unless this process has functions of some names and versions, which a view calls."""
     for name, version in functions:
-        _of_version(name, version, view)
+        _find_version(name, version, view)
 
 
-def calls_of_python(terms: Iterator[Term]) -> Iterator[tuple[str, str]]:
-    """Give name and version of each function of Python that terms call."""
+def list_python_calls(terms: Iterator[Term]) -> Iterator[tuple[str, str]]:
+    """Yield name and version of each Python function that terms call."""
     pending = [*terms]
     while pending:
         term = pending.pop()
         if isinstance(term, Call):
-            if calls(term, "python"):
+            if is_call(term, "python"):
                 name, version = (literal.value.as_py() for literal in term.arguments[:2] if isinstance(literal, Lit))
                 yield name, version
             pending += term.arguments
 
 
-def _of_version(name: str, version: str, view: str = "") -> PythonFunction:
+def _find_version(name: str, version: str, view: str = "") -> PythonFunction:
+    """Return a Python function by version; raise FunctionNotFound without one."""
     versions = _functions.get(name, {})
     if version not in versions:
         raise FunctionNotFound(name, version, tuple(versions), view)

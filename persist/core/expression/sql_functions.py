@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.types.calculator import calculator, is_calculator
+from persist.codecs.types.calculator import get_calculator, is_supported_version
 from persist.core.errors import InvalidUsage
 from persist.core.expression import sql_numbers as numbers
-from persist.core.expression.patterns import match_like
-from persist.core.expression.python_functions import compute_by_python
+from persist.core.expression.patterns import match_like_pattern
+from persist.core.expression.python_functions import call_python_function
 from persist.core.expression.sql_numbers import normalize_for_order
 from persist.core.expression.term import INTERVAL
 
@@ -51,7 +51,7 @@ def compute_by_duckdb(text: str, *arguments: Any) -> pa.Array:
 
 def compute_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
     """Return the values of several expressions over columns of one length; raises as `compute_by_duckdb`."""
-    check_duckdb()
+    check_duckdb_version()
     import duckdb
 
     columns, numbers_of = [], {}
@@ -66,7 +66,7 @@ def compute_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
     table = pa.table({f"${number}": column for number, column in enumerate(columns, 1)})
     are_intervals = tuple(kind == INTERVAL for _, _, kind in calls)
     try:
-        computed = _bind(tuple(texts), are_intervals, table.schema, get_ident()).of(table)
+        computed = _bind(tuple(texts), are_intervals, table.schema, get_ident()).compute(table)
     except duckdb.Error as error:
         raise ValueError(str(error).split("\n")[0]) from error
     return [_check_result(column, kind) for column, (_, _, kind) in zip(computed.columns, calls, strict=True)]
@@ -87,6 +87,7 @@ def _renumber(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
 
 
 def _check_result(result: Any, kind: pa.DataType) -> pa.Array:
+    """Return DuckDB's result as an array; raise an error for a wrong type."""
     array = result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
@@ -97,7 +98,7 @@ def _check_result(result: Any, kind: pa.DataType) -> pa.Array:
     return array if array.type.equals(kind, check_metadata=True) else array.cast(kind)
 
 
-def check_duckdb() -> None:
+def check_duckdb_version() -> None:
     """Raise InvalidUsage unless the DuckDB that views are made with is there."""
     try:
         import duckdb
@@ -105,7 +106,7 @@ def check_duckdb() -> None:
         raise InvalidUsage(
             "this view has functions that DuckDB computes, and DuckDB is not installed: pip install 'duckdb>=2.0,<2.1'"
         ) from error
-    if not is_calculator(duckdb.__version__):
+    if not is_supported_version(duckdb.__version__):
         raise InvalidUsage(
             f"this view has functions that DuckDB 2.0 computes, and {duckdb.__version__} is installed: "
             "pip install 'duckdb>=2.0,<2.1'"
@@ -129,16 +130,16 @@ class _Bound:
         self._none = schema.empty_table()
         self._given = _Given(self._none)
         projection = ", ".join(f"{text} AS x{number}" for number, text in enumerate(texts))
-        self._values = calculator().cursor().from_arrow(self._given).project(projection)
+        self._values = get_calculator().cursor().from_arrow(self._given).project(projection)
         if any(are_intervals):
             names = (f"x{number}" for number in range(len(texts)))
             projection = ", ".join(
-                f"{_interval_to_arrow(name)} AS {name}" if is_interval else name
+                f"{_make_interval_sql(name)} AS {name}" if is_interval else name
                 for name, is_interval in zip(names, are_intervals, strict=True)
             )
             self._values = self._values.project(projection)
 
-    def of(self, table: pa.Table) -> pa.Table:
+    def compute(self, table: pa.Table) -> pa.Table:
         """Return the values for the rows of a table. Only one thread may ask at a time."""
         self._given.table = table
         try:
@@ -147,8 +148,8 @@ class _Bound:
             self._given.table = self._none  # A cached expression must not keep rows.
 
 
-def _interval_to_arrow(name: str) -> str:
-    """Return what an interval of DuckDB's is in Arrow, as an expression."""
+def _make_interval_sql(name: str) -> str:
+    """Return the SQL of an interval as the struct that Arrow gets."""
     months, days, micros = (field.name for field in INTERVAL)
     return f"""CASE WHEN {name} IS NOT NULL THEN {{
         '{months}': CAST(12 * date_part('year', {name}) + date_part('month', {name}) AS INTEGER),
@@ -166,7 +167,7 @@ def _bind(texts: tuple[str, ...], are_intervals: tuple[bool, ...], schema: pa.Sc
 _PARTS = ("year", "quarter", "month", "day", "hour", "minute", "second")
 
 
-def _compare(function: Callable[..., pa.Array], sign: str) -> Callable[..., pa.Array]:
+def _make_comparison(function: Callable[..., pa.Array], sign: str) -> Callable[..., pa.Array]:
     """Return a comparison; lists, structs and maps, which Arrow cannot order, DuckDB compares."""
 
     def compare(one: pa.Array, other: pa.Array, kind: pa.DataType = BOOLEAN) -> pa.Array:
@@ -178,7 +179,7 @@ def _compare(function: Callable[..., pa.Array], sign: str) -> Callable[..., pa.A
 
 
 BOOLEAN = pa.bool_()
-_equal = _compare(pc.equal, "=")
+_equal = _make_comparison(pc.equal, "=")
 
 
 def _is_same(one: pa.Array, other: pa.Array) -> pa.Array:
@@ -186,14 +187,15 @@ def _is_same(one: pa.Array, other: pa.Array) -> pa.Array:
     return pc.or_(both_null, pc.fill_null(pc.equal(one, other), False))
 
 
-_not_distinct_from = _compare(_is_same, "IS NOT DISTINCT FROM")
+_not_distinct_from = _make_comparison(_is_same, "IS NOT DISTINCT FROM")
 
 
 def _differs(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.invert(_not_distinct_from(one, other))
 
 
-def _in(value: pa.Array, *others: pa.Array) -> pa.Array:
+def _is_member(value: pa.Array, *others: pa.Array) -> pa.Array:
+    """Return whether a value is among others; NULL as in SQL."""
     *candidates, _ = others
     matches = _equal(value, candidates[0])
     for candidate in candidates[1:]:
@@ -202,10 +204,10 @@ def _in(value: pa.Array, *others: pa.Array) -> pa.Array:
 
 
 def _is_not_member(value: pa.Array, *others: pa.Array) -> pa.Array:
-    return pc.invert(_in(value, *others))
+    return pc.invert(_is_member(value, *others))
 
 
-def _arithmetic(sign: str, function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+def _make_arithmetic(sign: str, function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
     def apply(*arguments: Any) -> pa.Array:
         """Compute with DuckDB for times and intervals, otherwise with numbers."""
         *values, kind = arguments
@@ -230,8 +232,8 @@ def _nullif(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.if_else(same, pa.scalar(None, one.type), one).cast(kind)
 
 
-def _build_time_bound(*, after: bool) -> Callable[..., pa.Array]:
-    """Return the function of the first times that are not before moments, or with after, the first times after them.
+def _make_time_bound(*, after: bool) -> Callable[..., pa.Array]:
+    """Return the function of the first times at or after moments.
 
     It takes timestamps or dates, and a unit "s", "ms", "us" or "ns"; or, with the unit "", numbers that are times.
     """
@@ -246,10 +248,10 @@ def _build_time_bound(*, after: bool) -> Callable[..., pa.Array]:
             times = value.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         elif unit == "ns":
             limit = np.iinfo(np.int64).max // 1000
-            times = np.clip(_as_micros(value), -limit, limit) * 1000
+            times = np.clip(_to_micros(value), -limit, limit) * 1000
         else:
             size = {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]
-            micros = _as_micros(value)
+            micros = _to_micros(value)
             times = micros // size
             if not after:
                 times = times + (micros % size != 0)
@@ -260,7 +262,7 @@ def _build_time_bound(*, after: bool) -> Callable[..., pa.Array]:
     return apply
 
 
-def _as_micros(value: pa.Array) -> Any:
+def _to_micros(value: pa.Array) -> Any:
     """Return dates or timestamps as microseconds since 1970, int64[n], rounded down; NULL as 0."""
     if pat.is_timestamp(value.type) and value.type.unit == "ns":
         return value.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) // 1000
@@ -268,15 +270,16 @@ def _as_micros(value: pa.Array) -> Any:
     return pc.cast(stamps, pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
 
 
-def _cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
-    bare = numbers.zoneless(kind)
+def _cast_values(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast values as DuckDB does."""
+    bare = numbers.drop_type_zone(kind)
     if value.type != kind and bare in numbers.DUCKDB_MOMENTS and numbers.has_extreme_moments(value):
         moments = compute_by_duckdb(f'CAST("$1" AS {numbers.DUCKDB_MOMENTS[bare]})', numbers.drop_zone(value), bare)
         return moments.cast(kind)
-    return numbers.cast(value, kind)
+    return numbers.cast_values(value, kind)
 
 
-def _part(unit: str) -> Callable[..., pa.Array]:
+def _make_part(unit: str) -> Callable[..., pa.Array]:
     def part(value: pa.Array, kind: pa.DataType) -> pa.Array:
         if numbers.has_extreme_moments(value):
             return compute_by_duckdb(f'"{unit}"("$1")', numbers.drop_zone(value), pa.int64()).cast(kind)
@@ -287,7 +290,7 @@ def _part(unit: str) -> Callable[..., pa.Array]:
     return part
 
 
-def _of_pattern(function: Callable[[pa.Array, str], pa.Array]) -> Callable[..., pa.Array]:
+def _make_pattern_function(function: Callable[[pa.Array, str], pa.Array]) -> Callable[..., pa.Array]:
     """Return a function of texts and a pattern that is the same for all."""
 
     def apply(text: pa.Array, pattern: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -298,26 +301,26 @@ def _of_pattern(function: Callable[[pa.Array, str], pa.Array]) -> Callable[..., 
     return apply
 
 
-def _like(is_like: bool, ignore_case: bool) -> Callable[..., pa.Array]:
+def _make_like(is_like: bool, ignore_case: bool) -> Callable[..., pa.Array]:
     """Return LIKE or ILIKE without an escape: a backslash in a pattern is one of its characters."""
 
     def like(text: pa.Array, pattern: str) -> pa.Array:
-        matches = match_like(text, pattern, ignore_case=ignore_case)
+        matches = match_like_pattern(text, pattern, ignore_case=ignore_case)
         return matches if is_like else pc.invert(matches)
 
-    return _of_pattern(like)
+    return _make_pattern_function(like)
 
 
-def _parts_of_interval(value: pa.Array, kind: pa.DataType) -> pa.Array:
+def _split_interval(value: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return intervals as the structs that collections have."""
     return pa.StructArray.from_arrays(value.flatten(), fields=list(kind), mask=value.is_null())
 
 
-def _error(text: pa.Array, kind: pa.DataType) -> pa.Array:
+def _raise_error(text: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.nulls(0, kind)  # Types only; it raises in `persist.core.expression.evaluation`, where there is a record.
 
 
-def _logical(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+def _make_logical(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
     def apply(*arguments: Any) -> pa.Array:
         """Combine the arguments from the left."""
         *values, _ = arguments
@@ -333,63 +336,63 @@ def _case(*arguments: Any) -> pa.Array:
     return pa.nulls(0, arguments[-1])  # Types only; `persist.core.expression.evaluation` does the work.
 
 
-def _fits(function: Callable[..., Any]) -> Callable[..., pa.Array]:
+def _ignore_kind(function: Callable[..., Any]) -> Callable[..., pa.Array]:
     return lambda value, kind: function(value)
 
 
 FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
-    "add": _arithmetic("+", numbers.add),
-    "subtract": _arithmetic("-", numbers.subtract),
-    "multiply": _arithmetic("*", numbers.multiply),
+    "add": _make_arithmetic("+", numbers.add),
+    "subtract": _make_arithmetic("-", numbers.subtract),
+    "multiply": _make_arithmetic("*", numbers.multiply),
     "divide": numbers.divide,
     "divide_whole": numbers.divide_whole,
-    "remainder": numbers.remainder,
-    "lower_limb": lambda value, kind: numbers.limb(value, 0),
-    "upper_limb": lambda value, kind: numbers.limb(value, 1),
+    "remainder": numbers.compute_remainder,
+    "lower_limb": lambda value, kind: numbers.extract_limb(value, 0),
+    "upper_limb": lambda value, kind: numbers.extract_limb(value, 1),
     "joined_limbs": numbers.join_decimal_limbs,
-    "mean_of_limbs": lambda lower, upper, count, scale, kind: numbers.mean_of_limbs(lower, upper, count, scale),
+    "mean_of_limbs": lambda lower, upper, count, scale, kind: numbers.compute_mean(lower, upper, count, scale),
     "round_even": lambda value, kind: pc.round(value, round_mode="half_to_even"),
     "equal": _equal,
-    "not_equal": _compare(pc.not_equal, "<>"),
-    "less": _compare(pc.less, "<"),
-    "less_equal": _compare(pc.less_equal, "<="),
-    "greater": _compare(pc.greater, ">"),
-    "greater_equal": _compare(pc.greater_equal, ">="),
+    "not_equal": _make_comparison(pc.not_equal, "<>"),
+    "less": _make_comparison(pc.less, "<"),
+    "less_equal": _make_comparison(pc.less_equal, "<="),
+    "greater": _make_comparison(pc.greater, ">"),
+    "greater_equal": _make_comparison(pc.greater_equal, ">="),
     "distinct_from": _differs,
     "not_distinct_from": _not_distinct_from,
-    "in": _in,
+    "in": _is_member,
     "not_in": _is_not_member,
-    "and": _logical(pc.and_kleene),
-    "or": _logical(pc.or_kleene),
-    "not": _fits(pc.invert),
-    "is_null": _fits(pc.is_null),
-    "is_not_null": _fits(pc.is_valid),
+    "and": _make_logical(pc.and_kleene),
+    "or": _make_logical(pc.or_kleene),
+    "not": _ignore_kind(pc.invert),
+    "is_null": _ignore_kind(pc.is_null),
+    "is_not_null": _ignore_kind(pc.is_valid),
     "coalesce": _coalesce,
     "nullif": _nullif,
     "case": _case,
-    "cast": _cast,
-    "error": _error,
-    "like": _like(True, False),
-    "not_like": _like(False, False),
-    "ilike": _like(True, True),
-    "not_ilike": _like(False, True),
-    "prefix": _of_pattern(pc.starts_with),
-    "suffix": _of_pattern(pc.ends_with),
-    "contains": _of_pattern(pc.match_substring),
-    "lower": _fits(pc.utf8_lower),
-    "upper": _fits(pc.utf8_upper),
-    "length": _fits(pc.utf8_length),
-    **{name: _part(name) for name in _PARTS},
-    "time_from": _build_time_bound(after=False),
-    "time_after": _build_time_bound(after=True),
-    "parts_of_interval": _parts_of_interval,
+    "cast": _cast_values,
+    "error": _raise_error,
+    "like": _make_like(True, False),
+    "not_like": _make_like(False, False),
+    "ilike": _make_like(True, True),
+    "not_ilike": _make_like(False, True),
+    "prefix": _make_pattern_function(pc.starts_with),
+    "suffix": _make_pattern_function(pc.ends_with),
+    "contains": _make_pattern_function(pc.match_substring),
+    "lower": _ignore_kind(pc.utf8_lower),
+    "upper": _ignore_kind(pc.utf8_upper),
+    "length": _ignore_kind(pc.utf8_length),
+    **{name: _make_part(name) for name in _PARTS},
+    "time_from": _make_time_bound(after=False),
+    "time_after": _make_time_bound(after=True),
+    "parts_of_interval": _split_interval,
     "duckdb": compute_by_duckdb,
-    "python": compute_by_python,
+    "python": call_python_function,
 }
 _NAMED = {"duckdb": 1, "python": 2}  # The number of leading constant arguments: the text, or name and version.
 
 
-def build_function(name: str) -> Callable[..., Any]:
+def make_function(name: str) -> Callable[..., Any]:
     """Return a function for arrays and scalars: scalars are as many as there are records; of scalars only, one.
 
     An argument that is wrong for any record raises for empty columns as well, so it is found when an expression gets
@@ -402,7 +405,7 @@ def build_function(name: str) -> Callable[..., Any]:
         *values, kind = arguments
         first = [values.pop(0).as_py() for _ in range(_NAMED.get(name, 0))]
         rows = next((len(value) for value in values if not isinstance(value, pa.Scalar)), None)
-        arrays = [_repeat(value, 1 if rows is None else rows) for value in values]
+        arrays = [_repeat_scalar(value, 1 if rows is None else rows) for value in values]
         arrays = [array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array for array in arrays]
         results = function(*first, *arrays, kind)
         if name in ("case", "error"):
@@ -414,10 +417,10 @@ def build_function(name: str) -> Callable[..., Any]:
     return call
 
 
-def _repeat(value: Any, rows: int) -> Any:
+def _repeat_scalar(value: Any, rows: int) -> Any:
     if not isinstance(value, pa.Scalar):
         return value
     return pa.repeat(value, rows) if rows else pa.array([], value.type)  # Nested values are repeated once or more.
 
 
-SQL_FUNCTIONS = {f"sql.{name}": build_function(name) for name in FUNCTIONS}
+SQL_FUNCTIONS = {f"sql.{name}": make_function(name) for name in FUNCTIONS}

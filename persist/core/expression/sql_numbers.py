@@ -21,54 +21,57 @@ _WIDE = 76  # The digits of decimal256.
 
 
 def add(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
-    return _arithmetic(pc.add_checked, one, other, kind)
+    return _compute_arithmetic(pc.add_checked, one, other, kind)
 
 
 def subtract(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
-    return _arithmetic(pc.subtract_checked, one, other, kind)
+    return _compute_arithmetic(pc.subtract_checked, one, other, kind)
 
 
 def multiply(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
-    return _arithmetic(pc.multiply_checked, one, other, kind)
+    return _compute_arithmetic(pc.multiply_checked, one, other, kind)
 
 
-def _arithmetic(function: Callable[..., pa.Array], first: pa.Array, second: pa.Array, kind: pa.DataType) -> pa.Array:
+def _compute_arithmetic(
+    function: Callable[..., pa.Array], first: pa.Array, second: pa.Array, kind: pa.DataType
+) -> pa.Array:
+    """Apply an Arrow function to numbers of the result's type; overflow raises."""
     if pat.is_floating(kind):
         plain = {pc.add_checked: pc.add, pc.subtract_checked: pc.subtract, pc.multiply_checked: pc.multiply}
-        return plain[function](as_kind(first, kind), as_kind(second, kind))
+        return plain[function](convert_number(first, kind), convert_number(second, kind))
     if not pat.is_decimal(kind):
-        return function(as_kind(first, kind), as_kind(second, kind))
-    first, second = _decimal(first), _decimal(second)
+        return function(convert_number(first, kind), convert_number(second, kind))
+    first, second = _to_decimal_operand(first), _to_decimal_operand(second)
     if first.type.precision + second.type.precision >= 38:
         # 38 digits are not enough for what is in between.
         first, second = (
             pc.cast(value, pa.decimal256(value.type.precision, value.type.scale)) for value in (first, second)
         )
     if function is pc.multiply_checked and first.type.precision + second.type.precision >= _WIDE:
-        return _product(first, second, kind)
-    return as_decimal(function(first, second), kind)
+        return _multiply_decimals(first, second, kind)
+    return convert_decimal(function(first, second), kind)
 
 
-def _product(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+def _multiply_decimals(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     """Multiply decimals of 38 digits, for which Arrow lacks digits."""
     try:
         narrow = pc.cast(one, pa.decimal256(_WIDE - 1 - other.type.precision, one.type.scale))
-        return as_decimal(pc.multiply(narrow, other), kind)
+        return convert_decimal(pc.multiply(narrow, other), kind)
     except pa.ArrowInvalid:
         pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
         context = Context(prec=2 * _WIDE)
         products = [None if a is None or b is None else context.multiply(a, b) for a, b in pairs]
-        return as_decimal(pa.array(products, pa.decimal256(_WIDE, one.type.scale + other.type.scale)), kind)
+        return convert_decimal(pa.array(products, pa.decimal256(_WIDE, one.type.scale + other.type.scale)), kind)
 
 
-def _decimal(value: pa.Array) -> pa.Array:
+def _to_decimal_operand(value: pa.Array) -> pa.Array:
     if pat.is_decimal(value.type):
         return value
     return pc.cast(value, pa.decimal128(20, 0))
 
 
-def as_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return decimals as another type, digits behind the last rounded half away from zero; what does not fit raises."""
+def convert_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return decimals as another decimal type, rounded half away from zero."""
     if value.type == kind:
         return value
     if value.type.scale > kind.scale:
@@ -92,59 +95,59 @@ def round_decimal(value: pa.Array, digits: int) -> pa.Array:
 
 def divide(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     """`/`, which is of floats: x/0 is infinite, 0/0 NaN."""
-    return pc.divide(as_kind(one, pa.float64()), as_kind(other, pa.float64())).cast(kind)
+    return pc.divide(convert_number(one, pa.float64()), convert_number(other, pa.float64())).cast(kind)
 
 
 def divide_whole(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     """`//`: of whole numbers, towards zero; of floats, `/`; of decimals by DuckDB. A divisor of zero raises."""
-    _no_zero(one, other)
+    _check_no_zero(one, other)
     if pat.is_floating(kind):
-        return pc.divide(as_kind(one, kind), as_kind(other, kind))
-    return pc.divide_checked(as_kind(one, kind), _without_zero(other, kind))
+        return pc.divide(convert_number(one, kind), convert_number(other, kind))
+    return pc.divide_checked(convert_number(one, kind), _replace_zero(other, kind))
 
 
-def remainder(dividend: pa.Array, divisor: pa.Array, kind: pa.DataType) -> pa.Array:
+def compute_remainder(dividend: pa.Array, divisor: pa.Array, kind: pa.DataType) -> pa.Array:
     """`%`, with the sign of the dividend; a zero divisor raises unless it is a float."""
     if pat.is_floating(kind):
         with np.errstate(invalid="ignore"):
-            values = np.fmod(floats(as_kind(dividend, kind)), floats(as_kind(divisor, kind)))
-        return of_floats(values, dividend, divisor).cast(kind)
-    _no_zero(dividend, divisor)
-    dividend, divisor = as_kind(dividend, kind), _without_zero(divisor, kind)
+            values = np.fmod(get_floats(convert_number(dividend, kind)), get_floats(convert_number(divisor, kind)))
+        return make_float_array(values, dividend, divisor).cast(kind)
+    _check_no_zero(dividend, divisor)
+    dividend, divisor = convert_number(dividend, kind), _replace_zero(divisor, kind)
     if pat.is_signed_integer(kind):  # The least number has no quotient by -1, but a remainder.
         divisor = pc.if_else(pc.equal(divisor, pa.scalar(-1, kind)), pa.scalar(1, kind), divisor)
     return pc.subtract(dividend, pc.multiply(pc.divide_checked(dividend, divisor), divisor))
 
 
-def _no_zero(one: pa.Array, divisor: pa.Array) -> None:
+def _check_no_zero(one: pa.Array, divisor: pa.Array) -> None:
     is_zero = pc.equal(divisor, pa.scalar(Decimal(0) if pat.is_decimal(divisor.type) else 0, divisor.type))
     if pc.any(pc.and_(is_zero, pc.is_valid(one))).as_py():
         raise ValueError("division by zero; write nullif(divisor, 0) for NULL instead")
 
 
-def _without_zero(divisor: pa.Array, kind: pa.DataType) -> pa.Array:
+def _replace_zero(divisor: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return divisors, with NULL for zero where the dividend is NULL."""
-    divisor = as_kind(divisor, kind)
+    divisor = convert_number(divisor, kind)
     return pc.if_else(pc.equal(divisor, pa.scalar(0, kind)), pa.scalar(None, kind), divisor)
 
 
 def negate(one: pa.Array, kind: pa.DataType) -> pa.Array:
-    return pc.negate(one) if pat.is_decimal(kind) else pc.negate_checked(as_kind(one, kind))
+    return pc.negate(one) if pat.is_decimal(kind) else pc.negate_checked(convert_number(one, kind))
 
 
-def as_kind(value: pa.Array, kind: pa.DataType) -> pa.Array:
+def convert_number(value: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return numbers as another type, where that changes nothing or raises."""
     return value if value.type == kind else pc.cast(value, kind)
 
 
-def floats(value: pa.Array) -> Floats:
+def get_floats(value: pa.Array) -> Floats:
     """Return floats as numpy; NULL as 0."""
     filled = value.fill_null(0.0) if value.null_count else value
     values: Floats = filled.to_numpy(zero_copy_only=False).astype(np.float64)
     return values
 
 
-def of_floats(values: Floats, *given: pa.Array) -> pa.Array:
+def make_float_array(values: Floats, *given: pa.Array) -> pa.Array:
     """Return floats as Arrow, NULL where one of the arguments was."""
     mask = np.zeros(len(values), np.bool_)
     for argument in given:
@@ -167,13 +170,13 @@ def round_half_away(values: Floats) -> Floats:
 def to_double(value: pa.Array) -> pa.Array:
     """Return numbers as floats, rounded once."""
     if not pat.is_decimal(value.type):
-        return pc.cast(value, pa.float64(), safe=False) if not pat.is_boolean(value.type) else _of_boolean(value)
+        return pc.cast(value, pa.float64(), safe=False) if not pat.is_boolean(value.type) else _cast_boolean(value)
     if value.type.precision <= 15:
-        return of_floats(to_unscaled(value).astype(np.float64) / 10.0**value.type.scale, value)
+        return make_float_array(to_unscaled(value).astype(np.float64) / 10.0**value.type.scale, value)
     return pa.array([None if number is None else float(number) for number in value.to_pylist()], pa.float64())
 
 
-def _of_boolean(value: pa.Array) -> pa.Array:
+def _cast_boolean(value: pa.Array) -> pa.Array:
     return pc.cast(pc.cast(value, pa.int8()), pa.float64())
 
 
@@ -191,12 +194,8 @@ def to_unscaled(value: pa.Array) -> npt.NDArray[np.int64]:
 LIMB = 62  # Bits of the lower limb of a wide decimal.
 
 
-def limb(value: pa.Array, number: int) -> pa.Array:
-    """Return the lower (0) or the upper (1) limb of decimals: value * 10**scale = lower + upper * 2**62.
-
-    Raises:
-        ValueError: a value is 2**125 or beyond, so that its upper limb does not fit.
-    """
+def extract_limb(value: pa.Array, number: int) -> pa.Array:
+    """Return the lower (0) or the upper (1) limb of decimals: value * 10**scale = lower + upper * 2**62."""
     if isinstance(value, pa.ChunkedArray):
         value = value.combine_chunks()
     mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
@@ -214,11 +213,7 @@ def limb(value: pa.Array, number: int) -> pa.Array:
 
 
 def join_decimal_limbs(lower: pa.Array, upper: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return sums of limbs as decimals.
-
-    Raises:
-        ValueError: one does not fit.
-    """
+    """Return sums of limbs as decimals."""
     lower, upper = (limbs.combine_chunks() if isinstance(limbs, pa.ChunkedArray) else limbs for limbs in (lower, upper))
     if lower.type.bit_width == kind.bit_width == 128 and kind.precision == 38 and not _has_upper(upper):
         return pa.Array.from_buffers(kind, len(lower), lower.buffers(), offset=lower.offset)
@@ -238,7 +233,7 @@ def _has_upper(upper: pa.Array) -> bool:
     return bool(pc.any(pc.not_equal(upper, pa.scalar(Decimal(0), upper.type))).as_py())
 
 
-def mean_of_limbs(lower: pa.Array, upper: pa.Array, counts: pa.Array, scale: pa.Array) -> pa.Array:
+def compute_mean(lower: pa.Array, upper: pa.Array, counts: pa.Array, scale: pa.Array) -> pa.Array:
     """Return sums of limbs over counts, rounded once."""
     columns = (column.to_pylist() for column in (lower, upper, counts, scale))
     means = [
@@ -277,24 +272,20 @@ def normalize_for_order(value: pa.Array) -> pa.Array:
         return pc.cast(value, pa.int8())
     if not pat.is_floating(value.type):
         return value
-    values = floats(value) + 0.0
+    values = get_floats(value) + 0.0
     bits = np.where(np.isnan(values), np.nan, values).view(np.int64)
     words: Any = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
-    return of_floats(words, value)
+    return make_float_array(words, value)
 
 
-def cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return values as another type.
-
-    Raises:
-        ValueError: one does not fit.
-    """
+def cast_values(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return values as another type."""
     if value.type == kind:
         return value
     if value.null_count == len(value):
         return pa.nulls(len(value), kind)
     if pat.is_decimal(kind):
-        return _to_decimal(value, kind)
+        return _cast_to_decimal(value, kind)
     if pat.is_boolean(kind):
         return pc.not_equal(
             value,
@@ -303,24 +294,25 @@ def cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
             else pa.scalar(Decimal(0), value.type),
         )
     if pat.is_floating(kind):
-        return _to_float(value, kind)
+        return _cast_to_float(value, kind)
     if pat.is_integer(kind):
-        return _to_integer(value, kind)
-    return _to_moment(value, kind)
+        return _cast_to_integer(value, kind)
+    return _cast_to_moment(value, kind)
 
 
-def is_cast(source_type: pa.DataType, kind: pa.DataType) -> bool:
+def can_cast(source_type: pa.DataType, kind: pa.DataType) -> bool:
     """Return whether values of one type are cast to another here, and not by DuckDB."""
     if source_type == kind:
         return True
-    families = [_family(arrow_type) for arrow_type in (source_type, kind)]
+    families = [_get_family(arrow_type) for arrow_type in (source_type, kind)]
     if pat.is_timestamp(source_type) and _PER_SECOND[source_type.unit] > _PER_SECOND[getattr(kind, "unit", "us")]:
         return False  # It is rounded.
     is_known = families[0] == families[1] != "other" or tuple(families) in _MOMENTS
     return is_known and not (pat.is_time(kind) and getattr(source_type, "tz", None))
 
 
-def _family(kind: pa.DataType) -> str:
+def _get_family(kind: pa.DataType) -> str:
+    """Return the group of types that are cast by the same rules."""
     if pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind):
         return "number"
     tests = (("date", pat.is_date), ("timestamp", pat.is_timestamp), ("time", pat.is_time))
@@ -339,17 +331,18 @@ def has_extreme_moments(value: pa.Array) -> bool:
     return ends["min"] is not None and not (-bound <= ends["min"] and ends["max"] <= bound)
 
 
-def zoneless(kind: pa.DataType) -> pa.DataType:
+def drop_type_zone(kind: pa.DataType) -> pa.DataType:
     """Return a type of timestamps without its zone; another type as it is."""
     return pa.timestamp(kind.unit) if pat.is_timestamp(kind) else kind
 
 
 def drop_zone(value: pa.Array) -> pa.Array:
     """Convert timestamps to UTC without a zone."""
-    return value.cast(zoneless(value.type))
+    return value.cast(drop_type_zone(value.type))
 
 
-def _to_moment(value: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_to_moment(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast dates and timestamps to another such type."""
     if pat.is_timestamp(kind):
         if pat.is_timestamp(value.type) and value.type.tz != kind.tz:  # Both are in UTC.
             value = value.cast(pa.timestamp(value.type.unit, kind.tz))
@@ -358,15 +351,16 @@ def _to_moment(value: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.cast(whole, kind, safe=False)
 
 
-def _to_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_to_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast numbers to decimals; raise an error for those that do not fit."""
     if pat.is_decimal(value.type):
-        return as_decimal(value, kind)
+        return convert_decimal(value, kind)
     if pat.is_boolean(value.type):
         value = pc.cast(value, pa.int8())
     if pat.is_integer(value.type):
-        return as_decimal(pc.cast(value, pa.decimal128(20, 0)), kind)
+        return convert_decimal(pc.cast(value, pa.decimal128(20, 0)), kind)
     with np.errstate(over="ignore"):
-        scaled = round_half_away(floats(value) * 10.0**kind.scale)
+        scaled = round_half_away(get_floats(value) * 10.0**kind.scale)
     mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
     if not (np.abs(scaled if mask is None else scaled[~mask]) < 10.0**kind.precision).all():
         raise ValueError(f"a number does not fit {kind}")
@@ -376,7 +370,8 @@ def _to_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(whole), whole.buffers(), offset=whole.offset)
 
 
-def _to_float(value: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_to_float(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast numbers to floats, rounded once."""
     floats = to_double(value) if not pat.is_floating(value.type) else value
     if not pat.is_float32(kind):
         return pc.cast(floats, kind)
@@ -388,9 +383,10 @@ def _to_float(value: pa.Array, kind: pa.DataType) -> pa.Array:
     return narrow
 
 
-def _to_integer(value: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_to_integer(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast numbers to integers, rounded as DuckDB does."""
     if pat.is_decimal(value.type):
-        return pc.cast(as_decimal(value, pa.decimal128(38, 0)), kind)
+        return pc.cast(convert_decimal(value, pa.decimal128(38, 0)), kind)
     if pat.is_floating(value.type):
         return pc.cast(pc.round(value, round_mode="half_to_even"), kind)
     return pc.cast(value, kind)

@@ -1,7 +1,7 @@
 """The one tree of every expression: columns, constants, and calls of functions.
 
 Python's operators, conditions in text, queries in SQL, and filters that Spark and Polars push down all become terms. A
-term does not define its computation: `evaluation` computes terms on Arrow columns, and `arrow_filter` translates
+term does not define its computation: `evaluation` computes terms on Arrow columns, and `to_arrow_filter` translates
 filters of files for Arrow's own engine.
 
 Two families of functions share the tree. Programs name them as in `add`; queries name DuckDB's as in `sql.add`, and
@@ -60,13 +60,13 @@ class Lit(Term):
 
     def __eq__(self, other: object) -> bool:
         # As they are written: 0.0 and -0.0 are two constants, because 1 / x is not the same of both.
-        return isinstance(other, Lit) and self._written == other._written
+        return isinstance(other, Lit) and self._encode_value == other._encode_value
 
     def __hash__(self) -> int:
-        return hash(self._written)
+        return hash(self._encode_value)
 
     @property
-    def _written(self) -> tuple[pa.DataType, str]:
+    def _encode_value(self) -> tuple[pa.DataType, str]:
         try:
             return self.value.type, repr(self.value)
         except (OverflowError, ValueError):  # Python has no object for it, such as for an infinite date.
@@ -128,33 +128,33 @@ _SIGNS = {
 }  # fmt: skip
 
 
-def calls(term: Term, *functions: str) -> bool:
+def is_call(term: Term, *functions: str) -> bool:
     """Return whether a term is a call of one of some functions, of either family."""
     return isinstance(term, Call) and term.function.removeprefix(SQL) in functions
 
 
-def sql_call(function: str, kind: pa.DataType, *arguments: Term, at: int | None = None) -> Call:
+def make_sql_call(function: str, kind: pa.DataType, *arguments: Term, at: int | None = None) -> Call:
     """Return a call of a function of queries; kind is the type of its value."""
     return Call(SQL + function, arguments, (kind,), at)
 
 
-def leaves(term: Term) -> Iterator[Term]:
+def iterate_leaves(term: Term) -> Iterator[Term]:
     """Yield the columns and constants of a term, with repetitions."""
     if isinstance(term, Call):
         for argument in term.arguments:
-            yield from leaves(argument)
+            yield from iterate_leaves(argument)
     else:
         yield term
 
 
 def list_columns(term: Term) -> set[str]:
     """Return the names of the columns that a term reads."""
-    return {leaf.name for leaf in leaves(term) if isinstance(leaf, Col)}
+    return {leaf.name for leaf in iterate_leaves(term) if isinstance(leaf, Col)}
 
 
 def list_places(term: Term) -> set[int]:
     """Return the places of the columns that a term reads."""
-    return {leaf.index for leaf in leaves(term) if isinstance(leaf, Place)}
+    return {leaf.index for leaf in iterate_leaves(term) if isinstance(leaf, Place)}
 
 
 def substitute_columns(term: Term, by: Mapping[str, Term]) -> Term:
@@ -184,11 +184,11 @@ def move_columns(term: Term, places: Mapping[int, int]) -> Term:
 _Binary: TypeAlias = Callable[["Expression", Any], "Expression"]
 
 
-def _operator(function: str) -> _Binary:
+def _make_operator(function: str) -> _Binary:
     return lambda self, other: _make_expression(function, self, other)
 
 
-def _build_reflected(function: str) -> _Binary:
+def _make_reflected_operator(function: str) -> _Binary:
     return lambda self, other: _make_expression(function, other, self)
 
 
@@ -210,16 +210,16 @@ class Expression:
     def __repr__(self) -> str:
         return f"<Expression {self.term}>"
 
-    __add__, __radd__ = _operator("add"), _build_reflected("add")
-    __sub__, __rsub__ = _operator("subtract"), _build_reflected("subtract")
-    __mul__, __rmul__ = _operator("multiply"), _build_reflected("multiply")
-    __truediv__, __rtruediv__ = _operator("divide"), _build_reflected("divide")
-    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _build_reflected("floor_divide")
-    __mod__, __rmod__ = _operator("modulo"), _build_reflected("modulo")
-    __eq__, __ne__ = _operator("equal"), _operator("not_equal")  # type: ignore[assignment]
-    __lt__, __le__ = _operator("less"), _operator("less_equal")
-    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
-    __and__, __or__ = _operator("and"), _operator("or")
+    __add__, __radd__ = _make_operator("add"), _make_reflected_operator("add")
+    __sub__, __rsub__ = _make_operator("subtract"), _make_reflected_operator("subtract")
+    __mul__, __rmul__ = _make_operator("multiply"), _make_reflected_operator("multiply")
+    __truediv__, __rtruediv__ = _make_operator("divide"), _make_reflected_operator("divide")
+    __floordiv__, __rfloordiv__ = _make_operator("floor_divide"), _make_reflected_operator("floor_divide")
+    __mod__, __rmod__ = _make_operator("modulo"), _make_reflected_operator("modulo")
+    __eq__, __ne__ = _make_operator("equal"), _make_operator("not_equal")  # type: ignore[assignment]
+    __lt__, __le__ = _make_operator("less"), _make_operator("less_equal")
+    __gt__, __ge__ = _make_operator("greater"), _make_operator("greater_equal")
+    __and__, __or__ = _make_operator("and"), _make_operator("or")
 
     def __neg__(self) -> "Expression":
         return _make_expression("negate", self)
@@ -353,7 +353,7 @@ class When(Expression):
 
     def __init__(self, branches: tuple[tuple[Any, Any], ...]) -> None:
         self._branches = branches
-        super().__init__(self._finish(None))
+        super().__init__(self._make_conditional(None))
 
     def when(self, condition: Expression, value: Any) -> "When":
         """Add a branch that is taken if its condition is true, and those before are not."""
@@ -361,9 +361,10 @@ class When(Expression):
 
     def otherwise(self, value: Any) -> Expression:
         """Return the whole conditional."""
-        return Expression(self._finish(value))
+        return Expression(self._make_conditional(value))
 
-    def _finish(self, value: Any) -> Term:
+    def _make_conditional(self, value: Any) -> Term:
+        """Return the term of all branches, with a value for other records."""
         ending = to_term(value)
         for condition, then in reversed(self._branches):
             ending = Call("if_else", (to_term(condition), to_term(then), ending))

@@ -33,48 +33,49 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.evolution import lift
-from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
+from persist.codecs.evolution import make_lift
+from persist.codecs.order.arrays import get_boolean_values, get_int64_values, make_int64_array
 from persist.codecs.order.digits import compute_dense_ranks, sort_rows
-from persist.codecs.order.ordering import combined, order_keys, sort_table
+from persist.codecs.order.ordering import combine_chunks, make_order_keys, sort_table
 from persist.codecs.order.search import SortedKeys
-from persist.codecs.types.arrow_types import scalar_from_json, type_from_json
+from persist.codecs.types.arrow_types import decode_scalar, decode_type
 from persist.codecs.types.schema import CollectionSchema, Side
-from persist.core.keyed.machine import DELETED, GIVEN, GROUP, SEQ, Machine, Touched, watermark_ranks
+from persist.core.keyed.machine import DELETED, GIVEN, GROUP, SEQ, Machine, Touched, rank_watermarks
 from persist.core.log.fields import KeyedForm
 
 _LEADING = (pa.field(SEQ, pa.int64()), pa.field(DELETED, pa.bool_()))
 _LEADING_IDS = (2**31, 2**31 + 1)
 
 
-def event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Field, ...]:
+def list_event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Field, ...]:
     """Return the fields of an event besides its key."""
     if form.fields is None:
         return tuple(field.with_nullable(True) for field in schema.value.fields)  # NULL is what a deletion holds.
-    return tuple(pa.field(name, type_from_json(kind)) for name, kind in form.fields)
+    return tuple(pa.field(name, decode_type(kind)) for name, kind in form.fields)
 
 
-def events_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> CollectionSchema:
+def make_event_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> CollectionSchema:
     """Return the schema of parts that hold events of a collection.
 
     `fields`: of an event besides its key. In a collection that has evolved, these are its value fields.
     """
     if schema.version == 1 and not schema.known:
-        return _events_schema(schema.key, fields, schema.timeline)
-    return _evolve_events(schema, schema.known)
+        return _make_event_schema(schema.key, fields, schema.timeline)
+    return _evolve_event_schema(schema, schema.known)
 
 
 @lru_cache(maxsize=256)
-def _events_schema(key: Side, fields: tuple[pa.Field, ...], timeline: Any) -> CollectionSchema:
+def _make_event_schema(key: Side, fields: tuple[pa.Field, ...], timeline: Any) -> CollectionSchema:
     return CollectionSchema(key, Side((*_LEADING, *fields)), timeline)
 
 
 @lru_cache(maxsize=256)
-def _evolve_events(schema: CollectionSchema, known: tuple[CollectionSchema, ...]) -> CollectionSchema:
-    return replace(_version(schema), known=tuple(_version(version) for version in known))
+def _evolve_event_schema(schema: CollectionSchema, known: tuple[CollectionSchema, ...]) -> CollectionSchema:
+    return replace(_make_event_version(schema), known=tuple(_make_event_version(version) for version in known))
 
 
-def _version(schema: CollectionSchema) -> CollectionSchema:
+def _make_event_version(schema: CollectionSchema) -> CollectionSchema:
+    """Return the schema of events for one version of a collection's schema."""
     keys, fields = len(schema.key_names), (field.with_nullable(True) for field in schema.value.fields)
     ids = (*schema.ids[:keys], *_LEADING_IDS, *schema.ids[keys:])
     return CollectionSchema(
@@ -90,45 +91,45 @@ def _version(schema: CollectionSchema) -> CollectionSchema:
 
 def lift_events(events: pa.Table, written: CollectionSchema, schema: CollectionSchema) -> pa.Table:
     """Convert events of one version of a collection's schema to another version, which knows the first."""
-    newest = events_schema(schema, schema.value.fields)
-    lifted = lift(newest, written.version)
-    return events if lifted is None else lifted.table(events, newest.arrow.names)
+    newest = make_event_schema(schema, schema.value.fields)
+    lifted = make_lift(newest, written.version)
+    return events if lifted is None else lifted.adapt_table(events, newest.arrow.names)
 
 
-def in_order_of_arrival(events: pa.Table) -> pa.Table:
+def number_by_arrival(events: pa.Table) -> pa.Table:
     """Return events that arrived in the order of their rows, with that order as `_seq`."""
     at = events.schema.get_field_index(SEQ)
-    return events.set_column(at, events.schema.field(at), int64_array(np.arange(len(events), dtype=np.int64)))
+    return events.set_column(at, events.schema.field(at), make_int64_array(np.arange(len(events), dtype=np.int64)))
 
 
-def _tombstone(kind: pa.DataType, form: KeyedForm) -> pa.Scalar | None:
+def _get_tombstone_value(kind: pa.DataType, form: KeyedForm) -> pa.Scalar | None:
     """Return the value of a tombstone column that marks a deletion; None if every value but NULL does."""
     if pat.is_boolean(kind):
         return pa.scalar(True)
-    return None if form.tombstone_value is None else scalar_from_json(form.tombstone_value, kind)
+    return None if form.tombstone_value is None else decode_scalar(form.tombstone_value, kind)
 
 
-def is_tombstone(column: pa.ChunkedArray, form: KeyedForm) -> pa.ChunkedArray:
+def mark_tombstones(column: pa.ChunkedArray, form: KeyedForm) -> pa.ChunkedArray:
     """Return bool, without NULL: whether a row with that in its tombstone column deletes its key."""
-    value = _tombstone(column.type, form)
+    value = _get_tombstone_value(column.type, form)
     return pc.is_valid(column) if value is None else pc.fill_null(pc.equal(column, value), False)
 
 
-def live_filter(schema: CollectionSchema, form: KeyedForm | None) -> pc.Expression | None:
+def make_live_filter(schema: CollectionSchema, form: KeyedForm | None) -> pc.Expression | None:
     """Return the filter that passes all rows but tombstones; None where there are none."""
     if form is None or form.tombstone is None:
         return None
     kind, column = schema.arrow.field(form.tombstone).type, pc.field(form.tombstone)
-    value = _tombstone(kind, form)
+    value = _get_tombstone_value(kind, form)
     if value is None:
         return column.is_null()
     return column.is_null() | (column == pa.scalar(False) if pat.is_boolean(kind) else column != value)
 
 
-def dead_filter(schema: CollectionSchema, form: KeyedForm) -> pc.Expression:
+def make_tombstone_filter(schema: CollectionSchema, form: KeyedForm) -> pc.Expression:
     """Return the filter that passes tombstones alone."""
     assert form.tombstone is not None
-    value, column = _tombstone(schema.arrow.field(form.tombstone).type, form), pc.field(form.tombstone)
+    value, column = _get_tombstone_value(schema.arrow.field(form.tombstone).type, form), pc.field(form.tombstone)
     return column.is_valid() if value is None else column == value
 
 
@@ -139,7 +140,7 @@ def mark_deletions(events: pa.Table, form: KeyedForm, deleted: pa.ChunkedArray) 
     """
     assert form.tombstone is not None
     column = events[form.tombstone]
-    value = _tombstone(column.type, form)
+    value = _get_tombstone_value(column.type, form)
     if value is not None:
         return pc.if_else(deleted, value, column)
     return None if pc.any(pc.and_(deleted, pc.is_null(column))).as_py() else column
@@ -173,42 +174,42 @@ def prepare_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) 
     events = events.drop_columns([SEQ, "_diff"]).combine_chunks()
     order, starts = sort_table(events, names)
     groups = np.cumsum(starts) - 1
-    keys = events.select(names).take(int64_array(order[starts]))
-    times = int64_values(combined(events["_time"]))[order]
-    if form.order_by or form.ties == "greatest" or not _ascends(groups, times):
-        ranks = _ranks(schema, form, events)[order]
-        within, starts = sort_rows([int64_array(groups), int64_array(times), int64_array(ranks)])
+    keys = events.select(names).take(make_int64_array(order[starts]))
+    times = get_int64_values(combine_chunks(events["_time"]))[order]
+    if form.order_by or form.ties == "greatest" or not _is_ascending(groups, times):
+        ranks = _rank_events(schema, form, events)[order]
+        within, starts = sort_rows([make_int64_array(groups), make_int64_array(times), make_int64_array(ranks)])
         order, groups = order[within], groups[within]
         if form.ties == "greatest":
-            order = _by_value(events, order, starts, _value_names(schema, form))
+            order = _sort_ties_by_value(events, order, starts, _list_value_names(schema, form))
     if (order[1:] <= order[:-1]).any():
-        events = events.take(int64_array(order))
-    return Prepared(schema, keys, events.append_column(_GROUP_FIELD, int64_array(groups.astype(np.int64))))
+        events = events.take(make_int64_array(order))
+    return Prepared(schema, keys, events.append_column(_GROUP_FIELD, make_int64_array(groups.astype(np.int64))))
 
 
-def _ranks(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
+def _rank_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
     """Return the order of events of one key and time, as a number for each."""
-    ranks = watermark_ranks(events, form.order_by) if form.order_by else np.zeros(len(events), np.int64)
+    ranks = rank_watermarks(events, form.order_by) if form.order_by else np.zeros(len(events), np.int64)
     if GIVEN not in events.column_names:
         return ranks
     if not form.order_by:  # The columns that partial events lack are no values, and must not decide a tie.
-        is_partial = boolean_values(combined(pc.is_valid(events[GIVEN])))
+        is_partial = get_boolean_values(combine_chunks(pc.is_valid(events[GIVEN])))
         return is_partial.astype(np.int64) if form.ties == "greatest" else ranks
-    return np.where(lacks_column(events, schema, form.order_by[0]), len(events), ranks)
+    return np.where(mark_lacking(events, schema, form.order_by[0]), len(events), ranks)
 
 
-def lacks_column(events: pa.Table, schema: CollectionSchema, name: str) -> npt.NDArray[np.bool_]:
+def mark_lacking(events: pa.Table, schema: CollectionSchema, name: str) -> npt.NDArray[np.bool_]:
     """Return bool[events]: whether an event leaves a value column as it is; some events are partial."""
-    texts = combined(events[GIVEN]).dictionary_encode()
+    texts = combine_chunks(events[GIVEN]).dictionary_encode()
     at = schema.value_names.index(name)
     lacks = np.array([*(not has_column(text, at) for text in texts.dictionary.to_pylist()), False])
-    flags: npt.NDArray[np.bool_] = lacks[int64_values(texts.indices.cast(pa.int64()).fill_null(-1))]
+    flags: npt.NDArray[np.bool_] = lacks[get_int64_values(texts.indices.cast(pa.int64()).fill_null(-1))]
     return flags
 
 
 def list_unchanged(events: pa.Table, schema: CollectionSchema) -> pa.Array:
     """Return the value columns that each partial event leaves as they are, and NULL for whole events."""
-    texts = combined(events[GIVEN]).dictionary_encode()
+    texts = combine_chunks(events[GIVEN]).dictionary_encode()
     names = [
         [name for at, name in enumerate(schema.value_names) if not has_column(text, at)]
         for text in texts.dictionary.to_pylist()
@@ -229,10 +230,10 @@ def resolve_to_updates(prepared: Prepared, machine: Machine, present: pa.Table) 
     names = [*prepared.schema.names]
     present = present.select(names)
     groups = number_groups(present, prepared.keys)
-    if not _ascends(groups, None):
+    if not _is_ascending(groups, None):
         order = np.argsort(groups, kind="stable")
-        present, groups = present.take(int64_array(order)), groups[order]
-    present = present.append_column(_GROUP_FIELD, int64_array(groups))
+        present, groups = present.take(make_int64_array(order)), groups[order]
+    present = present.append_column(_GROUP_FIELD, make_int64_array(groups))
     touched = Touched(prepared.schema, len(prepared.keys), present, prepared.events)
     return machine.step(touched).select(prepared.schema.arrow.names).cast(prepared.schema.arrow)
 
@@ -245,17 +246,20 @@ def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
     Args:
         terms: rows of these keys with `_diff`, which add up to the contents.
     """
-    groups, times = int64_values(combined(prepared.events[GROUP])), int64_values(combined(prepared.events["_time"]))
+    groups, times = (
+        get_int64_values(combine_chunks(prepared.events[GROUP])),
+        get_int64_values(combine_chunks(prepared.events["_time"])),
+    )
     starts = np.ones(len(groups), np.bool_)
     np.not_equal(groups[1:], groups[:-1], out=starts[1:])
-    is_row = ~boolean_values(combined(prepared.events[DELETED]))
+    is_row = ~get_boolean_values(combine_chunks(prepared.events[DELETED]))
     comes, goes = is_row.nonzero()[0], (is_row[:-1] & ~starts[1:]).nonzero()[0]
     rows, names = prepared.events, [*prepared.schema.names]
     if len(comes) != len(rows) or len(goes):
-        rows = rows.take(int64_array(np.concatenate([comes, goes])))
+        rows = rows.take(make_int64_array(np.concatenate([comes, goes])))
     at, diffs = np.concatenate([times[comes], times[goes + 1]]), np.ones(len(rows), np.int64)
     diffs[len(comes) :] = -1
-    columns = [*rows.select(names).columns, int64_array(at), int64_array(diffs)]
+    columns = [*rows.select(names).columns, make_int64_array(at), make_int64_array(diffs)]
     updates = pa.Table.from_arrays(columns, schema=prepared.schema.arrow)
     if not len(terms):
         return updates
@@ -264,11 +268,11 @@ def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
         goes_at = np.repeat(first_times[:1], len(terms))
     else:
         goes_at = first_times[number_groups(terms, prepared.keys)]
-    columns = [*terms.select(names).columns, int64_array(goes_at), pc.negate(terms["_diff"])]
+    columns = [*terms.select(names).columns, make_int64_array(goes_at), pc.negate(terms["_diff"])]
     return pa.concat_tables([updates, pa.Table.from_arrays(columns, schema=prepared.schema.arrow)])
 
 
-def _by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], names: Sequence[str]) -> Ints:
+def _sort_ties_by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], names: Sequence[str]) -> Ints:
     """Return the order of events with ties sorted by their values, and deletions before them.
 
     `starts`: bool[n]: whether an event, in that order, does not tie with the one before it.
@@ -278,15 +282,15 @@ def _by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], name
     tied = np.flatnonzero(is_tied)
     if not len(tied):
         return order
-    some = events.select([DELETED, *names]).take(int64_array(order[tied])).combine_chunks()
-    ties = int64_array(np.cumsum(starts, dtype=np.int64)[tied])
-    within, _ = sort_rows([ties, pc.invert(combined(some[DELETED])), *order_keys(some, names)])
+    some = events.select([DELETED, *names]).take(make_int64_array(order[tied])).combine_chunks()
+    ties = make_int64_array(np.cumsum(starts, dtype=np.int64)[tied])
+    within, _ = sort_rows([ties, pc.invert(combine_chunks(some[DELETED])), *make_order_keys(some, names)])
     settled = order.copy()
     settled[tied] = order[tied][within]
     return settled
 
 
-def _value_names(schema: CollectionSchema, form: KeyedForm) -> list[str]:
+def _list_value_names(schema: CollectionSchema, form: KeyedForm) -> list[str]:
     """Return the fields of an event in the order in which the collection got them, which an evolution leaves alone."""
     if form.fields is not None:
         return [name for name, _ in form.fields]
@@ -306,12 +310,12 @@ def number_groups(rows: pa.Table, keys: pa.Table) -> Ints:
         assert int(groups.max()) < len(keys), "a row has a key that no event has"
         return groups.astype(np.int64, copy=False)
     keys_and_rows = pa.concat_tables([keys, rows.select(keys.column_names)]).combine_chunks()
-    ranks = compute_dense_ranks(order_keys(keys_and_rows, keys.column_names))
+    ranks = compute_dense_ranks(make_order_keys(keys_and_rows, keys.column_names))
     assert int(ranks.max()) + 1 == len(keys), "a row has a key that no event has"
     return ranks[len(keys) :]
 
 
-def _ascends(groups: Ints, times: Ints | None) -> bool:
+def _is_ascending(groups: Ints, times: Ints | None) -> bool:
     """Whether rows are in the order of groups, and of times within these."""
     same = groups[1:] == groups[:-1]
     if times is None:

@@ -14,7 +14,7 @@ import pyarrow.types as pat
 
 from persist.blob.options import check_fields
 from persist.codecs.errors import SchemaMismatch, did_you_mean
-from persist.codecs.types.arrow_types import is_flat, type_from_json, type_to_json
+from persist.codecs.types.arrow_types import decode_type, encode_type, is_flat
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.machine import NAME, VERSION, Machine, Replacing
@@ -121,15 +121,15 @@ def build_form(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
     if len(set(keyed.order_by)) < len(keyed.order_by):
         raise SchemaMismatch(f"order_by={list(keyed.order_by)} has a column twice. Name it once.")
     _check_tombstone(keyed, schema)
-    groups = _groups(keyed, schema)
-    machine = machine_form(keyed.machine)
+    groups = _make_groups(keyed, schema)
+    machine = make_machine_form(keyed.machine)
     _check_machine(machine)
     _check_policy(keyed, machine, schema)
-    bound, late_by = _late(keyed, events)
+    bound, late_by = _parse_late(keyed, events)
     is_value = tuple(fields) == schema.value.fields
     return KeyedForm(
         machine=machine,
-        fields=None if is_value else tuple((field.name, type_to_json(field.type)) for field in fields),
+        fields=None if is_value else tuple((field.name, encode_type(field.type)) for field in fields),
         order_by=tuple(keyed.order_by),
         tombstone=keyed.tombstone,
         tombstone_value=keyed.tombstone_value,
@@ -141,7 +141,7 @@ def build_form(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
     )
 
 
-def _groups(keyed: Keyed, schema: CollectionSchema) -> tuple[GroupForm, ...]:
+def _make_groups(keyed: Keyed, schema: CollectionSchema) -> tuple[GroupForm, ...]:
     """Return the groups of a declaration as they are stored."""
     groups = tuple(
         GroupForm((order_by,) if isinstance(order_by, str) else tuple(order_by), tuple(columns))
@@ -178,7 +178,7 @@ def _sort_groups(groups: Sequence[GroupForm], names: Sequence[str]) -> tuple[Gro
     return tuple(sorted(whole, key=lambda group: names.index(group.order_by[0])))
 
 
-def check_same(given: KeyedForm | None, stored: KeyedForm | None, collection: str) -> None:
+def check_same_form(given: KeyedForm | None, stored: KeyedForm | None, collection: str) -> None:
     """Raise SchemaMismatch if a collection was declared otherwise than it is stored; the message shows how."""
     if given is not None and stored is not None:
         names = sorted({name for form in (given, stored) for group in form.groups for name in group.names})
@@ -226,48 +226,50 @@ def watermark_to_int(value: Any, kind: pa.DataType) -> int:
     return int(number)
 
 
-def late_column(form: KeyedForm, schema: CollectionSchema) -> pa.DataType:
+def get_watermark_type(form: KeyedForm, schema: CollectionSchema) -> pa.DataType:
     """Return the type of the watermark's first column."""
     name = form.order_by[0]
     if form.fields is None:
         return schema.arrow.field(name).type
-    return next(type_from_json(kind) for field_name, kind in form.fields if field_name == name)
+    return next(decode_type(kind) for field_name, kind in form.fields if field_name == name)
 
 
-def is_counted(kind: pa.DataType) -> bool:
+def is_integer_watermark(kind: pa.DataType) -> bool:
     """Whether watermarks of a type are integers as stored, so that a late bound can be one."""
     return bool(pat.is_integer(kind) or (pat.is_temporal(kind) and not pat.is_duration(kind)))
 
 
-def _late(keyed: Keyed, events: dict[str, pa.DataType]) -> tuple[int | None, int | None]:
+def _parse_late(keyed: Keyed, events: dict[str, pa.DataType]) -> tuple[int | None, int | None]:
+    """Return the bounds of late events as integers of the watermark's unit."""
     if keyed.late_bound is None:
         return None, None
     kind = events[keyed.order_by[0]]
-    if not is_counted(kind):
+    if not is_integer_watermark(kind):
         raise SchemaMismatch(
             f"late_bound={keyed.late_bound!r} is of the column {keyed.order_by[0]!r}, which is {kind}: a late bound "
             "needs integers, dates, times or timestamps first in order_by"
         )
     if not isinstance(keyed.late_bound, Behind):
         return watermark_to_int(keyed.late_bound, kind), None
-    return None, _distance(keyed.late_bound.distance, kind)
+    return None, _parse_distance(keyed.late_bound.distance, kind)
 
 
-def _distance(distance: Any, kind: pa.DataType) -> int:
+def _parse_distance(distance: Any, kind: pa.DataType) -> int:
+    """Return a distance of watermarks as an integer of the column's unit."""
     if isinstance(distance, datetime.timedelta) and pat.is_timestamp(kind):
         number = distance // datetime.timedelta(microseconds=1) * 1000
-        return _not_negative(number // {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit], distance)
+        return _check_not_negative(number // {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit], distance)
     if isinstance(distance, datetime.timedelta) and pat.is_date(kind):
-        return _not_negative(distance.days * (1 if pat.is_date32(kind) else 86_400_000), distance)
+        return _check_not_negative(distance.days * (1 if pat.is_date32(kind) else 86_400_000), distance)
     if isinstance(distance, int) and not isinstance(distance, bool):
-        return _not_negative(distance, distance)
+        return _check_not_negative(distance, distance)
     raise InvalidUsage(
         f"Behind({distance!r}) is not a distance in the first column of order_by, of type {kind}: give "
         "an integer in their unit, or a timedelta if they are timestamps or dates"
     )
 
 
-def _not_negative(number: int, distance: Any) -> int:
+def _check_not_negative(number: int, distance: Any) -> int:
     if number < 0:
         raise InvalidUsage(f"Behind({distance!r}) is negative: the late bound lies behind the greatest value seen")
     return number
@@ -284,6 +286,7 @@ def _check_flat(name: str, fields: dict[str, pa.DataType], what: str, whose: str
 
 
 def _check_tombstone(keyed: Keyed, schema: CollectionSchema) -> None:
+    """Raise SchemaMismatch unless the tombstone column fits the schema."""
     if keyed.tombstone is None:
         return
     fields = {name: schema.arrow.field(name).type for name in schema.value_names}
@@ -297,6 +300,7 @@ def _check_tombstone(keyed: Keyed, schema: CollectionSchema) -> None:
 
 
 def _check_machine(machine: MachineForm) -> None:
+    """Raise InvalidUsage unless a machine's name, version and options can be stored."""
     try:
         written = msgspec.json.decode(msgspec.json.encode(machine.options))
     except (msgspec.MsgspecError, TypeError) as error:
@@ -326,7 +330,7 @@ def _describe_form(form: KeyedForm, name: str) -> str:
     return describe_machine(value) if isinstance(value, MachineForm) else repr(value)
 
 
-def machine_form(machine: Machine | None) -> MachineForm:
+def make_machine_form(machine: Machine | None) -> MachineForm:
     """Return the stored form of a machine; None means `upsert`."""
     if machine is None:
         return MachineForm(NAME, VERSION)
@@ -341,10 +345,10 @@ def find_machine(form: KeyedForm, given: Machine | None, collection: str) -> Mac
         collection: its name, for messages.
     """
     stored = form.machine
-    if given is not None and machine_form(given) != stored:
+    if given is not None and make_machine_form(given) != stored:
         raise SchemaMismatch(
             f"the collection {collection!r} is stored with the machine {describe_machine(stored)}, and "
-            f"{describe_machine(machine_form(given))} was given: the same events would amount to something else. "
+            f"{describe_machine(make_machine_form(given))} was given: the same events would amount to something else. "
             "Give the stored one, or use another collection name."
         )
     if (stored.name, stored.version) == (NAME, VERSION):

@@ -21,16 +21,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.arrays import boolean_array, boolean_values, copy_table, int64_array, int64_values
-from persist.codecs.order.ordering import combined
+from persist.codecs.order.arrays import (
+    copy_table,
+    get_boolean_values,
+    get_int64_values,
+    make_boolean_array,
+    make_int64_array,
+)
+from persist.codecs.order.ordering import combine_chunks
 from persist.codecs.types.arrow_types import is_text
 from persist.codecs.types.schema import TIME, CollectionSchema, Side
-from persist.codecs.types.values import cut
-from persist.codecs.updates.inputs import TableStream, as_table, open_stream
-from persist.codecs.updates.tuples import is_named, out_of_place
-from persist.codecs.updates.updates import Stamp, stamp_rows, to_updates
-from persist.core.keyed.events import Prepared, event_fields, events_schema, is_tombstone, mark_deletions
-from persist.core.keyed.form import describe_orders, find_machine, is_counted
+from persist.codecs.types.values import shorten
+from persist.codecs.updates.inputs import TableStream, open_stream, to_table
+from persist.codecs.updates.tuples import find_misordered, is_named_tuple
+from persist.codecs.updates.updates import Stamp, add_times, to_updates
+from persist.core.keyed.events import Prepared, list_event_fields, make_event_schema, mark_deletions, mark_tombstones
+from persist.core.keyed.form import describe_orders, find_machine, is_integer_watermark
 from persist.core.keyed.machine import DELETED, GIVEN, NAME, SEQ, Machine
 from persist.core.log.fields import KeyedForm, Watermarks
 from persist.core.state_rules.keyed_rules import UNCHANGED, WATERMARK_OF_NULL
@@ -66,10 +72,10 @@ class EventTable(msgspec.Struct, frozen=True):
         """Whether some events leave columns as they are, so that they must be resolved by the commit that adds them."""
         return GIVEN in self.table.column_names
 
-    def at(self, time: int) -> "EventTable":
+    def set_time(self, time: int) -> "EventTable":
         """Return the same events at a time."""
         column = self.table.schema.get_field_index(TIME)
-        times = int64_array(np.full(len(self.table), time, np.int64))
+        times = make_int64_array(np.full(len(self.table), time, np.int64))
         table = self.table.set_column(column, self.table.schema.field(column), times)
         return msgspec.structs.replace(self, table=table, at_commit=False, ready=None)
 
@@ -95,9 +101,9 @@ def to_events(
         may_delete: None in a tuple deletes the key; otherwise it is the value NULL.
         columns: the value columns that must not be NULL where the schema says so; None for all.
     """
-    fields = event_fields(schema, form)
+    fields = list_event_fields(schema, form)
     if form.fields is None:
-        taken_schema = schema.compute_once(_with_nullable_values)  # The columns of a deletion are NULL.
+        taken_schema = schema.compute_once(_make_values_nullable)  # The columns of a deletion are NULL.
     else:
         taken_schema = CollectionSchema(schema.key, Side(fields), schema.timeline)
     needed = _Needed.of(schema, form, machine, may_delete=may_delete)
@@ -105,33 +111,35 @@ def to_events(
         needed = replace(needed, live=tuple(name for name in needed.live if name in columns))
     data = open_stream(data)
     first = data[0] if isinstance(data, (list, tuple)) and data else None
-    are_tuples = isinstance(first, (list, tuple)) and not is_named(first)
+    are_tuples = isinstance(first, (list, tuple)) and not is_named_tuple(first)
     if isinstance(data, TableStream):
         pieces: list[EventTable] = []
         for piece in data.tables(taken_schema):
-            stamp = stamp or _missing(TIME not in piece.column_names)
-            pieces.append(_of_table(piece, taken_schema, schema, form, stamp, timeline, needed))
+            stamp = stamp or _make_default_stamp(TIME not in piece.column_names)
+            pieces.append(_convert_table(piece, taken_schema, schema, form, stamp, timeline, needed))
         none = taken_schema.arrow.empty_table().drop_columns(["_diff"])
-        events = concat_events(pieces or [_of_table(none, taken_schema, schema, form, None, timeline, needed)])
-    elif not are_tuples and (table := as_table(data, _add_deleted(taken_schema))) is not None:
-        stamp = stamp or _missing(TIME not in table.column_names)
-        events = _of_table(table, taken_schema, schema, form, stamp, timeline, needed)
+        events = concat_events(pieces or [_convert_table(none, taken_schema, schema, form, None, timeline, needed)])
+    elif not are_tuples and (table := to_table(data, _add_deleted(taken_schema))) is not None:
+        stamp = stamp or _make_default_stamp(TIME not in table.column_names)
+        events = _convert_table(table, taken_schema, schema, form, stamp, timeline, needed)
     else:
         listed = _list_rows(data, stamp)
-        stamp = stamp or _missing(bool(listed) and isinstance(listed[0], (tuple, list)) and len(listed[0]) == 2)
-        rows, deleted = _of_tuples(listed, taken_schema, stamp, timeline, may_delete=may_delete)
+        stamp = stamp or _make_default_stamp(
+            bool(listed) and isinstance(listed[0], (tuple, list)) and len(listed[0]) == 2
+        )
+        rows, deleted = _convert_tuples(listed, taken_schema, stamp, timeline, may_delete=may_delete)
         events = _finish_table(rows, deleted, schema, form, fields, needed)
     return msgspec.structs.replace(events, at_commit=stamp is not None and stamp.time is None)
 
 
-def _missing(is_timeless: bool) -> Stamp | None:
+def _make_default_stamp(is_timeless: bool) -> Stamp | None:
     """Return the stamp for events without a time: the time of the commit."""
     return Stamp(None) if is_timeless else None
 
 
 def bound_watermarks(column: pa.ChunkedArray) -> Watermarks | None:
     """Return the least and the greatest watermark; None if they are not integers, or there are none."""
-    if not is_counted(column.type) or not len(column):
+    if not is_integer_watermark(column.type) or not len(column):
         return None
     if pa.types.is_temporal(column.type):
         column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
@@ -141,7 +149,7 @@ def bound_watermarks(column: pa.ChunkedArray) -> Watermarks | None:
     return (WATERMARK_OF_NULL if column.null_count else ends["min"]), ends["max"]
 
 
-def watermark_below(column: pa.ChunkedArray, bound: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def mark_below(column: pa.ChunkedArray, bound: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return bool[events]: whether their watermark is below a late bound; NULL is below every one."""
     if pa.types.is_temporal(column.type):
         column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
@@ -150,7 +158,7 @@ def watermark_below(column: pa.ChunkedArray, bound: int) -> np.ndarray[Any, np.d
         return np.ones(len(column), np.bool_)
     # A bound may be below all that the type can hold: it is a distance behind what was seen.
     below = pc.less(column, pa.scalar(max(bound, int(limits.min)), column.type))
-    return boolean_values(combined(pc.fill_null(below, bound > WATERMARK_OF_NULL)))
+    return get_boolean_values(combine_chunks(pc.fill_null(below, bound > WATERMARK_OF_NULL)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +184,7 @@ class _Needed:
         live = tuple(field.name for field in fields if not field.nullable)
         return cls(live, form.tombstone is not None and form.machine.name == NAME, may_delete)
 
-    def check(self, rows: pa.Table, deleted: pa.ChunkedArray, unchanged: "Mapping[str, pa.Array]") -> None:
+    def check_required(self, rows: pa.Table, deleted: pa.ChunkedArray, unchanged: "Mapping[str, pa.Array]") -> None:
         """Raise InvalidUpdate for the first event without a value that it must have.
 
         `unchanged`: by column, which events leave it as it is.
@@ -201,11 +209,12 @@ class _Needed:
 
 
 def _list_rows(data: Any, stamp: Stamp | None) -> Sequence[Any]:
+    """Return events that are not a table as a list."""
     if stamp is not None and isinstance(stamp.time, str):
         raise SchemaMismatch(f"time={stamp.time!r} names a column, and these events are not a table: {_SHAPE}")
     if isinstance(data, (str, bytes, bytearray)) or not isinstance(data, Iterable):
         raise InvalidUpdate(
-            f"the events are {cut(data)} ({type(data).__name__}): give tuples, dicts, a table or a frame"
+            f"the events are {shorten(data)} ({type(data).__name__}): give tuples, dicts, a table or a frame"
         )
     return [*data]
 
@@ -215,7 +224,7 @@ def _add_deleted(taken: CollectionSchema) -> CollectionSchema:
     return CollectionSchema(taken.key, Side((*taken.value.fields, pa.field(DELETED, pa.bool_()))), taken.timeline)
 
 
-def _of_tuples(
+def _convert_tuples(
     rows: Sequence[Any], taken: CollectionSchema, stamp: Stamp | None, timeline: Timeline | None, *, may_delete: bool
 ) -> tuple[pa.Table, np.ndarray[Any, np.dtype[np.bool_]]]:
     """Return tuples as updates with diff 1, and which of them delete; where they do, value columns are NULL."""
@@ -223,14 +232,14 @@ def _of_tuples(
     for at, row in enumerate(rows):
         if not isinstance(row, (tuple, list)) or len(row) != size:
             shape = _SHAPE if stamp is None else "with time=, an event looks like (key, value)"
-            raise InvalidUpdate(f"event {at} is {cut(row)}: {shape}")
-    if (odd := out_of_place(rows, ("key", "value", "time"))) is not None:
-        raise InvalidUpdate(f"{cut(odd)} has its fields at other places: {_SHAPE}")
+            raise InvalidUpdate(f"event {at} is {shorten(row)}: {shape}")
+    if (odd := find_misordered(rows, ("key", "value", "time"))) is not None:
+        raise InvalidUpdate(f"{shorten(odd)} has its fields at other places: {_SHAPE}")
     deleted = np.array([may_delete and row[1] is None for row in rows], np.bool_)
     times = [row[2] for row in rows] if stamp is None else [stamp.time or 0] * len(rows)
     is_unit = not taken.value.fields
     if is_unit and (wrong := next((at for at, row in enumerate(rows) if row[1] not in (None, ())), None)) is not None:
-        raise InvalidUpdate(f"event {wrong} is {cut(rows[wrong])}: without value columns, a value is () or None")
+        raise InvalidUpdate(f"event {wrong} is {shorten(rows[wrong])}: without value columns, a value is () or None")
     values = [None if is_unit else row[1] for row in rows]
     updates = [((row[0], value), time, 1) for row, value, time in zip(rows, values, times, strict=True)]
     if not deleted.any():
@@ -240,12 +249,12 @@ def _of_tuples(
     live = to_updates(comes, taken, moments=timeline) if comes else taken.arrow.empty_table()
     keys_only = CollectionSchema(taken.key, Side(()), taken.timeline)
     deleted_rows = to_updates(goes, keys_only, moments=timeline)
-    live_and_deleted = pa.concat_tables([live, _with_nulls(deleted_rows, taken)]).combine_chunks()
+    live_and_deleted = pa.concat_tables([live, _fill_with_nulls(deleted_rows, taken)]).combine_chunks()
     order = np.argsort(np.concatenate([np.flatnonzero(~deleted), np.flatnonzero(deleted)]), kind="stable")
-    return live_and_deleted.take(int64_array(order)), deleted
+    return live_and_deleted.take(make_int64_array(order)), deleted
 
 
-def _with_nulls(keys: pa.Table, taken: CollectionSchema) -> pa.Table:
+def _fill_with_nulls(keys: pa.Table, taken: CollectionSchema) -> pa.Table:
     """Return a table of keys and times with NULL in all value columns."""
     columns = [
         keys[field.name] if field.name in keys.column_names else pa.chunked_array([pa.nulls(len(keys), field.type)])
@@ -254,7 +263,7 @@ def _with_nulls(keys: pa.Table, taken: CollectionSchema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=taken.arrow)
 
 
-def _of_table(
+def _convert_table(
     table: pa.Table,
     taken: CollectionSchema,
     schema: CollectionSchema,
@@ -263,13 +272,14 @@ def _of_table(
     timeline: Timeline | None,
     needed: _Needed,
 ) -> EventTable:
+    """Convert a table with the columns of events."""
     if "_diff" in table.column_names:
         raise SchemaMismatch("events have no '_diff': each of them says what its key is from its time on. Drop it.")
     deleted = None
     if DELETED in table.column_names:
         if not needed.may_delete:
-            raise rows_that_delete()
-        deleted = _flags(table[DELETED])
+            raise make_deletion_error()
+        deleted = _read_flags(table[DELETED])
         table = table.drop_columns([DELETED])
         missing = [name for name in taken.value_names if name not in table.column_names]
         if missing and bool(deleted.all()):
@@ -282,16 +292,16 @@ def _of_table(
                 f"the column {UNCHANGED!r} says that events leave columns as they are, and the machine "
                 f'{form.machine.name!r} needs whole events: read the messages with unchanged="refuse", or drop it'
             )
-        texts, unchanged = _partial_texts(table[UNCHANGED], deleted, schema, form)
+        texts, unchanged = _encode_unchanged(table[UNCHANGED], deleted, schema, form)
         table = table.drop_columns([UNCHANGED])
     if stamp is not None:
-        table = stamp_rows(table, taken, stamp)
+        table = add_times(table, taken, stamp)
     rows = to_updates(table, taken, default_diff=1, moments=timeline)
     events = _finish_table(rows, deleted, schema, form, taken.value.fields, needed, unchanged)
     return events if texts is None else msgspec.structs.replace(events, table=events.table.append_column(GIVEN, texts))
 
 
-def _partial_texts(
+def _encode_unchanged(
     column: pa.ChunkedArray,
     deleted: "np.ndarray[Any, np.dtype[np.bool_]] | None",
     schema: CollectionSchema,
@@ -305,11 +315,11 @@ def _partial_texts(
             f"column {UNCHANGED!r} has type {kind}: it has lists of names of the columns that a row leaves as they are"
         )
     # Few lists are distinct, so only these become objects of Python.
-    lists = combined(column).cast(pa.list_(pa.string()))
+    lists = combine_chunks(column).cast(pa.list_(pa.string()))
     if pc.any(pc.fill_null(pc.equal(pc.binary_length(lists.flatten()), 0), True)).as_py():
         raise SchemaMismatch(f"a list in {UNCHANGED!r} has NULL, or an empty text, in the place of a name.")
     coded = pc.binary_join(lists, _BETWEEN).dictionary_encode()
-    codes = int64_values(coded.indices.cast(pa.int64()).fill_null(-1))
+    codes = get_int64_values(coded.indices.cast(pa.int64()).fill_null(-1))
     if deleted is not None:
         codes = np.where(deleted, -1, codes)
     texts: list[str | None] = [None] * (len(coded.dictionary) + 1)  # The last one is that of whole events, code -1.
@@ -320,11 +330,11 @@ def _partial_texts(
             stays[:, code] = np.isin(schema.value_names, names)
             texts[code] = f"error {''.join('01'[not is_left] for is_left in stays[:, code])}"
     masks = {
-        name: boolean_array(is_left[codes])
+        name: make_boolean_array(is_left[codes])
         for name, is_left in zip(schema.value_names, stays, strict=True)
         if is_left.any()
     }
-    return (pa.array(texts, pa.string()).take(int64_array(codes % len(texts))) if masks else None), masks
+    return (pa.array(texts, pa.string()).take(make_int64_array(codes % len(texts))) if masks else None), masks
 
 
 def _check_unchanged(names: Sequence[str], row: int, schema: CollectionSchema, form: KeyedForm) -> None:
@@ -339,7 +349,7 @@ def _check_unchanged(names: Sequence[str], row: int, schema: CollectionSchema, f
             )
 
 
-def rows_that_delete() -> SchemaMismatch:
+def make_deletion_error() -> SchemaMismatch:
     """Return the error of rows with the column `_deleted` where no row deletes."""
     return SchemaMismatch(
         f"these rows are events, as debezium() and other readers of change data return them: their column {DELETED!r} "
@@ -347,12 +357,12 @@ def rows_that_delete() -> SchemaMismatch:
     ).with_remedy("Create a keyed collection and give it the events by {upsert:call}, or drop the column.")
 
 
-def _flags(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _read_flags(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
     if not (pa.types.is_boolean(column.type) or pa.types.is_null(column.type)):
         raise SchemaMismatch(
             f"column {DELETED!r} has type {column.type}: it is true where the key is deleted, else false"
         )
-    return boolean_values(combined(pc.fill_null(column.cast(pa.bool_()), False)))
+    return get_boolean_values(combine_chunks(pc.fill_null(column.cast(pa.bool_()), False)))
 
 
 def _finish_table(
@@ -364,15 +374,16 @@ def _finish_table(
     needed: _Needed,
     unchanged: "Mapping[str, pa.Array] | None" = None,
 ) -> EventTable:
+    """Check an event table's required columns; add the columns of events."""
     check_keys(rows, schema)
-    flags = pa.chunked_array([boolean_array(np.zeros(len(rows), np.bool_) if deleted is None else deleted)])
+    flags = pa.chunked_array([make_boolean_array(np.zeros(len(rows), np.bool_) if deleted is None else deleted)])
     if deleted is not None and deleted.any():
-        rows = _deleting(rows, deleted, flags, form)
+        rows = _order_deletions(rows, deleted, flags, form)
     if form.tombstone is not None and form.tombstone in rows.column_names:
-        flags = pc.or_(flags, is_tombstone(rows[form.tombstone], form))
-    needed.check(rows, flags, unchanged or {})
-    event_schema = events_schema(schema, fields)
-    numbers = int64_array(np.arange(len(rows), dtype=np.int64))
+        flags = pc.or_(flags, mark_tombstones(rows[form.tombstone], form))
+    needed.check_required(rows, flags, unchanged or {})
+    event_schema = make_event_schema(schema, fields)
+    numbers = make_int64_array(np.arange(len(rows), dtype=np.int64))
     columns = {**dict(zip(rows.column_names, rows.columns, strict=True)), SEQ: numbers, DELETED: flags}
     # A copy, because they wait for others, and the caller may use the buffers again.
     table = copy_table(
@@ -401,7 +412,7 @@ def check_keys(rows: pa.Table | pa.RecordBatch, schema: CollectionSchema) -> Non
     )
 
 
-def _deleting(
+def _order_deletions(
     rows: pa.Table, deleted: "np.ndarray[Any, np.dtype[np.bool_]]", flags: pa.ChunkedArray, form: KeyedForm
 ) -> pa.Table:
     """Give deletions the order that keeps them; raise InvalidUpdate without one."""
@@ -411,7 +422,7 @@ def _deleting(
             f"event {first} deletes its key, and a late event could bring it back: this collection orders events by "
             f"{describe_orders(form)} and has no tombstone column to keep what was deleted."
         ).with_remedy("Create one with {tombstone:option}.")
-    says = is_tombstone(rows[form.tombstone], form) if form.tombstone in rows.column_names else pa.scalar(False)
+    says = mark_tombstones(rows[form.tombstone], form) if form.tombstone in rows.column_names else pa.scalar(False)
     # A row that is a tombstone by itself may have any watermark, as a row that is none may.
     lacking = pc.and_not(flags, says)
     if form.order_by and (lacking := pc.and_(lacking, pc.is_null(rows[form.order_by[0]]))).to_numpy().any():
@@ -431,7 +442,7 @@ def _deleting(
     return rows.set_column(rows.schema.get_field_index(form.tombstone), rows.schema.field(form.tombstone), column)
 
 
-def _with_nullable_values(schema: CollectionSchema) -> CollectionSchema:
+def _make_values_nullable(schema: CollectionSchema) -> CollectionSchema:
     fields = tuple(field.with_nullable(True) for field in schema.value.fields)
     return CollectionSchema(schema.key, replace(schema.value, fields=fields), schema.timeline)
 
@@ -443,7 +454,7 @@ def concat_events(tables: Sequence[EventTable]) -> EventTable:
         return first
     table = pa.concat_tables([events.table for events in tables], promote_options="default")
     at = table.schema.get_field_index(SEQ)
-    table = table.set_column(at, table.schema.field(at), int64_array(np.arange(len(table), dtype=np.int64)))
+    table = table.set_column(at, table.schema.field(at), make_int64_array(np.arange(len(table), dtype=np.int64)))
     known_watermarks = [events.watermarks for events in tables if events.watermarks is not None]
     marks = (
         (min(least for least, _ in known_watermarks), max(most for _, most in known_watermarks))

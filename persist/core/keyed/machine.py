@@ -36,9 +36,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
+from persist.codecs.order.arrays import get_boolean_values, get_int64_values, make_int64_array
 from persist.codecs.order.digits import compute_dense_ranks
-from persist.codecs.order.ordering import combined, order_keys
+from persist.codecs.order.ordering import combine_chunks, make_order_keys
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log.fields import KeyedForm
 
@@ -141,53 +141,57 @@ class Replacing:
     def step(self, touched: Touched) -> pa.Table:
         """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
         names = [*touched.schema.names]
-        groups, times = int64_values(combined(touched.events[GROUP])), int64_values(combined(touched.events["_time"]))
-        last = _last_of_each(groups, times)
-        events = touched.events if last.all() else touched.events.take(int64_array(np.flatnonzero(last)))
+        groups, times = (
+            get_int64_values(combine_chunks(touched.events[GROUP])),
+            get_int64_values(combine_chunks(touched.events["_time"])),
+        )
+        last = _mark_last_events(groups, times)
+        events = touched.events if last.all() else touched.events.take(make_int64_array(np.flatnonzero(last)))
         groups, times = groups[last], times[last]
         # The present rows of each key, then its events: rows of one table. Each row has the number of the row before it
         # with the same key.
         rows = pa.concat_tables([touched.present.select(names), events.select(names)]).combine_chunks()
-        present = int64_values(combined(touched.present[GROUP]))
-        order, group = with_present_first(present, groups)
+        present = get_int64_values(combine_chunks(touched.present[GROUP]))
+        order, group = merge_present_first(present, groups)
         if self._order_by:
-            stands = _stands(watermark_ranks(rows, self._order_by)[order], group)
+            stands = _mark_greatest_so_far(rank_watermarks(rows, self._order_by)[order], group)
             order, group = order[stands], group[stands]
         is_event = order >= len(present)
         at = order[is_event] - len(present)
         is_row = np.ones(len(order), np.bool_)
         if not self._has_tombstone:
-            is_row[is_event] = ~boolean_values(combined(events[DELETED]))[at]
+            is_row[is_event] = ~get_boolean_values(combine_chunks(events[DELETED]))[at]
         has_before = np.zeros(len(order), np.bool_)
         has_before[1:] = (group[1:] == group[:-1]) & is_row[:-1]
         time = np.zeros(len(order), np.int64)
         time[is_event] = times[at]
         goes, comes = np.flatnonzero(is_event & has_before), np.flatnonzero(is_event & is_row)
-        return _updates(touched.schema, rows, order, time, goes, comes)
+        return _make_updates(touched.schema, rows, order, time, goes, comes)
 
 
-def watermark_ranks(rows: pa.Table, order_by: Sequence[str]) -> Ints:
+def rank_watermarks(rows: pa.Table, order_by: Sequence[str]) -> Ints:
     """Return int64[rows]: equal for equal watermarks, and greater for greater ones; NULL is below everything."""
     columns = []
-    for column in order_keys(rows, order_by):
+    for column in make_order_keys(rows, order_by):
         columns += [pc.is_valid(column), column]
     return compute_dense_ranks(columns)
 
 
-def _last_of_each(groups: Ints, times: Ints) -> Flags:
+def _mark_last_events(groups: Ints, times: Ints) -> Flags:
+    """Return which events are the last of their key and time."""
     last = np.ones(len(groups), np.bool_)
     last[:-1] = (groups[1:] != groups[:-1]) | (times[1:] != times[:-1])
     return last
 
 
-def with_present_first(present: Ints, groups: Ints) -> tuple[Ints, Ints]:
+def merge_present_first(present: Ints, groups: Ints) -> tuple[Ints, Ints]:
     """Return the rows of both by group, present ones first, and their groups."""
     groups_of_both = np.concatenate([present, groups])
     order = np.argsort(groups_of_both, kind="stable")
     return order, groups_of_both[order]
 
 
-def _stands(ranks: Ints, group: Ints) -> Flags:
+def _mark_greatest_so_far(ranks: Ints, group: Ints) -> Flags:
     """Return which rows, ordered by group, are not below one before them of their group."""
     if not len(ranks):
         return np.zeros(0, np.bool_)
@@ -196,7 +200,9 @@ def _stands(ranks: Ints, group: Ints) -> Flags:
     return stands
 
 
-def _updates(schema: CollectionSchema, rows: pa.Table, order: Ints, time: Ints, goes: Ints, comes: Ints) -> pa.Table:
+def _make_updates(
+    schema: CollectionSchema, rows: pa.Table, order: Ints, time: Ints, goes: Ints, comes: Ints
+) -> pa.Table:
     """Return the retractions of the rows before those at goes, and the insertions of those at comes."""
     chosen = np.concatenate([order[goes - 1], order[comes]])
     times, diffs = np.concatenate([time[goes], time[comes]]), np.ones(len(chosen), np.int64)
@@ -205,5 +211,5 @@ def _updates(schema: CollectionSchema, rows: pa.Table, order: Ints, time: Ints, 
         # Mostly each row goes or comes once, and then they may stay where they are: they are sorted later anyway.
         times[chosen], diffs[chosen] = times.copy(), diffs.copy()
     else:
-        rows = rows.take(int64_array(chosen))
-    return pa.Table.from_arrays([*rows.columns, int64_array(times), int64_array(diffs)], schema=schema.arrow)
+        rows = rows.take(make_int64_array(chosen))
+    return pa.Table.from_arrays([*rows.columns, make_int64_array(times), make_int64_array(diffs)], schema=schema.arrow)

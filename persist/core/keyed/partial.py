@@ -38,16 +38,16 @@ import pyarrow.compute as pc
 
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import read_default
-from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
-from persist.codecs.order.ordering import combined
+from persist.codecs.order.arrays import get_boolean_values, get_int64_values, make_boolean_array, make_int64_array
+from persist.codecs.order.ordering import combine_chunks
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.inputs import iterate_tables_by_columns
 from persist.codecs.updates.updates import Stamp
 from persist.core.errors import InvalidUsage
-from persist.core.keyed.events import Prepared, has_column, in_order_of_arrival, is_tombstone, number_groups
+from persist.core.keyed.events import Prepared, has_column, mark_tombstones, number_by_arrival, number_groups
 from persist.core.keyed.intake import EventTable, concat_events, to_events
-from persist.core.keyed.machine import DELETED, GIVEN, GROUP, watermark_ranks, with_present_first
+from persist.core.keyed.machine import DELETED, GIVEN, GROUP, merge_present_first, rank_watermarks
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.keyed_rules import UNCHANGED
 from persist.core.timeline import Timeline
@@ -96,12 +96,13 @@ def to_partial_events(
     if len(pieces) == 1:
         return joined
     order = np.argsort(np.concatenate([np.asarray(rows, np.int64) for rows in numbers]))
-    return msgspec.structs.replace(joined, table=in_order_of_arrival(joined.table.take(int64_array(order))))
+    return msgspec.structs.replace(joined, table=number_by_arrival(joined.table.take(make_int64_array(order))))
 
 
 def _check_columns(
     table: pa.Table, columns: Sequence[str], schema: CollectionSchema, form: KeyedForm, missing: Missing
 ) -> None:
+    """Raise SchemaMismatch unless the columns of partial rows are enough."""
     if DELETED in table.column_names:
         raise SchemaMismatch(
             f"the rows of an update have a column {DELETED!r}, and an update deletes nothing. Drop it."
@@ -158,52 +159,52 @@ class _Sequence:
         schema, events = ready.schema, ready.events
         texts, codes = list[str](), np.full(len(events), -1)
         if GIVEN in events.column_names:
-            encoded = combined(events[GIVEN]).dictionary_encode()
+            encoded = combine_chunks(events[GIVEN]).dictionary_encode()
             texts = encoded.dictionary.to_pylist()
-            codes = int64_values(encoded.indices.cast(pa.int64()).fill_null(-1))
+            codes = get_int64_values(encoded.indices.cast(pa.int64()).fill_null(-1))
         columns = dict(zip(schema.names, events.select(schema.names).columns, strict=True))
         for at, name in enumerate(schema.value_names):
             default = read_default(schema, name)
             if default.is_valid:
                 lacks = np.array([*(not has_column(text, at) for text in texts), False])[codes]
-                columns[name] = pc.if_else(boolean_array(lacks), default, columns[name])
+                columns[name] = pc.if_else(make_boolean_array(lacks), default, columns[name])
         for name in [name for group in form.groups for name in group.columns]:
             columns[name] = pc.if_else(events[DELETED], pa.scalar(None, columns[name].type), columns[name])
         whole = pa.Table.from_arrays([*columns.values()], names=[*columns])
         rows = pa.concat_tables([present.select(schema.names), whole]).combine_chunks()
         dead = np.zeros(len(present), np.bool_)
         if form.tombstone is not None:
-            dead = boolean_values(combined(is_tombstone(present[form.tombstone], form)))
-        order, group = with_present_first(groups, int64_values(combined(events[GROUP])))
+            dead = get_boolean_values(combine_chunks(mark_tombstones(present[form.tombstone], form)))
+        order, group = merge_present_first(groups, get_int64_values(combine_chunks(events[GROUP])))
         first = np.maximum.accumulate(np.where(np.append(True, group[1:] != group[:-1]), np.arange(len(group)), 0))
-        deletes = np.concatenate([dead, boolean_values(combined(events[DELETED]))])[order]
+        deletes = np.concatenate([dead, get_boolean_values(combine_chunks(events[DELETED]))])[order]
         codes = np.concatenate([np.full(len(present), -1), codes])[order]
         return cls(rows, len(present), order, group, first, codes, texts, deletes)
 
-    def by_text(self, value: list[bool]) -> Flags:
+    def expand_by_text(self, value: list[bool]) -> Flags:
         """Return a value at each place, from a value for each text; True for whole rows."""
         return np.array([*value, True])[self.codes]
 
-    def has(self, name: str, schema: CollectionSchema) -> Flags:
+    def mark_having(self, name: str, schema: CollectionSchema) -> Flags:
         """Return whether the event at each place has a value column."""
         at = schema.value_names.index(name)
-        return self.by_text([has_column(text, at) for text in self.texts])
+        return self.expand_by_text([has_column(text, at) for text in self.texts])
 
-    def last(self, flags: Flags) -> Ints:
+    def find_last(self, flags: Flags) -> Ints:
         """Return the last place up to each one, of the same key, at which a flag is set; -1 without one."""
         places = np.maximum.accumulate(np.where(flags, np.arange(len(flags)), -1))
         return np.where(places >= self.first, places, -1)
 
-    def last_before(self, flags: Flags) -> Ints:
+    def find_last_before(self, flags: Flags) -> Ints:
         """Return the last place before each one, of the same key, at which a flag is set; -1 without one."""
-        places = np.append(-1, self.last(flags)[:-1])
+        places = np.append(-1, self.find_last(flags)[:-1])
         return np.where(places >= self.first, places, -1)
 
-    def stands(self, order_by: Sequence[str], is_set: Flags) -> Flags:
+    def mark_greatest_so_far(self, order_by: Sequence[str], is_set: Flags) -> Flags:
         """Return whether no earlier event with the columns of an order has a greater one."""
         if not order_by or not len(self.order):
             return np.ones(len(self.order), np.bool_)
-        ranks = np.where(is_set, watermark_ranks(self.rows, order_by)[self.order] + 1, 0)
+        ranks = np.where(is_set, rank_watermarks(self.rows, order_by)[self.order] + 1, 0)
         placed = self.group * (int(ranks.max()) + 1) + ranks
         stands: Flags = (np.maximum.accumulate(placed) == placed) | ~is_set
         return stands
@@ -233,37 +234,37 @@ class _Units:
     def of(cls, rows: _Sequence, form: KeyedForm, schema: CollectionSchema, floor: pa.Scalar | None) -> "_Units":
         """Return the units that the events of a sequence change."""
         is_partial = rows.codes >= 0
-        makes = rows.by_text([text.startswith("insert") for text in rows.texts])
-        earlier = rows.last_before(makes)
+        makes = rows.expand_by_text([text.startswith("insert") for text in rows.texts])
+        earlier = rows.find_last_before(makes)
         is_known = makes | (earlier >= 0)  # Other events are left out, whatever their orders are.
         grouped = {name for group in form.groups for name in group.names}
         touches = earlier < 0
         for name in schema.value_names:
             if name not in grouped:
-                touches |= rows.has(name, schema)
-        touches |= rows.by_text(["1" not in text for text in rows.texts])
-        has_order = is_known & rows.has(form.order_by[0], schema) if form.order_by else np.zeros_like(is_known)
+                touches |= rows.mark_having(name, schema)
+        touches |= rows.expand_by_text(["1" not in text for text in rows.texts])
+        has_order = is_known & rows.mark_having(form.order_by[0], schema) if form.order_by else np.zeros_like(is_known)
         is_recent = np.ones_like(is_known)
         if floor is not None:
-            marks = pc.fill_null(pc.greater_equal(combined(rows.rows[form.order_by[0]]), floor), False)
-            is_recent = boolean_values(marks)[rows.order]
+            marks = pc.fill_null(pc.greater_equal(combine_chunks(rows.rows[form.order_by[0]]), floor), False)
+            is_recent = get_boolean_values(marks)[rows.order]
         while True:
-            stands = touches & rows.stands(form.order_by, has_order)
+            stands = touches & rows.mark_greatest_so_far(form.order_by, has_order)
             # Whole rows, deletions, and rows that may be inserted decide whether a key holds a row.
-            previous = rows.last_before(stands & (makes | rows.deletes))
+            previous = rows.find_last_before(stands & (makes | rows.deletes))
             is_there = (previous >= 0) & ~rows.deletes[previous]
             # A deletion may also change a tombstone that is not below the floor.
             is_forgotten = ~is_there & (
-                (earlier < 0) if floor is None else (rows.last_before(has_order & is_recent) < 0)
+                (earlier < 0) if floor is None else (rows.find_last_before(has_order & is_recent) < 0)
             )
             is_missing = is_partial & stands & np.where(rows.deletes, is_forgotten, ~is_there)
             # The watermark of an event that is left out does not count. The first one of each key is certain.
             ignored = is_missing & ~makes & has_order
             if not ignored.any():
                 break
-            has_order &= ~(ignored & (rows.last_before(ignored) < 0))
+            has_order &= ~(ignored & (rows.find_last_before(ignored) < 0))
         counts = stands & (~is_missing | makes)
-        refused = is_missing & rows.by_text([text.startswith("error") for text in rows.texts])
+        refused = is_missing & rows.expand_by_text([text.startswith("error") for text in rows.texts])
         setters = _group_setters(rows, is_known, counts, form, schema)
         begins = is_missing & makes
         return cls(counts, begins, begins & is_forgotten, setters, earlier, refused)
@@ -278,17 +279,17 @@ def _group_setters(
     """
     setters = dict[str, Flags]()
     for group in form.groups:
-        has_order = rows.has(group.order_by[0], schema)
+        has_order = rows.mark_having(group.order_by[0], schema)
         has = is_known & has_order
         has_value = np.logical_or.reduce(
-            [boolean_values(combined(pc.is_valid(rows.rows[name])))[rows.order] for name in group.order_by]
+            [get_boolean_values(combine_chunks(pc.is_valid(rows.rows[name])))[rows.order] for name in group.order_by]
         )
-        sets = has & rows.stands(group.order_by, has)
+        sets = has & rows.mark_greatest_so_far(group.order_by, has)
         ends = counts & rows.deletes & ~(has & has_value)
         keeps_order = is_known & ~has_order & ~rows.deletes
         setters |= dict.fromkeys(group.order_by, sets)
         for name in group.columns:
-            is_there = rows.has(name, schema)
+            is_there = rows.mark_having(name, schema)
             setters[name] = (sets & (is_there | rows.deletes)) | (keeps_order & is_there) | ends
     return setters
 
@@ -320,66 +321,68 @@ def complete_events(
     floor = find_floor() if _depends_on_floor(rows, form, ready.schema) else None
     units = _Units.of(rows, form, ready.schema, floor)
     if units.refused.any() and on_refused is not None:
-        on_refused(ready.events.take(int64_array(rows.order[units.refused] - rows.start)))
+        on_refused(ready.events.take(make_int64_array(rows.order[units.refused] - rows.start)))
     elif units.refused.any():
-        raise _missing_keys(ready.keys.take(int64_array(np.unique(rows.group[units.refused]))), name)
+        raise _make_missing_keys_error(ready.keys.take(make_int64_array(np.unique(rows.group[units.refused]))), name)
     changes = np.logical_or.reduce([units.counts, *units.grouped.values()])
     chosen = np.flatnonzero((rows.order >= rows.start) & changes)
     columns = dict(
         zip(
             ready.events.column_names,
-            ready.events.take(int64_array(rows.order[chosen] - rows.start)).columns,
+            ready.events.take(make_int64_array(rows.order[chosen] - rows.start)).columns,
             strict=True,
         )
     )
     fallback = np.where(units.counts, np.arange(len(rows.order)), units.earlier)[chosen]
-    for column, sets in _setters(rows, units, form, ready.schema).items():
-        source = rows.last(sets)[chosen]
-        columns[column] = rows.rows[column].take(int64_array(rows.order[np.where(source < 0, fallback, source)]))
+    for column, sets in _find_setters(rows, units, form, ready.schema).items():
+        source = rows.find_last(sets)[chosen]
+        columns[column] = rows.rows[column].take(make_int64_array(rows.order[np.where(source < 0, fallback, source)]))
     columns.pop(GIVEN, None)
     some, numbers = np.unique(rows.group[chosen], return_inverse=True)
-    columns[GROUP] = int64_array(numbers.astype(np.int64))
+    columns[GROUP] = make_int64_array(numbers.astype(np.int64))
     schema = pa.schema([ready.events.schema.field(column) for column in columns])
     events = pa.Table.from_arrays([*columns.values()], schema=schema)
     if len(some) == len(ready.keys):
         return replace(ready, events=events), present
-    keys = ready.keys.take(int64_array(some))
-    return replace(ready, keys=keys, events=events), present.filter(boolean_array(np.isin(groups, some)))
+    keys = ready.keys.take(make_int64_array(some))
+    return replace(ready, keys=keys, events=events), present.filter(make_boolean_array(np.isin(groups, some)))
 
 
 def _depends_on_floor(rows: _Sequence, form: KeyedForm, schema: CollectionSchema) -> bool:
     """Return whether a partial event comes after a tombstone, and deletes again or takes its order."""
     if not form.order_by:
         return False
-    asks = (rows.codes >= 0) & (rows.deletes | ~rows.has(form.order_by[0], schema))
-    return bool((asks & (rows.last_before(rows.deletes) >= 0)).any())
+    asks = (rows.codes >= 0) & (rows.deletes | ~rows.mark_having(form.order_by[0], schema))
+    return bool((asks & (rows.find_last_before(rows.deletes) >= 0)).any())
 
 
-def _setters(rows: _Sequence, units: _Units, form: KeyedForm, schema: CollectionSchema) -> dict[str, Flags]:
+def _find_setters(rows: _Sequence, units: _Units, form: KeyedForm, schema: CollectionSchema) -> dict[str, Flags]:
     """Return for each value column whether the event at each place sets it."""
     setters = dict(units.grouped)
     for name in schema.value_names:
         if name not in setters:
             begins = units.begins if name not in form.order_by else units.is_first
-            setters[name] = units.counts & (rows.has(name, schema) | begins)
+            setters[name] = units.counts & (rows.mark_having(name, schema) | begins)
     return setters
 
 
 def _check_one_row(ready: Prepared, present: pa.Table, groups: Ints, partial: Ints, name: str) -> None:
     """Raise InvalidUsage if a key with a partial event holds several rows."""
-    diffs = int64_values(combined(present["_diff"])) if "_diff" in present.column_names else np.ones(len(present))
+    diffs = (
+        get_int64_values(combine_chunks(present["_diff"])) if "_diff" in present.column_names else np.ones(len(present))
+    )
     counts = np.bincount(groups, weights=np.abs(diffs), minlength=len(ready.keys))
     if not (counts > 1).any():
         return
     several = np.intersect1d(np.flatnonzero(counts > 1), partial)
     if len(several):
         raise InvalidUsage(
-            f"{name!r} has several rows for {_describe_keys(ready.keys.take(int64_array(several)))}, and an update "
-            "changes one row for each key: use an UPDATE statement, or upsert whole rows"
+            f"{name!r} has several rows for {_describe_keys(ready.keys.take(make_int64_array(several)))}, and an "
+            "update changes one row for each key: use an UPDATE statement, or upsert whole rows"
         )
 
 
-def _missing_keys(keys: pa.Table, name: str) -> InvalidUsage:
+def _make_missing_keys_error(keys: pa.Table, name: str) -> InvalidUsage:
     return InvalidUsage(
         f"{name!r} has no row to update for {_describe_keys(keys)}; nothing was written. "
         'missing="insert" inserts such rows, with NULL or the default in columns that they lack; missing="ignore" '
@@ -388,6 +391,7 @@ def _missing_keys(keys: pa.Table, name: str) -> InvalidUsage:
 
 
 def _describe_keys(keys: pa.Table) -> str:
+    """Return a few keys as text for messages."""
     some = to_dicts(keys.slice(0, _KEYS_MAX))
     texts = [", ".join(f"{name}={value!r:.80}" for name, value in key.items()) for key in some]
     more = [f"{len(keys) - len(some):,} more keys"] if len(keys) > len(some) else []

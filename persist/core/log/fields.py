@@ -65,7 +65,7 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             return 13
         return 12 if isinstance(schema, dict) and "inner" in schema else self.came_with
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         """Return the mutation as a sentence; `time` formats times of the collection."""
         return self.in_words.format(self, name=name)
 

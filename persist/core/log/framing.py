@@ -72,7 +72,7 @@ class _Head(msgspec.Struct):
 def encode_framed(value: Framed) -> bytes:
     """Return value as one line of JSON with a checksum."""
     body = msgspec.json.encode(value)[:-1]
-    return b"".join((body, _OPEN, _digest(body), _CLOSE))
+    return b"".join((body, _OPEN, _compute_checksum(body), _CLOSE))
 
 
 def decode_framed(data: bytes, kind: type[F], key: str) -> F:
@@ -177,7 +177,7 @@ def _verify_body(data: bytes, key: str) -> bytes:
     if not (len(data) > _TAIL_BYTES and tail.startswith(_OPEN) and tail.endswith(_CLOSE)):
         raise CorruptBlob(key, f"its {len(data)} bytes do not end in a checksum, so it was cut short or overwritten")
     body = data[:-_TAIL_BYTES]
-    stored, computed = tail[len(_OPEN) : -len(_CLOSE)], _digest(body)
+    stored, computed = tail[len(_OPEN) : -len(_CLOSE)], _compute_checksum(body)
     if stored != computed:
         raise CorruptBlob(
             key,
@@ -186,5 +186,5 @@ def _verify_body(data: bytes, key: str) -> bytes:
     return body
 
 
-def _digest(body: bytes) -> bytes:
+def _compute_checksum(body: bytes) -> bytes:
     return xxhash.xxh3_128_hexdigest(body).encode()

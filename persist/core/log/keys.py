@@ -57,7 +57,7 @@ def check_keys(append: BringsParts) -> list[str]:
     Shared parts of a clone are not among them.
     """
     named = check_parts(append.collection, append.parts, get_shared_folders(append))
-    keys = [key for key in named if collection_part(key) == append.collection]
+    keys = [key for key in named if get_second_part(key) == append.collection]
     if append.parts_in is not None:
         if not is_upload(append.parts_in.blob, append.collection):
             raise ValueError(_format_not_upload(append.parts_in.blob, append.collection))
@@ -124,43 +124,45 @@ def _format_not_upload(key: str, collection: str) -> str:
     return f"{key[:200]!r} is not the name of an upload to collection {collection}"
 
 
-def get_upload_seqno(key: str) -> int | None:
+def parse_upload_seqno(key: str) -> int | None:
     """Return the seqno in the key of an upload; None for other keys."""
-    return _match_seqno(_UPLOAD, key)
+    return _parse_seqno(_UPLOAD, key)
 
 
-def _match_seqno(pattern: re.Pattern[str], key: str) -> int | None:
+def _parse_seqno(pattern: re.Pattern[str], key: str) -> int | None:
     match = pattern.fullmatch(key)
     return None if match is None else int(match["seqno"])
 
 
-def record_key(seqno: int) -> str:
+def make_record_key(seqno: int) -> str:
     """Return the key of the record at seqno."""
     return f"{LOG}{seqno:020d}"
 
 
-def record_seqno(key: str) -> int | None:
+def parse_record_seqno(key: str) -> int | None:
     """Return the seqno in the key of a record; None for other keys."""
     digits = key.removeprefix(LOG)
-    return int(digits) if digits.isdecimal() and record_key(int(digits)) == key else None
+    return int(digits) if digits.isdecimal() and make_record_key(int(digits)) == key else None
 
 
 def list_records(blob: Blob, after: int = -1) -> Iterator[tuple[int, BlobEntry]]:
     """Yield the stored records after a seqno, oldest first."""
-    listed = blob.list(LOG, record_key(after) if after >= 0 else None)
+    listed = blob.list(LOG, make_record_key(after) if after >= 0 else None)
     # A seqno of more than 20 digits is listed in another place than it has among numbers.
-    return ((seqno, entry) for entry in listed if (seqno := record_seqno(entry.key)) is not None and seqno > after)
+    return (
+        (seqno, entry) for entry in listed if (seqno := parse_record_seqno(entry.key)) is not None and seqno > after
+    )
 
 
-def checkpoint_key(seqno: int) -> str:
+def make_checkpoint_key(seqno: int) -> str:
     """Return the key of the checkpoint after the record at seqno."""
     return f"{CHECKPOINTS}{_SEQNO_LAST - seqno:020d}-{seqno:020d}.json"
 
 
-def checkpoint_seqno(key: str) -> int | None:
+def parse_checkpoint_seqno(key: str) -> int | None:
     """Return the seqno in the key of a checkpoint; None for other keys."""
     digits = key.removeprefix(CHECKPOINTS)[21:41]
-    return int(digits) if digits.isdecimal() and checkpoint_key(int(digits)) == key else None
+    return int(digits) if digits.isdecimal() and make_checkpoint_key(int(digits)) == key else None
 
 
 def list_checkpoints(blob: Blob) -> Iterator[tuple[int, BlobEntry]]:
@@ -168,15 +170,17 @@ def list_checkpoints(blob: Blob) -> Iterator[tuple[int, BlobEntry]]:
 
     Other keys there are skipped; they may belong to a location below this one.
     """
-    return ((seqno, entry) for entry in blob.list(CHECKPOINTS) if (seqno := checkpoint_seqno(entry.key)) is not None)
+    return (
+        (seqno, entry) for entry in blob.list(CHECKPOINTS) if (seqno := parse_checkpoint_seqno(entry.key)) is not None
+    )
 
 
-def part_key(collection: str, seqno: int) -> str:
+def make_part_key(collection: str, seqno: int) -> str:
     """Return a new key for a part whose upload begins at seqno."""
     return f"{PARTS}{collection}/{seqno:020d}-{uuid.uuid4().hex}.parquet"
 
 
-def vectors_key(collection: str, seqno: int, size: int | None = None) -> tuple[str, uuid.UUID]:
+def make_vectors_key(collection: str, seqno: int, size: int | None = None) -> tuple[str, uuid.UUID]:
     """Return a new key for deletion vectors, and the id in it.
 
     `size`: of the blob, below 2**32, for `size_of_vectors`; None if nobody asks for it.
@@ -187,67 +191,67 @@ def vectors_key(collection: str, seqno: int, size: int | None = None) -> tuple[s
     return f"{PARTS}{collection}/{seqno:020d}/deletion_vector_{id_}.bin", id_
 
 
-def get_vectors_size(key: str) -> int | None:
+def parse_vectors_size(key: str) -> int | None:
     """Return the bytes of a vectors blob if its key has the size; otherwise None."""
     return int(key[-12:-4], 16) if key.endswith(".bin") else None
 
 
-def manifest_key(collection: str, seqno: int) -> str:
+def make_manifest_key(collection: str, seqno: int) -> str:
     """Return a new key for a manifest of an Iceberg table."""
     return f"{PARTS}{collection}/metadata/{seqno:020d}-{uuid.uuid4().hex}.avro"
 
 
-def table_root(collection: str) -> str:
+def get_table_root(collection: str) -> str:
     """Return the folder of a collection's parts, which is the root of its published tables."""
     return f"{PARTS}{collection}/"
 
 
-def list_prefix(collection: str, seqno: int) -> str:
+def make_list_prefix(collection: str, seqno: int) -> str:
     """Return a part list's key without its checksum. The list is made at seqno."""
     return f"{LISTS}{collection}/{seqno:020d}-"
 
 
-def archive_prefix(collection: str, seqno: int) -> str:
+def make_archive_prefix(collection: str, seqno: int) -> str:
     """Return a token archive's key without its checksum. The archive is made at seqno."""
     return f"{PARTS}{collection}/{seqno:020d}-"
 
 
-def directory_prefix(seqno: int) -> str:
+def make_directory_prefix(seqno: int) -> str:
     """Return a directory object's key without its checksum."""
     return f"{DIRECTORIES}{seqno:020d}-"
 
 
-def directory_seqno(key: str) -> int | None:
+def parse_directory_seqno(key: str) -> int | None:
     """Return the seqno of the checkpoint in the key of a directory object; None for other keys."""
-    return _match_seqno(_DIRECTORY, key)
+    return _parse_seqno(_DIRECTORY, key)
 
 
-def pages_key(seqno: int, data: bytes) -> str:
+def make_pages_key(seqno: int, data: bytes) -> str:
     """Return the key of directory pages with these bytes."""
-    return f"{directory_prefix(seqno)}{xxhash.xxh3_128_hexdigest(data)}.pages"
+    return f"{make_directory_prefix(seqno)}{xxhash.xxh3_128_hexdigest(data)}.pages"
 
 
-def pages_seqno(key: str) -> int | None:
+def parse_pages_seqno(key: str) -> int | None:
     """Return the seqno of the checkpoint in the key of directory pages; None for other keys."""
-    return _match_seqno(_PAGES, key)
+    return _parse_seqno(_PAGES, key)
 
 
-def state_prefix(collection: str, seqno: int) -> str:
+def make_state_prefix(collection: str, seqno: int) -> str:
     """Return a state object's key without its checksum."""
     return f"{STATES}{collection}/{seqno:020d}-"
 
 
-def state_collection(key: str) -> str | None:
+def parse_state_collection(key: str) -> str | None:
     """Return the collection in the key of a state object; None for other keys."""
     match = _STATE.fullmatch(key)
     return None if match is None else match["collection"]
 
 
-def state_seqno(key: str) -> int | None:
+def parse_state_seqno(key: str) -> int | None:
     """Return the seqno of the checkpoint in the key of a state object; None for other keys."""
-    return _match_seqno(_STATE, key)
+    return _parse_seqno(_STATE, key)
 
 
-def collection_part(key: str) -> str:
+def get_second_part(key: str) -> str:
     """Return the second part of a key, which is a collection in some kinds."""
     return key.split("/")[1]

@@ -53,7 +53,7 @@ class Create(CollectionMutation, frozen=True, tag="create"):
     keyed: KeyedForm | None = None
     view: dict[str, Any] | None = None
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         what = "" if self.view is None else "the index " if "index" in self.view else "the view "
         return f"created {what}{self.name!r}"
 
@@ -86,7 +86,7 @@ class Clone(CollectionMutation, frozen=True, tag="clone"):
     runs: tuple[Numbers, ...] = ()
     keyframe: Keyframe | None = None
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"created {self.name!r} as a clone of a collection as of {time(self.as_of)}"
 
 
@@ -97,7 +97,7 @@ class Append(CollectionMutation, frozen=True, tag="append"):
     parts: tuple[Part, ...] = ()
     parts_in: BlobRef | None = None
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         size = sum(part.bytes for part in self.parts)
         first, last = min(part.time_min for part in self.parts), max(part.time_max for part in self.parts)
         at = f"time {time(first)}" if first == last else f"times {time(first)} to {time(last)}"
@@ -130,7 +130,7 @@ class Replace(CollectionMutation, frozen=True, tag="replace"):
     history_from: int | None = None
     unused: tuple[str, ...] = ()
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         done = []
         if self.keyframes:
             done.append(f"made a keyframe as of {', '.join(time(keyframe.as_of) for keyframe in self.keyframes)}")
@@ -171,7 +171,7 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
     replaced: tuple[tuple[int, Numbers], ...] = ()
     unused: tuple[str, ...] = ()
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"erased {format_count(self.updates, 'update')} of {name} from all times: {self.reason}"
 
 
@@ -186,7 +186,7 @@ class Tokens(CollectionMutation, frozen=True, tag="tokens"):
     def format_needed(self) -> int:
         return self.came_with if self.archiving is None else self.archiving.came_with
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"remembered {', '.join(repr(mark.token) for mark in self.tokens)} as written to {name}"
 
 
@@ -205,7 +205,7 @@ class Seal(CollectionMutation, frozen=True, tag="seal"):
 
     upper: Frontier
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"sealed {name} {'to ' if self.upper else ''}{format_frontier(self.upper, time)}"
 
 
@@ -214,7 +214,7 @@ class AllowCompaction(CollectionMutation, frozen=True, tag="allow_compaction"):
 
     since: Frontier
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"allowed compaction of {name} up to {format_frontier(self.since, time)}"
 
 
@@ -242,7 +242,7 @@ class SetHold(CollectionMutation, frozen=True, tag="hold"):
     schema: int | None = None
     columns: tuple[int, ...] | None = None
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         if self.lease is not None:
             return f"a reader holds {name} at {time(self.time)} by a lease"
         if self.expected is None:
@@ -271,7 +271,7 @@ class Pend(CollectionMutation, frozen=True, tag="pend"):
     parts_in: BlobRef | None = None
     watermarks: Watermarks | None = None
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"wrote {format_rows(self.parts, 'event')} to {name}, which become updates when their times are sealed"
 
 
@@ -297,7 +297,7 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
     watermarks: Watermarks | None = None
     unused: tuple[str, ...] = ()
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         updates = format_rows(self.parts, "update")
         return f"turned the events of {name} before {format_frontier(self.end, time)} into {updates}"
 
@@ -342,7 +342,7 @@ class Publish(CollectionMutation, frozen=True, tag="publish"):
     def format_needed(self) -> int:
         return 11 if self.table.startswith(PIN_PREFIX) else self.came_with
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"published {name} as of {time(self.as_of)} as version {self.version} of its {self.table} table"
 
 
@@ -375,7 +375,7 @@ class Evolve(CollectionMutation, frozen=True, tag="evolve"):
     schema: dict[str, Any]
     keyed: KeyedForm | None = None
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         sides = (self.schema.get(side) or {} for side in ("key", "value"))
         columns = ", ".join(str(field[0]) for side in sides for field in side.get("fields", ()))
         keyed = "; it takes events from then on" * (self.keyed is not None)
@@ -396,7 +396,7 @@ class Redefine(CollectionMutation, frozen=True, tag="redefine"):
     start: Frontier
     schema: dict[str, Any] | None = None
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"gave {name} its definition {self.view.get('number')}: {str(self.view.get('sql'))[:80]}"
 
 
@@ -430,7 +430,7 @@ class SetTag(CollectionMutation, frozen=True, tag="tag"):
     time: int
     expected: int | None = None
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"tagged {name} as of {time(self.time)} as {self.tag!r}"
 
 
@@ -458,7 +458,7 @@ class Note(CollectionMutation, frozen=True, tag="note"):
     message: str = ""
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"noted on {name}: {self.message}" if name else f"noted: {self.message}"
 
 
@@ -477,7 +477,7 @@ class GrantLease(LocationMutation, frozen=True, tag="lease"):
     reads_from: int = 0
     consumer: str = ""
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"{self.holder} {'renewed' if self.renews else 'took'} a lease"
 
 
@@ -499,7 +499,7 @@ class OpenWriter(LocationMutation, frozen=True, tag="open_writer"):
     holder: str
     force: bool = False
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"{self.holder} opened the location exclusively{' by force' if self.force else ''}"
 
 
@@ -544,7 +544,7 @@ class Collected(LocationMutation, frozen=True, tag="collected"):
     is_sent: ClassVar[bool] = False
     dropped: tuple[tuple[str, int], ...]
 
-    def sentence(self, name: str, time: TimeText) -> str:
+    def describe(self, name: str, time: TimeText) -> str:
         return f"forgot {len(self.dropped)} things whose blobs were deleted"
 
 

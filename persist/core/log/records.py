@@ -54,7 +54,7 @@ from persist.blob.threads import Backoff, Clock
 from persist.codecs.part.part import Part
 from persist.core.log.fields import Seqno
 from persist.core.log.framing import Framed, decode_framed, encode_framed, get_framed, store_framed
-from persist.core.log.keys import check_keys, list_prefix, list_records, record_key
+from persist.core.log.keys import check_keys, list_records, make_list_prefix, make_record_key
 from persist.core.log.kinds import AnyMutation, BringsParts, Mutation
 
 COMMIT_DEADLINE_S = 30.0  # How long a commit retries a store without a clear answer, before it ends in doubt.
@@ -103,7 +103,7 @@ def read_record(blob: Blob, seqno: int) -> Record | None:
         CorruptBlob, IncompatibleVersion: the record is damaged, or of a newer format.
         Unavailable: the store did not answer.
     """
-    key = record_key(seqno)
+    key = make_record_key(seqno)
     data = get_at_most(blob, key, RECORD_BYTES_MAX)
     if data is None:
         return None
@@ -161,7 +161,7 @@ class RecordReader:
                 yield record
                 yielded += 1
 
-    def page(self, after: int) -> "LogPage":
+    def list_page(self, after: int) -> "LogPage":
         """Return a page of the log's listing. Reads of a remote store start at once."""
         return LogPage(self._blob, after, self._pool if is_remote(self._blob) else None)
 
@@ -184,7 +184,7 @@ class LogPage:
     def seqnos(self) -> list[int]:
         """The seqnos of all records in the page, ascending."""
         if self._seqnos is None:  # No `cached_property`: up to Python 3.11, all pages of a process share its lock.
-            self._seqnos = self._list() if self._listing is None else self._listing.result()
+            self._seqnos = self._list_seqnos() if self._listing is None else self._listing.result()
         return self._seqnos
 
     @property
@@ -193,13 +193,13 @@ class LogPage:
         return len(self.seqnos) == LISTED_MAX
 
     @property
-    def run(self) -> list[int]:
+    def consecutive_seqnos(self) -> list[int]:
         """The consecutive seqnos after the given one."""
         return _take_consecutive(self._after, self.seqnos)
 
-    def records(self) -> Iterator[Record | None]:
+    def read_records(self) -> Iterator[Record | None]:
         """Yield the records of the run, once; None for a deleted one."""
-        run = self.run
+        run = self.consecutive_seqnos
         for at, seqno in enumerate(run):
             if self._pool is None:
                 yield read_record(self._blob, seqno)
@@ -208,11 +208,12 @@ class LogPage:
                 self._asked.append(self._pool.submit(read_record, self._blob, run[at + AHEAD_MAX]))
             yield self._asked.popleft().result()
 
-    def _list(self) -> list[int]:
+    def _list_seqnos(self) -> list[int]:
         return [seqno for seqno, _ in islice(list_records(self._blob, self._after - 1), LISTED_MAX)]
 
     def _list_and_request(self, pool: Executor) -> list[int]:
-        seqnos = self._list()
+        """List the page's seqnos; request their records before all are listed."""
+        seqnos = self._list_seqnos()
         self._asked.extend(
             pool.submit(read_record, self._blob, seqno) for seqno in _take_consecutive(self._after, seqnos)[:AHEAD_MAX]
         )
@@ -227,7 +228,7 @@ def _take_consecutive(after: int, seqnos: Iterable[int]) -> list[int]:
 
 def read_commit_id(blob: Blob, seqno: int) -> str | None:
     """Return the commit id of the record at seqno; None without a record. Cost: one GET."""
-    key = record_key(seqno)
+    key = make_record_key(seqno)
     data = get_at_most(blob, key, RECORD_BYTES_MAX)
     return None if data is None else decode_framed(data, Record, key).commit
 
@@ -237,7 +238,7 @@ def matches_commit(blob: Blob, seqno: int, commit: str) -> bool:
 
     False does not prove that it is another commit: `read_commit_id` does.
     """
-    head = blob.get(record_key(seqno), (0, HEAD_BYTES))
+    head = blob.get(make_record_key(seqno), (0, HEAD_BYTES))
     return head is not None and f'"commit":"{commit}"'.encode() in head
 
 
@@ -256,7 +257,7 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
         Indeterminate: within deadline_s, no answer showed whether the record is in the log.
         StoreMisconfigured: the store refuses the request, or reports an existing record that it does not have.
     """
-    key, data = record_key(record.seqno), encode_record(record)
+    key, data = make_record_key(record.seqno), encode_record(record)
     if len(data) > RECORD_BYTES_MAX:
         raise InvalidUsage(
             f"a commit takes {len(data):,} bytes of the log, and at most {RECORD_BYTES_MAX:,} are allowed; nothing was "
@@ -271,13 +272,13 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
                 return None
             stored = read_record(blob, record.seqno)
             if stored is None and was_gone:
-                raise _build_phantom_error(blob, key)
+                raise _make_phantom_error(blob, key)
             if stored is None:
                 was_gone = True  # Truncated in between: a client that creates it now finds that out.
                 continue
             return None if stored.commit == record.commit else stored
         except StoreMisconfigured:
-            if not _is_there(blob, record):
+            if not _is_stored(blob, record):
                 raise
             return None  # A proxy invented the answer.
         except Unavailable as error:
@@ -290,7 +291,7 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
             if stored is not None:
                 return None if stored.commit == record.commit else stored
         if not backoff.wait():
-            raise _build_timeout_error(blob, record, deadline_s, doubtful, failure) from failure
+            raise _make_timeout_error(blob, record, deadline_s, doubtful, failure) from failure
 
 
 def _try_read_record(blob: Blob, seqno: int) -> Record | None:
@@ -301,7 +302,7 @@ def _try_read_record(blob: Blob, seqno: int) -> Record | None:
         return None
 
 
-def _is_there(blob: Blob, record: Record) -> bool:
+def _is_stored(blob: Blob, record: Record) -> bool:
     try:
         stored = read_record(blob, record.seqno)
     except PersistError:
@@ -309,7 +310,7 @@ def _is_there(blob: Blob, record: Record) -> bool:
     return stored is not None and stored.commit == record.commit
 
 
-def _build_phantom_error(blob: Blob, key: str) -> StoreMisconfigured:
+def _make_phantom_error(blob: Blob, key: str) -> StoreMisconfigured:
     """Return the error for a store that reports a record it does not have."""
     return StoreMisconfigured(
         f"the store at {blob.url} says again and again that {key!r} exists, and has no value for it. Look what stands "
@@ -317,9 +318,7 @@ def _build_phantom_error(blob: Blob, key: str) -> StoreMisconfigured:
     )
 
 
-def _build_timeout_error(
-    blob: Blob, record: Record, deadline_s: float, doubtful: bool, failure: Exception
-) -> Exception:
+def _make_timeout_error(blob: Blob, record: Record, deadline_s: float, doubtful: bool, failure: Exception) -> Exception:
     """Return the error for a commit that was not confirmed in time."""
     tried = f"the store at {blob.url} did not confirm the commit at seqno {record.seqno} within {deadline_s:g} s"
     if doubtful:
@@ -348,7 +347,7 @@ def store_part_list(blob: Blob, location: str, mutation: A, seqno: int, *, forma
         return mutation
     content = PartList(format=format, location=location, collection=mutation.collection, parts=mutation.parts)
     return msgspec.structs.replace(
-        mutation, parts_in=store_framed(blob, list_prefix(mutation.collection, seqno), content)
+        mutation, parts_in=store_framed(blob, make_list_prefix(mutation.collection, seqno), content)
     )
 
 

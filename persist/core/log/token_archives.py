@@ -21,7 +21,7 @@ from persist.blob.errors import CorruptBlob
 from persist.blob.protocol import Blob
 from persist.core.log.fields import TokenArchive, TokenMark
 from persist.core.log.framing import Framed, get_framed, store_framed
-from persist.core.log.keys import archive_prefix
+from persist.core.log.keys import make_archive_prefix
 
 _ROW = np.dtype([("hash", "<u8"), ("time_min", "<i8"), ("digest", "<u8"), ("has_digest", "u1")])
 
@@ -43,17 +43,17 @@ class ArchivedTokens:
     @classmethod
     def of(cls, marks: Iterable[TokenMark]) -> "ArchivedTokens":
         """Return an archive of marks with distinct tokens."""
-        rows = [(_hash(m.token), m.time_min, int(m.digest or "0", 16), m.digest is not None) for m in marks]
+        rows = [(_hash_token(m.token), m.time_min, int(m.digest or "0", 16), m.digest is not None) for m in marks]
         return cls(np.sort(np.array(rows, _ROW), order="hash"))
 
     @classmethod
-    def merged(cls, archives: Iterable["ArchivedTokens"]) -> "ArchivedTokens":
+    def merge(cls, archives: Iterable["ArchivedTokens"]) -> "ArchivedTokens":
         """Return one archive with the tokens of several."""
         return cls(np.sort(np.concatenate([archive.rows for archive in archives]), order="hash"))
 
-    def find(self, token: str) -> TokenMark | None:
+    def find_mark(self, token: str) -> TokenMark | None:
         """Return the mark of a token, or None."""
-        token_hash = np.uint64(_hash(token))
+        token_hash = np.uint64(_hash_token(token))
         place = int(np.searchsorted(self.rows["hash"], token_hash))
         if place == len(self.rows) or self.rows["hash"][place] != token_hash:
             return None
@@ -66,7 +66,7 @@ def store_archive(
 ) -> TokenArchive:
     """Store an archive for the record at seqno; return the pointer. Cost: a PUT."""
     stored = ArchiveObject(format=format, location=location, collection=collection, rows=tokens.rows.tobytes())
-    return TokenArchive(store_framed(blob, archive_prefix(collection, seqno), stored), len(tokens.rows))
+    return TokenArchive(store_framed(blob, make_archive_prefix(collection, seqno), stored), len(tokens.rows))
 
 
 def read_archive(blob: Blob, location: str | None, collection: str, archive: TokenArchive) -> ArchivedTokens:
@@ -86,5 +86,5 @@ def read_archive(blob: Blob, location: str | None, collection: str, archive: Tok
     return ArchivedTokens(rows)
 
 
-def _hash(token: str) -> int:
+def _hash_token(token: str) -> int:
     return int.from_bytes(hashlib.blake2b(token.encode(), digest_size=8).digest(), "big")

@@ -77,10 +77,10 @@ def apply_description(about: About, words: Words, columns: Mapping[str, Words], 
     column_abouts = dict(about.columns)
     for id_, column_words in columns.items():
         about_before = column_abouts.pop(id_, ColumnAbout())
-        after = ColumnAbout(*_merge_words(about_before.comment, about_before.properties, column_words))
+        after = ColumnAbout(*_merge_descriptions(about_before.comment, about_before.properties, column_words))
         if after != ColumnAbout():
             column_abouts[id_] = after
-    comment, properties = _merge_words(about.comment, about.properties, words)
+    comment, properties = _merge_descriptions(about.comment, about.properties, words)
     about_after = About(comment, properties, column_abouts, about.version + 1)
     size = len(msgspec.json.encode(about_after))
     if size > ABOUT_BYTES_MAX:
@@ -99,7 +99,8 @@ def drop_columns(about: About, ids: Container[str]) -> About:
     return msgspec.structs.replace(about, columns=remaining, version=about.version + 1)
 
 
-def _merge_words(comment: str, properties: Mapping[str, str], words: Words) -> tuple[str, dict[str, str]]:
+def _merge_descriptions(comment: str, properties: Mapping[str, str], words: Words) -> tuple[str, dict[str, str]]:
+    """Return a comment and properties after a step changed some."""
     if "" in words.properties:
         raise InvalidUsage("the name of a property is empty: give it a name")
     changed = {**properties, **words.properties}

@@ -19,7 +19,7 @@ import msgspec
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.core.antichain import END, as_time, decode_frontier, encode_frontier, to_antichain
+from persist.core.antichain import END, decode_frontier, encode_frontier, to_antichain, to_time_integer
 from persist.core.errors import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -32,7 +32,7 @@ from persist.core.errors import (
     UpdatesBeyondUpper,
     UpperMismatch,
     ViewRedefined,
-    with_timeline,
+    attach_timeline,
 )
 from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation, Frontier, Numbers
@@ -188,7 +188,7 @@ def apply_step(contents: CollectionState | None, step: CollectionStep) -> Collec
     try:
         return RULES[type(step)](contents, step)
     except PersistError as error:
-        with_timeline(error, contents.timeline)
+        attach_timeline(error, contents.timeline)
         raise
 
 
@@ -336,7 +336,7 @@ def _update_tags(contents: CollectionState, step: kinds.SetTag | kinds.DropTag) 
     if isinstance(step, kinds.DropTag):
         return other_tags
     check_tag_name(step.tag)
-    as_time("tag time", step.time, most=END)
+    to_time_integer("tag time", step.time, most=END)
     if step.time < contents.since:
         raise AsOfCompacted(step.time, to_antichain(contents.since))
     if step.time >= contents.upper:
@@ -457,7 +457,7 @@ def _apply_release_hold(contents: CollectionState, step: kinds.ReleaseHold) -> C
 
 def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHold) -> None:
     """Raise an error if a hold may not be set in the place of `held`."""
-    as_time("hold time", step.time, most=END)
+    to_time_integer("hold time", step.time, most=END)
     if step.time < contents.since:
         raise AsOfCompacted(step.time, to_antichain(contents.since))
     if step.lease is not None:

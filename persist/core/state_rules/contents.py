@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from persist.codecs.evolution import versions
+from persist.codecs.evolution import link_versions
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import END, decode_frontier, to_antichain
@@ -43,7 +43,7 @@ from persist.core.errors import (
     KeyedCollection,
     Superseded,
     UpdateNotBeyondUpper,
-    with_timeline,
+    attach_timeline,
 )
 from persist.core.log import kinds
 from persist.core.log.fields import PIN_PREFIX, Deletes, Frontier, KeyedForm, Keyframe, Numbers
@@ -230,7 +230,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The parts of all runs of the history."""
         return self.list_parts(chain.from_iterable(self.history))
 
-    def part(self, number: int) -> Part:
+    def get_part(self, number: int) -> Part:
         """Return the part of a number, also if only a published table names it."""
         return self.numbered[number] if number in self.numbered else self.kept[number]
 
@@ -241,7 +241,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @lru_cache(maxsize=64)
 def _load_versions(schema_json: bytes) -> CollectionSchema:
-    return versions([bytes(version) for version in msgspec.json.decode(schema_json, type=list[msgspec.Raw])])
+    return link_versions([bytes(version) for version in msgspec.json.decode(schema_json, type=list[msgspec.Raw])])
 
 
 def get_definition_number(contents: CollectionState) -> int:
@@ -275,7 +275,7 @@ def _build_unreadable_error(contents: CollectionState, as_of: int, lower: int | 
     error = AsOfCompacted(as_of, since, lower)
     if as_of < start and start > 0:  # There is no time before 0.
         error = BeforeViewBegan(as_of, since, lower, start, contents.name)
-    return with_timeline(error, contents.timeline)
+    return attach_timeline(error, contents.timeline)
 
 
 def check_changes_readable(contents: CollectionState, lower: int) -> None:
@@ -436,7 +436,7 @@ class Unsealed:
 
     def __str__(self) -> str:
         many = f"{self.updates:,} update{'' if self.updates == 1 else 's'}"
-        first, last = (str(t) if self.timeline is None else self.timeline.text_of(t) for t in (self.first, self.last))
+        first, last = (str(t) if self.timeline is None else self.timeline.to_text(t) for t in (self.first, self.last))
         at = f"time {first}" if first == last else f"times {first} to {last}"
         return f"{'' if self.is_exact else 'at most '}{many} at {at}"
 

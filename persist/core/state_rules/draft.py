@@ -56,7 +56,7 @@ class Draft:
         self._appended: set[str] = set()  # Collections that operations before this one add updates to.
         # For valid planned appends, by collection and schema: the first time at which an append is valid.
         self._valid_from: dict[tuple[str, int], int] = {}
-        self._now = StateChanges(MapChanges(state.entries), MapChanges(state.ids), state.control, _with_step)
+        self._now = StateChanges(MapChanges(state.entries), MapChanges(state.ids), state.control, _apply_step)
 
     def extend(self, steps: Sequence[DraftStep]) -> bool:
         """Add all steps of one operation, or none of them if one is not valid.
@@ -73,17 +73,17 @@ class Draft:
         if {*map(type, steps)} == _ONLY_APPENDS:
             for step in steps:  # They change nothing that is followed here, so nothing has to be undone.
                 assert isinstance(step, PlannedAppend)
-                self._check(step)
+                self._check_append(step)
             return True
         tokens = _list_tokens(steps)
         if self._is_done(steps, tokens):
             return False
-        draft = StateChanges(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
+        draft = StateChanges(MapChanges(now.entries), MapChanges(now.ids), now.control, _apply_step)
         self._check_views(steps)
         for gathered_step in merge_holds(steps):
             if isinstance(gathered_step, ExpectNothingBeyondUpper) and gathered_step.collection in self._appended:
                 raise UpdatesBeyondUpper(to_antichain(decode_frontier(gathered_step.upper)), None)
-            draft.add(gathered_step, self._seqno, 0)
+            draft.apply_step(gathered_step, self._seqno, 0)
         self._valid_from.clear()
         now.entries.update(draft.entries)
         now.ids.update(draft.ids)
@@ -92,7 +92,7 @@ class Draft:
         self._appended.update(step.collection for step in steps if isinstance(step, PlannedAppend))
         return True
 
-    def check(self, steps: Sequence[DraftStep]) -> bool:
+    def check_only_operation(self, steps: Sequence[DraftStep]) -> bool:
         """Check the only operation of a record, except for the rules that `apply` checks of the record.
 
         It checks the rights of the writer, tokens, batches, views, conditions, and writes before they are encoded.
@@ -111,7 +111,7 @@ class Draft:
                 apply_step(entries[step.collection].contents, step)
         return True
 
-    def _check(self, step: PlannedAppend) -> None:
+    def _check_append(self, step: PlannedAppend) -> None:
         """Check one append. Later appends to the collection only compare their times."""
         alike = step.collection, step.schema
         valid_from = self._valid_from.get(alike)
@@ -149,7 +149,7 @@ class Draft:
         return repeated
 
     def _load_contents(self, collection: str) -> CollectionState | None:
-        entry = self._now.entries.now(collection)
+        entry = self._now.entries.look_up(collection)
         return None if entry is None else entry.contents
 
     def _are_used(self, tokens: dict[Used, str | None]) -> bool:
@@ -175,7 +175,7 @@ def _list_tokens(steps: Iterable[DraftStep]) -> dict[Used, str | None]:
     return {(step.collection, mark.token): mark.digest for step in marked for mark in step.tokens} if marked else {}
 
 
-def _with_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
+def _apply_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
     """Return entry with contents after a step of a draft."""
     if entry.contents is None and isinstance(step, kinds.ReleaseHold):
         return entry

@@ -34,7 +34,7 @@ class Below(Protocol[V_co]):
     def iterate_prefix(self, prefix: str) -> Iterator[tuple[str, V_co]]:
         """Yield the keys that start with prefix, ascending, with their values."""
 
-    def marked(self, mark: str) -> Iterable[str]:
+    def list_marked(self, mark: str) -> Iterable[str]:
         """Return the keys of all values with a mark, and perhaps others."""
 
 
@@ -47,7 +47,7 @@ class FrozenMap(Mapping[str, V]):
         self._below = below
         self._shards: dict[int, dict[str, V | None]] = {}
         for key, value in (values or {}).items():
-            self._shards.setdefault(_shard(key), {})[key] = value
+            self._shards.setdefault(_compute_shard(key), {})[key] = value
         # The last look-up: each of many tiny writes looks several times for one collection. A tuple, so that threads
         # replace it as a whole.
         self._last: tuple[str | None, V | None] = (None, None)
@@ -72,7 +72,7 @@ class FrozenMap(Mapping[str, V]):
             return self
         by_shard: defaultdict[int, list[str]] = defaultdict(list)
         for key in changes:
-            by_shard[_shard(key)].append(key)
+            by_shard[_compute_shard(key)].append(key)
         after: FrozenMap[V] = FrozenMap(below=self._below)
         after._shards = dict(self._shards)
         for number, keys in by_shard.items():
@@ -95,8 +95,8 @@ class FrozenMap(Mapping[str, V]):
         """
         changes: dict[str, V | None] = {}
         if self._below is not before._below:
-            changes.update((key, value) for key, value in self.each() if before.get(key) is not value)
-            changes.update((key, None) for key, _ in before.each() if self.get(key) is None)
+            changes.update((key, value) for key, value in self.iterate_all() if before.get(key) is not value)
+            changes.update((key, None) for key, _ in before.iterate_all() if self.get(key) is None)
             return changes
         for number in self._shards.keys() | before._shards.keys():
             now, then = self._shards.get(number, {}), before._shards.get(number, {})
@@ -132,13 +132,17 @@ class FrozenMap(Mapping[str, V]):
         return isinstance(key, str) and self.get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return chain.from_iterable(self._shards.values()) if self._below is None else (key for key, _ in self.each())
+        return (
+            chain.from_iterable(self._shards.values())
+            if self._below is None
+            else (key for key, _ in self.iterate_all())
+        )
 
-    def each(self) -> Iterator[tuple[str, V]]:
+    def iterate_all(self) -> Iterator[tuple[str, V]]:
         """Yield all keys with values, faster than `items`."""
-        return self.in_memory() if self._below is None else self.iterate_prefix("")
+        return self.iterate_in_memory() if self._below is None else self.iterate_prefix("")
 
-    def in_memory(self) -> Iterator[tuple[str, V]]:
+    def iterate_in_memory(self) -> Iterator[tuple[str, V]]:
         """Yield the keys and values that do not come from below."""
         items = chain.from_iterable(shard.items() for shard in self._shards.values())
         return ((key, value) for key, value in items if value is not None)
@@ -148,20 +152,20 @@ class FrozenMap(Mapping[str, V]):
         memory.
         """
         items = chain.from_iterable(shard.items() for shard in self._shards.values())
-        ours = sorted((item for item in items if item[0].startswith(prefix)), key=_key)
+        ours = sorted((item for item in items if item[0].startswith(prefix)), key=_get_key)
         below = iter(()) if self._below is None else self._below.iterate_prefix(prefix)
         return ((key, value) for key, value in merge_sorted(iter(ours), below) if value is not None)
 
-    def marked(self, mark: str) -> Iterator[tuple[str, V]]:
+    def iterate_marked(self, mark: str) -> Iterator[tuple[str, V]]:
         """Yield all keys whose values have a mark, and perhaps others. All that are in memory are among them."""
-        yield from self.in_memory()
-        for key in self._below.marked(mark) if self._below is not None else ():
-            if key not in self._shards.get(_shard(key), ()) and (value := self.get(key)) is not None:
+        yield from self.iterate_in_memory()
+        for key in self._below.list_marked(mark) if self._below is not None else ():
+            if key not in self._shards.get(_compute_shard(key), ()) and (value := self.get(key)) is not None:
                 yield key, value
 
     def __len__(self) -> int:
         """How many there are. Cost: where something lies below, all of it is read."""
-        return sum(map(len, self._shards.values())) if self._below is None else sum(1 for _ in self.each())
+        return sum(map(len, self._shards.values())) if self._below is None else sum(1 for _ in self.iterate_all())
 
     def __repr__(self) -> str:
         return f"FrozenMap({dict(self)!r})"
@@ -176,19 +180,19 @@ class MapChanges(dict[str, V | None]):
         super().__init__()
         self.below = below
 
-    def now(self, key: str) -> V | None:
+    def look_up(self, key: str) -> V | None:
         """Return the value of key after the changes, or None."""
         if key in self:
             return self[key]
-        return self.below.now(key) if isinstance(self.below, MapChanges) else self.below.get(key)
+        return self.below.look_up(key) if isinstance(self.below, MapChanges) else self.below.get(key)
 
-    def in_memory(self) -> Iterator[tuple[str, V]]:
-        """Yield what `FrozenMap.in_memory` does, with the changes."""
-        return self._merge_changes(self.below.in_memory())
+    def iterate_in_memory(self) -> Iterator[tuple[str, V]]:
+        """Yield what `FrozenMap.iterate_in_memory` does, with the changes."""
+        return self._merge_changes(self.below.iterate_in_memory())
 
-    def marked(self, mark: str) -> Iterator[tuple[str, V]]:
+    def iterate_marked(self, mark: str) -> Iterator[tuple[str, V]]:
         """Yield what `FrozenMap.marked` does, with the changes."""
-        return self._merge_changes(self.below.marked(mark))
+        return self._merge_changes(self.below.iterate_marked(mark))
 
     def _merge_changes(self, below: Iterator[tuple[str, V]]) -> Iterator[tuple[str, V]]:
         yield from (item for item in below if item[0] not in self)
@@ -269,9 +273,9 @@ def merge_sorted(newer: Iterator[tuple[str, V]], older: Iterator[tuple[str, V]])
             old = next(older, None)
 
 
-def _key(item: tuple[str, object]) -> str:
+def _get_key(item: tuple[str, object]) -> str:
     return item[0]
 
 
-def _shard(key: str) -> int:
+def _compute_shard(key: str) -> int:
     return crc32(key.encode(errors="surrogatepass")) % SHARDS

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow.types as pat
 
-from persist.codecs.nested import all_ids
+from persist.codecs.nested import list_all_ids
 from persist.codecs.part.part import Footer, Part
-from persist.codecs.types.arrow_types import is_flat, scalar_from_json, type_from_json
+from persist.codecs.types.arrow_types import decode_scalar, decode_type, is_flat
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import END, decode_frontier, to_antichain
 from persist.core.errors import (
@@ -83,7 +83,7 @@ def check_new_names(names: Iterable[str]) -> None:
 def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
     """Raise ValueError if a stored declaration does not fit the schema that is stored with it."""
     fields = {name: schema.arrow.field(name).type for name in schema.value_names}
-    events = fields if keyed.fields is None else {name: type_from_json(kind) for name, kind in keyed.fields}
+    events = fields if keyed.fields is None else {name: decode_type(kind) for name, kind in keyed.fields}
     if not schema.key_names:
         raise ValueError("a keyed collection has no key columns")
     if not {*keyed.order_by} <= events.keys() or not all(is_flat(events[name]) for name in keyed.order_by):
@@ -102,7 +102,7 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
                 f"the tombstone column {keyed.tombstone!r} is missing or nested: it must be a flat value column"
             )
         if keyed.tombstone_value is not None:
-            scalar_from_json(keyed.tombstone_value, fields[keyed.tombstone])
+            decode_scalar(keyed.tombstone_value, fields[keyed.tombstone])
     elif keyed.tombstone_value is not None:
         raise ValueError("it has a tombstone value, and no tombstone column")
     if (keyed.late_by is not None or keyed.late_bound is not None) and not keyed.order_by:
@@ -168,7 +168,7 @@ def evolve_form(contents: CollectionState, after: CollectionSchema) -> KeyedForm
     schema_before = contents.schema
     if (
         form.ties == "greatest"
-        and not all_ids(schema_before) <= all_ids(after)
+        and not list_all_ids(schema_before) <= list_all_ids(after)
         and list_due_parts(contents, contents.upper)
     ):
         raise InvalidUsage(

@@ -28,7 +28,7 @@ from persist.core.errors import Conflict, LeaseExpired, Locked, UploadExpired, W
 from persist.core.log import kinds
 from persist.core.log.fields import Policy
 from persist.core.log.framing import BlobRef
-from persist.core.log.keys import check_keys, checkpoint_seqno, get_upload_seqno
+from persist.core.log.keys import check_keys, parse_checkpoint_seqno, parse_upload_seqno
 from persist.core.log.kinds import BringsParts, LeavesUnused, Mutation
 from persist.core.names import check_holder, is_id
 from persist.core.state_rules.annotations import About, apply_description
@@ -84,7 +84,7 @@ class TakenOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def allows(self, checkpoint: BlobRef) -> bool:
         """Return whether a later checkpoint may replace this one as the basis."""
-        return checkpoint == self.checkpoint or (checkpoint_seqno(checkpoint.blob) or 0) >= self.seqno
+        return checkpoint == self.checkpoint or (parse_checkpoint_seqno(checkpoint.blob) or 0) >= self.seqno
 
 
 class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,7 +102,7 @@ class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     erasures: tuple[tuple[int, str], ...] = ()
     policies: Policies | msgspec.UnsetType = msgspec.UNSET
 
-    def get_destroyed_before(self, floor: int) -> int:
+    def find_last_destroyed(self, floor: int) -> int:
         """Return the newest seqno up to floor at which data was destroyed; or 0.
 
         Records from before it may hold data that was compacted away or erased.
@@ -123,7 +123,7 @@ def check_uploaded(control: LocationState, mutation: BringsParts) -> None:
     )
     dropped = {key for blobs in waiting_blobs for key in blobs} if keys else set()
     for key in keys:
-        if (get_upload_seqno(key) or 0) < control.upload_floor or key in dropped:
+        if (parse_upload_seqno(key) or 0) < control.upload_floor or key in dropped:
             raise UploadExpired(key)
 
 
@@ -206,7 +206,7 @@ def _void_uploads(control: LocationState, mutation: kinds.VoidUploads, seqno: in
 def _take_over(control: LocationState, mutation: kinds.TakeOver, seqno: int) -> LocationState:
     """Return control after a `TakeOver`; nothing changes if an earlier one refuses."""
     checkpoint = mutation.checkpoint
-    checkpoint_at = checkpoint_seqno(checkpoint.blob)
+    checkpoint_at = parse_checkpoint_seqno(checkpoint.blob)
     if checkpoint_at is None or checkpoint_at >= seqno:
         raise ValueError(f"{checkpoint.blob[:200]!r} is not the name of a checkpoint before seqno {seqno}")
     if control.taken_over is not None and not control.taken_over.allows(checkpoint):
@@ -220,7 +220,7 @@ def _forget_dropped(control: LocationState, mutation: kinds.Collected, _: int) -
     return msgspec.structs.replace(control, dropped=remaining)
 
 
-def _describe(control: LocationState, mutation: kinds.DescribeLocation, _: int) -> LocationState:
+def _describe_location(control: LocationState, mutation: kinds.DescribeLocation, _: int) -> LocationState:
     return msgspec.structs.replace(
         control, about=apply_description(control.about, mutation.words, {}, mutation.version)
     )
@@ -250,7 +250,7 @@ LOCATION_RULES: dict[type, Callable[[LocationState, Any, int], LocationState]] =
     kinds.VoidUploads: _void_uploads,
     kinds.TakeOver: _take_over,
     kinds.Collected: _forget_dropped,
-    kinds.DescribeLocation: _describe,
+    kinds.DescribeLocation: _describe_location,
     kinds.SetPolicy: _set_policy,
     kinds.Upgrade: lambda control, mutation, seqno: control,  # It only raises the number of the record itself.
 }

@@ -61,7 +61,7 @@ class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
                     times[name] = longer_s
         return msgspec.structs.replace(self.newest, **times)
 
-    def orphan_grace_s(self, seqno: int) -> int:
+    def get_orphan_grace_s(self, seqno: int) -> int:
         """Return the seconds that an upload may take which began at a seqno."""
         earlier = (policy.orphan_grace_s for replaced_at, policy in self.before if seqno <= replaced_at)
         return max(self.newest.orphan_grace_s, *earlier, 0)

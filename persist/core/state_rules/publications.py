@@ -149,7 +149,7 @@ def check_published(contents: CollectionState) -> None:
     if any(not 0 <= number < contents.next_number for number in contents.kept):
         raise ValueError(f"a kept part has a number that was not drawn yet; the next is {contents.next_number}")
     for number in numbers:
-        part = contents.part(number)
+        part = contents.get_part(number)
         if not part.blob or not part.is_plain:
             raise ValueError(f"a published table names {part.name}, of which not each row counts once in a file")
         named = [publication.files.get(number) for publication in contents.published.values()]

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.evolution import check_next, only_adds
-from persist.codecs.nested import Node, all_ids, column_node, describe_changes, find_differences
+from persist.codecs.evolution import check_successor, only_adds
+from persist.codecs.nested import Node, describe_changes, find_differences, get_column_node, list_all_ids
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import decode_frontier, to_antichain
 from persist.core.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
@@ -117,15 +117,15 @@ def add_schema_version(
 ) -> CollectionState:
     """Return contents with the next version of their schema. Raises as `apply_evolve`."""
     after, schema_before = CollectionSchema.from_json(schema), contents.schema
-    check_made_from_newest(contents, after, becomes_keyed=becomes_keyed)
-    check_next(replace(schema_before, known=schema_before.known or (schema_before,)), after)
+    check_based_on_newest(contents, after, becomes_keyed=becomes_keyed)
+    check_successor(replace(schema_before, known=schema_before.known or (schema_before,)), after)
     form = evolve_form(contents, after)
     earlier = (*contents.earlier, contents.schema_json)
     about = drop_columns(contents.about, {str(id_) for id_ in {*schema_before.ids} - {*after.ids}})
     return msgspec.structs.replace(contents, schema_json=schema, earlier=earlier, keyed=form, about=about)
 
 
-def check_made_from_newest(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
+def check_based_on_newest(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
     """Raise SchemaMoved unless a schema was made from the newest version."""
     if after.version != len(contents.earlier) + 2:
         base = next(
@@ -187,7 +187,7 @@ def find_columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> di
     dropped = {
         id_: name
         for id_, name in zip(schema_before.ids, schema_before.names, strict=True)
-        if id_ not in now or _loses_fields(column_node(schema_before, name), column_node(after, now[id_]))
+        if id_ not in now or _loses_fields(get_column_node(schema_before, name), get_column_node(after, now[id_]))
     }
     in_use: dict[str, list[str]] = {}
     for hold, hold_state in contents.holds.items():
@@ -198,6 +198,7 @@ def find_columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> di
 
 
 def _loses_fields(before: Node, after: Node) -> bool:
+    """Return whether a column's later version lacks fields of an earlier one."""
     return any(field_after is None for _, _, field_after in find_differences(before, after))
 
 
@@ -205,8 +206,8 @@ def check_versions(contents: CollectionState) -> None:
     """Raise ValueError if schema versions are inconsistent, or a part has none."""
     used: set[int | tuple[int, int]] = set()
     for earlier_schema, after in pairwise(contents.schema.known if contents.earlier else ()):
-        used.update(all_ids(earlier_schema))
-        check_next(earlier_schema, after, used)
+        used.update(list_all_ids(earlier_schema))
+        check_successor(earlier_schema, after, used)
     newest = len(contents.earlier) + 1
     if any(part.schema > newest for part in (*contents.parts, *contents.pending.values())):
         raise ValueError(f"a part has a later schema version than there is: {newest}")

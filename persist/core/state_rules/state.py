@@ -9,7 +9,7 @@ A location may hold many collections of which a client uses few. A `CollectionEn
 mutations *pending* since then. The base is pointers to a stored `CollectionState`, or the `CollectionState` itself if
 no checkpoint has stored it yet, or None for a collection that begins with its pending mutations. Its `contents` are the
 base with the pending mutations applied, and are present only after a caller needed them. Applying a record to an entry
-without contents only appends to its pending mutations; `with_contents` replays and checks them once the base has been
+without contents only appends to its pending mutations; `attach_contents` replays and checks them once the base has been
 fetched.
 
 Invariants, for every state reachable by `apply`:
@@ -106,7 +106,7 @@ class CollectionEntry(msgspec.Struct, frozen=True):
         """The leases by which holds on this collection live, each once."""
         return tuple(dict.fromkeys(lease for _, lease in self.leased))
 
-    def with_contents(self, base: CollectionState | None) -> "CollectionEntry":
+    def attach_contents(self, base: CollectionState | None) -> "CollectionEntry":
         """Return this entry with its contents, replayed over its stored base. The base is None if there is none."""
         contents = base
         for step in merge_holds(self.pending):
@@ -133,15 +133,15 @@ class State:
     commit: str | None = None
     format: int = FORMAT
 
-    def names(self) -> tuple[str, ...]:
+    def list_names(self) -> tuple[str, ...]:
         """Return the names of all collections, sorted."""
         return tuple(sorted(self.ids))
 
     def list_names_in_memory(self) -> tuple[str, ...]:
         """Return the sorted names that are known without reading. Errors show a few of them."""
-        return tuple(sorted(name for name, _ in self.ids.in_memory()))
+        return tuple(sorted(name for name, _ in self.ids.iterate_in_memory()))
 
-    def stored_parts(self) -> Iterator[Part]:
+    def iterate_stored_parts(self) -> Iterator[Part]:
         """Yield the parts of all collections whose contents are known."""
         for entry in self.entries.values():
             if entry.contents is not None:
@@ -152,7 +152,7 @@ class State:
         known_contents = [entry.contents for entry in self.entries.values() if entry.contents is not None]
         return {key for contents in known_contents for key in contents.named_blobs}
 
-    def with_entry(self, entry: CollectionEntry) -> "State":
+    def replace_entry(self, entry: CollectionEntry) -> "State":
         """Return this state with an equivalent form of one entry.
 
         For example with its contents loaded, or with another base.
@@ -164,7 +164,7 @@ class DoesNotFollow(ValueError):
     """A record names another predecessor than the last known one. One of the two does not belong to this log."""
 
 
-def apply(state: State, record: Record) -> State:
+def apply_record(state: State, record: Record) -> State:
     """Return the state after record.
 
     Cost: O(mutations), and for the end of a lease O(collections in memory). No I/O, but for what
@@ -194,7 +194,7 @@ def apply(state: State, record: Record) -> State:
     check_writer(state.control.writer, state.control.epoch, record.epoch, record.mutations)
     after = StateChanges(MapChanges(state.entries), MapChanges(state.ids), state.control, _extend_entry)
     for step in merge_holds(record.mutations):
-        after.add(step, record.seqno, record.written_ms)
+        after.apply_step(step, record.seqno, record.written_ms)
     entries, ids = state.entries.with_changes(after.entries), state.ids.with_changes(after.ids)
     return State(record.location, record.seqno, entries, ids, after.control, record.commit, number)
 
@@ -220,7 +220,7 @@ class StateChanges:
         self.control = control
         self._extend = extend
 
-    def add(self, step: Mutation | CollectionStep, seqno: int, written_ms: int) -> None:
+    def apply_step(self, step: Mutation | CollectionStep, seqno: int, written_ms: int) -> None:
         """Apply one mutation of the record at seqno."""
         if isinstance(step, LocationMutation):
             control_before, self.control = self.control, LOCATION_RULES[type(step)](self.control, step, seqno)
@@ -257,7 +257,7 @@ class StateChanges:
     def _rename_entry(self, entry: CollectionEntry, name: str) -> CollectionEntry:
         """Return entry with another, free name."""
         check_name(name)
-        if name != entry.name and self.ids.now(name) is not None:
+        if name != entry.name and self.ids.look_up(name) is not None:
             raise CollectionExists(name)
         self.ids[entry.name] = None
         return msgspec.structs.replace(entry, name=name)
@@ -287,13 +287,15 @@ class StateChanges:
     def _find_reader(self, hold: str) -> CollectionEntry | None:
         """Return the view of a hold; for a hold of an arrangement, its owner."""
         reader = find_reader(hold)
-        entry = None if reader is None else self.entries.now(reader)
+        entry = None if reader is None else self.entries.look_up(reader)
         owner = None if entry is None else find_owner(entry.name)
-        return entry if owner is None else self.entries.now(owner)
+        return entry if owner is None else self.entries.look_up(owner)
 
     def _release_lease(self, lease: str) -> None:
         """Release all holds that live by a lease."""
-        concerned = [entry for _, entry in self.entries.marked(lease) if entry.leased and lease in entry.readers]
+        concerned = [
+            entry for _, entry in self.entries.iterate_marked(lease) if entry.leased and lease in entry.readers
+        ]
         for entry in concerned:
             for hold, by in entry.leased:
                 if by == lease:
@@ -302,20 +304,22 @@ class StateChanges:
 
     def load_entry(self, step: CollectionStep) -> CollectionEntry:
         """Return the entry of a step's collection; a new one for `Create` and `Clone`."""
-        entry = self.entries.now(step.collection)
+        entry = self.entries.look_up(step.collection)
         if isinstance(step, kinds.Makes):
             if not is_id(step.collection):
                 raise ValueError(f"{step.collection!r} is not the id of a collection: 32 hex digits")
             if any(dropped.collection == step.collection and dropped.is_destroyed for dropped in self.control.dropped):
                 raise ValueError(f"the id {step.collection} was that of a collection whose blobs are being deleted")
             check_name(step.name)
-            if self.ids.now(step.name) is not None or entry is not None:
+            if self.ids.look_up(step.name) is not None or entry is not None:
                 raise CollectionExists(step.name)
             if isinstance(step, kinds.Clone):
                 return CollectionEntry(step.collection, step.name, folders=self._check_clone_folders(step))
             return CollectionEntry(step.collection, step.name)
         if entry is None:
-            raise CollectionNotFound(step.collection, "this location", tuple(n for n, _ in self.ids.in_memory()))
+            raise CollectionNotFound(
+                step.collection, "this location", tuple(n for n, _ in self.ids.iterate_in_memory())
+            )
         return entry
 
     def _check_clone_folders(self, step: kinds.Clone) -> tuple[str, ...]:
@@ -324,9 +328,9 @@ class StateChanges:
         The source is among them also if the clone has no part there: what is erased from one is erased from the others.
         A blob that nothing names is never named again. If the contents are not known, see `_check_not_needed`.
         """
-        source, folders = self.entries.now(step.source), get_shared_folders(step)
+        source, folders = self.entries.look_up(step.source), get_shared_folders(step)
         if source is None:
-            raise CollectionNotFound(step.source, "this location", tuple(n for n, _ in self.ids.in_memory()))
+            raise CollectionNotFound(step.source, "this location", tuple(n for n, _ in self.ids.iterate_in_memory()))
         if not {source.id, *source.folders}.issuperset(folders):
             raise ValueError(f"it names blobs of collections {folders}, and its source {source.id} has none there")
         if source.contents is not None:

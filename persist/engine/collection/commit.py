@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.part.part import Part
 from persist.core.antichain import encode_frontier, to_antichain
-from persist.core.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
+from persist.core.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, attach_timeline
 from persist.core.keyed.intake import EventTable, concat_events
 from persist.core.keyed.partial import Missing
 from persist.core.log import kinds
@@ -101,7 +101,7 @@ class _Draft:
             raise InvalidUsage(_times_differ("events", self.handle))
         first = pc.min(events.table["_time"]).as_py()
         if self.end is not None and not events.at_commit and first < self.end:
-            raise with_timeline(UpdateNotBeyondUpper(first, to_antichain(self.end)), self.handle.schema.timeline)
+            raise attach_timeline(UpdateNotBeyondUpper(first, to_antichain(self.end)), self.handle.schema.timeline)
         if self.events and self.events[0].schema != events.schema:
             raise SchemaMismatch(
                 f"these events of {self.handle.name!r} are of another version of its schema than those before them: "
@@ -113,7 +113,7 @@ class _Draft:
         """Let the collection be sealed to end; raise FrontierRegression if that goes back."""
         if self.end is not None and end < self.end:
             error = FrontierRegression("upper", to_antichain(end), to_antichain(self.end))
-            raise with_timeline(error, self.handle.schema.timeline)
+            raise attach_timeline(error, self.handle.schema.timeline)
         self.end = end
 
     def to_request(self, token: str | None) -> AskedEvents:

@@ -11,12 +11,20 @@ from persist.core.antichain import Antichain, encode_frontier, to_antichain
 from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, Superseded, TagNotFound
 from persist.core.log import kinds
 from persist.core.log.fields import Words
-from persist.core.names import check_hold_name, check_tag_name, is_text
+from persist.core.names import check_hold_name, check_tag_name, is_storable_text
 from persist.core.rendering import Shown
 from persist.core.state_rules.annotations import About as StoredAbout
 from persist.core.state_rules.contents import CollectionState, check_readable
 from persist.core.state_rules.keyed_rules import compute_since_max
-from persist.core.timeline import Moment, Retention, Timeline, format_time, is_moment, retention_text, retention_times
+from persist.core.timeline import (
+    Moment,
+    Retention,
+    Timeline,
+    format_retention,
+    format_time,
+    is_moment,
+    to_retention_times,
+)
 from persist.engine.hold import Hold, HoldInfo, LeasedHold, NamedHold
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.write.commit_future import CommitFuture
@@ -135,7 +143,7 @@ class Retained(Shown):
     unresolved_from: int | None = None
 
     def __str__(self) -> str:
-        text = f"{retention_text(self.times, self.timeline)} before upper"
+        text = f"{format_retention(self.times, self.timeline)} before upper"
         waits = [f"{_holder(hold)} at {format_time(hold.time, self.timeline)}" for hold in self.waits_for]
         if self.unresolved_from is not None:
             first = format_time(self.unresolved_from, self.timeline)
@@ -167,11 +175,12 @@ def about_collection(contents: CollectionState) -> About:
 
 def words(comment: str | None, properties: Mapping[str, str | None] | None) -> Words:
     """Check a comment and properties."""
-    if comment is not None and not is_text(comment):
+    if comment is not None and not is_storable_text(comment):
         raise InvalidUsage(f"comment={comment!r:.100} is not text: give a str, '' for no comment")
     changed_properties = {} if properties is None else properties
     if not isinstance(changed_properties, Mapping) or not all(
-        is_text(name) and (value is None or is_text(value)) for name, value in changed_properties.items()
+        is_storable_text(name) and (value is None or is_storable_text(value))
+        for name, value in changed_properties.items()
     ):
         raise InvalidUsage(
             f"properties={properties!r:.200} is not a dict of texts: give {{'owner': 'data team'}}, and None "
@@ -199,7 +208,7 @@ def describe_step(
     if not isinstance(columns or {}, Mapping):
         raise InvalidUsage(f"columns={columns!r:.200} must be a dict of descriptions by column name")
     schema = handle.contents().schema if columns else handle.schema
-    names = schema.distinct("columns", list(columns or {}))
+    names = schema.check_distinct("columns", list(columns or {}))
     ids = get_newest_ids(handle, schema, names)
     column_words = {str(ids[name]): _column_words(name, (columns or {})[name]) for name in names}
     return kinds.Describe(handle.id, words(comment, properties), column_words, read_version(expected))
@@ -264,7 +273,7 @@ def describe_retention(handle: CollectionHandle, holds: list[HoldInfo]) -> Retai
 
 def retention_step(handle: CollectionHandle, retention: Retention | None) -> kinds.SetRetention:
     """Return the step that sets a collection's retention; None keeps all history."""
-    return kinds.SetRetention(handle.id, None if retention is None else retention_times(retention, handle.timeline))
+    return kinds.SetRetention(handle.id, None if retention is None else to_retention_times(retention, handle.timeline))
 
 
 def _holder(hold: HoldInfo) -> str:

@@ -18,20 +18,20 @@ import pyarrow as pa
 
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import evolve_schema
-from persist.codecs.nested import Node, column_node, reshape_column, split_changes, split_names
-from persist.codecs.types.python_types import field_types
+from persist.codecs.nested import Node, get_column_node, parse_new_names, reshape_column, split_changes
+from persist.codecs.types.python_types import parse_fields
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.types.widening import may_overflow, widen_column
 from persist.core.errors import InvalidUsage, NotOneValue, Superseded, UpperMismatch
-from persist.core.keyed.events import dead_filter, event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema, make_tombstone_filter
 from persist.core.keyed.form import Keyed, build_form, find_machine
 from persist.core.log import kinds as record_kinds
 from persist.core.log.fields import KeyedForm, Words
-from persist.core.names import is_text
+from persist.core.names import is_storable_text
 from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, ExpectParts, apply_step
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import check_new_names
-from persist.core.state_rules.schemas import attach_versions, build_schema_moved, check_made_from_newest
+from persist.core.state_rules.schemas import attach_versions, build_schema_moved, check_based_on_newest
 from persist.engine.collection.descriptions import get_newest_ids
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_history import (
@@ -69,7 +69,9 @@ def check_one_value(
     """
     machine = find_machine(form, keyed.machine, handle.name)
     reader = handle.engine.reader()
-    if form.tombstone is not None and (dead := next(find_keys(then, dead_filter(then.schema, form), reader), None)):
+    if form.tombstone is not None and (
+        dead := next(find_keys(then, make_tombstone_filter(then.schema, form), reader), None)
+    ):
         raise InvalidUsage(
             f"the rows of {handle.name!r} that are tombstones by the column {form.tombstone!r} would vanish from all "
             f"times, such as the key {dead[0]} at time {dead[1]}: declare another column, or write the changes into a "
@@ -131,13 +133,13 @@ def _evolve(
             raise InvalidUsage(
                 "evolve() was asked for no change: give add=, drop=, rename=, widen=, reorder= or keyed="
             )
-        get_newest_ids(handle, contents.schema, contents.schema.distinct("comments", [*comments]))
+        get_newest_ids(handle, contents.schema, contents.schema.check_distinct("comments", [*comments]))
         return _set_comments(handle, contents.schema, comments, beside)
     # From the user's version: a name may belong to another column now.
     schema_before = attach_versions(handle.schema, contents)
     after = _evolve_schema(schema_before, evolution, contents)
     check_new_names({*after.names} - {*schema_before.names})
-    check_made_from_newest(contents, after, becomes_keyed=evolution.keyed is not None)
+    check_based_on_newest(contents, after, becomes_keyed=evolution.keyed is not None)
     if evolution.keyed is None and replace(after, version=schema_before.version) == schema_before:
         return _set_comments(handle, schema_before, comments, beside)
     _check_machine(handle, contents, after)
@@ -179,7 +181,7 @@ def _evolve_schema(before: CollectionSchema, evolution: WantedEvolution, content
         return evolve_schema(
             known,
             add=add,
-            defaults=split_names(evolution.defaults),
+            defaults=parse_new_names(evolution.defaults),
             drop=drop,
             rename=rename,
             widen=widen,
@@ -219,7 +221,7 @@ def _check_changes(evolution: WantedEvolution, comments: Mapping[str, str] | Non
             raise InvalidUsage(
                 f"{what}={value!r:.100} is not a dict by name of column: give one, such as {what}={_EXAMPLES[what]}"
             )
-    if not isinstance(comments or {}, Mapping) or not all(map(is_text, (comments or {}).values())):
+    if not isinstance(comments or {}, Mapping) or not all(map(is_storable_text, (comments or {}).values())):
         raise InvalidUsage(f"comments={comments!r:.100} must be a dict of texts by column name")
     if not all(isinstance(name, str) for name in evolution.rename.values()):
         raise InvalidUsage(f"rename={dict(evolution.rename)!r:.200} must be a dict of old names to new ones")
@@ -228,7 +230,7 @@ def _check_changes(evolution: WantedEvolution, comments: Mapping[str, str] | Non
 def _convert_types(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:
     """Return Arrow types for whatever `create_or_load` takes for types."""
     types = {}
-    for name, kind, nullable in field_types(given, "value") if given else ():
+    for name, kind, nullable in parse_fields(given, "value") if given else ():
         if not nullable:
             raise SchemaMismatch(
                 f"{what}= gives column {name!r} as not null, and whether a column may hold NULL stays what it is; one "
@@ -241,7 +243,7 @@ def _convert_types(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType
 def _comment_steps(
     handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str]
 ) -> list[record_kinds.Describe]:
-    names = schema.distinct("comments", [*comments])
+    names = schema.check_distinct("comments", [*comments])
     ids = dict(zip(schema.names, schema.ids, strict=True))
     words_by_id = {str(ids[name]): Words(comments[name]) for name in names}
     return [record_kinds.Describe(handle.id, columns=words_by_id)] if words_by_id else []
@@ -252,7 +254,7 @@ def _find_risky(before: CollectionSchema, after: CollectionSchema) -> dict[str, 
     names, risky = dict(zip(after.ids, after.names, strict=True)), {}
     for id_, name in zip(before.ids, before.names, strict=True):
         if id_ in names:
-            was, now = column_node(before, name), column_node(after, names[id_])
+            was, now = get_column_node(before, name), get_column_node(after, names[id_])
             kinds = {node.number: node.kind for node in was.walk()}
             if any(may_overflow(kinds.get(node.number, node.kind), node.kind) for node in now.walk()):
                 risky[name] = was, now
@@ -287,5 +289,5 @@ def _waiting_rows(
     """Yield value columns of the events that wait to be resolved: under another schema, each must still be readable."""
     if contents.keyed is None or not contents.pending:
         return
-    events = events_schema(schema, event_fields(schema, contents.keyed))
+    events = make_event_schema(schema, list_event_fields(schema, contents.keyed))
     yield from Scan(events, (*contents.pending.values(),), 0, TIME_MAX + 1, tuple(columns)).updates(reader, columns)

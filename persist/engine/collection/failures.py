@@ -29,7 +29,7 @@ from persist.core.errors import (
     ReadOnly,
     Unavailable,
 )
-from persist.core.rendering import plain, without_secrets
+from persist.core.rendering import hide_passwords, strip_control_characters
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.collection.descriptions import describe_step
 from persist.engine.location.collection_handle import CollectionHandle
@@ -93,7 +93,7 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: st
     now_ms = engine.clock.wall_ms()
     try:
         columns = {name for handle in handles for name in handle.schema.names}
-        text = _redact_error(error, {*engine.follower.state.names(), *columns})
+        text = _redact_error(error, {*engine.follower.state.list_names(), *columns})
         failure = Failure(now_ms, engine.writer("tell_failure").name, text)
         stale = [handle for handle in handles if _is_news(load_failures(handle.get_known_state()).get(sink), failure)]
         _say(stale, sink, msgspec.json.encode(failure).decode())
@@ -128,7 +128,7 @@ def _redact_error(error: Exception, names: set[str]) -> str:
         text, is_ours = f"operator {error.operator} failed: {error.problem}", False
     else:
         text, is_ours = str(error), isinstance(error, PersistError)
-    text = _ASKED.sub(r"\1?…", without_secrets(" ".join(plain(text).split())))
+    text = _ASKED.sub(r"\1?…", hide_passwords(" ".join(strip_control_characters(text).split())))
 
     def redact(quoted: re.Match[str]) -> str:
         return quoted[0] if quoted[2] in names else f"{quoted[1]}…{quoted[1]}"

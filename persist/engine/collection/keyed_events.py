@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.order.sums import consolidate
-from persist.codecs.part.filters import ranges_that_may_match, referenced_columns, with_both_zeros
+from persist.codecs.part.filters import add_both_zeros, list_referenced_columns, select_matching_ranges
 from persist.codecs.types.schema import TIME, CollectionSchema
-from persist.codecs.updates.inputs import as_table, open_stream
-from persist.codecs.updates.updates import Stamp, stamp_rows, to_updates, with_time
+from persist.codecs.updates.inputs import open_stream, to_table
+from persist.codecs.updates.updates import Stamp, add_times, set_time, to_updates
 from persist.core.errors import (
     InvalidUsage,
     NotKeyed,
@@ -63,7 +63,7 @@ class Rewrite:
     def updates(self, schema: CollectionSchema, time: int) -> pa.Table:
         """Return the difference of both, consolidated; before is not None."""
         sides = [(self.after, 1), (self.before, -1)]
-        tables = [to_updates(stamp_rows(rows, schema, Stamp(time, diff)), schema) for rows, diff in sides]
+        tables = [to_updates(add_times(rows, schema, Stamp(time, diff)), schema) for rows, diff in sides]
         return consolidate(pa.concat_tables(tables), [*schema.names, TIME]).select(schema.arrow.names)
 
 
@@ -98,11 +98,11 @@ def reading_rows(scan: Callable[[pc.Expression | None], Scan], reader: PartReade
 def _slices_that_may_match(scan: Scan) -> list[Scan]:
     """Return slices of keys that may have rows which pass the filter; the whole scan unless they are a small part."""
     keys = scan.schema.key_names
-    if scan.filter is None or not {*keys[:1]} & {*referenced_columns(scan.filter, scan.schema.arrow)}:
+    if scan.filter is None or not {*keys[:1]} & {*list_referenced_columns(scan.filter, scan.schema.arrow)}:
         return [scan]
     slices = scan.cut_into_slices(SLICE_BYTES)
     bounds = [(piece.keys.lower, piece.keys.upper) for piece in slices]
-    places = ranges_that_may_match(bounds, scan.filter, scan.schema, keys)
+    places = select_matching_ranges(bounds, scan.filter, scan.schema, keys)
     return [slices[place] for place in places] if 2 * len(places) <= len(slices) else [scan]
 
 
@@ -135,22 +135,22 @@ class KeyedChange:
             rewrite = new(reading_rows(partial(snapshot_scan, after, schema, time, None), reader))
             if rewrite is None:
                 raise Unchanged("nothing of it changes")
-            new = to_updates(stamp_rows(rewrite.after, schema, Stamp(time, 1)), schema)
+            new = to_updates(add_times(rewrite.after, schema, Stamp(time, 1)), schema)
             if rewrite.before is not None:
-                yield with_time(self._replace(handle, after, rewrite.before, new), time, schema)
+                yield set_time(self._replace(handle, after, rewrite.before, new), time, schema)
                 return
-        where = None if self.where is None else with_both_zeros(self.where)
+        where = None if self.where is None else add_both_zeros(self.where)
         # Only a deletion can leave out what the condition is not true for: a new row takes the place of any other one.
         is_delete = not len(new)
         scan = snapshot_scan(after, schema, time, None, where if is_delete else None, raw=not is_delete)
         of_keys = KeyReplacement(handle.name, schema, form, None if is_delete else where)
         for updates in compute_differences(scan, new, reader, of_keys.check, of_keys.replace_keys):
-            yield with_time(updates, time, schema)
+            yield set_time(updates, time, schema)
 
     def _replace(self, handle: CollectionHandle, after: CollectionState, before: pa.Table, new: pa.Table) -> pa.Table:
         """Return the updates that replace rows by new ones; raise DuplicateKeys if a new key has another row."""
         schema, time = handle.current_schema(after), self.time or 0
-        old = to_updates(stamp_rows(before, schema, Stamp(time, 1)), schema)
+        old = to_updates(add_times(before, schema, Stamp(time, 1)), schema)
         of_keys = KeyReplacement(handle.name, schema, get_keyed_form(handle), None)
         of_keys.check(new)
         keys = find_distinct_keys(pa.concat_tables([old, new]).select(schema.key_names), schema)
@@ -216,7 +216,7 @@ class AskedEvents(msgspec.Struct, frozen=True):
 
     def at(self, time: int) -> "AskedEvents":
         """Return the same with events, or the change, at a time, which is sealed."""
-        events = None if self.events is None else self.events.at(time)
+        events = None if self.events is None else self.events.set_time(time)
         change = None if self.change is None else replace(self.change, time=time)
         return msgspec.structs.replace(self, events=events, change=change, end=time + 1)
 
@@ -283,7 +283,7 @@ def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) ->
     columns.
     """
     form = get_keyed_form(handle)
-    rows = as_table(open_stream(what), handle.schema)
+    rows = to_table(open_stream(what), handle.schema)
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
         rows = find_distinct_keys(what, handle.schema)
     rows = rows.append_column(DELETED, pa.array(np.ones(len(rows), np.bool_)))

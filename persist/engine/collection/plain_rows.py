@@ -22,17 +22,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.arrays import copy_table, int64_array
+from persist.codecs.order.arrays import copy_table, make_int64_array
 from persist.codecs.order.digest import compute_digest
 from persist.codecs.order.ordering import sort_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
-from persist.codecs.part.filters import with_both_zeros
+from persist.codecs.part.filters import add_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME, TIME_MAX, CollectionSchema
 from persist.codecs.updates.inputs import open_stream
-from persist.codecs.updates.tuples import is_named
-from persist.codecs.updates.updates import Stamp, with_time
+from persist.codecs.updates.tuples import is_named_tuple
+from persist.codecs.updates.updates import Stamp, set_time
 from persist.core.antichain import END, Antichain, encode_frontier, to_antichain
 from persist.core.errors import (
     DuplicateKeys,
@@ -40,7 +40,7 @@ from persist.core.errors import (
     SchemaMismatch,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
-    with_timeline,
+    attach_timeline,
 )
 from persist.core.keyed.events import prepare_events, replace_by_event
 from persist.core.keyed.form import Keyed, build_form
@@ -87,7 +87,7 @@ def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None
     writer = handle.engine.writer("restore").part_writer()
     with ExitStack() as stack:
         later = stack.enter_context(changes(handle, then + 1, contents.upper))
-        back = (with_time(negate(pa.Table.from_batches([rows])), at or 0, handle.schema) for rows in later)
+        back = (set_time(negate(pa.Table.from_batches([rows])), at or 0, handle.schema) for rows in later)
         new, _ = _hold_or_store_rows(handle, back, None, (), writer, stack)
         nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
         return [request, *_alone(handle, contents, at, _upload(handle, nothing, new, at or 0, writer))]
@@ -223,7 +223,7 @@ class NewContents:
     def _without_repetitions(self, rows: pa.Table, present: pa.Table | None = None) -> pa.Table:
         once = consolidate(rows, [*self._handle.schema.names])
         at = once.schema.get_field_index("_diff")
-        return once.set_column(at, once.schema.field(at), int64_array(np.ones(len(once), np.int64)))
+        return once.set_column(at, once.schema.field(at), make_int64_array(np.ones(len(once), np.int64)))
 
     def _new(self) -> tuple[NewRows, int]:
         if self._held is None:
@@ -257,7 +257,7 @@ def delete_steps(
     keys = find_distinct_keys(wanted, handle.schema) if where is None else None
     digest = 0
     if keys is not None and token is not None:  # How often each was named does not matter.
-        once = keys.append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
+        once = keys.append_column("_diff", make_int64_array(np.ones(len(keys), np.int64)))
         digest = compute_digest(once, handle.schema.key_names)
     request = Asked(handle.id, delete_digest(digest, at, filter_text(where, token)))
     if handle.remembers(contents, token):
@@ -269,7 +269,7 @@ def delete_steps(
             writes = _upload(handle, present, (), at or 0, writer.part_writer())
             return [request, *_alone(handle, contents, at, writes)]
         records = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
-        step = writer.write_step(handle.id, handle.schema, with_time(negate(records), at or 0, handle.schema))
+        step = writer.write_step(handle.id, handle.schema, set_time(negate(records), at or 0, handle.schema))
         return [request, *_alone(handle, contents, at, [] if step is None else [step], is_single=True)]
 
 
@@ -297,7 +297,7 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
     if may_delete and not schema.value_names:
         data = open_stream(data)
         first = data[0] if isinstance(data, (list, tuple)) and data else data
-        if isinstance(first, (list, tuple, Iterator)) and not is_named(first):
+        if isinstance(first, (list, tuple, Iterator)) and not is_named_tuple(first):
             raise InvalidUsage(
                 f"the collection {handle.name!r} has no value columns, so None in a tuple may mean a key that comes or "
                 "one that goes: give keys as a table or as dicts, and use delete() for those that go"
@@ -401,9 +401,9 @@ def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: in
     """Refuse a sealed time, unsealed updates, and another schema than the newest."""
     handle.current_schema(contents)
     if contents.upper == END:  # Complete: no time is left, and nothing may be taken for done.
-        raise with_timeline(UpdateNotBeyondUpper(TIME_MAX if at is None else at, Antichain()), contents.timeline)
+        raise attach_timeline(UpdateNotBeyondUpper(TIME_MAX if at is None else at, Antichain()), contents.timeline)
     if at is not None and at < contents.upper:
-        raise with_timeline(UpdateNotBeyondUpper(at, to_antichain(contents.upper)), contents.timeline)
+        raise attach_timeline(UpdateNotBeyondUpper(at, to_antichain(contents.upper)), contents.timeline)
     refused = find_refusal(contents)
     if refused is not None:
         raise refused
@@ -416,7 +416,7 @@ def find_refusal(contents: CollectionState) -> UpdatesBeyondUpper | None:
         return None
     first = hidden.first if hidden.is_exact else None
     error = UpdatesBeyondUpper(to_antichain(contents.upper), hidden.last, first=first, updates=hidden.updates)
-    return with_timeline(error, contents.timeline)
+    return attach_timeline(error, contents.timeline)
 
 
 def expect_unchanged(contents: CollectionState) -> tuple[Condition, ...]:
@@ -466,7 +466,7 @@ def _scans(
     schema = handle.schema
     if contents.upper == 0:
         none = Scan(schema, (), 0, 0, schema.names)
-        return lambda filter: none if filter is None else replace(none, filter=with_both_zeros(filter))
+        return lambda filter: none if filter is None else replace(none, filter=add_both_zeros(filter))
     as_of = contents.upper - 1
     # A later state will do as well: what is sealed stays as it is.
     newest, reading = handle.claim(as_of)
@@ -509,7 +509,7 @@ def _upload(
     try:
         for rows in compute_differences(present, new, reader, check, replaced):
             stored += (
-                writer.put(handle.id, data, part) for data, part in stream.add(with_time(rows, at, handle.schema))
+                writer.put(handle.id, data, part) for data, part in stream.add(set_time(rows, at, handle.schema))
             )
         stored += (writer.put(handle.id, data, part) for data, part in stream.finish())
     except BaseException:

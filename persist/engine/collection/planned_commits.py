@@ -46,9 +46,9 @@ from persist.core.errors import (
     UpdatesBeyondUpper,
     UploadExpired,
     UpperMismatch,
-    with_timeline,
+    attach_timeline,
 )
-from persist.core.keyed.events import events_schema, lift_events
+from persist.core.keyed.events import lift_events, make_event_schema
 from persist.core.keyed.intake import EventTable
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
@@ -380,7 +380,7 @@ def _lift_events(contents: CollectionState, request: AskedEvents) -> AskedEvents
     check_writable_version(contents, events.schema.version)
     newest = contents.schema
     table = lift_events(events.table, events.schema, newest)
-    lifted = msgspec.structs.replace(events, schema=events_schema(newest, newest.value.fields), table=table)
+    lifted = msgspec.structs.replace(events, schema=make_event_schema(newest, newest.value.fields), table=table)
     return msgspec.structs.replace(request, events=lifted)
 
 
@@ -407,7 +407,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, reques
         first.append(request.change.time or 0)
     if first and min(first) < contents.upper:
         error = UpdateNotBeyondUpper(min(first), to_antichain(contents.upper))
-        raise with_timeline(error, contents.timeline)
+        raise attach_timeline(error, contents.timeline)
     if end < contents.upper:
         return [*request.also, sealing]  # It is refused, but first for its conditions on upper, as in the background.
     resolving: list[Step] = [sealing]

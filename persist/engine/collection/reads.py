@@ -18,7 +18,7 @@ from persist.codecs.errors import InvalidUpdate, did_you_mean
 from persist.codecs.types.casts import cast_column, decode_column
 from persist.codecs.types.python_types import get_stored_type
 from persist.codecs.types.schema import TIME_MAX
-from persist.codecs.updates.inputs import TableStream, as_table, open_stream
+from persist.codecs.updates.inputs import TableStream, open_stream, to_table
 from persist.core.antichain import END, Antichain
 from persist.core.errors import InvalidUsage, SchemaMismatch
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, get_last_sealed
@@ -200,7 +200,7 @@ def difference(
 ) -> Difference:
     """Return what differs between the contents as of two times; see `Collection.diff`."""
     read_as = handle.reading_schema(schema)
-    values = read_as.names if columns is None else read_as.distinct("columns", columns)
+    values = read_as.names if columns is None else read_as.check_distinct("columns", columns)
     names = list(dict.fromkeys((*read_as.key_names, *values)))
     transitions = Transitions.of_columns(read_as, names)
     start, end = handle.as_time("first", first), handle.as_time("second", second)
@@ -418,7 +418,7 @@ def as_of_join(
     """Return a frame with what its keys held at its rows' times; see `Collection.as_of_join`."""
     schema = handle.schema
     table = _frame(frame)
-    value_columns = schema.value_names if columns is None else schema.distinct("columns", columns)
+    value_columns = schema.value_names if columns is None else schema.check_distinct("columns", columns)
     keys, times = _keys(table, on, time, handle), _times(table, time, handle)
     if clashing := [name for name in value_columns if name in table.column_names]:
         raise SchemaMismatch(
@@ -456,7 +456,7 @@ def _frame(frame: Any) -> pa.Table:
                 f"the pieces of the frame differ in their columns: {error}. Make them alike."
             ) from error
     else:
-        table = as_table(data, None)  # A table's own columns need not be columns of the collection.
+        table = to_table(data, None)  # A table's own columns need not be columns of the collection.
     if table is None:
         raise InvalidUsage(
             f"{frame!r:.80} is not a frame: give anything Arrow, a frame, a dict of columns or rows as dicts"
@@ -490,7 +490,7 @@ def _times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedAr
     if (plain := get_stored_type(column.type)) != column.type:
         column = cast_column(column, plain, name)
     if handle.timeline is not None and (pat.is_string(column.type) or pat.is_large_string(column.type)):
-        times = handle.timeline.column_of_last_times(column)
+        times = handle.timeline.convert_text_column(column)
     elif pat.is_integer(column.type) or pat.is_floating(column.type):  # pandas makes floats of integers with gaps.
         try:
             times = cast_column(column, pa.int64(), name)
@@ -504,7 +504,7 @@ def _times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedAr
             if column.type.tz is not None:  # Rounding is of local time, which there is twice when clocks are set back.
                 column = column.cast(pa.timestamp(column.type.unit, "UTC"))
             column = pc.floor_temporal(column, unit=unit)
-        times = handle.timeline.column_of_times(column, name)
+        times = handle.timeline.convert_column(column, name)
     else:
         what = "a whole number" if handle.timeline is None else "a whole number, a timestamp with a zone, or ISO text"
         raise SchemaMismatch(f"column {name!r} has type {column.type}, and the time of a row is {what}")

@@ -25,13 +25,13 @@ import pyarrow as pa
 from persist.blob.errors import Indeterminate, MissingBlob
 from persist.blob.threads import Clock
 from persist.codecs.errors import DiffOverflow
-from persist.codecs.part.key_range import comparable_keys
+from persist.codecs.part.key_range import load_comparable_keys
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX
 from persist.core.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe, Numbers
-from persist.core.progress import task
+from persist.core.progress import report_work
 from persist.core.rendering import Shown, format_count
 from persist.core.settings import Tuning
 from persist.core.state_rules.collection_rules import ExpectErasures, ExpectRuns, apply_step
@@ -181,7 +181,7 @@ class Compactor:
         """
         report = CompactionReport()
         failed: dict[Work, DiffOverflow] = {}
-        with self._one_at_a_time, task("compact", name, unit="pieces of work") as done:
+        with self._one_at_a_time, report_work("compact", name, unit="pieces of work") as done:
             while True:
                 contents = self._contents(id_, name)
                 work = choose_next_work(
@@ -313,7 +313,7 @@ class Compactor:
         keyed = []
         for number in numbers:
             part = contents.numbered[number]
-            keys = comparable_keys(part, contents.schema)
+            keys = load_comparable_keys(part, contents.schema)
             if keys is None or part.inline or part.bytes < self._tuning.part_bytes // WHOLE_FRACTION:
                 return None
             keyed.append((keys[0], keys[-1], number))
@@ -397,6 +397,6 @@ class _Attempt:
         if total != diff_sum:
             raise AssertionError(f"the diffs of the result sum to {total}, and those of its sources to {diff_sum}")
         schema = self._contents.schema
-        keyed = [keys for part in parts if (keys := comparable_keys(part, schema)) is not None]
+        keyed = [keys for part in parts if (keys := load_comparable_keys(part, schema)) is not None]
         if any(earlier[-1] >= later[0] for earlier, later in pairwise(keyed)):
             raise AssertionError("the parts of the result overlap in key: slices of the key space did, too")

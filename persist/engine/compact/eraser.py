@@ -30,11 +30,11 @@ import pyarrow.compute as pc
 
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import sum_exactly
-from persist.codecs.part.filters import parts_that_may_match, referenced_columns, with_both_zeros
+from persist.codecs.part.filters import add_both_zeros, list_referenced_columns, select_matching_parts
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 from persist.core.errors import InvalidUsage, Superseded
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.keyed.machine import DELETED
 from persist.core.log import kinds
 from persist.core.log.fields import Numbers
@@ -63,7 +63,7 @@ class ErasedRecords:
     @classmethod
     def matching(cls, where: pc.Expression, schema: CollectionSchema) -> "ErasedRecords":
         """Return the records of a schema for which a condition is true."""
-        return cls(None, where, _list_ids(referenced_columns(where, schema.arrow, (TIME, DIFF)), schema))
+        return cls(None, where, _list_ids(list_referenced_columns(where, schema.arrow, (TIME, DIFF)), schema))
 
     @cached_property
     def _sorted(self) -> SortedKeys:
@@ -74,7 +74,7 @@ class ErasedRecords:
     def filter(self) -> pc.Expression:
         """A filter that is true for all of these records, and maybe for others: it excludes parts."""
         if self.where is not None:
-            return with_both_zeros(self.where)
+            return add_both_zeros(self.where)
         assert self.keys is not None
         condition = pc.scalar(True)
         for name, values in zip(self.keys.column_names, self.keys.columns, strict=True):
@@ -88,7 +88,7 @@ class ErasedRecords:
         if self.keys is not None:
             return [*self.keys.column_names]
         assert self.where is not None
-        return referenced_columns(self.where, schema.arrow, (TIME, DIFF))
+        return list_referenced_columns(self.where, schema.arrow, (TIME, DIFF))
 
     def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Return the rows to erase and the rows that stay, from rows in the order of keys."""
@@ -245,7 +245,7 @@ class PartEraser:
         for parts, schema in ((contents.numbered, contents.schema), (contents.pending, load_events_schema(contents))):
             new = [part for part in parts.values() if _identify_part(part) not in self._seen]
             if new and self._wanted.is_about(schema):
-                may_match = parts_that_may_match(new, self._wanted.filter, schema)
+                may_match = select_matching_parts(new, self._wanted.filter, schema)
                 self._check_read(*may_match)
                 is_deleting = [DELETED] if DELETED in schema.names else []
                 columns = list(dict.fromkeys([*names, *self._wanted.columns(schema), *is_deleting]))
@@ -282,7 +282,9 @@ class PartEraser:
         """Yield the parts that hold records which go, with what is known of them."""
         new = [part for part in parts.values() if _identify_part(part) not in self._outcomes]
         may_match = (
-            {_identify_part(part) for part in parts_that_may_match(new, self._records.filter, schema)} if new else set()
+            {_identify_part(part) for part in select_matching_parts(new, self._records.filter, schema)}
+            if new
+            else set()
         )
         for number, part in parts.items():
             outcome = self._outcomes.get(_identify_part(part))
@@ -344,7 +346,7 @@ def _list_ids(columns: list[str], schema: CollectionSchema) -> tuple[int, ...]:
 def load_events_schema(contents: CollectionState) -> CollectionSchema:
     """Return the schema of the pending events of a keyed collection, under the newest version of its own."""
     assert contents.keyed is not None, "it has events"
-    return events_schema(contents.schema, event_fields(contents.schema, contents.keyed))
+    return make_event_schema(contents.schema, list_event_fields(contents.schema, contents.keyed))
 
 
 def _identify_part(part: Part) -> _Known:

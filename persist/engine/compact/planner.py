@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
-from persist.codecs.part.key_range import comparable_keys
+from persist.codecs.part.key_range import load_comparable_keys
 from persist.codecs.part.part import Part
 from persist.core.antichain import END
 from persist.core.log.fields import Keyframe, Numbers
@@ -193,12 +193,12 @@ def _count_touched_rows(contents: CollectionState, base: Sequence[Part], history
     is_known = all(part.has_keys for part in base)
 
     def assign_number(key: Any) -> int:
-        return max(0, bisect_right(base, key, key=lambda part: (comparable_keys(part, schema) or [key])[0]) - 1)
+        return max(0, bisect_right(base, key, key=lambda part: (load_comparable_keys(part, schema) or [key])[0]) - 1)
 
     # The changes, from one part to the next, of the number of history parts in the range.
     changes = [0] * (len(base) + 1)
     for part in history:
-        keys = comparable_keys(part, schema) if is_known and base else None
+        keys = load_comparable_keys(part, schema) if is_known and base else None
         first, last = (0, len(base) - 1) if keys is None else (assign_number(keys[0]), assign_number(keys[-1]))
         changes[first] += 1
         changes[last + 1] -= 1

@@ -30,14 +30,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.digits import neighbours_differ
-from persist.codecs.order.ordering import order_keys
+from persist.codecs.order.digits import mark_changes
+from persist.codecs.order.ordering import make_order_keys
 from persist.codecs.order.sums import consolidate, sum_exactly
-from persist.codecs.part.key_range import KeyRange, comparable_keys, parts_within
-from persist.codecs.part.part import Part, sample_rows
+from persist.codecs.part.key_range import KeyRange, assign_parts, load_comparable_keys
+from persist.codecs.part.part import Part, choose_sample_rows
 from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.updates import with_time
+from persist.codecs.updates.updates import set_time
 from persist.core.errors import ClientClosed
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
@@ -183,7 +183,7 @@ class LocalPartMaker:
         outputs += uploads.begin(stream.finish()) if stream is not None else []
         parts = (part.result() if isinstance(part, Future) else part for part in outputs)
         return MadeRun(
-            tuple(part.as_single() if is_single and isinstance(part, Part) else part for part in parts), added
+            tuple(part.mark_single() if is_single and isinstance(part, Part) else part for part in parts), added
         )
 
     def _stream(self, schema: CollectionSchema, sources: Sequence[Part]) -> PartStream:
@@ -200,7 +200,7 @@ class LocalPartMaker:
         names, sums = scan.schema.names, list[int]()
         if piece.as_of is None:
             return self._consolidate(scan, [*names, "_time"], sums, piece.keep), sum(sums)
-        return with_time(self._consolidate(scan, names, sums), piece.as_of, scan.schema), sum(sums)
+        return set_time(self._consolidate(scan, names, sums), piece.as_of, scan.schema), sum(sums)
 
     def _consolidate(
         self,
@@ -228,7 +228,7 @@ def _has_one_row_per_key(rows: pa.Table, keys: Sequence[str]) -> bool:
     """Return whether rows, which are sorted by key, have one row for each, which is there once."""
     if not keys or not all(diff == 1 for diff in pc.min_max(rows["_diff"]).as_py().values()):
         return not len(rows)
-    differs = [neighbours_differ(key) for key in order_keys(rows.select(keys), keys)]
+    differs = [mark_changes(key) for key in make_order_keys(rows.select(keys), keys)]
     return bool(np.logical_or.reduce(differs).all())
 
 
@@ -289,7 +289,7 @@ def _cut_stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
 
     Only the part's sampled keys are known, so a touched stretch has up to two thirty-seconds of the part more.
     """
-    sampled = [comparable_keys(part, region.schema) for part in region.all_parts]
+    sampled = [load_comparable_keys(part, region.schema) for part in region.all_parts]
     if len(region.base) != 1 or region.base[0].bytes < quiet_bytes or any(keys is None for keys in sampled):
         return [Rewrite(region, region.as_of)]
     [part], [samples, *touching] = region.base, [keys for keys in sampled if keys is not None]
@@ -297,7 +297,7 @@ def _cut_stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
     for keys in touching:
         first, last = (max(0, bisect_right(samples, key) - 1) for key in (keys[0], keys[-1]))
         is_touched[first : last + 1] = [True] * (last + 1 - first)
-    row_bytes, rows = part.bytes / part.rows, [*sample_rows(part.rows, len(samples)), part.rows]
+    row_bytes, rows = part.bytes / part.rows, [*choose_sample_rows(part.rows, len(samples)), part.rows]
     starts, ends, end = set[int](), set[int](), 0  # Of quiet stretches, as numbers of samples.
     for touched, stretch in groupby(is_touched):
         start, end = end, end + len([*stretch])
@@ -319,15 +319,15 @@ def _estimate_base_bytes(scan: Scan) -> int:
 
 def _regions(scan: Scan) -> list[Scan]:
     """Cut a plan where the parts of its keyframe begin."""
-    keys = [comparable_keys(part, scan.schema) for part in scan.base]
+    keys = [load_comparable_keys(part, scan.schema) for part in scan.base]
     bounds = [part.keys for part in scan.base]
     if len(scan.base) < 2 or any(ends is None for ends in keys) or any(ends is None for ends in bounds):
         return [scan]
     cuts = [bound[0] for bound in bounds[1:] if bound is not None]
     ranges = [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
     pruned = scan.prune()
-    history = parts_within(
-        pruned.parts, scan.schema, ranges, [comparable_keys(part, scan.schema) for part in pruned.parts]
+    history = assign_parts(
+        pruned.parts, scan.schema, ranges, [load_comparable_keys(part, scan.schema) for part in pruned.parts]
     )
     return [
         replace(pruned, keys=within, base=(part,), parts=tuple(parts))

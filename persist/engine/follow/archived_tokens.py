@@ -17,7 +17,7 @@ class TokenMemory:
 
     def __init__(self, blob: Blob, cache: Cache) -> None:
         self._blob = blob
-        self._archives: Kind[str, ArchivedTokens] = cache.kind(lambda tokens: int(tokens.rows.nbytes))
+        self._archives: Kind[str, ArchivedTokens] = cache.add_kind(lambda tokens: int(tokens.rows.nbytes))
 
     def find(self, location: str | None, contents: CollectionState, token: str | None) -> Remembered | None:
         """Return what contents remember of a token, None if nothing. Cost: a GET for each archive not read before.
@@ -28,7 +28,7 @@ class TokenMemory:
         if token is None or token in contents.tokens:
             return None if token is None else contents.tokens[token]
         for archive in reversed(() if contents.archives is None else contents.archives.stored):
-            mark = self.read(location, contents.id, archive).find(token)
+            mark = self.read(location, contents.id, archive).find_mark(token)
             if mark is not None:
                 return Remembered(mark.time_min, mark.digest)
         return None

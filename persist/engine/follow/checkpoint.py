@@ -34,18 +34,18 @@ from msgspec import UNSET, UnsetType
 from persist.blob.errors import Conflict, CorruptBlob, Corruption, IncompatibleVersion, InvalidUsage, MissingBlob
 from persist.blob.protocol import Blob, get_at_most, is_remote
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import as_time
+from persist.core.antichain import to_time_integer
 from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation, Seqno
 from persist.core.log.framing import FORMAT_MIN, BlobRef, Framed, decode_framed, encode_framed, make_pointer
 from persist.core.log.keys import (
     LOG,
     check_parts,
-    checkpoint_key,
-    checkpoint_seqno,
     is_upload,
     list_checkpoints,
-    record_key,
+    make_checkpoint_key,
+    make_record_key,
+    parse_checkpoint_seqno,
 )
 from persist.core.log.kinds import BringsParts
 from persist.core.log.records import LogPage, Record, load_part_list, read_commit_id, read_record
@@ -53,7 +53,7 @@ from persist.core.names import is_id
 from persist.core.state_rules.collection_rules import check_contents
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.location import LocationState, TakenOver
-from persist.core.state_rules.state import CollectionEntry, DoesNotFollow, State, apply
+from persist.core.state_rules.state import CollectionEntry, DoesNotFollow, State, apply_record
 from persist.engine.follow.directory import (
     EMPTY,
     OBJECT_BYTES_MAX,
@@ -134,7 +134,7 @@ def write_checkpoint(
     data = encode_framed(build_checkpoint(replayed, new))
     if len(data) > CHECKPOINT_BYTES_MAX:
         raise InvalidUsage(f"a checkpoint would have {len(data):,} bytes, and {CHECKPOINT_BYTES_MAX:,} are read")
-    if not blob.create(checkpoint_key(state.seqno), data):
+    if not blob.create(make_checkpoint_key(state.seqno), data):
         return False
     known_levels.keep(new.levels)
     return True
@@ -150,14 +150,14 @@ def _replay_records(blob: Blob, replayed: State, state: State, recent: Mapping[i
     for seqno in range(replayed.seqno + 1, state.seqno + 1):
         record = (recent.get(seqno) if seqno != probed else None) or read_record(blob, seqno)
         if record is None:
-            raise MissingBlob(record_key(seqno), f"it is missing, and a checkpoint at {state.seqno} needs it")
+            raise MissingBlob(make_record_key(seqno), f"it is missing, and a checkpoint at {state.seqno} needs it")
         try:
-            replayed = apply(replayed, record)
+            replayed = apply_record(replayed, record)
         except DoesNotFollow as error:
-            raise CorruptBlob(record_key(seqno), f"it breaks a rule of the log: {error}") from error
+            raise CorruptBlob(make_record_key(seqno), f"it breaks a rule of the log: {error}") from error
     if replayed.commit != state.commit:
         raise CorruptBlob(
-            record_key(state.seqno), f"its commit is {replayed.commit}, and {state.commit} was read there"
+            make_record_key(state.seqno), f"its commit is {replayed.commit}, and {state.commit} was read there"
         )
     return replayed
 
@@ -166,7 +166,7 @@ def _verify_log(blob: Blob, state: State) -> State:
     """Return state, if the log still has its record."""
     if (present := read_commit_id(blob, state.seqno)) != state.commit:
         raise CorruptBlob(
-            record_key(state.seqno), f"it is commit {present} now, and was commit {state.commit} when it was read"
+            make_record_key(state.seqno), f"it is commit {present} now, and was commit {state.commit} when it was read"
         )
     return state
 
@@ -178,14 +178,14 @@ def _check_present(blob: Blob, first: int, last: int) -> None:
     listed as a whole, however long the log is.
     """
     if is_remote(blob):
-        listed = blob.list(LOG, start_after=record_key(first - 1) if first else None)
-        present = {entry.key for entry in takewhile(lambda entry: entry.key <= record_key(last), listed)}
+        listed = blob.list(LOG, start_after=make_record_key(first - 1) if first else None)
+        present = {entry.key for entry in takewhile(lambda entry: entry.key <= make_record_key(last), listed)}
     else:
-        keys = map(record_key, range(first, last + 1))
+        keys = map(make_record_key, range(first, last + 1))
         present = {key for key in keys if blob.get(key, range=(0, 0)) is not None}
     for seqno in range(first, last + 1):
-        if record_key(seqno) not in present:
-            raise MissingBlob(record_key(seqno), f"it is missing, and a checkpoint at {last} needs it")
+        if make_record_key(seqno) not in present:
+            raise MissingBlob(make_record_key(seqno), f"it is missing, and a checkpoint at {last} needs it")
 
 
 def build_checkpoint(state: State, directory: NewDirectory) -> Checkpoint:
@@ -231,10 +231,10 @@ def list_checkpoints_beyond_log(blob: Blob) -> list[int]:
     """
 
     def is_there(seqno: int) -> bool:
-        if blob.get(record_key(seqno), range=(0, 0)) is None:
+        if blob.get(make_record_key(seqno), range=(0, 0)) is None:
             return False
         with suppress(Corruption):  # Other readers report damaged objects.
-            checkpoint, commit = read_checkpoint(blob, checkpoint_key(seqno)), read_commit_id(blob, seqno)
+            checkpoint, commit = read_checkpoint(blob, make_checkpoint_key(seqno)), read_commit_id(blob, seqno)
             return checkpoint is None or commit is None or checkpoint.commit == commit
         return True
 
@@ -245,7 +245,7 @@ def list_checkpoints_beyond_log(blob: Blob) -> list[int]:
                 break
             beyond.append(seqno)
         else:
-            beyond = beyond if blob.get(record_key(0), range=(0, 0)) is not None else []
+            beyond = beyond if blob.get(make_record_key(0), range=(0, 0)) is not None else []
         # If there is a newer one now, the log may have been truncated beyond the listed ones.
         if not beyond or beyond[0] == next((seqno for seqno, _ in list_checkpoints(blob)), None):
             return beyond
@@ -337,10 +337,10 @@ def iterate_checkpoints(
         return
     page = LogPage(blob, -1, None) if page_of is None else page_of(-1)
     if page.seqnos and page.seqnos[0] != 0:
-        first = record_key(page.seqnos[0])
+        first = make_record_key(page.seqnos[0])
         why = f"it is missing, no checkpoint can be read, and the log begins at {first}"
         advice = "If a copy to here was interrupted, give that command again. Otherwise restore it from a copy"
-        raise MissingBlob(record_key(0), why, advice)
+        raise MissingBlob(make_record_key(0), why, advice)
 
 
 def load_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
@@ -349,7 +349,7 @@ def load_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
     if data is None:
         return None
     checkpoint = decode_framed(data, Checkpoint, key)
-    if key != checkpoint_key(checkpoint.seqno):
+    if key != make_checkpoint_key(checkpoint.seqno):
         raise CorruptBlob(key, f"it holds the checkpoint of seqno {checkpoint.seqno}, so blobs were exchanged")
     try:
         _check(checkpoint)
@@ -385,7 +385,10 @@ def _check(checkpoint: Checkpoint) -> None:
     if not all(0 <= floor <= seqno + 1 for floor in floors):
         raise ValueError(f"the floors {floors} are beyond seqno {seqno}")
     takeover = control.taken_over
-    if takeover is not None and not (checkpoint_seqno(takeover.checkpoint.blob) or seqno) < takeover.seqno <= seqno:
+    if (
+        takeover is not None
+        and not (parse_checkpoint_seqno(takeover.checkpoint.blob) or seqno) < takeover.seqno <= seqno
+    ):
         raise ValueError(f"checkpoints are made of {takeover.checkpoint.blob[:200]!r} from seqno {takeover.seqno} on")
 
 
@@ -417,7 +420,7 @@ def _restore_levels(
             if dropped.is_destroyed and dropped.collection in directory.entries:
                 raise ValueError(f"the destroyed collection {dropped.collection} exists")
     except ValueError as error:
-        key = checkpoint_key(checkpoint.seqno)
+        key = make_checkpoint_key(checkpoint.seqno)
         raise CorruptBlob(key, f"it is not one that a writer would make: {error}") from error
     number = max(checkpoint.format, FORMAT_MIN)
     at = (checkpoint.location, checkpoint.seqno)
@@ -441,7 +444,7 @@ def load_contents(
             except ValueError as error:
                 raise CorruptBlob(mutation.parts_in.blob, str(error)) from error
     try:
-        loaded = msgspec.structs.replace(entry, pending=pending).with_contents(base)
+        loaded = msgspec.structs.replace(entry, pending=pending).attach_contents(base)
     except (ValueError, Conflict) as error:
         raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
     assert loaded.contents is not None
@@ -469,9 +472,9 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
     try:
         CollectionSchema.from_json(contents.schema_json)
         for name, hold in contents.holds.items():
-            as_time(f"the time of hold {name[:200]!r}", hold.time)
+            to_time_integer(f"the time of hold {name[:200]!r}", hold.time)
         for name, time in contents.tags.items():
-            as_time(f"the time of tag {name[:200]!r}", time)
+            to_time_integer(f"the time of tag {name[:200]!r}", time)
         check_parts(entry.id, contents.stored_parts, entry.folders)
         check_contents(contents)
     except ValueError as error:

@@ -47,10 +47,10 @@ from persist.core.log.framing import BlobRef, Framed, encode_object, fetch_frame
 from persist.core.log.keys import (
     check_keys,
     check_unused,
-    directory_prefix,
-    directory_seqno,
     get_shared_folders,
-    state_collection,
+    make_directory_prefix,
+    parse_directory_seqno,
+    parse_state_collection,
 )
 from persist.core.log.kinds import AnyCollectionMutation, BringsParts, LeavesUnused
 from persist.core.log.records import strip_part_list
@@ -198,7 +198,7 @@ class Level:
     @property
     def seqno(self) -> int:
         """The seqno of the checkpoint that it was made for."""
-        seqno = directory_seqno(self.pointer.blob)
+        seqno = parse_directory_seqno(self.pointer.blob)
         assert seqno is not None, "pointers are checked when they are read"
         return seqno
 
@@ -307,7 +307,7 @@ def new_directory(
         stored = msgspec.structs.replace(
             stored, collections=changes.collections, gone=changes.gone, freed=changes.list_freed_names(reused)
         )
-    pointer, data = encode_object(directory_prefix(state.seqno), stored)
+    pointer, data = encode_object(make_directory_prefix(state.seqno), stored)
     if len(data) > OBJECT_BYTES_MAX:
         raise InvalidUsage(
             f"a directory of {len(changes.entries):,} collections takes {len(data):,} bytes, and in a location of "
@@ -362,7 +362,7 @@ def _level(
     directory: Directory | None = None,
 ) -> Level:
     """Return what a directory object makes of the levels before it; directory: it, if that is known."""
-    if (stored.location, stored.seqno) != (location, directory_seqno(pointer.blob)):
+    if (stored.location, stored.seqno) != (location, parse_directory_seqno(pointer.blob)):
         raise CorruptBlob(pointer.blob, "it belongs to another location or checkpoint, so blobs were exchanged")
     directory_before = levels[-1].directory if levels else EMPTY
     try:
@@ -398,7 +398,7 @@ def _decode_id(name: str, data: bytes) -> str:
 
 def check_pointers(pointers: Sequence[BlobRef], seqno: int) -> None:
     """Raise ValueError if a checkpoint at seqno cannot have these pointers to directory objects."""
-    seqnos = [directory_seqno(pointer.blob) for pointer in pointers]
+    seqnos = [parse_directory_seqno(pointer.blob) for pointer in pointers]
     if len(seqnos) > LEVELS_MAX or any(number is None or number > seqno for number in seqnos):
         raise ValueError("it points to too many directory objects, or to one that no earlier checkpoint has")
 
@@ -416,7 +416,7 @@ def _check_entry(entry: DirectoryEntry) -> None:
         raise ValueError(f"{entry.id[:200]!r} is not the id of a collection: 32 hex digits")
     check_name(entry.name)
     for pointer in (entry.base, *entry.levels) if entry.base is not None or entry.levels else ():
-        if pointer is None or state_collection(pointer.blob) != entry.id:
+        if pointer is None or parse_state_collection(pointer.blob) != entry.id:
             raise ValueError(f"{pointer!r:.200} does not name a state object of collection {entry.id}")
     if len(entry.levels) >= LEVELS_MAX:
         raise ValueError(f"collection {entry.id} has {len(entry.levels)} state objects after the first")
@@ -450,6 +450,6 @@ def _check_entry(entry: DirectoryEntry) -> None:
 
 def check_leases(directory: Directory, leases: Mapping[str, object]) -> None:
     """Raise ValueError if a hold of a collection in memory lives by a lease that is not there."""
-    for _, entry in directory.entries.in_memory():
+    for _, entry in directory.entries.iterate_in_memory():
         if entry.leased and not all(lease in leases for _, lease in entry.leased):
             raise ValueError(f"a hold of collection {entry.id} lives by a lease that does not exist")

@@ -33,7 +33,7 @@ import xxhash
 from persist.blob.errors import CorruptBlob, MissingBlob
 from persist.blob.protocol import Blob
 from persist.core.log.framing import MADE_AGAIN
-from persist.core.log.keys import pages_key, pages_seqno
+from persist.core.log.keys import make_pages_key, parse_pages_seqno
 from persist.core.names import is_id
 from persist.core.state_rules.frozen_map import FrozenMap, merge_sorted
 
@@ -113,10 +113,10 @@ class Table(Generic[V]):
             (key, value) for key, value in merge_sorted(ours, self.before.iterate_prefix(prefix)) if value is not None
         )
 
-    def marked(self, mark: str) -> Iterator[str]:
+    def list_marked(self, mark: str) -> Iterator[str]:
         """Yield the ids of entries that may have a hold which lives by a lease."""
         yield from (key for pages in self.objects for lease, key in pages.leased if lease == mark)
-        yield from (key for key, _ in self.before.marked(mark))
+        yield from (key for key, _ in self.before.iterate_marked(mark))
 
     def _items(self, prefix: str) -> Iterator[tuple[str, V | None]]:
         first = max(bisect_right(self._firsts, prefix) - 1, 0)
@@ -231,7 +231,7 @@ class Writing:
             self._end_page()
         if self._pages:
             data = b"".join(self._object)
-            key = pages_key(self._seqno, data)
+            key = make_pages_key(self._seqno, data)
             self._store(key, data)
             self._made.append(Pages(key, tuple(self._pages), tuple(dict.fromkeys(self._leased))))
             self._pages, self._object, self._leased, self._object_bytes = [], [], [], 0
@@ -281,7 +281,7 @@ def check_objects(objects: Sequence[Pages], seqno: int) -> None:
     if any(first >= following for first, following in pairwise(firsts)):
         raise ValueError("its pages are not in order")
     for pages in objects:
-        made_at = pages_seqno(pages.blob)
+        made_at = parse_pages_seqno(pages.blob)
         if made_at is None or made_at > seqno or not pages.pages or any(page.bytes <= 0 for page in pages.pages):
             raise ValueError(f"{pages.blob[:200]!r} is not the name of pages of an earlier checkpoint, or has none")
         if not all(is_id(lease) for lease, _ in pages.leased):

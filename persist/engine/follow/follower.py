@@ -25,9 +25,9 @@ from persist.blob.protocol import Blob, is_remote
 from persist.blob.threads import Clock, Pool
 from persist.core.errors import ClientClosed, LogInterrupted, LogReplaced, PersistError
 from persist.core.log.fields import Policy
-from persist.core.log.keys import CHECKPOINTS, record_key
+from persist.core.log.keys import CHECKPOINTS, make_record_key
 from persist.core.log.records import LogPage, Record, RecordReader, matches_commit, read_commit_id, read_record
-from persist.core.state_rules.state import PENDING_MAX, DoesNotFollow, State, apply
+from persist.core.state_rules.state import PENDING_MAX, DoesNotFollow, State, apply_record
 from persist.engine.follow.checkpoint import read_newest_checkpoint, read_newest_control
 from persist.engine.follow.clock_check import ClockCheck
 from persist.engine.follow.directory import KnownLevels
@@ -100,7 +100,7 @@ class Follower(KnownCollections):
         pages: list[LogPage] = []
 
         def load_page(seqno: int) -> LogPage:
-            pages.append(self._records.page(seqno))
+            pages.append(self._records.list_page(seqno))
             return pages[-1]
 
         self._seen_end = self.now()
@@ -110,13 +110,13 @@ class Follower(KnownCollections):
         page = first_page = pages[-1]
         with suppress(LogInterrupted):  # `_look_beyond` finds what it is about.
             while True:
-                for record in page.records():
+                for record in page.read_records():
                     if record is None:
                         break
                     self.advance(record)
                 if not (page.is_full and page.seqnos[-1] == self._state.seqno):
                     break
-                page = self._records.page(self._state.seqno)
+                page = self._records.list_page(self._state.seqno)
         if not self._verify_checkpoint(newest):
             return False
         if newest.location is not None and newest.seqno not in first_page.seqnos:
@@ -291,9 +291,9 @@ class Follower(KnownCollections):
             record = self._recent.get(newest.seqno + 1) or read_record(self._blob, newest.seqno + 1)
             if record is None:
                 self.past.check_tops(self._state)  # If it went with the past, one of these is gone, too: LogReplaced.
-                raise MissingBlob(record_key(newest.seqno + 1), "it is missing, and later ones have been read")
+                raise MissingBlob(make_record_key(newest.seqno + 1), "it is missing, and later ones have been read")
             try:
-                newest = apply(newest, record)
+                newest = apply_record(newest, record)
             except DoesNotFollow as error:
                 raise self.past.stop(newest.seqno, record.previous or "", newest.commit) from error
         if newest.seqno == self._state.seqno and newest.commit != self._state.commit:
@@ -331,7 +331,7 @@ class Follower(KnownCollections):
                 raise make_contradiction_error(record, self._state)
             try:
                 is_known = applied is not None and applied[0] is self._state
-                after = applied[1] if applied is not None and is_known else apply(self._state, record)
+                after = applied[1] if applied is not None and is_known else apply_record(self._state, record)
             except MissingBlob:
                 # Pages of a directory that newer checkpoints do not refer to are collected after a while.
                 state_before = self._state
@@ -343,7 +343,7 @@ class Follower(KnownCollections):
             except DoesNotFollow as error:
                 raise self._does_not_follow(record) from error
             except (ValueError, Conflict) as error:
-                raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
+                raise CorruptBlob(make_record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
             self.submissions.note(record)  # Before the state, so that its readers find the records before it.
             self._state = after
             self.past.note_state(self._state, self.now())
@@ -384,7 +384,9 @@ class Follower(KnownCollections):
         """Return the error for a next record that was made after another one than the last that is known."""
         seqno, commit = self._state.seqno, self._state.commit
         if commit is None:
-            return CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: it follows {record.previous}")
+            return CorruptBlob(
+                make_record_key(record.seqno), f"it breaks a rule of the log: it follows {record.previous}"
+            )
         present = commit if self._is_opening else read_commit_id(self._blob, seqno)
         if present == commit:
             return LogInterrupted(self._blob.url, seqno, record.seqno, record.seqno)

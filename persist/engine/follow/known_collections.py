@@ -96,7 +96,7 @@ class KnownCollections(AwaitedLog):
             return None
         if entry.contents is None:
             entry = load_contents(self._blob, self._state.location, entry, self._levels)
-            self._state = self._state.with_entry(entry)
+            self._state = self._state.replace_entry(entry)
         return entry.contents
 
     def refresh_and_load(self, ids: Iterable[str], threads: Executor) -> State:
@@ -115,7 +115,7 @@ class KnownCollections(AwaitedLog):
                 loaded = read.result()
                 with self._lock:
                     if self._state.entries.get(entry.id) is entry:
-                        self._state = self._state.with_entry(loaded)
+                        self._state = self._state.replace_entry(loaded)
         return self._state
 
     def refresh_and_require(self, id_: str, name: str) -> CollectionState:

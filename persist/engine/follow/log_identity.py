@@ -25,7 +25,7 @@ from typing import Literal
 from persist.blob.errors import CorruptBlob, Indeterminate, MissingBlob
 from persist.blob.protocol import Blob
 from persist.core.errors import LogInterrupted, LogReplaced
-from persist.core.log.keys import checkpoint_key, list_records, record_key
+from persist.core.log.keys import list_records, make_checkpoint_key, make_record_key
 from persist.core.log.records import Record, matches_commit, read_commit_id, read_record
 from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import list_checkpoints_beyond_log, read_newest_control
@@ -229,14 +229,14 @@ def check_not_beyond(blob: Blob, newest: State) -> None:
 
 def make_contradiction_error(record: Record | None, state: State) -> CorruptBlob:
     """Return the error for a record that is not of the state that it was found with; or for none, where one must be."""
-    checkpoint = checkpoint_key(state.seqno)
+    checkpoint = make_checkpoint_key(state.seqno)
     if record is None:
-        return MissingBlob(record_key(state.seqno), f"it is missing, and {checkpoint} was made after it")
+        return MissingBlob(make_record_key(state.seqno), f"it is missing, and {checkpoint} was made after it")
     if record.location != state.location:
         reason = (
-            f"it belongs to location {record.location}, and what {record_key(state.seqno)} or {checkpoint} says to "
-            f"location {state.location}"
+            f"it belongs to location {record.location}, and what {make_record_key(state.seqno)} or {checkpoint} "
+            f"says to location {state.location}"
         )
     else:
         reason = f"its commit is {record.commit}, and {checkpoint} was made after the commit {state.commit}"
-    return CorruptBlob(record_key(record.seqno), f"{reason}: one of these blobs lies where it does not belong")
+    return CorruptBlob(make_record_key(record.seqno), f"{reason}: one of these blobs lies where it does not belong")

@@ -12,10 +12,10 @@ from typing import TypeVar
 from persist.blob.errors import CorruptBlob, InvalidUsage, MissingBlob
 from persist.blob.protocol import Blob
 from persist.blob.threads import Clock
-from persist.core.log.keys import list_checkpoints, record_key
+from persist.core.log.keys import list_checkpoints, make_record_key
 from persist.core.log.records import read_record
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.state import DoesNotFollow, State, apply
+from persist.core.state_rules.state import DoesNotFollow, State, apply_record
 from persist.engine.follow.checkpoint import checkpoint_state, read_checkpoint
 from persist.engine.follow.follower import Follower
 
@@ -82,9 +82,9 @@ def _load_state(blob: Blob, seqno: int) -> State:
         if record is None:
             raise _explain_missing_state(blob, seqno)
         try:
-            state = apply(state, record)
+            state = apply_record(state, record)
         except DoesNotFollow as error:
-            raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
+            raise CorruptBlob(make_record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
     return state
 
 

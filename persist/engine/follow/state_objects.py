@@ -35,7 +35,7 @@ from persist.blob.errors import CorruptBlob
 from persist.blob.lru import Cache, Kind
 from persist.blob.protocol import Blob
 from persist.core.log.framing import BlobRef, Framed, encode_object, fetch_framed
-from persist.core.log.keys import state_prefix
+from persist.core.log.keys import make_state_prefix
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import CollectionEntry
 
@@ -89,7 +89,7 @@ class KnownContents:
 
     def __init__(self, pool: Executor | None = None, cache: Cache | None = None) -> None:
         self._pool = pool
-        self._levels: Kind[str, tuple[StateLevel, ...]] = (cache or Cache(KNOWN_BYTES_MAX)).kind(
+        self._levels: Kind[str, tuple[StateLevel, ...]] = (cache or Cache(KNOWN_BYTES_MAX)).add_kind(
             lambda levels: sum(level.pointer.bytes for level in levels), share=1, is_needed=True
         )
 
@@ -122,7 +122,7 @@ class KnownContents:
         if sum(level.pointer.bytes for level in levels) > WHOLE_BYTES_MAX:
             self._levels.put(collection, tuple(levels))
         else:
-            self._levels.take(collection)
+            self._levels.remove(collection)
 
 
 def new_levels(
@@ -139,7 +139,7 @@ def new_levels(
         stored = msgspec.structs.replace(
             changes(location, contents, reused_levels[-1].contents if reused_levels else None), format=format
         )
-        pointer, data = encode_object(state_prefix(contents.id, seqno), stored)
+        pointer, data = encode_object(make_state_prefix(contents.id, seqno), stored)
         if not reused_levels or reused_levels[-1].pointer.bytes >= RATIO * max(len(data), LEAST_BYTES):
             return (*reused_levels, StateLevel(pointer, contents)), data
         reused_levels.pop()

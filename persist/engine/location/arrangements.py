@@ -24,7 +24,7 @@ from contextlib import suppress
 
 from persist.core.errors import CollectionNotFound
 from persist.core.log import kinds
-from persist.core.names import ARRANGEMENT_PREFIXES, INDEX_PREFIX, index_hold, view_hold
+from persist.core.names import ARRANGEMENT_PREFIXES, INDEX_PREFIX, make_index_hold_name, make_view_hold_name
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.engine import Engine
 from persist.engine.write.operations import Step
@@ -56,7 +56,11 @@ def steps_to_drop(engine: Engine, dropped: Sequence[CollectionState]) -> tuple[l
     order = sorted(every.values(), key=lambda contents: -len(every.keys() & _inputs(contents)))
     steps: list[Step] = [kinds.Destroy(contents.id) for contents in order]
     for contents in order:
-        hold = index_hold(contents.id) if contents.name.startswith(INDEX_PREFIX) else view_hold(contents.id)
+        hold = (
+            make_index_hold_name(contents.id)
+            if contents.name.startswith(INDEX_PREFIX)
+            else make_view_hold_name(contents.id)
+        )
         steps += [kinds.ReleaseHold(id_, hold) for id_ in _inputs(contents) if id_ not in every]
     return steps, names | {owner.id: owner.name for owner in dropped}
 

@@ -16,14 +16,14 @@ from persist.codecs.errors import SchemaMismatch
 from persist.codecs.nested import describe_changes
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.updates import Stamp, plain_rows
+from persist.codecs.updates.updates import Stamp, to_plain_rows
 from persist.core.antichain import END, Antichain, encode_frontier, to_antichain
 from persist.core.errors import (
     AsOfNotSealed,
     CollectionNotFound,
     InvalidUsage,
     KeyedCollection,
-    with_timeline,
+    attach_timeline,
 )
 from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable
@@ -195,7 +195,7 @@ class CollectionHandle(CollectionTimes):
             view = "" if contents.view is None else self.name
             upper = to_antichain(contents.upper)
             error = AsOfNotSealed(as_of, upper, timeout_s or 0.0, advice, until, view)
-            raise with_timeline(error, contents.timeline)
+            raise attach_timeline(error, contents.timeline)
         time = get_last_sealed(contents) if as_of is None else as_of
         check_readable(contents, time)
         return contents, time
@@ -340,7 +340,7 @@ class CollectionHandle(CollectionTimes):
         self.check_plain("write")
         by = () if token is None else (*self.schema.names, "_time")
         if stamp is None or stamp.time is None:
-            updates, is_plain = plain_rows(updates, self.schema)
+            updates, is_plain = to_plain_rows(updates, self.schema)
             if is_plain:
                 stamp = stamp or Stamp(None)
             elif stamp is not None:
@@ -481,6 +481,6 @@ class CollectionHandle(CollectionTimes):
     def find_moment(self, time: int) -> datetime | None:
         """Return the moment of a time; None if that is not known. Cost: a few GETs if times are positions."""
         if self.timeline is not None:
-            return self.timeline.datetime_of(time)
+            return self.timeline.to_datetime(time)
         moments = self._moment_map()
         return None if moments is None else moments.at(time)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from persist.codecs.types.schema import TIME_MAX
-from persist.core.antichain import Antichain, as_time, to_frontier
+from persist.core.antichain import Antichain, to_frontier, to_time_integer
 from persist.core.errors import InvalidUsage, TagNotFound
 from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import (
@@ -93,11 +93,15 @@ class CollectionTimes(ABC):
         if by_clock is not None:
             times, last = self._find_times_of_moments(what, value), self.wait_sealed(None, 0.0)[1]
             is_later = isinstance(times, MomentMap) and by_clock > times.last()
-            return last if is_later else min(last, times.time_of(by_clock))
+            return last if is_later else min(last, times.to_time(by_clock))
         value = self._parse(what, value)
         if is_tag(value):
             return self.load_tag_time(value)
-        return self._find_times_of_moments(what, value).time_of(value) if is_moment(value) else as_time(what, value)
+        return (
+            self._find_times_of_moments(what, value).to_time(value)
+            if is_moment(value)
+            else to_time_integer(what, value)
+        )
 
     def _is_last(self, value: object) -> bool:
         """Whether the argument means the last sealed time; "now" does if there is no clock to compare times with."""
@@ -130,13 +134,13 @@ class CollectionTimes(ABC):
         if by_clock is not None:
             times, upper = self._find_times_of_moments(what, value), self.contents().upper
             is_later = isinstance(times, MomentMap) and by_clock > times.last()
-            return upper if is_later else min(upper, times.bound_of(by_clock))
+            return upper if is_later else min(upper, times.to_bound(by_clock))
         value = self._parse(what, value)
         if is_tag(value):
             return self.load_tag_time(value)
         if is_moment(value):
-            return self._find_times_of_moments(what, value).bound_of(value)
-        return as_time(what, value, most=most)
+            return self._find_times_of_moments(what, value).to_bound(value)
+        return to_time_integer(what, value, most=most)
 
     def load_tag_time(self, name: str) -> int:
         """Return the time that a tag names. Cost: one GET. Raises TagNotFound: there is no such tag."""
@@ -149,8 +153,8 @@ class CollectionTimes(ABC):
         """Like `as_time`, for what is written: a moment between two times is an error, and words are the clock's."""
         value = self._parse(what, value)
         if not is_moment(value):
-            return as_time(what, value)
-        return replace(self._get_timeline(what, value), wall_ms=self.engine.clock.wall_ms).exact_time_of(value)
+            return to_time_integer(what, value)
+        return replace(self._get_timeline(what, value), wall_ms=self.engine.clock.wall_ms).to_exact_time(value)
 
     def frontier(self, what: str, value: int | Moment | Antichain) -> int:
         """Convert a user's argument to a frontier; a moment means that all earlier times are sealed."""
@@ -184,7 +188,7 @@ class CollectionTimes(ABC):
         """Refuse an implausible time, and a time that only a clock far ahead allows."""
         wall_ms = self.engine.clock.wall_ms()
         timeline.check_plausible(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
-        if not allow_future and time > timeline.now(wall_ms) - AHEAD_S * timeline.per_second:
+        if not allow_future and time > timeline.get_current_time(wall_ms) - AHEAD_S * timeline.per_second:
             self.engine.check_clock()
 
     def _get_timeline(self, what: str, moment: Moment) -> Timeline:

@@ -15,14 +15,14 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage, ReadOnlyStore, StoreFull, StoreMisconfigured
 from persist.blob.protocol import is_remote
 from persist.blob.threads import Pool
-from persist.codecs.part.lending import give_back_freed
+from persist.codecs.part.lending import release_freed
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.closing import close_after
 from persist.core.errors import ClientClosed, Conflict, LogInterrupted, ReadOnly, SchemaMismatch
 from persist.core.log import kinds
-from persist.core.metrics import Metrics, register
+from persist.core.metrics import Metrics, register_metrics
 from persist.core.names import OWN_PREFIX
-from persist.core.progress import commit_span
+from persist.core.progress import trace_commit
 from persist.core.settings import Storage
 from persist.core.state_rules.keyed_rules import check_new_names
 from persist.engine.follow.follower import Follower
@@ -77,7 +77,7 @@ class Engine:
         threads_max = REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS
         # From the default on, memory is returned less often: that costs CPU time, because pages come back as zeros.
         step_bytes = budget if budget >= MEMORY_BUDGET else budget // 4
-        self.pool = pool = Pool(threads_max, "persist-io", partial(give_back_freed, step_bytes))
+        self.pool = pool = Pool(threads_max, "persist-io", partial(release_freed, step_bytes))
         self.follower = (
             Follower(blob, clock, poll_s, pool=pool, cache=storage.cache, policy=self.settings.tuning.policy)
             if options.seqno is None
@@ -106,7 +106,7 @@ class Engine:
         committer = None if self._writer is None else self._writer.committer
         self._unclosed = Unclosed(self, blob.url, committer, self.settings.exit_timeout_s)
         shape = self._writer is None, self.spilled is None
-        self._unregister = register(self.metrics, {"location": blob.url}, shape)
+        self._unregister = register_metrics(self.metrics, {"location": blob.url}, shape)
 
     @property
     def url(self) -> str:
@@ -202,7 +202,7 @@ class Engine:
         if naming := frozenset(_list_changed_names(steps, names)):
             self._naming[future] = naming
             future.add_done_callback(partial(_forget, self._naming))
-        commit_span(future, action, self.url, names)
+        trace_commit(future, action, self.url, names)
         if self.when_committed is not None:
             self.when_committed(future)
         return future
@@ -296,9 +296,9 @@ class Engine:
         groups |= {name: counts() for name, counts in self._counted_also.items()}
         storage = self.storage
         return Metrics(
-            store=storage.metered.counts(),
-            retries=storage.retried.counts(),
-            cache=storage.cached.counts(),
+            store=storage.metered.get_counts(),
+            retries=storage.retried.get_counts(),
+            cache=storage.cached.get_counts(),
             groups=groups,
         )
 

@@ -27,7 +27,7 @@ from persist.core.timeline import Moment, Timeline
 MOMENTS = "ingest.moments"
 MOMENT, TIME = "moment", "time"
 UNIT = Timeline("us")
-MOMENT_TYPE = UNIT.type
+MOMENT_TYPE = UNIT.moment_type
 # How far before a moment the last row is looked for: rows are dense as a rule, so most of the map is not read.
 _SPANS_US = (60_000_000, 3_600_000_000, 30 * 86_400_000_000, None)
 
@@ -46,14 +46,14 @@ class MomentMap:
     upper: int
     read: Callable[[pc.Expression], pa.Table]
 
-    def time_of(self, moment: Moment) -> int:
+    def to_time(self, moment: Moment) -> int:
         """Return the last time that is not after a moment.
 
         Raises:
             InvalidUsage: it is not a moment, or is before the first one.
             AsOfNotSealed: it is after the last one.
         """
-        at = UNIT.time_of(moment)
+        at = UNIT.to_time(moment)
         last = self._last_us()
         if at > last:
             raise self._make_not_sealed_error(last)
@@ -62,9 +62,9 @@ class MomentMap:
             raise self._make_too_early_error(moment)
         return time
 
-    def bound_of(self, moment: Moment) -> int:
-        """Return the first time that is not before a moment; otherwise as `time_of`."""
-        at = UNIT.bound_of(moment)
+    def to_bound(self, moment: Moment) -> int:
+        """Return the first time that is not before a moment; otherwise as `to_time`."""
+        at = UNIT.to_bound(moment)
         last = self._last_us()
         if at > last + 1:
             raise self._make_not_sealed_error(last)
@@ -78,12 +78,12 @@ class MomentMap:
 
     def last(self) -> datetime:
         """Return the last moment; at later ones, more may come."""
-        return UNIT.datetime_of(self._last_us())
+        return UNIT.to_datetime(self._last_us())
 
     def at(self, time: int) -> datetime | None:
         """Return the moment of a time; None if it has none of its own."""
         rows = self.read(pc.field(TIME) == time)
-        return UNIT.datetime_of(int(pc.max(rows[MOMENT].cast(pa.int64())).as_py())) if len(rows) else None
+        return UNIT.to_datetime(int(pc.max(rows[MOMENT].cast(pa.int64())).as_py())) if len(rows) else None
 
     def _last_us(self) -> int:
         if self.upper == 0:
@@ -103,13 +103,13 @@ class MomentMap:
         return None
 
     def _make_not_sealed_error(self, last: int) -> AsOfNotSealed:
-        beyond = f"moments after {UNIT.text_of(last)}, up to which the source was read"
+        beyond = f"moments after {UNIT.to_text(last)}, up to which the source was read"
         return AsOfNotSealed(self.upper, to_antichain(self.upper), 0.0, beyond)
 
     def _make_too_early_error(self, moment: Moment) -> InvalidUsage:
         first = pc.min(self.read(pc.scalar(True))[MOMENT].cast(pa.int64())).as_py()
         return InvalidUsage(
-            f"{moment!r} is before {UNIT.text_of(first)}, the first moment of {self.name!r}: what its source held "
+            f"{moment!r} is before {UNIT.to_text(first)}, the first moment of {self.name!r}: what its source held "
             "before is not known. Read at a later moment"
         )
 

@@ -26,13 +26,13 @@ from persist.blob.url import drop_secret_options
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.updates.inputs import select_columns_like, select_sides_like
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch
-from persist.core.keyed.form import check_same, find_machine
+from persist.core.keyed.form import check_same_form, find_machine
 from persist.core.keyed.machine import Machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Policy
 from persist.core.log.framing import FORMAT, FORMAT_MIN
 from persist.core.names import check_free_name, check_name
-from persist.core.rendering import Shown, without_secrets
+from persist.core.rendering import Shown, hide_passwords
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import reconcile_schema
@@ -73,7 +73,7 @@ class Origin:
         text = None if not isinstance(location, (str, os.PathLike)) else os.fspath(location)
         if text is not None and "://" not in text:
             text = os.path.abspath(text)
-        elif text is not None and (text.startswith("memory://") or "?" in text or without_secrets(text) != text):
+        elif text is not None and (text.startswith("memory://") or "?" in text or hide_passwords(text) != text):
             text = None
         plain = {} if text is None else drop_secret_options(text, storage_options)
         return cls(text, plain, options.mode, options.seqno, options.settings)
@@ -195,7 +195,7 @@ def load_or_create(
                     "given: leave it out, or change it with retain()"
                 )
             sides = reconcile_schema(schema, contents, name)
-            check_same(form, contents.keyed, name)
+            check_same_form(form, contents.keyed, name)
             return contents, sides
         id_ = uuid.uuid4().hex
         steps: list[Step] = [kinds.Create(id_, name, schema.to_json(), form)]

@@ -21,15 +21,15 @@ import pyarrow as pa
 
 from persist.blob.errors import Conflict, InvalidUsage, MissingBlob
 from persist.blob.threads import Clock
-from persist.codecs.order.arrays import boolean_array, int64_values
-from persist.codecs.order.ordering import combined
+from persist.codecs.order.arrays import get_int64_values, make_boolean_array
+from persist.codecs.order.ordering import combine_chunks
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import encode_frontier
 from persist.core.errors import ClientClosed, Locked, Superseded, UploadExpired
-from persist.core.keyed.events import lacks_column, list_unchanged
+from persist.core.keyed.events import list_unchanged, mark_lacking
 from persist.core.keyed.form import find_machine
-from persist.core.keyed.intake import EventTable, bound_watermarks, watermark_below
+from persist.core.keyed.intake import EventTable, bound_watermarks, mark_below
 from persist.core.keyed.machine import GIVEN, SEQ, Machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Watermarks
@@ -57,17 +57,17 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
         partial, `_unchanged` lists the columns that they leave as they are.
     """
     table = events.table
-    times = int64_values(combined(table["_time"]))
+    times = get_int64_values(combine_chunks(table["_time"]))
     is_sealed = times < contents.upper
     is_late = np.zeros(len(times), np.bool_)
     if form.order_by and contents.late_bound is not None:
-        is_late = watermark_below(table[form.order_by[0]], contents.late_bound)
+        is_late = mark_below(table[form.order_by[0]], contents.late_bound)
         if events.is_partial:
-            is_late &= ~lacks_column(table, contents.schema, form.order_by[0])
-    wrong = boolean_array(is_sealed | is_late)
+            is_late &= ~mark_lacking(table, contents.schema, form.order_by[0])
+    wrong = make_boolean_array(is_sealed | is_late)
     if not (is_sealed | is_late).any():
         return events, None
-    timely_rows = table.filter(boolean_array(~(is_sealed | is_late)))
+    timely_rows = table.filter(make_boolean_array(~(is_sealed | is_late)))
     reasons = pa.array(np.where(is_sealed, "sealed", "late"), pa.string()).filter(wrong)
     late = table.filter(wrong).drop_columns([SEQ, "_diff"])
     if events.is_partial:
@@ -77,8 +77,8 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
     if form.order_by and len(timely_rows):
         ordered_rows = timely_rows
         if events.is_partial:
-            lacks = lacks_column(timely_rows, contents.schema, form.order_by[0])
-            ordered_rows = timely_rows.filter(boolean_array(~lacks))
+            lacks = mark_lacking(timely_rows, contents.schema, form.order_by[0])
+            ordered_rows = timely_rows.filter(make_boolean_array(~lacks))
         marks = bound_watermarks(ordered_rows[form.order_by[0]])
     return msgspec.structs.replace(events, table=timely_rows, watermarks=marks), late
 
@@ -278,7 +278,7 @@ class Resolver:
                     continue
                 new_parts = writer.store_parts(contents.id, table, schema, inline_bytes)
                 if machine.has_one_value:
-                    new_parts = [part.as_single() for part in new_parts]
+                    new_parts = [part.mark_single() for part in new_parts]
                 stored += new_parts
                 inline_bytes += sum(len(part.inline) for part in new_parts)
                 self._purging.count_resolved(contents.id, len(table))

@@ -24,7 +24,7 @@ from persist.codecs.updates.updates import Stamp
 from persist.core.errors import WriterFenced
 from persist.core.log import kinds
 from persist.core.log.records import COMMIT_DEADLINE_S
-from persist.core.names import new_client_name
+from persist.core.names import make_client_name
 from persist.core.settings import Settings
 from persist.engine.compact import CompactionReport, Compactor, LocalPartMaker, PartMaker
 from persist.engine.follow.follower import Follower
@@ -107,7 +107,7 @@ class Writer:
         self._pool = pool
         self._settings = settings
         self._clock = clock
-        self.name = name = new_client_name()
+        self.name = name = make_client_name()
         budget, deadline_s = settings.memory_budget, min(settings.retry_s, COMMIT_DEADLINE_S)
         self.committer = committer = Committer(blob, follower, pool, clock, name, budget, deadline_s)
         self._stop_with_client(committer.request_stop)

@@ -21,11 +21,11 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from persist.codecs.order.arrays import int64_array, int64_values
-from persist.codecs.order.ordering import combined, sort_indices
+from persist.codecs.order.arrays import get_int64_values, make_int64_array
+from persist.codecs.order.ordering import combine_chunks, sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
-from persist.codecs.part.describing import describe_held
+from persist.codecs.part.describing import describe_in_memory
 from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
@@ -112,7 +112,7 @@ def _merge_parts(
             elif touching is None:
                 touched.append(with_diff(table).select([*apart, "_diff"]))
             else:
-                inside, outside = touching.split(table) if is_here else (touching.inside(table), None)
+                inside, outside = touching.split(table) if is_here else (touching.select(table), None)
                 touched.append(with_diff(inside).select([*apart, "_diff"]))
                 if outside is not None:
                     yield from _to_form(_select(outside, columns), scan, form)
@@ -226,7 +226,7 @@ def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa
 def repeat_rows(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
     """Yield contents without `_diff`, each row `_diff` times."""
     rows = contents.select(list(scan.columns))
-    counts = int64_values(combined(contents["_diff"]))
+    counts = get_int64_values(combine_chunks(contents["_diff"]))
     if not len(counts):
         return
     if counts.min() < 0:
@@ -320,18 +320,18 @@ def _slice_memory(new: pa.Table, present: Scan, slice_bytes: int) -> tuple[RowsO
     schema = present.schema
     if not len(new) or present.memory + new.nbytes <= 2 * slice_bytes:  # There will be one slice.
         return (lambda piece: [_filter_rows(new, piece)]), []
-    order = int64_values(sort_indices(new, schema.key_names))
+    order = get_int64_values(sort_indices(new, schema.key_names))
     is_sorted = bool((np.diff(order) == 1).all())
     keys = new.select([*schema.key_names])
     if not is_sorted:
-        keys = keys.take(int64_array(order))
+        keys = keys.take(make_int64_array(order))
 
     def slice_rows(piece: Scan) -> list[pa.Table]:
-        start, end = piece.keys.rows(keys, schema) if schema.key_names else (0, len(new))
-        rows = new.slice(start, end - start) if is_sorted else new.take(int64_array(order[start:end]))
+        start, end = piece.keys.find_rows(keys, schema) if schema.key_names else (0, len(new))
+        rows = new.slice(start, end - start) if is_sorted else new.take(make_int64_array(order[start:end]))
         return [_filter_rows(rows, piece)]
 
-    return slice_rows, [describe_held(keys, int(new.nbytes), schema)]
+    return slice_rows, [describe_in_memory(keys, int(new.nbytes), schema)]
 
 
 def _filter_rows(rows: pa.Table, piece: Scan) -> pa.Table:

@@ -18,7 +18,7 @@ from functools import cached_property
 
 from persist.blob.protocol import BlobEntry
 from persist.core.log.fields import Policy
-from persist.core.log.keys import checkpoint_seqno
+from persist.core.log.keys import parse_checkpoint_seqno
 from persist.core.state_rules.policies import Policies
 from persist.core.state_rules.state import State
 from persist.engine.follow.follower import STALE_AFTER_S
@@ -34,7 +34,7 @@ class Mark:
 
 def checkpoint_marks(entries: Iterable[BlobEntry]) -> list[Mark]:
     """Return the checkpoints among some blobs, in the order of these."""
-    seqnos = ((checkpoint_seqno(entry.key), entry) for entry in entries)
+    seqnos = ((parse_checkpoint_seqno(entry.key), entry) for entry in entries)
     return [Mark(seqno, entry.modified_s) for seqno, entry in seqnos if seqno is not None]
 
 
@@ -79,7 +79,7 @@ class Ages:
 
     def is_old_upload(self, seqno: int, age_s: float) -> bool:
         """Return whether a part of that age, whose name has the seqno, has taken longer than an upload may."""
-        return age_s >= self.policies.orphan_grace_s(seqno)
+        return age_s >= self.policies.get_orphan_grace_s(seqno)
 
     def upload_floor(self, uploads: Iterable[tuple[int, float]]) -> int:
         """Return the seqno before which uploads may be declared void; 0 if none may.
@@ -109,7 +109,7 @@ class Ages:
         newest_s = self.policies.newest.orphan_grace_s
         stale = self.find_seqno_before(min(newest_s, self.erase_after_s))
         for end in (*(replaced_at for replaced_at, _ in self.policies.before), None):
-            grace_s = newest_s if end is None else self.policies.orphan_grace_s(end)
+            grace_s = newest_s if end is None else self.policies.get_orphan_grace_s(end)
             if grace_s == 0:
                 break
             proven = max((seqno - 1 for seqno, age_s in uploads if age_s >= grace_s), default=-1)
@@ -134,7 +134,7 @@ class Ages:
         covered = _find_last_before(self.now_s - 2 * STALE_AFTER_S, *self.checkpoints)
         floor = min(old, self.state.seqno + 1 - policy.log_retention_records, covered + 1)
         least = max(1, policy.log_retention_records // 10)
-        destroyed = control.get_destroyed_before(least_old)
+        destroyed = control.find_last_destroyed(least_old)
         if destroyed > floor:
             floor, least = destroyed, 1
         return floor if floor - control.log_floor >= least else None

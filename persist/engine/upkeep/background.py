@@ -82,7 +82,7 @@ class CompactionSchedule:
             self._sweep_at_s = now_s + self._sweep_interval_s
             self._sweep(self._is_overdue)
         else:
-            used = [(id_, entry.name) for id_, entry in state.entries.in_memory() if entry.contents is not None]
+            used = [(id_, entry.name) for id_, entry in state.entries.iterate_in_memory() if entry.contents is not None]
             _, error = self._compact_all(used, self._is_overdue)
             if error is not None:
                 raise error
@@ -109,7 +109,9 @@ class CompactionSchedule:
         entries, swept = self._follower.state.entries, self._swept
         if swept is None or not entries.shares_base_with(swept):
             # Most of them are idle, so their contents do not stay in memory.
-            all_ids = self._follower.over_all(lambda state: [(id_, entry.name) for id_, entry in state.entries.each()])
+            all_ids = self._follower.over_all(
+                lambda state: [(id_, entry.name) for id_, entry in state.entries.iterate_all()]
+            )
             worked, error = self._compact_all(all_ids, is_overdue, self._follower.peek)
         else:
             changed = {id_: entry.name for id_, entry in entries.changes_since(swept).items() if entry is not None}

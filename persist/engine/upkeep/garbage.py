@@ -65,15 +65,15 @@ from persist.core.log.keys import (
     CHECKPOINTS,
     CLOCK_KEY,
     LOG,
-    checkpoint_key,
-    get_upload_seqno,
+    get_table_root,
     is_table_key,
     is_upload,
     list_checkpoints,
     list_records,
-    table_root,
+    make_checkpoint_key,
+    parse_upload_seqno,
 )
-from persist.core.progress import Done, task
+from persist.core.progress import Done, report_work
 from persist.core.rendering import Shown, format_count
 from persist.core.state_rules.location import Dropped, is_still_readable
 from persist.core.state_rules.state import State
@@ -185,7 +185,7 @@ class Garbage:
             state = self._follower.refresh()
             if state.location is None:
                 return GarbageReport()
-            with task("collect", self._blob.url, unit="blobs") as done:
+            with report_work("collect", self._blob.url, unit="blobs") as done:
                 report = self._round(done=done).run(before)
         give_back()
         return report
@@ -385,7 +385,7 @@ class _Round:
             # with the checkpoints that name them, which may be older than the destruction.
             id_, unused = dropped.collection, frozenset(dropped.blobs)
             named = replaced | list_shared(id_)
-            unnamed = (entry for entry in self._blob.list(table_root(id_)) if entry.key not in named)
+            unnamed = (entry for entry in self._blob.list(get_table_root(id_)) if entry.key not in named)
             if dropped.is_destroyed:  # Its published tables are also deleted.
                 garbage = (entry for entry in unnamed if is_upload(entry.key, id_) or is_table_key(entry.key, id_))
             else:
@@ -425,7 +425,7 @@ class _Round:
         self._unnamed, self._shared = find_unnamed(self._blob, state, self._checked, self._names.list_clones(state))
         replaced = {key for dropped in state.control.dropped for key in dropped.blobs}
         unnamed = (entry for entry in self._unnamed if entry.key not in replaced)
-        return state, [(entry, seqno) for entry in unnamed if (seqno := get_upload_seqno(entry.key)) is not None]
+        return state, [(entry, seqno) for entry in unnamed if (seqno := parse_upload_seqno(entry.key)) is not None]
 
     def _truncate(self) -> None:
         floor = self._ages.log_floor(list_records(self._blob))
@@ -458,7 +458,7 @@ class _Round:
 
     def _collect_checkpoints(self) -> None:
         floor, control = self._load_stored_floor(), self._follower.state.control
-        destroyed = control.get_destroyed_before(floor)
+        destroyed = control.find_last_destroyed(floor)
         basis = None if control.taken_over is None else control.taken_over.checkpoint.blob
         staying: list[Mark] = []
         garbage: set[str] = set()
@@ -466,7 +466,7 @@ class _Round:
         for n, mark in enumerate(self._ages.checkpoints):
             width_s = 60 if self._age_s(mark) < 3600 else 3600
             bucket = (width_s, int(mark.modified_s // width_s))
-            key = checkpoint_key(mark.seqno)
+            key = make_checkpoint_key(mark.seqno)
             is_first = mark.seqno >= floor - 1 and bucket not in buckets
             buckets.add(bucket)
             if n < CHECKPOINTS_MIN or key == basis or (is_first and self._names.least_seqno(key) >= destroyed):

@@ -28,12 +28,12 @@ from persist.core.log.keys import (
     LISTS,
     PARTS,
     STATES,
-    checkpoint_key,
-    collection_part,
-    directory_seqno,
-    get_upload_seqno,
-    pages_seqno,
-    state_seqno,
+    get_second_part,
+    make_checkpoint_key,
+    parse_directory_seqno,
+    parse_pages_seqno,
+    parse_state_seqno,
+    parse_upload_seqno,
 )
 from persist.core.log.kinds import BringsParts
 from persist.core.state_rules.frozen_map import FrozenMap
@@ -134,7 +134,7 @@ class Names:
         """Return the keys of `list_named`, and of objects that only replaced entries of its pages refer to."""
         names = list_directory_blobs(self._blob, checkpoint, self._levels)
         for entries, mentioned in self._layers(checkpoint_state(self._blob, checkpoint, self._levels).entries):
-            names.update(_list_stored(dict(entries.in_memory())))
+            names.update(_list_stored(dict(entries.iterate_in_memory())))
             names.update(name for joined, _ in mentioned for name in joined.split())
         return names
 
@@ -142,7 +142,7 @@ class Names:
         """Return the ids of collections that may have parts in the folders of others."""
         ids: list[str] = []
         for entries, mentioned in self._layers(state.entries):
-            ids += (id_ for id_, entry in entries.in_memory() if entry.folders)
+            ids += (id_ for id_, entry in entries.iterate_in_memory() if entry.folders)
             ids += (id_ for _, clones in mentioned for id_ in clones)
         return ids
 
@@ -172,7 +172,7 @@ class Names:
         if key not in self._oldest:
             checkpoint = read_checkpoint(self._blob, key)
             levels = () if checkpoint is None else checkpoint.directory
-            seqnos = [directory_seqno(pointer.blob) or 0 for pointer in levels]
+            seqnos = [parse_directory_seqno(pointer.blob) or 0 for pointer in levels]
             self._oldest[key] = -1 if checkpoint is None else min([checkpoint.seqno, *seqnos])
         return self._oldest[key]
 
@@ -193,7 +193,7 @@ class Names:
         useless: set[str] = set()
         hashes_by_pointer: dict[BlobRef, np.ndarray] = {}
         remembered = 0
-        for key in map(checkpoint_key, seqnos):
+        for key in map(make_checkpoint_key, seqnos):
             stored = load_checkpoint(self._blob, key) if key != newest.pointer.blob else None
             if stored is None:
                 continue  # Another collector may have deleted it.
@@ -250,7 +250,7 @@ def find_sharers(state: State, clones: Iterable[str] | None = None) -> dict[str,
     `clones`: the ids of all clones, and maybe of others; None to read all entries.
     """
     shares: dict[str, list[CollectionEntry]] = {}
-    entries: Iterable[tuple[str, CollectionEntry | None]] = state.entries.each()
+    entries: Iterable[tuple[str, CollectionEntry | None]] = state.entries.iterate_all()
     if clones is not None:
         entries = ((id_, state.entries.get(id_)) for id_ in {*clones})
     for _, entry in entries:
@@ -271,7 +271,7 @@ def list_named(blob: Blob, state: State, folder: str, shares: Mapping[str, Seque
     for entry in (*([] if owner is None else [owner]), *shares.get(folder, ())):
         contents = load_contents(blob, state.location, entry).contents
         assert contents is not None
-        named.update(key for key in contents.named_blobs if collection_part(key) == folder)
+        named.update(key for key in contents.named_blobs if get_second_part(key) == folder)
     return named
 
 
@@ -288,7 +288,7 @@ def find_unnamed(
     waiting = {folder for dropped in state.control.dropped for folder in list_folders(dropped)}
     shares = find_sharers(state, clones)
     unnamed: list[BlobEntry] = []
-    for folder, entries in groupby(blob.list(PARTS), lambda entry: collection_part(entry.key)):
+    for folder, entries in groupby(blob.list(PARTS), lambda entry: get_second_part(entry.key)):
         if folder in waiting:
             continue
         due = [entry for entry in entries if folder in shares or checked.is_due(entry, folder)]
@@ -306,13 +306,18 @@ def list_folders(dropped: Dropped) -> tuple[str, ...]:
 def object_seqno(key: str) -> int | None:
     """Return the seqno in the key of an object or an upload; None for other keys."""
     return next(
-        (n for of in (directory_seqno, pages_seqno, state_seqno, get_upload_seqno) if (n := of(key)) is not None), None
+        (
+            n
+            for of in (parse_directory_seqno, parse_pages_seqno, parse_state_seqno, parse_upload_seqno)
+            if (n := of(key)) is not None
+        ),
+        None,
     )
 
 
 def _list_stored(entries: Mapping[str, CollectionEntry | None]) -> Iterator[str]:
     """Yield the state objects and part lists that entries refer to."""
-    for _, entry in entries.each() if isinstance(entries, FrozenMap) else entries.items():
+    for _, entry in entries.iterate_all() if isinstance(entries, FrozenMap) else entries.items():
         if entry is not None:
             lists = (m.parts_in for m in entry.pending if isinstance(m, BringsParts))
             yield from (pointer.blob for pointer in (*entry.stored, *lists) if pointer is not None)

@@ -31,7 +31,7 @@ def with_archiving(
         follower.tokens.read(state.location, contents.id, archive)
         for archive in stored_archives[len(stored_archives) - merged :]
     ]
-    moved = ArchivedTokens.merged([*tokens, ArchivedTokens.of(marks)])
+    moved = ArchivedTokens.merge([*tokens, ArchivedTokens.of(marks)])
     format = max(state.format, Archiving.came_with)
     archive = store_archive(blob, state.location, contents.id, state.seqno + 1, moved, format=format)
     follower.tokens.keep(archive, moved)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from persist.blob.protocol import Blob
 from persist.core.errors import CorruptBlob, PersistError
-from persist.core.log.keys import record_seqno
+from persist.core.log.keys import parse_record_seqno
 from persist.engine.follow.checkpoint import write_checkpoint
 from persist.engine.follow.follower import Follower
 
@@ -47,7 +47,7 @@ class Checkpointing:
             self.made += write_checkpoint(self._blob, state, recent, levels)
         except PersistError as error:
             logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
-            seqno = record_seqno(error.key) if isinstance(error, CorruptBlob) else None
+            seqno = parse_record_seqno(error.key) if isinstance(error, CorruptBlob) else None
             if seqno is not None and seqno in recent:
                 with suppress(PersistError):  # The next caller gets the error.
                     self._follower.past.verify(seqno, recent[seqno].commit)

@@ -49,12 +49,12 @@ from persist.core.errors import (
 )
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
-from persist.core.log.keys import PARTS, is_upload, record_key
+from persist.core.log.keys import PARTS, is_upload, make_record_key
 from persist.core.log.kinds import BringsParts, Mutation
 from persist.core.log.records import Record, Submitted, create_record, read_record, store_part_list
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.location import check_uploaded
-from persist.core.state_rules.state import State, apply, compute_format
+from persist.core.state_rules.state import State, apply_record, compute_format
 from persist.engine.follow.checkpoint import is_checkpoint_due
 from persist.engine.follow.follower import Follower
 from persist.engine.write.archiving import with_archiving
@@ -203,7 +203,7 @@ class GroupCommit:
                     record = self._record(state, mutations, list_submissions(operations, accepted))
                     try:
                         # Whatever went wrong before: a record that readers refuse must not enter the log.
-                        after = apply(state, record)
+                        after = apply_record(state, record)
                     except (InvalidUsage, Conflict):
                         if not is_alone:
                             raise
@@ -326,7 +326,7 @@ class GroupCommit:
             self._proof.refuse(record.seqno, "It was not tried.")
         # The store took it rightly, because it had been truncated meanwhile: it does not belong there any more.
         with suppress(PersistError):
-            self._blob.delete(record_key(record.seqno))
+            self._blob.delete(make_record_key(record.seqno))
         self._follower.restart()
         self._follower.refresh()
         return False
@@ -357,7 +357,7 @@ class GroupCommit:
         if winner is None and self._was_truncated(record, began, past_is_there=past_is_there):
             # The slot was free because the log was truncated beyond it: this record is not part of the log.
             with suppress(PersistError):  # Garbage collection deletes records below the floor.
-                self._blob.delete(record_key(record.seqno))
+                self._blob.delete(make_record_key(record.seqno))
             if not past_is_there:
                 self._follower.restart()
             self._follower.refresh()
@@ -486,7 +486,7 @@ class GroupCommit:
                 if operation.at_commit:
                     self._check_clock(state, operation, times)
                 if is_alone and operation.is_in_order:
-                    is_new = draft.check(operation.plan(times))
+                    is_new = draft.check_only_operation(operation.plan(times))
                 else:
                     for step in operation.steps:
                         # Here, where it costs its own operation only; `apply` would refuse the whole record.
@@ -543,7 +543,7 @@ def _select_times(times: Mapping[str, int], operation: Operation) -> dict[str, i
 
 def _stamp_mutation(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | kinds.Pend:
     """Return a mutation with the time of the commit in its stamped parts."""
-    parts = tuple(part.with_time(time) if part.stamped else part for part in mutation.parts)
+    parts = tuple(part.set_time(time) if part.stamped else part for part in mutation.parts)
     return msgspec.structs.replace(mutation, parts=parts)
 
 

@@ -20,13 +20,13 @@ from persist.blob.protocol import Blob
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import PART_BYTES_TARGET, ROW_GROUP_BYTES_MAX, PartStream, encode_parts
-from persist.codecs.types.arrow_types import leaf_types
+from persist.codecs.types.arrow_types import list_leaf_types
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.small import SmallUpdates, gather_updates
-from persist.core.keyed.events import in_order_of_arrival
+from persist.core.keyed.events import number_by_arrival
 from persist.core.log import kinds
 from persist.core.log.fields import Watermarks
-from persist.core.log.keys import part_key
+from persist.core.log.keys import make_part_key
 from persist.engine.write.operations import Write
 
 INLINE_PART_MAX = 64 << 10
@@ -90,8 +90,8 @@ class PartWriter:
                 continue
             for data, part in self._encode_together(small, _batch_room(inline_bytes)):
                 stored_part = self.store(collection, data, part, inline_bytes)
-                stored_part = stored_part.as_single() if all(write.is_single for write in small) else stored_part
-                parts.append(stored_part.with_time(0) if at_commit else stored_part)
+                stored_part = stored_part.mark_single() if all(write.is_single for write in small) else stored_part
+                parts.append(stored_part.set_time(0) if at_commit else stored_part)
                 inline_bytes += len(stored_part.inline)
         return kinds.Append(collection, tuple(parts)) if parts else None
 
@@ -110,10 +110,10 @@ class PartWriter:
                 parts += [part for write in group for part in _list_uploaded_parts(write)]
                 continue
             small = [*group]
-            table = in_order_of_arrival(_join_writes(small, small[0].schema))
+            table = number_by_arrival(_join_writes(small, small[0].schema))
             stored_parts = self.store_parts(collection, table, small[0].schema, inline_bytes)
             inline_bytes += sum(len(part.inline) for part in stored_parts)
-            parts += [part.with_time(0) for part in stored_parts] if at_commit else stored_parts
+            parts += [part.set_time(0) for part in stored_parts] if at_commit else stored_parts
         pend = kinds.Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
         return [mutation for mutation in (append, pend) if mutation is not None]
 
@@ -153,7 +153,7 @@ class PartWriter:
         return self._store(collection, self._next_seqno(), data, part)
 
     def _store(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
-        key = part_key(collection, seqno)
+        key = make_part_key(collection, seqno)
         try:
             self._blob.set(key, data)
         except Indeterminate as error:
@@ -183,7 +183,7 @@ def group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int:
     If there are very many columns, row groups are larger: each takes 0.2 KB and 0.1 ms for each column, whatever is
     in it.
     """
-    least = max(256 << 10, LEAF_BYTES_MIN * sum(len(leaf_types(kind)) for kind in schema.types))
+    least = max(256 << 10, LEAF_BYTES_MIN * sum(len(list_leaf_types(kind)) for kind in schema.types))
     return min(max(memory_budget // 32, least), ROW_GROUP_BYTES_MAX)
 
 
@@ -233,5 +233,5 @@ def _group_key(events: Write) -> tuple[bool, int, bool]:
 def _list_uploaded_parts(write: Write) -> list[Part]:
     """Return the parts of a write that was uploaded."""
     assert isinstance(write.data, Future), "what is uploaded has a future"
-    parts = (part.as_single() if write.is_single else part for part in write.data.result())
-    return [part.with_time(0) if write.at_commit else part for part in parts]
+    parts = (part.mark_single() if write.is_single else part for part in write.data.result())
+    return [part.set_time(0) if write.at_commit else part for part in parts]

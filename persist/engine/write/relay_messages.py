@@ -32,7 +32,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.small import SmallUpdates, gather_updates
 from persist.core.errors import SchemaMismatch
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.log import kinds
 from persist.core.log.fields import Watermarks
 from persist.core.log.framing import FORMAT, get_decoder
@@ -152,7 +152,7 @@ def decode_answers(data: bytes, count: int) -> list[Answer]:
 
 def _decode_answer(answer: _Answer) -> Answer:
     if answer.error is not None:
-        return ERRORS.read(answer.error)
+        return ERRORS.decode_error(answer.error)
     return None if answer.seqno is None else Committed(answer.seqno, answer.times)
 
 
@@ -170,7 +170,7 @@ def decode_steps(asking: Asking, contents_of: Callable[[str], CollectionState | 
 
 def _answer(answer: Answer) -> _Answer:
     if isinstance(answer, PersistError):
-        return _Answer(error=ERRORS.write(answer))
+        return _Answer(error=ERRORS.encode_error(answer))
     return _Answer() if answer is None else _Answer(answer.seqno, dict(answer.times))
 
 
@@ -239,8 +239,8 @@ def _schema(step: _Write, create: kinds.Create | None, contents: CollectionState
     if step.events is not None:
         if form is None:
             raise SchemaMismatch("events were sent for a collection that is not keyed: load the collection again")
-        fields = event_fields(base, form) if base.version == 1 else base.value.fields
-        base = events_schema(base, fields)
+        fields = list_event_fields(base, form) if base.version == 1 else base.value.fields
+        base = make_event_schema(base, fields)
     if base.to_json() != step.schema:
         raise ValueError("its rows have another schema than the collection")
     return base

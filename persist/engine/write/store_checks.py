@@ -40,7 +40,7 @@ from persist.blob.errors import Indeterminate, PersistError, StoreFull, StoreMis
 from persist.blob.protocol import Blob, is_remote
 from persist.blob.threads import Backoff, Clock
 from persist.core.errors import LogReplaced
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from persist.core.log.records import COMMIT_DEADLINE_S, Record, encode_record
 from persist.core.state_rules.state import State
 from persist.engine.follow.follower import Follower
@@ -70,7 +70,7 @@ class StoreProof:
 
     def begin(self, record: Record, threads: Executor) -> None:
         """Offer a record that was seen a moment ago, once, in another thread; `find_early_offer` returns the answer."""
-        self.early = record, threads.submit(self._blob.create, record_key(record.seqno), encode_record(record))
+        self.early = record, threads.submit(self._blob.create, make_record_key(record.seqno), encode_record(record))
 
     def find_early_offer(self) -> Record | None:
         """Return the record that was offered by `begin` if the store took it; None if it did not, or did not answer."""
@@ -91,7 +91,7 @@ class StoreProof:
             Unavailable: the store gave no answer in time, or is full. Nothing was changed.
             StoreMisconfigured, ReadOnlyStore: it cannot be written to.
         """
-        key, data = record_key(record.seqno), encode_record(record)
+        key, data = make_record_key(record.seqno), encode_record(record)
         backoff = Backoff(self._clock, self._deadline_s)
         while True:
             try:
@@ -130,7 +130,8 @@ class StoreProof:
     def refuse(self, seqno: int, what_happened: str) -> None:
         """Raise StoreMisconfigured, now and from now on, because the store took what exists at seqno."""
         self._refusal = (
-            f"the store at {self._blob.url} overwrites: it answered 'stored' when {record_key(seqno)!r}, which exists, "
+            f"the store at {self._blob.url} overwrites: it answered 'stored' when {make_record_key(seqno)!r}, "
+            "which exists, "
             "was offered to its create a second time. Two writers would lose each other's commits, so nothing that "
             f"this client asked for is acknowledged. {what_happened} Use a server, and proxies before it, that "
             "refuse a PUT with If-None-Match: * of a key that exists; until then the location can be read with "

@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.digest import DIGEST_MODULUS, digest_text
-from persist.core.expression.arrow_terms import term_of_filter, term_text
+from persist.codecs.order.digest import DIGEST_MODULUS, hash_text
+from persist.core.expression.arrow_terms import format_term, parse_filter_term
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
-from persist.core.names import is_text
+from persist.core.names import is_storable_text
 from persist.core.state_rules.annotations import check_note
 from persist.core.timeline import Moment
 from persist.engine.write.operations import Asked, Step, Write
@@ -52,11 +52,11 @@ class WriteOptions:
         if self.message is None and not self.metadata:
             return
         texts = {} if self.metadata is None else self.metadata
-        if not (self.message is None or is_text(self.message)) or not isinstance(texts, Mapping):
+        if not (self.message is None or is_storable_text(self.message)) or not isinstance(texts, Mapping):
             raise InvalidUsage(
                 f"message={self.message!r:.200} and metadata={self.metadata!r:.200} are not a text and a dict of texts"
             )
-        if not all(is_text(text) for item in texts.items() for text in item):
+        if not all(is_storable_text(text) for item in texts.items() for text in item):
             raise InvalidUsage(f"metadata={self.metadata!r:.200} is not a dict of texts: give each value as a str")
         check_note(self.notes([""])[0])
 
@@ -102,7 +102,7 @@ def filter_text(where: pc.Expression | None, token: str | None) -> str | None:
     if where is None or token is None:
         return None
     try:
-        return term_text(term_of_filter(where))
+        return format_term(parse_filter_term(where))
     except ValueError as error:
         raise InvalidUsage(
             f"with a token, the filter {where} must be one that can be compared later: {error}. Write the condition as "
@@ -112,12 +112,12 @@ def filter_text(where: pc.Expression | None, token: str | None) -> str | None:
 
 def overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:
     """Return the digest of an overwrite, given its rows' digest by key and value; time None means upper."""
-    return rows + digest_text(f"overwrite at {'upper' if time is None else time} where {where}")
+    return rows + hash_text(f"overwrite at {'upper' if time is None else time} where {where}")
 
 
 def delete_digest(keys: int, time: int | None, where: str | None = None) -> int:
     """Return the digest of a deletion, given the digest of its distinct keys with diff 1, or 0 for a filter."""
-    return keys + digest_text(f"delete at {'upper' if time is None else time} where {where}")
+    return keys + hash_text(f"delete at {'upper' if time is None else time} where {where}")
 
 
 def with_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:

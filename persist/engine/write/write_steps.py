@@ -24,8 +24,8 @@ from persist.codecs.order.digest import compute_digest
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.inputs import TableStream, open_stream
-from persist.codecs.updates.small import gather_updates, small_updates
-from persist.codecs.updates.updates import Stamp, stamp_rows, stream_updates, to_updates
+from persist.codecs.updates.small import convert_small_updates, gather_updates
+from persist.codecs.updates.updates import Stamp, add_times, stream_updates, to_updates
 from persist.core.keyed.intake import EventTable
 from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.core.timeline import Timeline, read_timeline
@@ -56,8 +56,8 @@ class WriteSteps:
         """
         at_commit = stamp is not None and stamp.time is None
         if stamp is not None:
-            updates = stamp_rows(updates, schema, stamp)
-        small = small_updates(updates, schema)
+            updates = add_times(updates, schema, stamp)
+        small = convert_small_updates(updates, schema)
         if small is not None and small.diff_abs_sum < 2**63:
             digest = (
                 _digest(gather_updates([small], schema), by) if by else None
@@ -86,7 +86,7 @@ class WriteSteps:
         upload.
         """
         if stamp is not None:
-            updates = stamp_rows(updates, schema, stamp)
+            updates = add_times(updates, schema, stamp)
         data = open_stream(updates)
         if isinstance(data, TableStream):
             pieces = gather_pieces(

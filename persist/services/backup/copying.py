@@ -63,19 +63,19 @@ from persist.core.log.keys import (
     LOG,
     PARTS,
     STATES,
-    collection_part,
+    get_second_part,
     is_upload,
     list_checkpoints,
     list_records,
-    pages_key,
-    pages_seqno,
-    record_key,
-    state_collection,
+    make_pages_key,
+    make_record_key,
+    parse_pages_seqno,
+    parse_state_collection,
 )
 from persist.core.log.kinds import BringsParts, Mutation
 from persist.core.log.records import Record
 from persist.core.names import is_id
-from persist.core.progress import Done, task
+from persist.core.progress import Done, report_work
 from persist.core.rendering import Shown, format_count
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.contents import CollectionState
@@ -200,7 +200,7 @@ def _run(
         ends.callback(target_blob.close)
         pool = Pool(COPIES_AT_ONCE, "persist-copy")
         ends.callback(pool.shutdown)
-        done = ends.enter_context(task("copy", source.retried.url, unit="blobs"))
+        done = ends.enter_context(report_work("copy", source.retried.url, unit="blobs"))
         return _Copier(source.retried, target_blob.retried, pool, clock, done, is_whole=is_whole).run(forgets=forgets)
 
 
@@ -273,7 +273,7 @@ class _Copier:
         for key in [key for seqno, key in checkpoints if seqno > last]:
             self._target.delete(key)
         for seqno in range(target_state.seqno, last, -1):
-            self._target.delete(record_key(seqno))
+            self._target.delete(make_record_key(seqno))
         return self._load_checkpointed_state()
 
     def _is_reader_record(self, seqno: int, state: State) -> bool:
@@ -282,7 +282,8 @@ class _Copier:
         if target_record is None or ours == target_record or (ours is None and seqno <= state.seqno):
             return False
         return all(
-            _concerns_reader(mutation) for mutation in decode_framed(target_record, Record, record_key(seqno)).mutations
+            _concerns_reader(mutation)
+            for mutation in decode_framed(target_record, Record, make_record_key(seqno)).mutations
         )
 
     def _load_target_state(self) -> State:
@@ -332,7 +333,7 @@ class _Copier:
 
     @staticmethod
     def _record(blob: Blob, seqno: int) -> bytes | None:
-        return blob.get(record_key(seqno))
+        return blob.get(make_record_key(seqno))
 
     def _copy_once(self, state: State, last: int) -> StoredCheckpoint | None:
         """Copy all blobs of a state and its records; return the new checkpoint.
@@ -350,7 +351,9 @@ class _Copier:
         self._left_out.clear()
         objects = set() if newest is None else self._names.list_named(newest.checkpoint)
         present = {what: self._list_present(prefix) for what, prefix in OBJECTS.items()}
-        self._is_any_dropped = any((state_collection(key) or "") not in state.entries for key in present["states"])
+        self._is_any_dropped = any(
+            (parse_state_collection(key) or "") not in state.entries for key in present["states"]
+        )
         for id_, entry in state.entries.items():
             is_there = entry.stored and all(pointer.blob in present["states"] for pointer in entry.stored)
             if not is_there or entry.pending or id_ in self._incomplete:
@@ -379,7 +382,7 @@ class _Copier:
         # A log that is there goes on in order. A new one ends with its first record, so that a partial copy cannot be
         # opened.
         for seqno in seqnos if last >= 0 else reversed(seqnos):
-            self._copy_one(record_key(seqno), partial(_check_framed, record_key(seqno)))
+            self._copy_one(make_record_key(seqno), partial(_check_framed, make_record_key(seqno)))
         if newest is not None:
             key = newest.pointer.blob
             if self._target.get(key, (0, 0)) is None:
@@ -412,7 +415,7 @@ class _Copier:
         self._changed.add(id_)
         checks = _make_checks(contents)
         present: dict[str, int] = {}
-        for folder in {collection_part(key) for key in checks}:
+        for folder in {get_second_part(key) for key in checks}:
             present |= self._list_present(f"{PARTS}{folder}/")
         self._copy_blobs((key, check) for key, check in sorted(checks.items()) if key not in present)
         if self._damaged & checks.keys():
@@ -470,7 +473,7 @@ class _Copier:
         """Delete blobs that the target's state does not name; return their number."""
         deleted = 0
         shares = find_sharers(state)
-        for folder, entries in groupby(self._target.list(PARTS), lambda entry: collection_part(entry.key)):
+        for folder, entries in groupby(self._target.list(PARTS), lambda entry: get_second_part(entry.key)):
             owners = {folder, *(sharer.id for sharer in shares.get(folder, ()))}
             if owners <= state.entries.keys() and not (self._is_any_dropped or owners & self._changed):
                 continue
@@ -510,7 +513,7 @@ def _find_part_lists(blob: Blob, first: int, last: int) -> set[str]:
     """Return the part lists that records first to last name. Raises MissingBlob: a record is not there any more."""
     named = set()
     for seqno in range(first, last + 1):
-        key = record_key(seqno)
+        key = make_record_key(seqno)
         data = blob.get(key)
         if data is None:
             raise MissingBlob(key, "it has gone", "read on")
@@ -539,7 +542,7 @@ def _check_part(key: str, checksum: str, data: bytes) -> None:
 
 
 def _check_framed(key: str, data: bytes) -> None:
-    seqno = pages_seqno(key)
-    is_intact = read_intact_kind(data) is not None if seqno is None else pages_key(seqno, data) == key
+    seqno = parse_pages_seqno(key)
+    is_intact = read_intact_kind(data) is not None if seqno is None else make_pages_key(seqno, data) == key
     if not is_intact:
         raise CorruptBlob(key, "it is not an undamaged object of a log")

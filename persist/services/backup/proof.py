@@ -9,7 +9,7 @@ from persist.blob.errors import Corruption
 from persist.blob.threads import Clock, SystemClock
 from persist.core.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound
 from persist.core.names import OWN_PREFIX
-from persist.core.progress import task
+from persist.core.progress import report_work
 from persist.core.rendering import Shown, format_count
 from persist.core.settings import Location, Settings
 from persist.core.state_rules.contents import get_last_sealed
@@ -84,7 +84,7 @@ def verify(
         engine = ends.enter_context(open_engine(location, storage_options, options))
         original = None if against is None else ends.enter_context(open_engine(against, against_options, options))
         names = engine.names() + engine.names(OWN_PREFIX)
-        done = ends.enter_context(task("verify", engine.url, total=len(names), unit="collections"))
+        done = ends.enter_context(report_work("verify", engine.url, total=len(names), unit="collections"))
         for name in names:
             try:
                 handle = load_handle(engine, name)

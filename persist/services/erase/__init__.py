@@ -5,7 +5,7 @@ before; if a process dies, another call or the upkeep of any client finishes its
 of the store that still contains erased data. Traces outside the store cannot be found, and the receipt says so.
 """
 
-from persist.services.erase.erasure import ErasureReport, erase, find_mentions, format_mentions
+from persist.services.erase.erasure import ErasureReport, erase, find_mentions, format_mentions, select_records
 from persist.services.erase.pending_erasures import settle_old
 from persist.services.erase.traces import Trace, Traces, find_traces, receipt_digest
 

@@ -48,7 +48,7 @@ def list_family(handle: CollectionHandle) -> list[CollectionHandle]:
 
 def find_relatives(state: State, collection: str) -> Set[str]:
     """Return the ids of a collection and its relatives in a state."""
-    shares = {id_: entry.folders for id_, entry in state.entries.each() if entry.folders}
+    shares = {id_: entry.folders for id_, entry in state.entries.iterate_all() if entry.folders}
     ids, new = {collection}, {collection}
     while new:
         folders = {folder for id_ in new for folder in (id_, *shares.get(id_, ()))}
@@ -102,7 +102,9 @@ def _list_dependents(handles: Iterable[CollectionHandle]) -> set[str]:
 
 def _list_clones(engine: Engine) -> list[tuple[str, tuple[str, ...], list[str]]]:
     """Return each clone's id, the collections whose parts it shares, and its origins."""
-    clones = engine.follower.over_all(lambda state: [(id_, e.folders) for id_, e in state.entries.each() if e.folders])
+    clones = engine.follower.over_all(
+        lambda state: [(id_, e.folders) for id_, e in state.entries.iterate_all() if e.folders]
+    )
     derived = []
     for id_, folders in clones:
         with suppress(CollectionNotFound):

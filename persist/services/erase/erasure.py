@@ -42,8 +42,8 @@ from persist.compute.sql import load_dependents, recreate_views
 from persist.core.closing import note_on_error
 from persist.core.errors import AsOfCompacted, CollectionNotFound, InvalidUsage, PersistError, Superseded, UploadExpired
 from persist.core.log import kinds
-from persist.core.names import INDEX_PREFIX, published_hold
-from persist.core.progress import task
+from persist.core.names import INDEX_PREFIX, make_published_hold_name
+from persist.core.progress import report_work
 from persist.core.rendering import Shown, format_count
 from persist.core.state_rules.collection_rules import ExpectDerived, ExpectErasures, list_derived_holds
 from persist.core.state_rules.contents import CollectionState, Publication
@@ -151,7 +151,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         for relative in list_family(handle):
             if relative.keyed is not None:
                 writer.resolver.resolve(relative.id, relative.name, relative.machine)
-    with task("erase", handle.name, unit="records of the log") as done, ExitStack() as stack:
+    with report_work("erase", handle.name, unit="records of the log") as done, ExitStack() as stack:
         work = _ErasureAttempts(handle, records, reason, stack)
         attempts = itertools.count()
 
@@ -299,7 +299,7 @@ class _ErasureAttempts:
             steps.append(ExpectDerived(handle.id, list_derived_holds(contents)))
             steps.append(step)
             tables[contents.name] = contents.tables
-            hold_names = (name for name in map(published_hold, contents.published) if name in contents.holds)
+            hold_names = (name for name in map(make_published_hold_name, contents.published) if name in contents.holds)
             steps += (kinds.ReleaseHold(handle.id, name) for name in hold_names)
             drops, drop_names = steps_to_drop(engine, list_arrangements(engine, handle.id, [INDEX_PREFIX]))
             steps += drops

@@ -45,17 +45,17 @@ from persist.core.log.keys import (
     LOG,
     PARTS,
     STATES,
-    checkpoint_seqno,
-    collection_part,
-    directory_seqno,
-    get_upload_seqno,
+    get_second_part,
     is_table_key,
-    pages_seqno,
-    record_seqno,
-    state_collection,
-    state_seqno,
+    parse_checkpoint_seqno,
+    parse_directory_seqno,
+    parse_pages_seqno,
+    parse_record_seqno,
+    parse_state_collection,
+    parse_state_seqno,
+    parse_upload_seqno,
 )
-from persist.core.rendering import Shown, align_columns, format_count, moment_text, plain
+from persist.core.rendering import Shown, align_columns, format_count, format_moment, strip_control_characters
 from persist.core.state_rules.contents import CollectionState, Erasure
 from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.location import Dropped, is_still_readable
@@ -135,9 +135,12 @@ class Traces(Shown):
             return f"nothing of what was erased from {self.collection!r} is left in {looked}"
         alike: dict[tuple[str, str], list[Trace]] = {}
         for trace in self.found:
-            until = "-" if trace.until is None else moment_text(trace.until)
+            until = "-" if trace.until is None else format_moment(trace.until)
             alike.setdefault((until, trace.why), []).append(trace)
-        rows = [(f"{len(some):,}", until, plain(some[0].key), why) for (until, why), some in alike.items()]
+        rows = [
+            (f"{len(some):,}", until, strip_control_characters(some[0].key), why)
+            for (until, why), some in alike.items()
+        ]
         table = align_columns([("objects", "until", "such as", "why"), *rows], right={0})
         some = f"{len(self.found):,} of {format_count(self.objects, 'object')}"
         return "\n".join([f"{some}, of {self.bytes:,} bytes in all, may hold what was erased:", *table])
@@ -152,7 +155,7 @@ def receipt_digest(receipt: dict[str, Any]) -> str:
 
 def find_traces(handle: CollectionHandle, keys: Any = None, where: Any = None, *, texts: Sequence[str] = ()) -> Traces:
     """Search the store for erased values; see `Collection.traces`."""
-    if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text for text in texts):
         raise InvalidUsage(f'texts={texts!r:.100} is not a list of texts: give texts=["ada@example.com"]')
     records = None if keys is None and where is None else select_records(handle, keys, where)
     return _Search(handle, records, tuple(texts)).run()
@@ -182,7 +185,7 @@ class _Search:
         # Those that the newest checkpoint names hold nothing that is gone, however old they are.
         newest = next(iterate_checkpoints(self._blob), None)
         named = set() if newest is None else list_directory_blobs(self._blob, newest.checkpoint)
-        self._pages = {key for key in named if pages_seqno(key) is not None}
+        self._pages = {key for key in named if parse_pages_seqno(key) is not None}
 
     def run(self) -> Traces:
         found_traces: list[Trace] = []
@@ -253,7 +256,7 @@ class _Search:
         return bool(state.collection.erasures) and state.collection.erasures[-1].number == count_erasures(contents)
 
     def _search_part(self, entry: BlobEntry) -> Trace | None:
-        key, collection = entry.key, collection_part(entry.key)
+        key, collection = entry.key, get_second_part(entry.key)
         is_named = key in self._named
         if is_table_key(key, collection or ""):
             contents = self._family.get(collection or "")
@@ -288,9 +291,9 @@ class _Search:
     def _explain_wait(self, entry: BlobEntry, rows: int | None) -> Trace:
         """Return a trace with the reason why an unreferenced blob still exists."""
         control = self._state.control
-        dropped: Dropped | None = self._dropped.get(entry.key) or self._gone.get(collection_part(entry.key) or "")
+        dropped: Dropped | None = self._dropped.get(entry.key) or self._gone.get(get_second_part(entry.key) or "")
         if dropped is None:
-            until_s = entry.modified_s + self._ages.policies.orphan_grace_s(get_upload_seqno(entry.key) or 0)
+            until_s = entry.modified_s + self._ages.policies.get_orphan_grace_s(parse_upload_seqno(entry.key) or 0)
             return Trace(entry.key, "nothing names it; gc deletes it then", _to_datetime(until_s), rows)
         until_s = self._ages.old_at_s(dropped.seqno, self._ages.policy.grace_s)
         why = "the erasure, or a compaction, replaced it; gc deletes it then"
@@ -330,15 +333,15 @@ def _to_datetime(seconds: float) -> datetime:
 def _parse_key(key: str) -> tuple[int | None, str | None]:
     """Return the seqno and collection of an object's key, or None for each."""
     if key.startswith(LOG):
-        return record_seqno(key), None
+        return parse_record_seqno(key), None
     if key.startswith(CHECKPOINTS):
-        return checkpoint_seqno(key), None
+        return parse_checkpoint_seqno(key), None
     if key.startswith(DIRECTORIES):
-        pages = pages_seqno(key)
-        return directory_seqno(key) if pages is None else pages, None
+        pages = parse_pages_seqno(key)
+        return parse_directory_seqno(key) if pages is None else pages, None
     if key.startswith(STATES):
-        return state_seqno(key), state_collection(key)
-    return (get_upload_seqno(key), key.split("/")[1]) if key.startswith(LISTS) else (None, None)
+        return parse_state_seqno(key), parse_state_collection(key)
+    return (parse_upload_seqno(key), key.split("/")[1]) if key.startswith(LISTS) else (None, None)
 
 
 def _unpack_avro(data: bytes) -> bytes:

@@ -28,7 +28,7 @@ from persist.blob.errors import Conflict, CorruptBlob, Corruption, IncompatibleV
 from persist.blob.protocol import Blob, get_at_most
 from persist.core.log import kinds
 from persist.core.log.framing import BlobRef, encode_framed, make_pointer
-from persist.core.log.keys import checkpoint_key, checkpoint_seqno, record_key
+from persist.core.log.keys import make_checkpoint_key, make_record_key, parse_checkpoint_seqno
 from persist.core.log.kinds import BringsParts
 from persist.core.log.records import read_record
 from persist.core.state_rules.contents import CollectionState
@@ -56,14 +56,14 @@ class CheckpointRepair:
         self._state = state
         self._bad = bad
         self._makes_one = makes_one
-        self._key = checkpoint_key(state.seqno)
+        self._key = make_checkpoint_key(state.seqno)
         self._directory: NewDirectory | None = None
 
     @classmethod
     def of(cls, blob: Blob, log: LogExamination, problems: Sequence[Problem]) -> "CheckpointRepair | None":
         """Return the necessary repair; None if unnecessary or impossible."""
         bad = sorted(key for key in log.bad_checkpoints if _is_bad(blob, key))
-        newest_bad = max((checkpoint_seqno(key) or 0 for key in bad), default=-1)
+        newest_bad = max((parse_checkpoint_seqno(key) or 0 for key in bad), default=-1)
         makes_one = log.newest < newest_bad or any(problem.kind == "overdue" for problem in problems)
         is_blocked = not log.is_complete or any(problem.kind in _BLOCKING for problem in problems)
         if is_blocked or not (bad or makes_one):
@@ -171,8 +171,8 @@ class MoveToLost:
     ) -> None:
         self._blob = blob
         self._state = state
-        self._moved = [checkpoint_key(seqno) for seqno in sorted(checkpoints, reverse=True)]
-        self._moved += [record_key(seqno) for seqno in sorted(beyond, reverse=True)]
+        self._moved = [make_checkpoint_key(seqno) for seqno in sorted(checkpoints, reverse=True)]
+        self._moved += [make_record_key(seqno) for seqno in sorted(beyond, reverse=True)]
         self._copied = sorted(named)
 
     @classmethod
@@ -219,7 +219,7 @@ class MoveToLost:
 def _list_checkpoint_names(blob: Blob, seqno: int) -> Iterator[str]:
     """Yield the keys that a checkpoint refers to, as far as readable."""
     with suppress(Corruption):
-        checkpoint = read_checkpoint(blob, checkpoint_key(seqno))
+        checkpoint = read_checkpoint(blob, make_checkpoint_key(seqno))
         if checkpoint is None:
             return
         yield from list_directory_blobs(blob, checkpoint)

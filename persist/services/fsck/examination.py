@@ -39,17 +39,17 @@ from persist.core.log.keys import (
     DIRECTORIES,
     PARTS,
     STATES,
-    checkpoint_key,
-    checkpoint_seqno,
-    collection_part,
-    get_upload_seqno,
+    get_second_part,
     is_table_key,
     is_upload,
-    record_key,
-    record_seqno,
+    make_checkpoint_key,
+    make_record_key,
+    parse_checkpoint_seqno,
+    parse_record_seqno,
+    parse_upload_seqno,
 )
 from persist.core.names import OWED_PREFIX
-from persist.core.progress import task
+from persist.core.progress import report_work
 from persist.core.rendering import format_count
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.policies import Policies
@@ -191,9 +191,9 @@ def _repair_and_report(
     for step in planned:
         if step.action == "commit":
             seqno = next(commits, None)
-            done += [replace(step, blob=record_key(seqno))] if seqno is not None else []
+            done += [replace(step, blob=make_record_key(seqno))] if seqno is not None else []
         elif step.blob.startswith(CHECKPOINTS):
-            checkpoint = deleted.declared_at and checkpoint_key(deleted.declared_at[-1])
+            checkpoint = deleted.declared_at and make_checkpoint_key(deleted.declared_at[-1])
             done += (
                 [replace(step, blob=checkpoint)]
                 if checkpoint and blob.get(checkpoint, range=(0, 0)) is not None
@@ -274,14 +274,14 @@ class _Examination:
         if any(key.startswith(tuple(OBJECTS.values())) for key in doomed):
             seqno = state.seqno + len(steps)
             steps.append(_report_declaration(seqno, "of what checkpoints are made from then on"))
-            steps.append(Repair("create", checkpoint_key(seqno), "the first one made so"))
+            steps.append(Repair("create", make_checkpoint_key(seqno), "the first one made so"))
         return (*steps, *(Repair("delete", key, "nothing refers to it") for key in doomed))
 
     def _examine_parts(self, sizes: Mapping[str, int] | None) -> PartExamination:
         state = self.log.state
         parts = PartExamination(self._blob, self.findings, sizes, None if state is None else state.location)
         entries = tuple(state.entries.values()) if state is not None else ()
-        with task("check", self._url, total=len(entries), unit="collections") as done:
+        with report_work("check", self._url, total=len(entries), unit="collections") as done:
             for entry in entries:
                 if entry.contents is not None:
                     parts.examine(entry.contents)
@@ -291,7 +291,7 @@ class _Examination:
                         examine_keyframes(self._blob, entry.contents, self.findings)
                         examine_values(self._blob, entry.contents, self.findings)
                 done(1)
-        checksums = {part.checksum for part in state.stored_parts()} if state is not None else set()
+        checksums = {part.checksum for part in state.iterate_stored_parts()} if state is not None else set()
         for loose in self.log.loose:
             id_, part = loose.collection, loose.part
             is_gone = self.log.is_complete and state is not None and id_ not in state.entries
@@ -314,7 +314,7 @@ class _Examination:
         if state is None:
             return
         seqno = self.log.newest + OVERDUE_INTERVALS * INTERVAL
-        record = self.inventory.get(record_key(seqno))
+        record = self.inventory.get(make_record_key(seqno))
         if record is not None and self._now_s - record.modified_s >= OVERDUE_AGE_S:
             what = f"the newest one is at seqno {self.log.newest}, and the log is at {state.seqno}"
             self.findings.add("overdue", CHECKPOINTS, what)
@@ -344,25 +344,25 @@ class _Examination:
         for key, blob in self.inventory.items():
             if key == CLOCK_KEY or key in named:
                 continue
-            seqno = record_seqno(key)
+            seqno = parse_record_seqno(key)
             if seqno is not None:
                 if seqno < log.floor:
                     yield self._make_leak(blob, "record", "repair, or gc, deletes it: it is below the log's floor")
                 continue
-            if checkpoint_seqno(key) is not None:
+            if parse_checkpoint_seqno(key) is not None:
                 continue
             if key.startswith(LOST):
                 yield self._make_leak(
                     blob, "lost", "a repair has set it aside: delete it when you do not miss its contents"
                 )
                 continue
-            kind, id_ = _KINDS.get(key.partition("/")[0]), collection_part(key) if "/" in key else ""
+            kind, id_ = _KINDS.get(key.partition("/")[0]), get_second_part(key) if "/" in key else ""
             if is_table_key(key, id_) and _is_published(state, id_, key):
                 continue
             if kind is not None and (_UNNAMED.fullmatch(key) or is_upload(key, id_) or is_table_key(key, id_)):
                 if key in replaced:
                     yield self._make_leak(blob, kind, "gc deletes it: compaction has replaced it")
-                elif kind != "directory" and collection_part(key) in destroyed:
+                elif kind != "directory" and get_second_part(key) in destroyed:
                     yield self._make_leak(blob, kind, "gc deletes it: its collection was destroyed")
                 elif is_table_key(key, id_):
                     advice = "the collection has no such table: publishing it again, or destroying it, deletes this"
@@ -385,7 +385,7 @@ class _Examination:
         state = self.log.state
         assert state is not None
         unnamed = (
-            (get_upload_seqno(leak.blob), leak.age_s)
+            (parse_upload_seqno(leak.blob), leak.age_s)
             for leak in self.unreferenced
             if leak.kind == "part" and not _is_dropped(leak.blob, state)
         )
@@ -405,7 +405,7 @@ class _Examination:
 
 def _is_dropped(key: str, state: State) -> bool:
     """Return whether a part waits for deletion in the log's state."""
-    folder = collection_part(key)
+    folder = get_second_part(key)
     return any(
         key in dropped.blobs or (dropped.is_destroyed and folder in (dropped.collection, *dropped.folders))
         for dropped in state.control.dropped
@@ -431,7 +431,7 @@ def _list_pending_erasures(state: State | None) -> Iterator[str]:
 
 
 def _report_declaration(seqno: int, what: str) -> Repair:
-    return Repair("commit", record_key(seqno), f"to declare {what}; as after any commit, a checkpoint may follow")
+    return Repair("commit", make_record_key(seqno), f"to declare {what}; as after any commit, a checkpoint may follow")
 
 
 def _add_advice(problem: Problem, advice: str) -> Problem:

@@ -22,12 +22,12 @@ from persist.blob.protocol import Blob
 from persist.codecs.part.part import Part
 from persist.core.log import kinds
 from persist.core.log.framing import BlobRef
-from persist.core.log.keys import checkpoint_key, list_checkpoints, list_records, record_key
+from persist.core.log.keys import list_checkpoints, list_records, make_checkpoint_key, make_record_key
 from persist.core.log.kinds import BringsParts, Mutation
 from persist.core.log.records import load_part_list, read_record
 from persist.core.state_rules.collection_rules import check_contents
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.state import CollectionEntry, DoesNotFollow, State, apply
+from persist.core.state_rules.state import CollectionEntry, DoesNotFollow, State, apply_record
 from persist.engine.follow.checkpoint import (
     Checkpoint,
     checkpoint_state,
@@ -130,14 +130,14 @@ class LogExamination:
         for start, end in self._gaps:
             if (start := max(start, floor)) < end:
                 what = f"the {end - start} records of seqnos {start} to {end - 1} are missing, and there are later ones"
-                self._findings.add("missing", record_key(start), what)
+                self._findings.add("missing", make_record_key(start), what)
         for seqno, error in self._missing_lists:
             if seqno >= floor:
                 self._findings.add_corruption(error)
         end = -1 if self.state is None else self.state.seqno
         for seqno, why in self._strange.items():
             if seqno <= end or end + 1 in self._broken:
-                self._findings.add("rule", record_key(seqno), f"it breaks a rule of the log: {why}")
+                self._findings.add("rule", make_record_key(seqno), f"it breaks a rule of the log: {why}")
         if self.state is not None:
             if end + 1 not in self._broken:
                 self._find_beyond(end)
@@ -151,23 +151,23 @@ class LogExamination:
         last = max(self.beyond_checkpoints, default=end)
         if last > end and not self.beyond:
             what = f"the {last - end} records of seqnos {end + 1} to {last} are missing, and a checkpoint is later"
-            self._findings.add("missing", record_key(end + 1), what)
+            self._findings.add("missing", make_record_key(end + 1), what)
         for seqno in self.beyond_checkpoints:
             what = f"the log ends at seqno {end}, and this checkpoint was made after records that it does not have"
-            self._findings.add("beyond", checkpoint_key(seqno), what)
+            self._findings.add("beyond", make_checkpoint_key(seqno), what)
         if self.beyond:
             first, last = self.beyond[0], self.beyond[-1]
             what = (
                 f"the log ends at seqno {end}, and {len(self.beyond)} records from {first} to {last} lie beyond that, "
                 "made after others than are there"
             )
-            self._findings.add("beyond", record_key(first), what)
+            self._findings.add("beyond", make_record_key(first), what)
 
     # Records.
 
     def _examine_record(self) -> bool:
         """Read and apply the record at `at`; return whether there is one."""
-        seqno, key = self.at, record_key(self.at)
+        seqno, key = self.at, make_record_key(self.at)
         try:
             record = read_record(self._blob, seqno)
         except Corruption as error:
@@ -186,7 +186,7 @@ class LogExamination:
         is_applied = False
         if self.state is not None and self.state.seqno == seqno - 1:
             try:
-                self.state = apply(self.state, record)
+                self.state = apply_record(self.state, record)
                 is_applied = True
             except DoesNotFollow as error:
                 self._strange[seqno] = str(error)
@@ -237,7 +237,7 @@ class LogExamination:
     def _read_floor(self) -> int:
         for seqno in reversed(self._waiting):
             try:
-                checkpoint = read_checkpoint(self._blob, checkpoint_key(seqno))
+                checkpoint = read_checkpoint(self._blob, make_checkpoint_key(seqno))
             except Corruption:
                 continue  # It will be looked at again.
             if checkpoint is not None:
@@ -249,7 +249,7 @@ class LogExamination:
         while self._waiting and self._waiting[0] < self.at:
             seqno = self._waiting.pop(0)
             self._examined.add(seqno)
-            key = checkpoint_key(seqno)
+            key = make_checkpoint_key(seqno)
             try:
                 checkpoint = read_checkpoint(self._blob, key)
             except Corruption as error:
@@ -260,7 +260,7 @@ class LogExamination:
                 self._examine_checkpoint(checkpoint)
 
     def _examine_checkpoint(self, checkpoint: Checkpoint) -> None:
-        seqno, key = checkpoint.seqno, checkpoint_key(checkpoint.seqno)
+        seqno, key = checkpoint.seqno, make_checkpoint_key(checkpoint.seqno)
         self.named.update(pointer.blob for pointer in checkpoint.directory)
         try:
             checkpointed = checkpoint_state(self._blob, checkpoint, self._levels)
@@ -271,16 +271,18 @@ class LogExamination:
                 self.bad_checkpoints.add(key)
                 self._findings.add_corruption(error)
             return
-        if {entry.name: id_ for id_, entry in checkpointed.entries.each()} != dict(checkpointed.ids.each()):
+        if {entry.name: id_ for id_, entry in checkpointed.entries.iterate_all()} != dict(
+            checkpointed.ids.iterate_all()
+        ):
             self._findings.add("rule", key, "its collections have other names than those by which they are found")
             self.bad_checkpoints.add(key)
-        for _, entry in checkpointed.entries.each():
+        for _, entry in checkpointed.entries.iterate_all():
             self._note_mutations(entry.pending)
             self.named.update(pointer.blob for pointer in entry.stored)
             contents = self._load_contents(checkpointed, entry)
             if contents is not None:
                 # Like a state that was replayed: so that records are applied to the contents, and checked.
-                checkpointed = checkpointed.with_entry(
+                checkpointed = checkpointed.replace_entry(
                     msgspec.structs.replace(entry, base=contents, levels=(), pending=(), contents=contents)
                 )
             else:
@@ -304,7 +306,7 @@ class LogExamination:
     def _load_contents(self, checkpointed: State, entry: CollectionEntry) -> CollectionState | None:
         """Return a collection's contents in a checkpoint; None if unreadable."""
         assert checkpointed.location is not None
-        key = checkpoint_key(checkpointed.seqno)
+        key = make_checkpoint_key(checkpointed.seqno)
         try:
             base = None
             if entry.stored:
@@ -312,7 +314,7 @@ class LogExamination:
                 if base is None:
                     return None
             pending = tuple(load_part_list(self._blob, checkpointed.location, mutation) for mutation in entry.pending)
-            contents = msgspec.structs.replace(entry, pending=pending).with_contents(base).contents
+            contents = msgspec.structs.replace(entry, pending=pending).attach_contents(base).contents
         except Corruption as error:
             if not isinstance(error, MissingBlob) or self._blob.get(key) is not None:
                 self._findings.add_corruption(error, collection=entry.name)
@@ -337,7 +339,7 @@ class LogExamination:
 
     def _compare_checkpoint(self, checkpoint: Checkpoint, checkpointed: State) -> None:
         """Add the differences between a checkpoint and the replayed state."""
-        state, key = self.state, checkpoint_key(checkpoint.seqno)
+        state, key = self.state, make_checkpoint_key(checkpoint.seqno)
         assert state is not None
 
         def add_difference(what: str, collection: str | None = None) -> None:
@@ -361,7 +363,7 @@ class LogExamination:
             if current is None or entry.contents is None:
                 continue
             if current.contents is None:  # It could not be read before, and now it can.
-                self.state = state = state.with_entry(entry)
+                self.state = state = state.replace_entry(entry)
                 continue
             if entry.contents != current.contents:
                 add_difference(
@@ -373,7 +375,7 @@ class LogExamination:
 
 def _examine_state(state: State, findings: Findings) -> None:
     """Add invariants that a state breaks. It may come from a checkpoint alone."""
-    key = record_key(state.seqno)
+    key = make_record_key(state.seqno)
     for entry in state.entries.values():
         if not state.control.leases.keys() >= set(entry.readers):
             findings.add("rule", key, "it has holds that live by leases that are gone", collection=entry.name)

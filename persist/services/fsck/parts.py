@@ -21,12 +21,12 @@ from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.blob.layers.cache import SMALL_BYTES
 from persist.blob.protocol import Blob, get_at_most
 from persist.codecs.errors import DiffOverflow
-from persist.codecs.evolution import versions
+from persist.codecs.evolution import link_versions
 from persist.codecs.order.sums import consolidate
-from persist.codecs.part.describing import check_part, described_bounds, overlaps
+from persist.codecs.part.describing import check_part, decode_bounds, find_overlaps
 from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.keyed.form import has_one_value
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Keyframe
@@ -155,7 +155,7 @@ class PartExamination:
 
     def _make_owner(self, id_: str, name: str, known: list[dict[str, Any]]) -> "_Owner | None":
         try:
-            return _Owner(id_, name, versions([msgspec.json.encode(version) for version in known]))
+            return _Owner(id_, name, link_versions([msgspec.json.encode(version) for version in known]))
         except InvalidUsage as error:
             what = f"its schema cannot be understood, so its parts were not examined: {error}"
             self._findings.add("rule", f"collection {id_}", what, collection=name)
@@ -164,10 +164,10 @@ class PartExamination:
     def _examine_run(self, run: "list[tuple[Part, pa.Table | None]]", owner: "_Owner") -> None:
         bounds: list[tuple[Part, pa.Table]] = []
         for part, bound in run if len(run) > 1 else ():
-            part_bounds = described_bounds(part, owner.schema) if bound is None else bound
+            part_bounds = decode_bounds(part, owner.schema) if bound is None else bound
             if part_bounds is not None:
                 bounds.append((part, part_bounds))
-        for first, second in overlaps([table for _, table in bounds], owner.schema):
+        for first, second in find_overlaps([table for _, table in bounds], owner.schema):
             what = f"it overlaps in key with {_format_name(bounds[first][0])}, and both are in one run"
             self._findings.add("overlap", _format_name(bounds[second][0]), what, collection=owner.name)
 
@@ -184,14 +184,14 @@ class PartExamination:
             self._mismatched.append((owner.name, part, len(data), checksum))
             return None
         try:
-            lifted = part.lift(owner.schema)
+            lifted = part.make_lift(owner.schema)
         except CorruptBlob as error:
             self._findings.add("descriptor", _format_name(part), error.reason, collection=owner.name)
             return None
         findings, bounds = check_part(data, part, owner.schema if lifted is None else lifted.stored)
         for finding in findings:
             self._findings.add(finding.kind, _format_name(part), finding.what, collection=owner.name)
-        return bounds if lifted is None or bounds is None else lifted.table(bounds, owner.schema.key_names)
+        return bounds if lifted is None or bounds is None else lifted.adapt_table(bounds, owner.schema.key_names)
 
     def _read_part(self, part: Part, owner: "_Owner") -> bytes | None:
         """Return the bytes of a part; None if missing or not to be read."""
@@ -220,12 +220,12 @@ class PartExamination:
 
 def _make_event_owner(owner: _Owner, form: KeyedForm) -> _Owner:
     """Return an owner with the schema of a collection's events."""
-    return replace(owner, schema=events_schema(owner.schema, event_fields(owner.schema, form)))
+    return replace(owner, schema=make_event_schema(owner.schema, list_event_fields(owner.schema, form)))
 
 
 def _find_owner(state: State | None, checksum: str) -> str | None:
     """Return the name of the part with a checksum, or None."""
-    parts = state.stored_parts() if state is not None else ()
+    parts = state.iterate_stored_parts() if state is not None else ()
     return next((_format_name(part) for part in parts if part.checksum == checksum), None)
 
 

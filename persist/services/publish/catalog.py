@@ -211,7 +211,7 @@ class IcebergCatalog:
             matches = _InclusiveMetricsEvaluator(
                 Schema.model_validate(make_schema(schema)), filter, asked.case_sensitive
             ).eval
-            described = [(number, contents.part(number), file) for number, file in chosen.files.items()]
+            described = [(number, contents.get_part(number), file) for number, file in chosen.files.items()]
             scanned = [(*file, entry) for file in described if matches(entry := files.data_file(*file[:2]))]
         except MALFORMED as error:
             raise InvalidUsage(f"the filter does not fit the table: {error}") from error

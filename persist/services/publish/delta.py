@@ -37,12 +37,12 @@ import pyarrow.types as pt
 from persist.blob.errors import MissingBlob
 from persist.blob.protocol import delete_all
 from persist.codecs.part.part import Part
-from persist.codecs.types.arrow_types import children
+from persist.codecs.types.arrow_types import list_inner_fields
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import AsOfCompacted, InvalidUsage
 from persist.core.log import kinds
 from persist.core.log.fields import Deletes
-from persist.core.log.keys import is_table_key, part_key, table_root, vectors_key
+from persist.core.log.keys import get_table_root, is_table_key, make_part_key, make_vectors_key
 from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.collection.reads import difference
@@ -82,11 +82,11 @@ def to_delta_type(kind: pa.DataType) -> Any:
         return "timestamp_ntz" if kind.tz is None else "timestamp"
     if not pt.is_nested(kind):
         return None
-    inner = [to_delta_type(child.type) for child in children(kind)]
+    inner = [to_delta_type(child.type) for child in list_inner_fields(kind)]
     if None in inner:
         return None
     if pt.is_struct(kind):
-        named = zip(children(kind), inner, strict=True)
+        named = zip(list_inner_fields(kind), inner, strict=True)
         return {"type": "struct", "fields": [_make_field(child.name, written) for child, written in named]}
     if pt.is_map(kind):
         return {"type": "map", "keyType": inner[0], "valueType": inner[1], "valueContainsNull": True}
@@ -116,7 +116,7 @@ class DeltaTable:
         self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool, options: Mapping[str, str]
     ) -> list[Deletes | None]:
         """Store deletion vectors that changed, in one blob; return their places."""
-        key, _ = vectors_key(self._handle.id, self._handle.engine.follower.next_seqno())
+        key, _ = make_vectors_key(self._handle.id, self._handle.engine.follower.next_seqno())
         blob, deletes = bytearray(VERSION), list[Deletes | None]()
         rows_by_deletes = self._read_omitted_rows([previous for _, previous in pieces if previous is not None])
         for file, previous in pieces:
@@ -159,7 +159,7 @@ class DeltaTable:
         rows = read_change_rows(self._handle, publication.as_of, step.as_of, step.schema)
         if rows is None:
             return earlier
-        key, sink = part_key(self._handle.id, self._handle.engine.follower.next_seqno()), io.BytesIO()
+        key, sink = make_part_key(self._handle.id, self._handle.engine.follower.next_seqno()), io.BytesIO()
         pq.write_table(rows, sink, compression="zstd")
         self._blob.set(key, sink.getvalue())
         return (key, *earlier)
@@ -191,30 +191,30 @@ class DeltaTable:
 
     def _make_change_file(self, key: str) -> dict[str, Any]:
         size = next((entry.bytes for entry in self._blob.list(key) if entry.key == key), 0)
-        path = key.removeprefix(table_root(self._handle.id))
+        path = key.removeprefix(get_table_root(self._handle.id))
         return {"cdc": {"path": path, "partitionValues": {}, "size": size, "dataChange": False}}
 
     def _delete_old_versions(self, version: int) -> None:
         """Delete the log's files before the checkpoint at `version`."""
         end, _ = checkpoint_keys(self._handle.id, max(0, version))
-        listed = (entry.key for entry in self._blob.list(f"{table_root(self._handle.id)}_delta_log/"))
+        listed = (entry.key for entry in self._blob.list(f"{get_table_root(self._handle.id)}_delta_log/"))
         delete_all(
             self._blob, [key for key in listed if is_table_key(key, self._handle.id) and key < end and version > 0]
         )
 
     def url(self, contents: CollectionState, publication: Publication) -> str:
         """Return the table's root."""
-        return f"{self._blob.url.rstrip('/')}/{table_root(contents.id).rstrip('/')}"
+        return f"{self._blob.url.rstrip('/')}/{get_table_root(contents.id).rstrip('/')}"
 
 
 def log_key(collection: str, version: int) -> str:
     """Return the key of a table's version."""
-    return f"{table_root(collection)}_delta_log/{version:020d}.json"
+    return f"{get_table_root(collection)}_delta_log/{version:020d}.json"
 
 
 def checkpoint_keys(collection: str, version: int) -> tuple[str, str]:
     """Return the keys of a checkpoint, and of the pointer to it."""
-    folder = f"{table_root(collection)}_delta_log/"
+    folder = f"{get_table_root(collection)}_delta_log/"
     return f"{folder}{version:020d}.checkpoint.parquet", f"{folder}_last_checkpoint"
 
 
@@ -318,7 +318,7 @@ def _make_add_action(
     contents: CollectionState, schema: int, number: int, file: PublishedFile, now_ms: int
 ) -> dict[str, Any]:
     """Return the action that adds a part to the table."""
-    part = contents.part(number)
+    part = contents.get_part(number)
     add = {
         "path": _get_path(contents, part),
         "partitionValues": {},
@@ -332,7 +332,7 @@ def _make_add_action(
 
 def _make_remove_action(contents: CollectionState, number: int, file: PublishedFile, now_ms: int) -> dict[str, Any]:
     """Return the action that removes a part from the table."""
-    part = contents.part(number)
+    part = contents.get_part(number)
     remove = {
         "path": _get_path(contents, part),
         "deletionTimestamp": now_ms,
@@ -345,7 +345,7 @@ def _make_remove_action(contents: CollectionState, number: int, file: PublishedF
 
 
 def _get_path(contents: CollectionState, part: Part) -> str:
-    return part.blob.removeprefix(table_root(contents.id))
+    return part.blob.removeprefix(get_table_root(contents.id))
 
 
 def _make_vector_descriptor(deletes: Deletes) -> dict[str, Any]:

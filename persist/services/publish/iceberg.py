@@ -37,7 +37,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage, Superseded, Unavailable
 from persist.core.log import kinds
 from persist.core.log.fields import PIN_PREFIX, Deletes
-from persist.core.log.keys import get_vectors_size, part_key, table_root, vectors_key
+from persist.core.log.keys import get_table_root, make_part_key, make_vectors_key, parse_vectors_size
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
@@ -125,13 +125,13 @@ class IcebergTable:
         vectors = [encode_rows(rows) for _, rows in changed]
         paths = [self.format_url(part.blob) for part, _ in changed]
         data, starts = encode_puffin([*zip(paths, vectors, (len(rows) for _, rows in changed), strict=True)])
-        key, _ = vectors_key(self._handle.id, self._handle.engine.follower.next_seqno(), len(data))
+        key, _ = make_vectors_key(self._handle.id, self._handle.engine.follower.next_seqno(), len(data))
         self._blob.set(key, data)
         places = zip(starts, vectors, changed, strict=True)
         return [Deletes(key, start, len(vector), len(rows)) for start, vector, (_, rows) in places]
 
     def _store_deletes(self, part: Part, rows: Rows) -> Deletes:
-        key = part_key(self._handle.id, self._handle.engine.follower.next_seqno())
+        key = make_part_key(self._handle.id, self._handle.engine.follower.next_seqno())
         paths = pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int8), [self.format_url(part.blob)]).cast(
             pa.string()
         )
@@ -147,7 +147,7 @@ class IcebergTable:
             raise MissingBlob(
                 deletes.blob, "it is missing, and a published table leaves rows out by it", "unpublish it"
             )
-        if get_vectors_size(deletes.blob) is not None:
+        if parse_vectors_size(deletes.blob) is not None:
             return decode_rows(unframe_vector(data[deletes.start :], deletes.blob), deletes.blob)
         rows: Rows = pq.read_table(pa.BufferReader(data), columns=["pos"])["pos"].to_numpy()
         return rows
@@ -158,7 +158,7 @@ class IcebergTable:
 
     def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
         """Write the present version's metadata unless it exists, and point to it."""
-        root, number = f"{table_root(contents.id)}metadata/", publication.version + 1
+        root, number = f"{get_table_root(contents.id)}metadata/", publication.version + 1
         key, hint = f"{root}v{number}.metadata.json", f"{root}version-hint.text"
         current = None if is_new else self._blob.get(key)
         if current is None and not self._blob.create(key, self._encode_table(contents, publication)):
@@ -190,19 +190,19 @@ class IcebergTable:
 
     def visible_since_s(self, publication: Publication) -> float | None:
         """Return when the present version's metadata was written, or None."""
-        listed = self._blob.list(f"{table_root(self._handle.id)}metadata/v{publication.version + 1}.metadata.json")
+        listed = self._blob.list(f"{get_table_root(self._handle.id)}metadata/v{publication.version + 1}.metadata.json")
         return next((entry.modified_s for entry in listed), None)
 
     def url(self, contents: CollectionState, publication: Publication) -> str:
         """Return the URL of the newest metadata."""
-        return self.format_url(f"{table_root(contents.id)}metadata/v{publication.version + 1}.metadata.json")
+        return self.format_url(f"{get_table_root(contents.id)}metadata/v{publication.version + 1}.metadata.json")
 
     def ensure_metadata(self, contents: CollectionState, publication: Publication) -> dict[str, Any]:
         """Return the present version's metadata; store it if missing.
 
         Raises Superseded: the table was given up meanwhile.
         """
-        key = f"{table_root(contents.id)}metadata/v{publication.version + 1}.metadata.json"
+        key = f"{get_table_root(contents.id)}metadata/v{publication.version + 1}.metadata.json"
         data = self._blob.get(key)
         if data is None:
             self.show(contents, publication, is_new=False)
@@ -221,7 +221,7 @@ class IcebergTable:
 
     def location(self, contents: CollectionState) -> str:
         """Return the URL of the table's folder."""
-        return self.format_url(table_root(contents.id).rstrip("/"))
+        return self.format_url(get_table_root(contents.id).rstrip("/"))
 
     def _encode_table(self, contents: CollectionState, publication: Publication) -> bytes:
         schema, now_ms = load_schema_version(contents, publication.schema), self._handle.engine.clock.wall_ms()

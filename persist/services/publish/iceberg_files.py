@@ -18,13 +18,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from persist.codecs.part.file_writer import file_schema
+from persist.codecs.part.file_writer import make_file_schema
 from persist.codecs.part.part import Part
-from persist.codecs.types.arrow_types import children
+from persist.codecs.types.arrow_types import list_inner_fields
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log import kinds
 from persist.core.log.fields import Deletes
-from persist.core.log.keys import get_vectors_size, manifest_key
+from persist.core.log.keys import make_manifest_key, parse_vectors_size
 from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
 from persist.core.state_rules.publications import resolve_numbers
 from persist.core.state_rules.schemas import load_schema_version
@@ -62,7 +62,9 @@ def to_iceberg_type(kind: pa.DataType, version: int = 3) -> Any:
         return {"us": name, "ns": f"{name}_ns" if version > 2 else None}.get(kind.unit)
     if not pt.is_nested(kind):
         return None
-    inside = [(_get_field_id(child), child.name, to_iceberg_type(child.type, version)) for child in children(kind)]
+    inside = [
+        (_get_field_id(child), child.name, to_iceberg_type(child.type, version)) for child in list_inner_fields(kind)
+    ]
     if any(written is None for _, _, written in inside):
         return None
     if pt.is_struct(kind):
@@ -112,7 +114,7 @@ def make_table_metadata(
 
 def make_snapshot(contents: CollectionState, publication: Publication, format_url: Any, now_ms: int) -> dict[str, Any]:
     """Return the snapshot of a table's present version."""
-    parts = [contents.part(number) for number in publication.files]
+    parts = [contents.get_part(number) for number in publication.files]
     left_out = [file.deletes for file in publication.files.values() if file.deletes is not None]
     summary = {
         "operation": "overwrite",
@@ -193,7 +195,7 @@ def make_properties(contents: CollectionState, publication: Publication) -> dict
 
 def make_schema(schema: CollectionSchema) -> dict[str, Any]:
     """Return a table's schema."""
-    written = {f.name: f for f in file_schema(schema)}
+    written = {f.name: f for f in make_file_schema(schema)}
     fields = [
         _make_field(_get_field_id(written[name]), name, to_iceberg_type(written[name].type)) for name in schema.columns
     ]
@@ -211,19 +213,19 @@ def make_name_mapping(schema: CollectionSchema) -> list[dict[str, Any]]:
         if not pt.is_nested(kind):
             return []
         named = ["key", "value"] if pt.is_map(kind) else None if pt.is_struct(kind) else ["element"]
-        inner = children(kind)
+        inner = list_inner_fields(kind)
         return [mapped(f.with_name(named[at] if named else f.name)) for at, f in enumerate(inner)]
 
-    return [mapped(field) for field in file_schema(schema)]
+    return [mapped(field) for field in make_file_schema(schema)]
 
 
 def iterate_fields(schema: CollectionSchema) -> Iterator[tuple[int, pa.DataType]]:
     def below(fields: Iterable[pa.Field]) -> Iterator[tuple[int, pa.DataType]]:
         for field in fields:
             yield _get_field_id(field), field.type
-            yield from below(children(field.type) if pt.is_nested(field.type) else ())
+            yield from below(list_inner_fields(field.type) if pt.is_nested(field.type) else ())
 
-    return below(field for field in file_schema(schema) if field.name in schema.names)
+    return below(field for field in make_file_schema(schema) if field.name in schema.names)
 
 
 class Manifests:
@@ -248,7 +250,7 @@ class Manifests:
         came = zip(numbers, step.files, strict=True)
         files |= {number: PublishedFile(step.version, file.deletes) for number, file in came}
         new_parts = dict(enumerate(step.parts, contents.next_number))
-        self._files = [(n, new_parts[n] if n in new_parts else contents.part(n), file) for n, file in files.items()]
+        self._files = [(n, new_parts[n] if n in new_parts else contents.get_part(n), file) for n, file in files.items()]
         self._version = read_format_version(step.options)
 
     def stored(self) -> tuple[str, ...]:
@@ -279,7 +281,7 @@ class Manifests:
         return (key, *keys)
 
     def _key(self) -> str:
-        return manifest_key(self._handle.id, self._handle.engine.follower.next_seqno())
+        return make_manifest_key(self._handle.id, self._handle.engine.follower.next_seqno())
 
     def _make_manifest_entry(self, file: PublishedFile, described: Any) -> Any:
         """Return the manifest entry of a file, added now or existing."""
@@ -369,7 +371,7 @@ class DataFiles:
     def delete_file(self, number: int, part: Part, deletes: Deletes | None) -> Any:
         """Return the entry of a part's omitted rows."""
         assert deletes is not None
-        data_file, size = self._url_of(part.blob), get_vectors_size(deletes.blob)
+        data_file, size = self._url_of(part.blob), parse_vectors_size(deletes.blob)
         if size is None:
             bound = {FILE_PATH: data_file.encode()}
             return self._make_data_file(
@@ -399,7 +401,7 @@ class DataFiles:
     def _compute_bounds(self, part: Part) -> tuple[dict[int, bytes], dict[int, bytes], dict[int, int]]:
         """Return each column's least and greatest value, encoded, and number of NULLs."""
         low, high, nulls = dict[int, bytes](), dict[int, bytes](), dict[int, int]()
-        for field in file_schema(self._columns):
+        for field in make_file_schema(self._columns):
             stats = part.stats.get(field.name)
             if stats is None or field.name not in self._columns.names:
                 continue

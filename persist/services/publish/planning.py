@@ -26,18 +26,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from persist.codecs.nested import Node, column_node, is_extended
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.nested import Node, get_column_node, is_extended
+from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.ordering import sort_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
-from persist.codecs.part.filters import parts_that_may_match, referenced_columns
+from persist.codecs.part.filters import list_referenced_columns, select_matching_parts
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage, Superseded
-from persist.core.keyed.events import dead_filter
+from persist.core.keyed.events import make_tombstone_filter
 from persist.core.keyed.form import has_one_value
-from persist.core.log.keys import table_root
+from persist.core.log.keys import get_table_root
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.keyed_rules import load_form
@@ -186,7 +186,7 @@ class Planner:
         if contents.since > publication.as_of:
             return None
         changes = plan_changes_scan(contents, schema, publication.as_of + 1, scan.as_of + 1, None, raw=True)
-        parts = {number: newest.part(number) for number in publication.files}
+        parts = {number: newest.get_part(number) for number in publication.files}
         rows = sum(part.rows for part in parts.values())
         small = sum(number in newest.kept for number in parts)
         listed = self._list_usable_parts([part for part in changes.parts if not part.negatives], changes, numbers)
@@ -212,7 +212,7 @@ class Planner:
 
     def _list_usable_parts(self, parts: Sequence[Part], scan: Scan, numbers: Mapping[str, int]) -> list[Part]:
         """Return parts that need no rewriting, each blob once."""
-        root = table_root(self._handle.id)
+        root = get_table_root(self._handle.id)
         lying: dict[str, Part] = {}
         based = {id(part) for part in scan.base}
         for part in parts:
@@ -270,14 +270,14 @@ class Planner:
         order, starts = sort_table(table, [*schema.key_names])
         times, diffs = (table[name].to_numpy()[order] for name in ("_time", "_diff"))
         newest = np.maximum.reduceat(times, np.flatnonzero(starts))[np.cumsum(starts) - 1]
-        current = table.take(int64_array(order[(times == newest) & (diffs > 0)])).select([*names, "_diff"])
+        current = table.take(make_int64_array(order[(times == newest) & (diffs > 0)])).select([*names, "_diff"])
         dead = self._make_tombstone_filter(contents, schema)
         return current if dead is None else current.filter(~dead)
 
     def _make_tombstone_filter(self, contents: CollectionState, schema: CollectionSchema) -> pc.Expression | None:
         """Return a filter for tombstones, or None without any."""
         form = load_form(contents, schema, resolves=False)
-        return None if form is None or form.tombstone is None else dead_filter(schema, form)
+        return None if form is None or form.tombstone is None else make_tombstone_filter(schema, form)
 
     def _store_missing_rows(
         self, scan: Scan, is_listed: Callable[[Part], bool], reader: PartReader
@@ -377,9 +377,9 @@ def find_omitted_rows(
 ) -> Rows:
     """Return numbers of a part's rows that are retracted or have touched keys."""
     places = NONE if touched is None else find_places(touched, part, schema, reader)
-    if dead is None or not parts_that_may_match([part], dead, schema):
+    if dead is None or not select_matching_parts([part], dead, schema):
         return places
-    table = reader.table(part, schema, referenced_columns(dead, schema.arrow))
+    table = reader.table(part, schema, list_referenced_columns(dead, schema.arrow))
     numbered = table.append_column("place", pa.array(np.arange(len(table))))
     return np.union1d(places, numbered.filter(dead)["place"].to_numpy())
 
@@ -389,15 +389,17 @@ def is_readable_by_others(part: Part, schema: CollectionSchema) -> bool:
 
     Columns and fields that are younger than the part are NULL for them, and so must be their defaults.
     """
-    lifted = part.lift(schema)
+    lifted = part.make_lift(schema)
     if lifted is None:
         return True
     for name in schema.names:
         source = lifted.sources.get(name)
         if source is None:
-            if name in lifted.stored.names or lifted.default(name).is_valid:
+            if name in lifted.stored.names or lifted.get_default(name).is_valid:
                 return False
-        elif source != name or not _can_readers_fill(column_node(lifted.stored, name), column_node(schema, name)):
+        elif source != name or not _can_readers_fill(
+            get_column_node(lifted.stored, name), get_column_node(schema, name)
+        ):
             return False
     return True
 

@@ -38,8 +38,8 @@ from persist.core.closing import note_on_error
 from persist.core.errors import Conflict, HoldMoved, InvalidUsage, Superseded, UploadExpired
 from persist.core.log import kinds
 from persist.core.log.fields import PIN_PREFIX, Deletes, Table, TableFile
-from persist.core.log.keys import is_table_key, table_root
-from persist.core.names import published_hold
+from persist.core.log.keys import get_table_root, is_table_key
+from persist.core.names import make_published_hold_name
 from persist.core.rendering import Shown, format_count
 from persist.core.state_rules.collection_rules import ExpectErasures
 from persist.core.state_rules.contents import CollectionState, Publication, get_last_sealed
@@ -321,7 +321,7 @@ def unpin(handle: CollectionHandle, as_of: int) -> None:
 
 def _make_hold_steps(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> list[Step]:
     """Return steps that hold, or release, changes for a table's feed."""
-    name = published_hold(step.table)
+    name = make_published_hold_name(step.table)
     hold = contents.holds.get(name)
     if isinstance(step, kinds.Publish) and step.options.get("feed") == "true":
         if hold is None or hold.time < step.as_of:
@@ -428,7 +428,7 @@ def _make_published(
     format: TableFormat, contents: CollectionState, publication: Publication, *, is_new: bool
 ) -> Published:
     left_out = sum(file.deletes.rows for file in publication.files.values() if file.deletes is not None)
-    rows = sum(contents.part(number).rows for number in publication.files) - left_out
+    rows = sum(contents.get_part(number).rows for number in publication.files) - left_out
     url = format.url(contents, publication)
     return Published(
         contents.name,
@@ -453,7 +453,7 @@ def _compute_digest(handle: CollectionHandle, time: int) -> str:
 def _list_visible_keys(blob: Blob, collection: str, table: str) -> list[str]:
     """Return the keys by which readers find tables at a path."""
     folder = {"delta": "_delta_log/", "iceberg": "metadata/"}[table]
-    return [entry.key for entry in blob.list(f"{table_root(collection)}{folder}")]
+    return [entry.key for entry in blob.list(f"{get_table_root(collection)}{folder}")]
 
 
 def _check_free(handle: CollectionHandle, table: str) -> None:

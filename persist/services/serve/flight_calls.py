@@ -176,7 +176,7 @@ class _Threads:
                 return partial(future.set_exception, error)
             return partial(future.set_result, result)
 
-        if not self._crew.run(job):
+        if not self._crew.submit(job):
             raise RuntimeError("the server has ended")
         return future
 
@@ -227,7 +227,7 @@ def _map_error(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
     text = code.text
     if isinstance(error, PersistError):
         # All clients show this to people: kind and text of the written form are enough.
-        written = ERRORS.write(error, partial(without_location, url=hidden))
+        written = ERRORS.encode_error(error, partial(without_location, url=hidden))
         text = f"{written['kind']}: {written['text']}"
     return grpc.StatusCode[code.grpc], text[:ERROR_CHARS_MAX]
 
@@ -354,4 +354,4 @@ class BlobCalls:
             return msgspec.json.encode(failed(self._failure(error)))
 
     def _failure(self, error: PersistError) -> WrittenError:
-        return STORE_ERRORS.write(error, partial(without_location, url=self._blob.url))
+        return STORE_ERRORS.encode_error(error, partial(without_location, url=self._blob.url))

@@ -56,7 +56,7 @@ def connect(server: Notify) -> flight.FlightClient:
 
 def ask(client: flight.FlightClient, server: Notify, what: str, body: bytes, timeout_s: float) -> bytes:
     """Have one action done; return the answer. Raises one of `wire.CALL_FAILED`."""
-    for answer in wire.answers(client, server.token, what, body, timeout_s):
+    for answer in wire.call_action(client, server.token, what, body, timeout_s):
         return answer
     raise ValueError(f"it has no answer to {what!r}")
 
@@ -208,7 +208,7 @@ class FlightRelay:
         try:
             command = msgspec.json.encode(CommitRequest(len(data)))
             answers = decode_answers(
-                wire.answer_in_pieces(self._connect(), self._server.token, command, data, COMMIT_S), len(operations)
+                wire.exchange_pieces(self._connect(), self._server.token, command, data, COMMIT_S), len(operations)
             )
         except wire.CALL_FAILED as error:
             self._map_error(error)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import did_you_mean
-from persist.codecs.types.python_types import arrow_type
+from persist.codecs.types.python_types import to_arrow_type
 from persist.connect.ingest.row_formats import READ, RowFile
 from persist.connect.ingest.row_types import infer_types
 
@@ -35,7 +35,7 @@ def parse_columns(key: Sequence[str], value: Sequence[str], like: str | None, fo
 def parse_named_type(text: str) -> tuple[str, pa.DataType]:
     """Parse NAME:TYPE into a column's name and type."""
     name, kind = _parse_column(text, {})
-    return name, arrow_type(kind, f"column {name!r}")
+    return name, to_arrow_type(kind, f"column {name!r}")
 
 
 def _parse_column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:

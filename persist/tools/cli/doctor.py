@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 import persist
-from persist.core.rendering import duration, format_count
+from persist.core.rendering import format_count, format_duration
 from persist.tools.cli.command import OK, PROBLEMS, command
 from persist.tools.cli.place import FAR, Place
 from persist.tools.cli.text import format_error, print_json, print_text
@@ -168,7 +168,7 @@ def check_store(client: "persist.Client") -> Iterator[Finding]:
     except persist.PersistError as error:
         yield Finding("writes", WARNING, *_split_remedy(format_error(error)))
         return
-    yield Finding("writes", FINE, f"a blob was written, in {duration(after_s - before_s)}")
+    yield Finding("writes", FINE, f"a blob was written, in {format_duration(after_s - before_s)}")
     yield _make_conditional_finding(is_refused)
     yield _check_clock(stored_s, before_s, after_s, client.engine.follower.policies.newest.clock_skew_s)
 
@@ -190,11 +190,12 @@ def _check_clock(stored_s: float, before_s: float, after_s: float, skew_s: float
     side = "ahead of" if before_s > stored_s else "behind"
     if ahead_s <= skew_s / 2:
         return Finding(
-            "clock", FINE, "this machine's and the store's agree" + (f" to {duration(ahead_s)}" * (ahead_s > 0))
+            "clock", FINE, "this machine's and the store's agree" + (f" to {format_duration(ahead_s)}" * (ahead_s > 0))
         )
     return Finding(
         "clock",
         WRONG if ahead_s > skew_s else WARNING,
-        f"this machine's is {duration(ahead_s)} {side} the store's, and leases allow for {duration(skew_s)}",
+        f"this machine's is {format_duration(ahead_s)} {side} the store's, and leases allow for "
+        f"{format_duration(skew_s)}",
         "Set the clocks by NTP: a reader whose clock is wrong can lose its lease and has to begin again.",
     )

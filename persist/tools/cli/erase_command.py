@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import persist
-from persist.core.rendering import moment_text
+from persist.core.rendering import format_moment
 from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, command, confirm
 from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.read_commands import Format, Where
@@ -42,11 +42,12 @@ def erase(
         raise persist.InvalidUsage("say what to erase: --where CONDITION, or --keys FILE")
     if reason is None:
         raise persist.InvalidUsage('say why, without naming anybody: --reason "request 17"')
-    from persist.services.erase import find_mentions, format_mentions
+    from persist.services.erase import find_mentions, format_mentions, select_records
 
     with at.open_writer() as client:
         loaded = client.load(collection)
         key_rows = None if keys is None else read_keys(loaded, keys, format)
+        select_records(loaded.handle, key_rows, where)  # A mistake is told before the question.
         what = f"those of {keys}" if where is None else f"where {where}"
         if not yes and (places := find_mentions(loaded.handle, key_rows, where)):
             print_remark(f"{format_mentions(places)}.")
@@ -72,7 +73,7 @@ def _verify_traces(
             print_json(
                 {
                     "left": [
-                        {**asdict(trace), "until": None if trace.until is None else moment_text(trace.until)}
+                        {**asdict(trace), "until": None if trace.until is None else format_moment(trace.until)}
                         for trace in traces.found
                     ]
                 }

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import persist
-from persist.core.rendering import moment_text
+from persist.core.rendering import format_moment
 from persist.tools.cli.command import OK, Name, command
 from persist.tools.cli.listing import Listing, Watch, make_column, make_time_column, show_listing
 from persist.tools.cli.place import Place
@@ -108,7 +108,7 @@ def _list_holds(client: "persist.Client", collections: list[str] | None) -> list
                     "time": hold.kept,
                     "time_moment": moment(hold.kept),
                     "holder": hold.holder,
-                    "until": None if hold.expires_ms is None else moment_text(hold.expires_ms / 1000),
+                    "until": None if hold.expires_ms is None else format_moment(hold.expires_ms / 1000),
                 }
             )
     return rows
@@ -129,7 +129,7 @@ def log(
         teller = RecordTexts(client)
         did = [teller.sentences(record) for record in records]
     for record, sentences in zip(records, did, strict=True):
-        moment = moment_text(record.written_ms / 1000)
+        moment = format_moment(record.written_ms / 1000)
         if at.as_json:
             print_json({"seqno": record.seqno, "at": moment, "writer": record.writer, "did": sentences})
             continue
@@ -157,7 +157,8 @@ def cost(
         costs = estimate_costs(client, price_list)
         COSTS.write(at, [kind.as_json() for kind in costs.kinds])
     print_remark(
-        f"Of the objects that were made since {moment_text(costs.since_s)}, {costs.made:,} are still there: there were "
+        f"Of the objects that were made since {format_moment(costs.since_s)}, {costs.made:,} are still there: "
+        "there were "
         f"at least as many PUTs. This command itself has sent {costs.sent:,} requests. Each process counts its own "
         "requests in the metric persist_store_requests_total. The store's own metrics and its bill have all of them."
     )

@@ -24,7 +24,7 @@ from persist.connect.ingest.row_casts import Misfits
 from persist.connect.ingest.row_columns import RowColumns
 from persist.connect.ingest.row_files import read_pieces
 from persist.connect.ingest.row_formats import RowFile
-from persist.core.progress import task
+from persist.core.progress import report_work
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.write.write_options import WriteMode, WriteOptions
@@ -92,7 +92,7 @@ def open_input(path: str, format: str | None) -> Iterator[RowFile]:
 def check_rows(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[int, int]:
     """Return the numbers of rows that fit and that do not."""
     misfits, rows = Misfits(), 0
-    with task("check", file.name) as done:
+    with report_work("check", file.name) as done:
         for piece in read_pieces(file, columns, misfits):
             rows += len(piece)
             done(len(piece))
@@ -132,7 +132,7 @@ def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, p
     if is_ours and _has_token(handle, contents, f"{token}/{pieces - 1}"):
         return LoadResult(rows, skipped, 0, pieces, None)
     earlier_commits, seqno = sum(_has_token(handle, contents, f"{token}/{n}") for n in range(pieces)), None
-    with task("write", file.name, total=rows) as done:
+    with report_work("write", file.name, total=rows) as done:
         for n, piece in enumerate(_resize_pieces(read_pieces(file, columns, Misfits()), PIECE_ROWS)):
             seal = plan.seal if n == pieces - 1 else None
             if not is_ours or not _has_token(handle, contents, f"{token}/{n}"):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import persist
-from persist.core.rendering import moment_text
+from persist.core.rendering import format_moment
 from persist.tools.cli.text import print_remark
 
 VARIABLE = "PERSIST_LOG"
@@ -66,7 +66,7 @@ class _Handler(logging.Handler):
         if self._form == "remark":
             print_remark(f"persist: {message}")
             return
-        at = moment_text(record.created, "milliseconds")
+        at = format_moment(record.created, "milliseconds")
         if self._form == "line":
             print_remark(f"{at} {level} {record.name}: {message}")
             return

@@ -108,12 +108,12 @@ class RecordTexts:
 
     def _sentence(self, mutation: Mutation) -> str:
         if not (id_ := mutation.collection):
-            return mutation.sentence("", str)
+            return mutation.describe("", str)
         present_name = mutation.name if isinstance(mutation, kinds.Makes) else self._names.get(id_)
         name = f"a collection that is gone ({id_[:8]})" if present_name is None else repr(present_name)
         if isinstance(mutation, kinds.SetHold):
             mutation = msgspec.structs.replace(mutation, hold=format_hold(mutation.hold, self._names))
-        return mutation.sentence(name, self._time_format(id_))
+        return mutation.describe(name, self._time_format(id_))
 
     def _time_format(self, id_: str) -> TimeText:
         if id_ not in self._times:

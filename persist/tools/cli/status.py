@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from persist.core.rendering import duration, format_count
+from persist.core.rendering import format_count, format_duration
 from persist.tools.cli.command import OK, command
 from persist.tools.cli.listing import Watch, check_watch, watch_screen
 from persist.tools.cli.place import Place
@@ -65,7 +65,7 @@ def print_health(health: "Health") -> None:
         ("upper", "behind", "its input"),
         lambda v: (
             v.view, _format_time(v.upper, v.upper_moment),
-            "-" if not v.is_due else duration(v.behind_s) if v.behind_s is not None else "yes", v.input or "-",
+            "-" if not v.is_due else format_duration(v.behind_s) if v.behind_s is not None else "yes", v.input or "-",
         ),
         right=(1, 2),
     )  # fmt: skip
@@ -81,7 +81,7 @@ def print_health(health: "Health") -> None:
         health.sinks,
         ("collections", "behind", "bytes"),
         lambda s: (
-            s.sink, len(s.collections), "-" if s.behind_s is None else duration(s.behind_s),
+            s.sink, len(s.collections), "-" if s.behind_s is None else format_duration(s.behind_s),
             _format_bytes(s.behind_bytes),
         ),
         right=(1, 2, 3),
@@ -149,4 +149,4 @@ def _format_bytes(count: int | None) -> str:
 
 
 def _format_age(seconds: float | None) -> str:
-    return "-" if seconds is None else duration(seconds) if seconds > 0 else "ahead"
+    return "-" if seconds is None else format_duration(seconds) if seconds > 0 else "ahead"

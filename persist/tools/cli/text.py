@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from persist.blob.errors import PersistError  # Its package takes long to load.
 
 CELL_CHARS_MAX = 120  # A longer text is cut, with an ellipsis.
-COLUMN_CHARS_MIN = 8  # Of each column of a table on a terminal.
+COLUMN_CHARS_MIN = 8  # Of a column of texts on a terminal, if they are longer.
 
 
 def escape_text(text: str, *, lines: bool = False) -> str:
@@ -85,7 +85,7 @@ class _CommandLine:
 
 def format_error(error: "PersistError") -> str:
     """Return an error's message with the command line's option names."""
-    text = error.word(_CommandLine())
+    text = error.format_message(_CommandLine())
     name, equals, value = text.partition("=")
     return f"--{name.replace('_', '-')} {value}" if equals and name in _OPTIONS else text
 
@@ -100,14 +100,17 @@ def print_table(
     if not sys.stdout.isatty():
         print(*align_columns((names, *cells), to_right), sep="\n")
         return
-    width = shutil.get_terminal_size().columns
-    if len(names) * COLUMN_CHARS_MIN > width:
-        _print_upright(names, cells)
-        return
-    from rich.console import Console  # Here: other output does without it.
+    from rich.cells import cell_len  # Here: other output does without it.
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    width = shutil.get_terminal_size().columns
+    widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
+    least = [min(chars, COLUMN_CHARS_MIN) if at in cut else chars for at, chars in enumerate(widths)]
+    if sum(least) + 2 * (len(least) - 1) > width:  # A table would cut a name or a number.
+        _print_upright(names, cells)
+        return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for at, name in enumerate(names):
         table.add_column(Text(name), justify="right" if at in to_right else "left", no_wrap=at not in cut)

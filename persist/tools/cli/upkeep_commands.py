@@ -95,7 +95,7 @@ def compact(
     yes: Yes = False,
 ) -> int:
     """Make reading cheap, and destroy what may not be read any more."""
-    from persist.core.progress import task
+    from persist.core.progress import report_work
 
     if since is not None and not collections:
         raise persist.InvalidUsage("--since goes with the names of collections: say which ones may forget")
@@ -108,7 +108,7 @@ def compact(
                 print_remark("persist: nothing was forgotten")
                 return MISTAKE
             _forget(client, names, since)
-        with task("compact", total=len(names), unit="collections") as done:
+        with report_work("compact", total=len(names), unit="collections") as done:
             for name in names:
                 try:
                     loaded = client.load(name)

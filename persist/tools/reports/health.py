@@ -23,10 +23,10 @@ from persist.connect.egress.sink import SINK
 from persist.connect.ingest.source import BEHIND, SOURCE
 from persist.core.antichain import to_time
 from persist.core.log import kinds
-from persist.core.log.keys import CHECKPOINTS, collection_part, list_records, table_root
+from persist.core.log.keys import CHECKPOINTS, get_second_part, get_table_root, list_records
 from persist.core.log.records import read_record
 from persist.core.names import read_release
-from persist.core.rendering import moment_text
+from persist.core.rendering import format_moment
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import list_due_parts as events_due
 from persist.core.state_rules.location import Dropped, LocationState, is_still_readable
@@ -204,7 +204,7 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
     now_s = time.time() if now_s is None else now_s
     state = client.engine.follower.refresh()
     known = known or FactsCache(client)
-    all_facts = known.of(state.names())
+    all_facts = known.of(state.list_names())
     names, by_id = get_names_by_id(client), {facts.contents.id: facts for facts in all_facts}
     recent = _list_recent_records(client, known, state.seqno, state.control.log_floor)
     record = recent[0] if recent else None
@@ -217,7 +217,7 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
         location=client.url,
         seqno=state.seqno,
         records=state.seqno + 1 - state.control.log_floor,
-        written_at=None if record is None else moment_text(record.written_ms / 1000),
+        written_at=None if record is None else format_moment(record.written_ms / 1000),
         format=None if record is None else record.format,
         live_bytes=live,
         history_bytes=sum(facts.bytes for facts in all_facts) - live,
@@ -264,7 +264,7 @@ def _compute_view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
 
 def _load_failure(facts: Facts, sink: str = "") -> LastFailure | None:
     failure = load_failures(facts.contents).get(sink)
-    return None if failure is None else LastFailure(moment_text(failure.at_ms / 1000), failure.by, failure.error)
+    return None if failure is None else LastFailure(format_moment(failure.at_ms / 1000), failure.by, failure.error)
 
 
 def _list_sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float) -> tuple[SourceHealth, ...]:
@@ -376,7 +376,7 @@ def list_waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBl
 
     def list_sizes(id_: str) -> dict[str, int]:
         named = list_named(engine.blob, state, id_, shares) if id_ in shares else set()
-        return {entry.key: entry.bytes for entry in engine.blob.list(table_root(id_)) if entry.key not in named}
+        return {entry.key: entry.bytes for entry in engine.blob.list(get_table_root(id_)) if entry.key not in named}
 
     with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
         listed = dict(zip(ids, threads.map(list_sizes, ids), strict=True))
@@ -412,8 +412,8 @@ def _list_old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages
             "erased",
             len(records),
             sum(entry.bytes for entry in records),
-            moment_text(now_s if record is None else record.written_ms / 1000),
-            moment_text(until_s),
+            format_moment(now_s if record is None else record.written_ms / 1000),
+            format_moment(until_s),
             "the next gc" if until_s <= now_s else "the grace period",
         )
     ]
@@ -421,7 +421,7 @@ def _list_old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages
 
 def _list_folders(dropped: Dropped) -> list[str]:
     """Return the folders of dropped blobs, including other collections' for clones."""
-    return [*dict.fromkeys((dropped.collection, *map(collection_part, dropped.blobs)))]
+    return [*dict.fromkeys((dropped.collection, *map(get_second_part, dropped.blobs)))]
 
 
 def _make_waiting_blobs(
@@ -443,8 +443,8 @@ def _make_waiting_blobs(
         "dropped" if dropped.is_destroyed else "replaced",
         None if sizes is None else len(keys),
         None if sizes is None else sum(sizes[key] for key in keys),
-        moment_text(dropped.written_ms / 1000),
-        moment_text(until_s),
+        format_moment(dropped.written_ms / 1000),
+        format_moment(until_s),
         waits_for,
     )
 
@@ -512,7 +512,7 @@ def _list_clients(control: LocationState, recent: Sequence[RecordOrigin]) -> tup
         does[control.writer.holder] = "writes exclusively"
     return tuple(
         ClientActivity(
-            client, read_release(client), what, moment_text(wrote[client] / 1000) if client in wrote else None
+            client, read_release(client), what, format_moment(wrote[client] / 1000) if client in wrote else None
         )
         for client, what in sorted(does.items(), key=lambda item: -wrote.get(item[0], 0))
     )

@@ -95,7 +95,7 @@ class Facts:
 
     def moment(self, time: int | None) -> str | None:
         """Return the moment of a time, or None without a timeline."""
-        return None if time is None or self.timeline is None else self.timeline.text_of(time)
+        return None if time is None or self.timeline is None else self.timeline.to_text(time)
 
     def brief(self, time: int | None) -> str:
         """Return a time as a table cell: its moment, or the number."""
@@ -105,7 +105,7 @@ class Facts:
         """Return the seconds from upper to `now_s`; None without moments or seals."""
         if self.timeline is None or not self.upper:
             return None
-        return now_s - self.timeline.datetime_of(self.upper).timestamp()
+        return now_s - self.timeline.to_datetime(self.upper).timestamp()
 
     def as_json(self) -> dict[str, Any]:
         """Return the facts that a list of collections shows."""
@@ -185,7 +185,7 @@ class FactsCache:
 
 def get_names_by_id(client: "persist.Client") -> dict[str, str]:
     """Return collection names by id."""
-    return client.engine.follower.over_all(lambda state: {id_: name for name, id_ in state.ids.each()})
+    return client.engine.follower.over_all(lambda state: {id_: name for name, id_ in state.ids.iterate_all()})
 
 
 def _select_entries(names: Sequence[str], state: State) -> tuple[State, dict[str, CollectionEntry]]:

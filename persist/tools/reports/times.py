@@ -22,6 +22,6 @@ def parse_write_time(text: str) -> int | str:
 
 def make_time_format(collection: "persist.Collection") -> Callable[[int], str]:
     """Return a function that formats times as moments, or numbers."""
-    from persist.core.timeline import time_text  # Here for the same reason.
+    from persist.core.timeline import show_time  # Here for the same reason.
 
-    return partial(time_text, timeline=collection.timeline)
+    return partial(show_time, timeline=collection.timeline)

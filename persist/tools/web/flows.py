@@ -192,7 +192,7 @@ def _list_follower_lags(facts: Facts) -> list[dict[str, Any]]:
             "moment": facts.moment(at),
             "behind_s": None
             if timeline is None or is_far or upper is None
-            else max(0.0, (timeline.datetime_of(upper) - timeline.datetime_of(at)).total_seconds()),
+            else max(0.0, (timeline.to_datetime(upper) - timeline.to_datetime(at)).total_seconds()),
         }
         for name, at in _list_followers(facts).items()
     ]

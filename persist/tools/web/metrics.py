@@ -33,7 +33,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 import persist
-from persist.core.metrics import Reading, readings
+from persist.core.metrics import Reading, iterate_readings
 from persist.engine.collection.failures import load_failures
 from persist.services.serve.http import Gate, serve_beside
 from persist.services.serve.rights import Tokens
@@ -89,11 +89,13 @@ class Exposition:
                 up = 1
             except persist.PersistError:
                 up = 0
-        return group_readings([*all_readings, Reading("persist.up", up, False), *readings(self._client.metrics())])
+        return group_readings(
+            [*all_readings, Reading("persist.up", up, False), *iterate_readings(self._client.metrics())]
+        )
 
     def _read_location(self) -> Iterator[Reading]:
         seqno = self._client.seqno  # This looks for new records; the rest is about the state as it then is.
-        names = self._client.engine.follower.state.names()
+        names = self._client.engine.follower.state.list_names()
         yield Reading("persist.seqno", seqno, False)
         yield Reading("persist.collections", len(names), False)
         if len(names) <= COLLECTIONS_MAX:

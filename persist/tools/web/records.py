@@ -17,7 +17,7 @@ from typing import Any
 import persist
 from persist.core.log import kinds
 from persist.core.log.records import Record, read_record
-from persist.core.rendering import moment_text
+from persist.core.rendering import format_moment
 
 RECORDS_READ_MAX = 600
 MINUTES = 60
@@ -45,7 +45,7 @@ class _RecordSummary:
     wrote: tuple[_WriteSummary, ...]
 
     def as_json(self, message: str | None) -> dict[str, Any]:
-        at = moment_text(self.written_ms / 1000)
+        at = format_moment(self.written_ms / 1000)
         return {"record": str(self.seqno), "at": at, "by": self.writer, "message": message}
 
 

@@ -91,7 +91,7 @@ class Results:
                 rows = _sort_rows(snapshot, sort, descending, offset + limit).slice(offset)
             else:
                 rows = take_rows(snapshot.to_batches(), snapshot.schema, offset, limit)
-        moment = None if collection.timeline is None else collection.timeline.text_of(at)
+        moment = None if collection.timeline is None else collection.timeline.to_text(at)
         return {"as_of": str(at), "moment": moment, **format_cells(rows)}
 
     def query(

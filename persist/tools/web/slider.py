@@ -21,7 +21,7 @@ import pyarrow as pa
 
 import persist
 from persist.codecs.part.part import Part
-from persist.codecs.types.arrow_types import scalar_from_json
+from persist.codecs.types.arrow_types import decode_scalar
 from persist.codecs.types.objects import to_objects
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.core.state_rules.contents import CollectionState
@@ -131,7 +131,7 @@ def _get_key_bounds(part: Part, schema: CollectionSchema) -> list[tuple[Any, ...
         return []
     types = [schema.arrow.field(name).type for name in schema.key_names]
     return [
-        tuple(_sort_value(scalar_from_json(value, kind)) for value, kind in zip(key, types, strict=True))
+        tuple(_sort_value(decode_scalar(value, kind)) for value, kind in zip(key, types, strict=True))
         for key in (keys[0], keys[-1])
     ]
 
@@ -332,7 +332,7 @@ def _read(collection: "Collection", at: str) -> tuple[dict[str, Any], dict[str, 
         time = snapshot.as_of
         rows = take_rows(snapshot.to_batches(), snapshot.schema, 0, ROWS)
     timeline = collection.timeline
-    moment = None if timeline is None else timeline.text_of(time)
+    moment = None if timeline is None else timeline.to_text(time)
     facts = Facts(collection.handle.contents())
     rows_shown = {"as_of": str(time), "moment": moment, **format_cells(rows)}
     if facts.since is not None and time <= facts.since and time:

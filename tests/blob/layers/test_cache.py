@@ -54,7 +54,7 @@ def value_of(number: int) -> bytes:
 
 
 def gets(store: MeteredBlob) -> int:
-    return store.counts()["get"].requests
+    return store.get_counts()["get"].requests
 
 
 def files(folder: Path) -> list[Path]:
@@ -65,7 +65,7 @@ def test_a_value_is_fetched_once(store: MeteredBlob, cached: CachedBlob) -> None
     for _ in range(3):
         assert cached.get(KEY) == b"value"
     assert gets(store) == 1
-    assert (cached.counts().hits, cached.counts().misses) == (2, 1)
+    assert (cached.get_counts().hits, cached.get_counts().misses) == (2, 1)
 
 
 def test_an_empty_value_is_kept(store: MeteredBlob, cached: CachedBlob) -> None:
@@ -81,7 +81,7 @@ def test_a_key_that_may_change_is_not_kept(store: MeteredBlob, cached: CachedBlo
     assert cached.get(key) == b"one"
     store.set(key, b"two")
     assert cached.get(key) == b"two"
-    assert cached.counts().misses == 0
+    assert cached.get_counts().misses == 0
 
 
 def test_the_absence_of_a_value_is_not_kept(store: MeteredBlob, cached: CachedBlob) -> None:
@@ -93,7 +93,7 @@ def test_the_absence_of_a_value_is_not_kept(store: MeteredBlob, cached: CachedBl
 
 def test_a_range_is_cut_from_a_kept_value_and_otherwise_fetched_alone(store: MeteredBlob, cached: CachedBlob) -> None:
     assert cached.get(KEY, (1, 3)) == b"al"
-    assert store.counts()["get"].bytes == 2
+    assert store.get_counts()["get"].bytes == 2
     cached.get(KEY)
     before = gets(store)
     for start, end in ((0, 5), (1, 3), (3, 99), (5, 5), (9, 10), (0, 0)):
@@ -119,7 +119,7 @@ def test_a_write_through_the_cache_is_seen_by_the_next_read(tmp_path: Path, writ
             store.delete(KEY)
             assert cached.create(KEY, b"after")
         else:
-            store.next_faults("set", Fault.HAPPENED_BUT_FAILED)
+            store.script_faults("set", Fault.HAPPENED_BUT_FAILED)
             with pytest.raises(Exception, match="no answer"):
                 cached.set(KEY, b"after")
         assert cached.get(KEY) == (None if write == "delete" else b"after")
@@ -196,7 +196,7 @@ def test_a_fetch_that_a_write_overtakes_is_not_kept(tmp_path: Path, write: str, 
             cached.delete(KEY)
         else:
             store.set(KEY, b"after")
-            cached.forget(KEY)
+            cached.invalidate(KEY)
         store.let.release()
         assert reading.result(WAIT_S) == b"before", "the read began before the write"
     store.is_open = True
@@ -235,7 +235,7 @@ def test_threads_that_want_a_key_at_the_same_time_share_one_fetch() -> None:
         store.let.release(8)
         assert [read.result(WAIT_S) for read in reads] == [b"value"] * 8
     assert store.reads == 1
-    assert (cached.counts().shared, cached.counts().misses) == (7, 1)
+    assert (cached.get_counts().shared, cached.get_counts().misses) == (7, 1)
 
 
 def test_a_shared_fetch_that_found_nothing_is_not_the_answer_for_the_others() -> None:
@@ -302,7 +302,7 @@ def test_memory_is_bounded_and_what_is_read_more_often_stays(store: MeteredBlob)
     for number in (*range(16), *range(1, 16), *range(16, 24)):
         cached.get(f"part/{number}")
 
-    assert cached.counts().memory_bytes == 16 * value_bytes
+    assert cached.get_counts().memory_bytes == 16 * value_bytes
     before = gets(store)
     for number in range(16):
         assert cached.get(f"part/{number}") == value_of(number)
@@ -312,7 +312,7 @@ def test_memory_is_bounded_and_what_is_read_more_often_stays(store: MeteredBlob)
     before = gets(store)
     assert cached.get("part/20") == value_of(20)
     assert gets(store) == before
-    assert cached.counts().memory_bytes == 16 * value_bytes
+    assert cached.get_counts().memory_bytes == 16 * value_bytes
 
 
 def test_a_folder_is_bounded_and_what_was_used_longest_ago_goes_first(store: MeteredBlob, tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_folder_is_bounded_and_what_was_used_longest_ago_goes_first(store: Met
         cached.get("part/0")
         assert sum(path.stat().st_size for path in files(tmp_path)) <= room
 
-    counts = cached.counts()
+    counts = cached.get_counts()
     assert counts.evictions == 100 - len(files(tmp_path))
     assert counts.folder_bytes == sum(path.stat().st_size for path in files(tmp_path)) > room / 2
     before = gets(store)
@@ -348,8 +348,8 @@ def test_no_room_in_memory_keeps_nothing_there(store: MeteredBlob) -> None:
     store.set("part/empty", b"")
     for _ in range(2):
         cached.get("part/empty")
-    assert cached.counts().memory_bytes == 0
-    assert cached.counts().misses == 2
+    assert cached.get_counts().memory_bytes == 0
+    assert cached.get_counts().misses == 2
 
 
 # Entries that are not what they should be.
@@ -371,7 +371,7 @@ def test_every_flipped_bit_and_every_truncation_of_a_file_costs_a_fetch_and_noth
         assert cached.get(KEY) == b"value"
         assert path.read_bytes() == good, "the fetched value takes its place"
 
-    assert gets(store) - before == cached.counts().corrupt == len(wrong)
+    assert gets(store) - before == cached.get_counts().corrupt == len(wrong)
     assert cached.get(KEY) == b"value"
     assert gets(store) - before == len(wrong)
 
@@ -391,7 +391,7 @@ def test_exchanged_and_foreign_files_cost_a_fetch_and_nothing_else(store: Metere
     for number, folder in ((1, folders[0]), (2, folders[1])):
         cached = CachedBlob(store, is_immutable=is_immutable, folder=folder)
         assert cached.get(f"part/{number}") == value_of(number)
-        assert cached.counts().corrupt == 1
+        assert cached.get_counts().corrupt == 1
     cached = CachedBlob(store, is_immutable=is_immutable, folder=folders[2])
     assert cached.get(KEY) == b"value", "two locations may share a folder"
     assert len(files(folders[2])) == 2
@@ -415,8 +415,8 @@ def test_a_changed_or_exchanged_entry_in_memory_costs_a_fetch_and_nothing_else(s
     memory.put("part/1", one._replace(value=b"changed"))
     assert cached.get("part/1", (0, 4)) == value_of(1)[:4]
     assert gets(store) == before + 3
-    assert cached.counts().corrupt == 3
-    assert cached.counts().hits == 0
+    assert cached.get_counts().corrupt == 3
+    assert cached.get_counts().hits == 0
 
 
 @pytest.mark.parametrize("obstacle", ["folder", "link", "pipe", "sparse file of a terabyte"])
@@ -439,14 +439,14 @@ def test_something_else_in_the_place_of_an_entry_costs_a_fetch_and_nothing_else(
         path.write_bytes(good)
         os.truncate(path, 1 << 40)
     assert cached.get(KEY) == b"value"
-    assert cached.counts().corrupt + cached.counts().disk_errors > 0
+    assert cached.get_counts().corrupt + cached.get_counts().disk_errors > 0
 
 
 def test_forget_drops_a_value_that_was_wrong_when_it_was_fetched(store: MeteredBlob, cached: CachedBlob) -> None:
     store.set(KEY, b"wrong")
     assert cached.get(KEY) == b"wrong"
     store.set(KEY, b"right")
-    cached.forget(KEY)
+    cached.invalidate(KEY)
     assert cached.get(KEY) == b"right"
 
 
@@ -461,7 +461,7 @@ def test_a_second_client_and_a_second_run_find_what_the_first_kept(store: Metere
     assert second.get(KEY) == b"value"
     assert second.get(KEY) == b"value"
     assert gets(store) == before
-    assert (second.counts().hits, second.counts().folder_hits) == (3, 2), "the third was in memory"
+    assert (second.get_counts().hits, second.get_counts().folder_hits) == (3, 2), "the third was in memory"
 
 
 def test_the_folder_and_its_files_are_for_their_owner_only(store: MeteredBlob, tmp_path: Path) -> None:
@@ -491,12 +491,12 @@ def test_a_disk_that_is_full_or_read_only_costs_the_caching_and_nothing_else(
         patched.setattr(os, *(("rename", no_room) if call == "rename" else ("open", no_writing)))
         for number in (1, 2, 3):
             assert cached.get(f"part/{number}") == value_of(number)
-        assert cached.counts().disk_errors == 1, "then there is a pause without writes"
+        assert cached.get_counts().disk_errors == 1, "then there is a pause without writes"
         assert cached.get("part/0") == value_of(0)
         clock.sleep(PAUSE_S)
         assert cached.get("part/1") == value_of(1)
-        assert cached.counts().disk_errors == 2
-    assert cached.counts().folder_hits == 1, "what is there can be read all the same"
+        assert cached.get_counts().disk_errors == 2
+    assert cached.get_counts().folder_hits == 1, "what is there can be read all the same"
     clock.sleep(PAUSE_S)
     cached.get("part/1")
     assert len(os.listdir(tmp_path)) == 2, "no temporary file stays"
@@ -508,7 +508,7 @@ def test_a_folder_that_cannot_be_made_costs_the_caching_and_nothing_else(store: 
     assert [cached.get(KEY) for _ in range(2)] == [b"value"] * 2
     cached.set(KEY, b"other")
     assert cached.get(KEY) == b"other"
-    assert cached.counts().disk_errors > 0
+    assert cached.get_counts().disk_errors > 0
 
 
 def test_an_entry_that_cannot_be_removed_is_never_used_again(
@@ -524,7 +524,7 @@ def test_an_entry_that_cannot_be_removed_is_never_used_again(
         patched.setattr(os, "unlink", refuse)
         cached.set(KEY, b"after")
     assert cached.get(KEY) == b"after"
-    assert cached.counts().disk_errors > 0
+    assert cached.get_counts().disk_errors > 0
 
 
 def test_a_folder_that_is_removed_is_made_again(store: MeteredBlob, tmp_path: Path) -> None:
@@ -534,7 +534,7 @@ def test_a_folder_that_is_removed_is_made_again(store: MeteredBlob, tmp_path: Pa
     (tmp_path / "cache").rmdir()
     assert cached.get(KEY) == b"value"
     assert len(files(tmp_path / "cache")) == 1
-    assert cached.counts().disk_errors == 0
+    assert cached.get_counts().disk_errors == 0
 
 
 def test_files_of_others_in_the_folder_are_left_alone_and_old_temporaries_are_not(
@@ -567,7 +567,7 @@ chance = random.Random(int(sys.argv[4]))
 for _ in range(1500):
     number = min(int(chance.expovariate(0.05)), 99)
     assert cached.get(f"part/{number}") == random.Random(number).randbytes(1000)
-counts = cached.counts()
+counts = cached.get_counts()
 assert counts.disk_errors == counts.corrupt == 0, counts
 print(counts.folder_hits, counts.misses, counts.evictions)
 """
@@ -626,7 +626,7 @@ def test_many_threads_and_little_room_give_right_answers(store: MeteredBlob, tmp
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(read, range(8)))
-    assert cached.counts().memory_bytes <= 15_000
+    assert cached.get_counts().memory_bytes <= 15_000
     assert cached._fetches == {}
 
 
@@ -634,7 +634,7 @@ def test_a_file_that_is_written_while_another_thread_makes_room_is_within_it_too
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, remove = BoundedFolder(tmp_path, 1000, SystemClock()), os.unlink
-    late = threading.Thread(target=lambda: folder.write(folder.path("f" * 32, "rows"), [bytes(500)]))
+    late = threading.Thread(target=lambda: folder.write_file(folder.make_path("f" * 32, "rows"), [bytes(500)]))
 
     def unlink(path: str) -> None:
         if ".tmp-" not in path and late.ident is None:
@@ -644,7 +644,7 @@ def test_a_file_that_is_written_while_another_thread_makes_room_is_within_it_too
 
     monkeypatch.setattr(os, "unlink", unlink)
     for number in range(11):
-        assert folder.write(folder.path(f"{number:032x}", "rows"), [bytes(100)])
+        assert folder.write_file(folder.make_path(f"{number:032x}", "rows"), [bytes(100)])
 
     assert not late.is_alive()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == folder.bytes <= 1000

@@ -38,12 +38,12 @@ class Store(UnreliableBlob):
         self.errors = list(errors)
         self.calls_s: list[float] = []
 
-    def _call(self, operation: str, call: Callable[[], T]) -> T:
+    def _call_with_fault(self, operation: str, call: Callable[[], T]) -> T:
         self.calls_s.append(self.clock.monotonic_s())
         self.clock.sleep(0.001)
         if self.errors:
             raise self.errors.pop(0)
-        return super()._call(operation, call)
+        return super()._call_with_fault(operation, call)
 
     def retried(self, **policy: Any) -> RetryBlob:
         return RetryBlob(self, **policy, clock=self.clock, chance=random.Random(7))
@@ -64,14 +64,14 @@ def test_what_certainly_did_not_happen_is_tried_again(operation: str) -> None:
     store = Store()
     blob = store.retried()
     blob.set("old", b"before")
-    store.next_faults(operation, NO, NO, NO)
+    store.script_faults(operation, NO, NO, NO)
 
     result = calls_of(blob)[operation]()
 
     assert result != []
     assert (store.memory.get("new") == b"value") is (operation == "create")
     assert (store.memory.get("old") is None) is (operation == "delete")
-    assert blob.counts() == {name: RetryCount(retries=3 * (name == operation)) for name in OPERATIONS}
+    assert blob.get_counts() == {name: RetryCount(retries=3 * (name == operation)) for name in OPERATIONS}
 
 
 @pytest.mark.parametrize("operation", ["set", "delete"])
@@ -80,19 +80,19 @@ def test_a_doubtful_set_or_delete_is_tried_again_because_it_may_happen_twice(ope
     store = Store()
     blob = store.retried()
     blob.set("old", b"before")
-    store.next_faults(operation, fault, fault)
+    store.script_faults(operation, fault, fault)
 
     calls_of(blob)[operation]()
 
     assert store.memory.get("old") == {"set": b"value", "delete": None}[operation]
-    assert blob.counts()[operation] == RetryCount(retries=2)
+    assert blob.get_counts()[operation] == RetryCount(retries=2)
 
 
 @pytest.mark.parametrize("fault", [DOUBT, LANDED])
 def test_a_doubtful_create_is_not_tried_again(fault: Fault) -> None:
     store = Store()
     blob = store.retried()
-    store.next_faults("create", NO, fault)
+    store.script_faults("create", NO, fault)
 
     with pytest.raises(Indeterminate, match="no answer to create"):
         blob.create("new", b"value")
@@ -105,7 +105,7 @@ def test_a_create_that_lost_returns_false_after_retries() -> None:
     store = Store()
     blob = store.retried()
     store.memory.set("new", b"another's")
-    store.next_faults("create", NO, NO)
+    store.script_faults("create", NO, NO)
 
     assert blob.create("new", b"value") is False
     assert store.memory.get("new") == b"another's"
@@ -121,8 +121,8 @@ def test_a_store_that_stays_away_is_given_up_after_the_deadline(operation: str) 
         calls_of(blob)[operation]()
 
     assert store.calls_s[-1] - store.calls_s[0] == pytest.approx(10, abs=0.1)
-    assert blob.counts()[operation].gave_up == 1
-    assert blob.counts()[operation].retries == len(store.calls_s) - 1
+    assert blob.get_counts()[operation].gave_up == 1
+    assert blob.get_counts()[operation].retries == len(store.calls_s) - 1
 
 
 def test_a_call_is_given_up_after_so_many_attempts() -> None:
@@ -157,12 +157,12 @@ def test_waits_are_random_below_a_bound_that_doubles_up_to_a_maximum() -> None:
 def test_a_write_given_up_is_doubtful_if_any_attempt_was(operation: str, doubtful_at: int) -> None:
     store = Store()
     blob = store.retried(attempts_max=4)
-    store.next_faults(operation, *[DOUBT if n == doubtful_at else NO for n in range(4)])
+    store.script_faults(operation, *[DOUBT if n == doubtful_at else NO for n in range(4)])
 
     with pytest.raises(Indeterminate, match=r"may have done it\. The last failure: injected"):
         calls_of(blob)[operation]()
 
-    assert blob.counts()[operation] == RetryCount(retries=3, gave_up=1)
+    assert blob.get_counts()[operation] == RetryCount(retries=3, gave_up=1)
 
 
 def test_a_write_refused_for_another_reason_after_a_doubtful_attempt_is_doubtful() -> None:
@@ -185,7 +185,7 @@ def test_what_a_second_attempt_cannot_help_is_raised_as_it_is(operation: str, er
         calls_of(blob)[operation]()
 
     assert raised.value is error
-    assert blob.counts()[operation] == RetryCount(retries=1)
+    assert blob.get_counts()[operation] == RetryCount(retries=1)
 
 
 def test_an_attempt_that_timed_out_is_counted_and_a_create_then_is_doubtful() -> None:
@@ -201,7 +201,7 @@ def test_an_attempt_that_timed_out_is_counted_and_a_create_then_is_doubtful() ->
     with pytest.raises(Indeterminate):
         blob.create("new", b"value")
 
-    counts = blob.counts()
+    counts = blob.get_counts()
     assert [counts[name].timeouts for name in ("get", "set", "create")] == [1, 1, 1]
     assert [counts[name].retries for name in ("get", "set", "create")] == [1, 1, 0]
 
@@ -235,7 +235,7 @@ def test_a_listing_goes_on_after_the_last_key_it_yielded() -> None:
 
     whole_pages = [keys[99], keys[99], keys[1099], keys[2099], keys[2099], keys[4099]]
     assert store.asked == whole_pages
-    assert blob.counts()["list"] == RetryCount(retries=5)
+    assert blob.get_counts()["list"] == RetryCount(retries=5)
 
 
 def test_each_page_of_a_listing_has_attempts_and_a_deadline_of_its_own() -> None:
@@ -254,7 +254,7 @@ def test_a_listing_is_lazy() -> None:
 
     next(RetryBlob(store).list(""))
 
-    assert store.counts()["list"].requests == 1
+    assert store.get_counts()["list"].requests == 1
 
 
 def test_being_throttled_is_no_attempt_and_has_the_longer_deadline() -> None:
@@ -265,7 +265,7 @@ def test_being_throttled_is_no_attempt_and_has_the_longer_deadline() -> None:
 
     assert len(store.calls_s) == 31
     assert store.calls_s[-1] - store.calls_s[0] > 10
-    assert blob.counts()["get"] == RetryCount(retries=30, throttled=30)
+    assert blob.get_counts()["get"] == RetryCount(retries=30, throttled=30)
 
 
 def test_time_lost_to_throttling_is_not_held_against_later_attempts() -> None:
@@ -286,7 +286,7 @@ def test_throttling_without_end_is_given_up_as_throttled() -> None:
         blob.create("new", b"value")
 
     assert 50 < store.calls_s[-1] - store.calls_s[0] < 61
-    assert blob.counts()["create"].gave_up == 1
+    assert blob.get_counts()["create"].gave_up == 1
 
 
 def test_a_doubtful_write_that_is_throttled_to_the_end_is_doubtful() -> None:

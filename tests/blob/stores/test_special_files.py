@@ -128,7 +128,7 @@ def test_a_value_as_large_as_allowed_is_read_and_kept_in_a_cache(tmp_path: Path)
 
     for _ in range(3):
         assert get_at_most(cached, "part/1", 1000) == b"x" * 1000
-    assert store.counts()["get"].requests == 1
+    assert store.get_counts()["get"].requests == 1
     assert get_at_most(store, "part/2", 1000) is None
     with pytest.raises(CorruptBlob, match=r"it has 1,000 bytes, and at most 999"):
         get_at_most(cached, "part/1", 999)
@@ -146,7 +146,7 @@ def test_a_file_system_without_hard_links_is_refused_at_once(
     store = RetryBlob(FileBlob(tmp_path))
     with pytest.raises(StoreMisconfigured, match=r"hard links.*another folder"):
         getattr(store, operation)("log/1", b"value")
-    assert sum(count.retries for count in store.counts().values()) == 0
+    assert sum(count.retries for count in store.get_counts().values()) == 0
     monkeypatch.undo()
     assert os.listdir(tmp_path) in ([], ["log"])
 
@@ -160,7 +160,7 @@ def test_a_full_disk_is_reported_at_once(code: int, tmp_path: Path, monkeypatch:
     store = RetryBlob(FileBlob(tmp_path))
     with pytest.raises(StoreFull, match="That object is unchanged"):
         store.create("log/1", b"value")
-    assert store.counts()["create"].retries == 0
+    assert store.get_counts()["create"].retries == 0
 
 
 UNDER_UMASK = """

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs.order.arrays import plain_array
+from persist.codecs.order.arrays import make_plain_array
 
 INTS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.none(), max_size=20)
 TEXTS = st.lists(st.text(st.characters(max_codepoint=127), max_size=5) | st.none(), max_size=20)
@@ -17,11 +17,11 @@ TEXTS = st.lists(st.text(st.characters(max_codepoint=127), max_size=5) | st.none
 def test_plain_arrays_are_those_of_pyarrow(case: tuple[list[Any], pa.DataType]) -> None:
     values, kind = case
     for each in (values, [value for value in values if value is not None]):
-        made = plain_array(each, kind)
+        made = make_plain_array(each, kind)
         made.validate(full=True)
         assert made.equals(pa.array(each, kind))
 
 
 @pytest.mark.parametrize("values", [[1.5, None], [True, False], [b"x"]])
 def test_other_types_are_left_to_pyarrow(values: list[Any]) -> None:
-    assert plain_array(values, pa.array(values).type).equals(pa.array(values))
+    assert make_plain_array(values, pa.array(values).type).equals(pa.array(values))

@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs.order.digest import Digest, compute_digest, digest_text
+from persist.codecs.order.digest import Digest, compute_digest, hash_text
 from tests.rules.golden.make import FIELDS
 
 MASK = 2**64 - 1
@@ -83,7 +83,7 @@ def digest(*tables: pa.Table, columns: list[str] | None = None) -> str:
     found = Digest(columns or [name for name in tables[0].column_names if name != "_diff"])
     for table in tables:
         found.add(table)
-    return found.text()
+    return found.format_text()
 
 
 DAY = datetime.datetime(2026, 1, 2, 3, 4, 5, 6)
@@ -223,4 +223,4 @@ def test_a_large_table_has_the_sum_of_its_pieces() -> None:
 
 
 def test_what_else_is_asked_for_has_a_digest_as_text() -> None:
-    assert digest_text("overwrite") == xxhash.xxh3_64_intdigest(b"overwrite")
+    assert hash_text("overwrite") == xxhash.xxh3_64_intdigest(b"overwrite")

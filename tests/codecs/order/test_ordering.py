@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 
-from persist.codecs.order.digits import repeats, sort_rows
-from persist.codecs.order.ordering import canonical, order_keys, sort_indices, sort_table
+from persist.codecs.order.digits import is_repetitive, sort_rows
+from persist.codecs.order.ordering import make_canonical, make_order_keys, sort_indices, sort_table
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, arrow_types, flat_types
 from tests.support.tiers import examples
@@ -32,7 +32,7 @@ def tables(draw: st.DrawFn, columns: int = 1) -> pa.Table:
         column = array.take(pa.array(picked, pa.int64()))[1:-1]
         cut = draw(st.integers(0, rows))
         made.append(pa.chunked_array([column[:cut], column[cut:]], type=array.type))
-    return canonical(pa.table(made, names=[f"c{i}" for i in range(columns)]))
+    return make_canonical(pa.table(made, names=[f"c{i}" for i in range(columns)]))
 
 
 def python_order(table: pa.Table, names: list[str]) -> list[int]:
@@ -65,7 +65,7 @@ def test_runs_begin_where_a_row_differs_from_the_one_before(table: pa.Table) -> 
 @settings(max_examples=examples(100))
 @given(tables(columns=2))
 def test_acero_groups_and_sorts_order_keys_as_the_columns_should_be(table: pa.Table) -> None:
-    keys = pa.table(order_keys(table, ["c0", "c1"]), names=["a", "b"])
+    keys = pa.table(make_order_keys(table, ["c0", "c1"]), names=["a", "b"])
     groups = keys.group_by(["a", "b"]).aggregate([([], "count_all")])
     assert sorted(groups["count_all"].to_pylist()) == sorted(Counter(sort_keys(table, ["c0", "c1"])).values())
     indices = pc.sort_indices(keys, sort_keys=[("a", "ascending"), ("b", "ascending")])
@@ -76,7 +76,7 @@ def test_acero_groups_and_sorts_order_keys_as_the_columns_should_be(table: pa.Ta
 @settings(max_examples=examples(100))
 @given(flat_types().flatmap(lambda kind: arrays(kind, min_size=4, max_size=12)))
 def test_what_lies_before_and_behind_a_slice_does_not_count(array: pa.Array) -> None:
-    [whole] = order_keys(canonical(pa.table({"c": array})), ["c"])
+    [whole] = make_order_keys(make_canonical(pa.table({"c": array})), ["c"])
     order, starts = sort_rows([whole[2:-1]])
     keys = sort_keys(pa.table({"c": array})[2:-1], ["c"])
     assert order.tolist() == sorted(range(len(keys)), key=keys.__getitem__)
@@ -85,7 +85,7 @@ def test_what_lies_before_and_behind_a_slice_does_not_count(array: pa.Array) -> 
 
 def test_negative_zero_and_every_nan_become_one_value() -> None:
     values = [0.0, -0.0, math.nan, OTHER_NAN, None, 1.5]
-    table = canonical(pa.table({"x": values, "l": [[v] for v in values], "s": [{"f": v} for v in values]}))
+    table = make_canonical(pa.table({"x": values, "l": [[v] for v in values], "s": [{"f": v} for v in values]}))
     for column in (table["x"], pc.list_flatten(table["l"]), pc.struct_field(table["s"], "f")):
         bits = column.combine_chunks().drop_null().view(pa.int64()).to_pylist()
         assert bits == [0, 0, 0x7FF8 << 48, 0x7FF8 << 48, struct.unpack("<q", struct.pack("<d", 1.5))[0]]
@@ -95,14 +95,14 @@ def test_negative_zero_and_every_nan_become_one_value() -> None:
 def test_floats_of_every_width_become_canonical(width: int) -> None:
     kind = {16: pa.float16(), 32: pa.float32(), 64: pa.float64()}[width]
     negative = np.array([-0.0, -math.nan], dtype=f"f{width // 8}")
-    table = canonical(pa.table({"x": pa.array(negative, kind)}))
+    table = make_canonical(pa.table({"x": pa.array(negative, kind)}))
     positive = np.array([0.0, math.nan], dtype=f"f{width // 8}")
     assert table["x"].chunk(0).buffers()[1].to_pybytes()[: width // 4] == positive.tobytes()
 
 
 def test_a_canonical_table_is_returned_as_it_is() -> None:
     table = pa.table({"x": [1.0, None, math.nan], "l": [[0.0], None, []]})
-    assert canonical(table) is table
+    assert make_canonical(table) is table
 
 
 def test_what_lies_below_a_null_list_or_struct_does_not_count() -> None:
@@ -173,7 +173,7 @@ def test_texts_that_come_often_sort_as_python_sorts_them(kind: pa.DataType) -> N
     columns = [pa.array(texts, pa.binary()).take(pa.array(chance.integers(0, 10, rows))).cast(kind) for _ in range(3)]
     columns[1] = pa.array(chance.integers(0, 3, rows))
     table = pa.table([column[300:-300] for column in columns], names=["a", "n", "b"])
-    assert repeats(table["a"].chunk(0))
+    assert is_repetitive(table["a"].chunk(0))
     order, starts = sort_table(table, ["a", "n", "b"])
     assert order.tolist() == python_order(table, ["a", "n", "b"])
     keys = sort_keys(table, ["a", "n", "b"])
@@ -181,8 +181,8 @@ def test_texts_that_come_often_sort_as_python_sorts_them(kind: pa.DataType) -> N
 
 
 def test_texts_that_hardly_ever_come_again_are_not_ranked() -> None:
-    assert not repeats(pa.array([f"text {i}" for i in np.random.default_rng(5).integers(0, 20_000, 20_000)]))
-    assert not repeats(pa.array(range(10_000)))
+    assert not is_repetitive(pa.array([f"text {i}" for i in np.random.default_rng(5).integers(0, 20_000, 20_000)]))
+    assert not is_repetitive(pa.array(range(10_000)))
 
 
 def test_nothing_to_sort_is_no_error() -> None:

@@ -58,9 +58,12 @@ def test_rows_with_a_wanted_key_are_found(given: tuple[Types, Keys, Keys], searc
         patch.setattr(persist.codecs.order.search, "FEW_KEYS", searching[0])
         patch.setattr(persist.codecs.order.search, "WIDTH_MAX", searching[1])  # 0: no layout, but for one number.
         asked = SortedKeys(there)
-        assert SortedKeys(here).find(asked).tolist() == expected
+        assert SortedKeys(here).find_rows(asked).tolist() == expected
         half = len(keys) // 2  # What is wanted may have been packed for other rows before.
-        found = SortedKeys(here.slice(0, half)).find(asked).tolist(), SortedKeys(here.slice(half)).find(asked).tolist()
+        found = (
+            SortedKeys(here.slice(0, half)).find_rows(asked).tolist(),
+            SortedKeys(here.slice(half)).find_rows(asked).tolist(),
+        )
         assert [*found[0], *(row + half for row in found[1])] == expected
 
 
@@ -69,7 +72,7 @@ def test_rows_with_a_wanted_key_are_found(given: tuple[Types, Keys, Keys], searc
 def test_bounds_say_how_many_keys_are_less(given: tuple[Types, Keys, Keys]) -> None:
     types, keys, others = given
     here, there = table(types, keys, distinct=True), table(types, others, distinct=True)
-    bounds = SortedKeys(here).find_bounds(SortedKeys(there))
+    bounds = SortedKeys(here).count_bounds(SortedKeys(there))
     if bounds is None:
         return
     mine = sort_keys(here, here.column_names)
@@ -79,5 +82,5 @@ def test_bounds_say_how_many_keys_are_less(given: tuple[Types, Keys, Keys]) -> N
 
 def test_many_wanted_keys_of_few_rows_are_found_too() -> None:
     keys = SortedKeys(pa.table({"k": [5, 5, 70, 200]}))
-    assert keys.find(SortedKeys(pa.table({"k": np.arange(100)}))).tolist() == [0, 1, 2]
-    assert keys.find(SortedKeys(pa.table({"k": np.arange(6, 60)}))).tolist() == []
+    assert keys.find_rows(SortedKeys(pa.table({"k": np.arange(100)}))).tolist() == [0, 1, 2]
+    assert keys.find_rows(SortedKeys(pa.table({"k": np.arange(6, 60)}))).tolist() == []

@@ -13,7 +13,7 @@ import pytest
 from persist.blob.errors import CorruptBlob
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.describing import describe_footer
-from persist.codecs.part.file_reader import level_bytes
+from persist.codecs.part.file_reader import measure_level_bytes
 from persist.codecs.part.part import GROUPS_MAX, Part, compute_checksum
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
@@ -125,13 +125,13 @@ def test_a_dictionary_of_few_long_values_is_read() -> None:
 def test_nested_columns_take_memory_for_each_of_their_levels(schema: CollectionSchema) -> None:
     ((data, part),) = encode_parts(rows_of(random.Random(3), schema, 200), schema)
     metadata = pq.read_metadata(io.BytesIO(data))
-    assert 0 <= level_bytes(data, schema.arrow) <= part.memory
+    assert 0 <= measure_level_bytes(data, schema.arrow) <= part.memory
     nested = [at for at in range(metadata.num_columns) if "." in metadata.schema.column(at).path]
     widths = {"BYTE_ARRAY": 0, "INT32": 4, "INT64": 8, "DOUBLE": 8, "FLOAT": 4, "BOOLEAN": 1}
     levels = [metadata.row_group(0).column(at).num_values for at in nested]
     kinds = [metadata.schema.column(at).physical_type for at in nested]
     expected = sum(count * (4 + widths[kind]) for count, kind in zip(levels, kinds, strict=True))
-    assert level_bytes(data, schema.arrow) == expected
+    assert measure_level_bytes(data, schema.arrow) == expected
 
 
 @pytest.mark.parametrize("text", ["plain ascii", "ümläut", "\U0001f600" * 10])

@@ -12,8 +12,8 @@ from persist.blob.errors import CorruptBlob
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.describing import check_part, describe_batch
-from persist.codecs.part.index import check_accepted
-from persist.codecs.part.part import Part, compute_checksum, to_batch
+from persist.codecs.part.index import check_readable
+from persist.codecs.part.part import Part, compute_checksum, encode_batch
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
@@ -81,9 +81,9 @@ def test_what_parquet_may_refuse_is_checked_by_writing_parquet() -> None:
 
 def test_a_batch_is_written_only_if_readers_take_it() -> None:
     data, part = batch_of()
-    check_accepted(data, part, TEXT)
+    check_readable(data, part, TEXT)
     with pytest.raises(InvalidUpdate, match="rows"):
-        check_accepted(data, msgspec.structs.replace(part, rows=part.rows + 1), TEXT)
+        check_readable(data, msgspec.structs.replace(part, rows=part.rows + 1), TEXT)
 
 
 def test_a_batch_has_no_footer_and_is_no_blob() -> None:
@@ -120,5 +120,5 @@ def test_a_lie_about_rows_or_memory_is_refused() -> None:
 def test_text_that_is_not_utf8_is_refused() -> None:
     columns = [pa.array([1]), pa.array([b"\xff"]).view(pa.string()), pa.array([0]), pa.array([1])]
     bad = pa.Table.from_arrays(columns, schema=TEXT.arrow)
-    data = to_batch(bad)
+    data = encode_batch(bad)
     refused(data, describe_batch(data, bad, TEXT), "UTF8|UTF-8")

@@ -24,7 +24,7 @@ def test_mimalloc_is_asked_once_for_each_step_of_allocations(
 
     def work() -> None:
         for _ in range(5):
-            lending.give_back_freed(100)
+            lending.release_freed(100)
 
     # Threads count for themselves: what one has freed, another cannot return.
     one, other = (threading.Thread(target=work, name=name) for name in ("one", "other"))

@@ -70,12 +70,12 @@ def test_the_groups_of_an_interval_of_rows_are_those_that_hold_some() -> None:
     index = index_of(data, part, ORDERS)
     assert [group.rows for group in index.groups][:3] == [30] * 3
     last = len(index.groups) - 1
-    assert index.groups_within(0, 1) == [0]
-    assert index.groups_within(29, 31) == [0, 1]
-    assert index.groups_within(30, 60) == [1]
-    assert index.groups_within(0, part.rows) == list(range(last + 1))
-    assert index.groups_within(30, 30) == []
-    assert index.groups_within(part.rows, part.rows + 10) == []
+    assert index.list_groups_within(0, 1) == [0]
+    assert index.list_groups_within(29, 31) == [0, 1]
+    assert index.list_groups_within(30, 60) == [1]
+    assert index.list_groups_within(0, part.rows) == list(range(last + 1))
+    assert index.list_groups_within(30, 30) == []
+    assert index.list_groups_within(part.rows, part.rows + 10) == []
 
 
 def test_groups_lie_one_after_another_from_the_magic_on() -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 
 from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.key_range import KeyRange, comparable_keys, key_ranges, parts_within
-from persist.codecs.part.part import Part, sample_rows
+from persist.codecs.part.key_range import KeyRange, assign_parts, load_comparable_keys, split_key_space
+from persist.codecs.part.part import Part, choose_sample_rows
 from persist.codecs.part.stream import encode_parts
-from persist.codecs.types.arrow_types import key_order, scalar_to_json
+from persist.codecs.types.arrow_types import encode_scalar, make_key_order
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
 from tests.codecs.oracle import sort_keys
@@ -69,12 +69,12 @@ def rows_of(table: pa.Table, schema: CollectionSchema) -> list[tuple[Any, ...]]:
 
 def decoded(keys: KeyRange, encoded: Encoded, schema: CollectionSchema) -> list[tuple[Any, ...]]:
     tables = [decode_part(data, part, schema) for data, part in encoded]
-    spans = [keys.rows(table, schema) for table in tables]
+    spans = [keys.find_rows(table, schema) for table in tables]
     return [row for table, (start, end) in zip(tables, spans, strict=True) for row in rows_of(table[start:end], schema)]
 
 
 def inside(keys: KeyRange, bound: list[Any], schema: CollectionSchema) -> bool:
-    order = key_order(schema.key_types)
+    order = make_key_order(schema.key_types)
     return (keys.lower is None or order(keys.lower) <= order(bound)) and (
         keys.upper is None or order(bound) < order(keys.upper)
     )
@@ -82,14 +82,14 @@ def inside(keys: KeyRange, bound: list[Any], schema: CollectionSchema) -> bool:
 
 def bounds(table: pa.Table, schema: CollectionSchema) -> list[list[Any]]:
     """Return the key of each row as a bound."""
-    return [[scalar_to_json(table[name][row]) for name in schema.key_names] for row in range(len(table))]
+    return [[encode_scalar(table[name][row]) for name in schema.key_names] for row in range(len(table))]
 
 
 @SLOW
 @given(collections(), st.integers(1, 9))
 def test_ranges_cover_the_key_space_exactly(collection: Collection, count: int) -> None:
     schema, encoded = collection
-    ranges = key_ranges([part for _, part in encoded], schema, count)
+    ranges = split_key_space([part for _, part in encoded], schema, count)
     assert 1 <= len(ranges) <= count
     found = [decoded(keys, encoded, schema) for keys in ranges]
     whole = [row for data, part in encoded for row in rows_of(decode_part(data, part, schema), schema)]
@@ -106,19 +106,19 @@ def test_parts_of_adjacent_ranges_are_those_that_may_overlap_each(
 ) -> None:
     schema, encoded = collection
     parts = [part for _, part in encoded]
-    for whole in key_ranges(parts, schema, outer):
-        ranges = key_ranges(parts, schema, inner, whole)
+    for whole in split_key_space(parts, schema, outer):
+        ranges = split_key_space(parts, schema, inner, whole)
         expected = [[part for part in parts if keys.may_overlap(part, schema)] for keys in ranges]
-        sampled = [comparable_keys(part, schema) for part in parts]
-        assert key_ranges(parts, schema, inner, whole, sampled) == ranges
-        assert parts_within(parts, schema, ranges, sampled) == expected
+        sampled = [load_comparable_keys(part, schema) for part in parts]
+        assert split_key_space(parts, schema, inner, whole, sampled) == ranges
+        assert assign_parts(parts, schema, ranges, sampled) == expected
 
 
 @SLOW
 @given(collections(), st.integers(2, 9))
 def test_ranges_follow_each_other_in_the_order_of_rows(collection: Collection, count: int) -> None:
     schema, encoded = collection
-    ranges = key_ranges([part for _, part in encoded], schema, count)
+    ranges = split_key_space([part for _, part in encoded], schema, count)
     assert (ranges[0].lower, ranges[-1].upper) == (None, None)
     assert [keys.upper for keys in ranges[:-1]] == [keys.lower for keys in ranges[1:]]
     width = len(schema.key_names)
@@ -143,11 +143,11 @@ def test_no_hint_ever_loses_a_row_whatever_the_bounds(collection: Collection, da
         wanted = [inside(keys, bound, schema) for bound in bounds(table, schema)]
         assert keys.may_overlap(part, schema) or not any(wanted)
         assert not keys.covers(part, schema) or all(wanted)
-        start, stop = keys.bracket(part, schema)
+        start, stop = keys.bracket_rows(part, schema)
         assert 0 <= start <= stop <= part.rows
         assert not any(wanted[:start]), "the bracket begins too late"
         assert not any(wanted[stop:]), "the bracket ends too early"
-        first, end_row = keys.rows(table, schema)
+        first, end_row = keys.find_rows(table, schema)
         assert rows_of(table[first:end_row], schema) == rows_of(table.filter(pa.array(wanted)), schema)
 
 
@@ -155,12 +155,12 @@ def test_no_hint_ever_loses_a_row_whatever_the_bounds(collection: Collection, da
 @given(collections())
 def test_bounds_compare_as_the_rows_of_a_part_are_sorted(collection: Collection) -> None:
     schema, encoded = collection
-    order = key_order(schema.key_types)
+    order = make_key_order(schema.key_types)
     for data, part in encoded:
         keys = [order(bound) for bound in bounds(decode_part(data, part, schema), schema)]
         assert keys == sorted(keys)
         assert part.keys is not None
-        assert [order(key) for key in part.keys] == [keys[row] for row in sample_rows(part.rows, len(part.keys))]
+        assert [order(key) for key in part.keys] == [keys[row] for row in choose_sample_rows(part.rows, len(part.keys))]
 
 
 def integers(batches: list[range]) -> Collection:
@@ -174,7 +174,7 @@ def integers(batches: list[range]) -> Collection:
 
 def test_slices_are_of_about_equal_size() -> None:
     schema, encoded = integers([range(1000), range(500, 1500), range(0, 2000, 2)])
-    ranges = key_ranges([part for _, part in encoded], schema, 4)
+    ranges = split_key_space([part for _, part in encoded], schema, 4)
     sizes = [len(decoded(keys, encoded, schema)) for keys in ranges]
     assert sum(sizes) == 3000
     assert len(sizes) == 4
@@ -184,7 +184,7 @@ def test_slices_are_of_about_equal_size() -> None:
 def test_a_slice_reads_few_rows_of_a_large_part() -> None:
     schema, encoded = integers([range(8001)])
     ((_, part),) = encoded
-    start, stop = KeyRange([4100], [4200]).bracket(part, schema)
+    start, stop = KeyRange([4100], [4200]).bracket_rows(part, schema)
     assert (start, stop) == (4000, 4250)
     assert not KeyRange([9000], None).may_overlap(part, schema)
     assert not KeyRange(None, [0]).may_overlap(part, schema)
@@ -202,21 +202,21 @@ def test_keys_that_cannot_be_compared_from_descriptors_make_one_slice(key: Any) 
     values: dict[str, Any] = {"k": [[1], [2]] if key and pa.types.is_nested(key["k"]) else ["x" * 999, "y"]}
     columns = {**(values if key else {}), "v": [1, 2], "_time": [0, 0], "_diff": [1, 1]}
     encoded = encode_parts(to_updates(pa.table(columns), schema), schema)
-    assert key_ranges([part for _, part in encoded], schema, 4) == [KeyRange()]
+    assert split_key_space([part for _, part in encoded], schema, 4) == [KeyRange()]
     assert len(decoded(KeyRange(), encoded, schema)) == 2
 
 
 def test_no_parts_at_all_make_one_slice() -> None:
     schema, _ = integers([])
-    assert key_ranges([], schema, 4) == [KeyRange()]
+    assert split_key_space([], schema, 4) == [KeyRange()]
 
 
 def test_bounds_of_a_range_that_was_sent_to_another_process_compare_as_before() -> None:
-    order = key_order((pa.float64(),))
+    order = make_key_order((pa.float64(),))
     bounds: list[list[Any]] = [["-1.0"], ["0.0"], ["inf"], ["nan"], [None]]
     assert [*map(order, bounds)] == sorted(map(order, bounds[::-1]))
     for keys in (KeyRange(["nan"], [None]), KeyRange(["0.5"], ["nan"]), KeyRange(["1.0"], [None])):
-        lower, upper = keys.ordered((pa.float64(),))
+        lower, upper = keys.make_comparable_bounds((pa.float64(),))
         assert lower is not None
         assert lower < upper
-        assert pickle.loads(pickle.dumps(keys)).ordered((pa.float64(),)) == (lower, upper)
+        assert pickle.loads(pickle.dumps(keys)).make_comparable_bounds((pa.float64(),)) == (lower, upper)

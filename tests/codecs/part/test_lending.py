@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.lending import lent_buffer, wait_for_returns
+from persist.codecs.part.lending import make_lent_buffer, wait_for_returns
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from tests.support.stepped import WAIT_S
@@ -46,7 +46,7 @@ def rows(count: int) -> pa.Table:
 def test_what_is_lent_is_waited_for_until_it_comes_back() -> None:
     assert wait_for_returns(30)
     data = b"some bytes"
-    buffer = lent_buffer(data)
+    buffer = make_lent_buffer(data)
     assert buffer.address == pa.py_buffer(data).address
     assert not wait_for_returns(0)
     part = buffer.slice(2, 3)
@@ -55,7 +55,7 @@ def test_what_is_lent_is_waited_for_until_it_comes_back() -> None:
     assert part.to_pybytes() == b"me "
     del part
     assert wait_for_returns(0)
-    assert lent_buffer(b"").size == 0
+    assert make_lent_buffer(b"").size == 0
 
 
 def test_a_read_gives_all_back() -> None:

@@ -21,7 +21,7 @@ from persist.codecs.errors import InvalidUpdate
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.part.stream import encode_parts
-from persist.codecs.types.arrow_types import is_flat, scalar_from_json
+from persist.codecs.types.arrow_types import decode_scalar, is_flat
 from persist.codecs.types.schema import CollectionSchema
 from tests.codecs.oracle import plain_values, sort_key, sort_keys, sums
 from tests.codecs.strategies import arrays, schemas
@@ -113,7 +113,7 @@ def json_key(key: list[Any], schema: CollectionSchema) -> tuple[Any, ...]:
 
 
 def json_order(value: Any, kind: pa.DataType) -> tuple[Any, ...]:
-    scalar = scalar_from_json(value, kind)
+    scalar = decode_scalar(value, kind)
     return sort_key(kind, plain_values(pa.array([scalar], kind) if scalar.is_valid else pa.nulls(1, kind))[0])
 
 

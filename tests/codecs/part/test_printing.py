@@ -5,7 +5,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.codecs.part.filters import may_compare_with_nan, referenced_columns
+from persist.codecs.part.filters import list_referenced_columns, may_compare_with_nan
 from persist.codecs.part.printing import print_filter
 
 LONG = ["ä" * 60, "x" + "ä" * 60]
@@ -20,7 +20,7 @@ def test_a_filter_that_arrow_cannot_print_still_tells_what_is_in_it() -> None:
     assert "sqrt(" in print_filter(within & (pc.sqrt(pc.field("x")) > 1))
     assert may_compare_with_nan(within & (pc.sqrt(pc.field("x")) > 1))
     schema = pa.schema({"s": pa.string(), "x": pa.float64()})
-    assert "s" in referenced_columns(within, schema)
+    assert "s" in list_referenced_columns(within, schema)
 
 
 @pytest.mark.parametrize("is_keyed", [False, True])

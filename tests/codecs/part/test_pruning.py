@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from persist.codecs.part import filters
 from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.filters import parts_that_may_match
+from persist.codecs.part.filters import select_matching_parts
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
@@ -114,15 +114,15 @@ FILTERS = st.recursive(
 @given(batches(), FILTERS, st.integers(1, 2))
 def test_no_part_with_a_matching_row_is_left_out(encoded: Encoded, filter: pc.Expression, group_max: int) -> None:
     parts = [part for _, part in encoded]
-    kept = parts_that_may_match(parts, filter, SCHEMA)
+    kept = select_matching_parts(parts, filter, SCHEMA)
     matching = [part for data, part in encoded if len(decode_part(data, part, SCHEMA).filter(filter))]
     assert [part for part in parts if any(part is k for k in kept)] == kept, "the order changed"
     lost = [part.stats for part in matching if not any(part is k for k in kept)]
     assert not lost, f"{filter} lost a part"
     with pytest.MonkeyPatch.context() as patch:  # In groups, which are otherwise of many parts.
         patch.setattr(filters, "GROUP_MAX", group_max)
-        assert parts_that_may_match(parts, filter, SCHEMA) == kept
-        assert parts_that_may_match(parts, filter, SCHEMA) == kept, "by what is known of the groups"
+        assert select_matching_parts(parts, filter, SCHEMA) == kept
+        assert select_matching_parts(parts, filter, SCHEMA) == kept, "by what is known of the groups"
 
 
 def part_of(**columns: list[Any]) -> Part:
@@ -134,7 +134,7 @@ def part_of(**columns: list[Any]) -> Part:
 
 
 def kept(part: Part, filter: pc.Expression) -> bool:
-    return bool(parts_that_may_match([part], filter, SCHEMA))
+    return bool(select_matching_parts([part], filter, SCHEMA))
 
 
 INT, FLOAT, TEXT = pc.field("i"), pc.field("f"), pc.field("s")
@@ -181,23 +181,23 @@ def test_a_part_with_nan_is_kept_where_nan_may_match() -> None:
 def test_reductions_of_many_filters_keep_the_one_part_that_matches() -> None:
     parts = [part_of(i=[at * 10, at * 10 + 9]) for at in range(20)]
     wanted = reduce(or_, [INT == 35, INT == 120])
-    assert parts_that_may_match(parts, wanted, SCHEMA) == [parts[3], parts[12]]
-    assert parts_that_may_match(parts, INT < 0, SCHEMA) == []
+    assert select_matching_parts(parts, wanted, SCHEMA) == [parts[3], parts[12]]
+    assert select_matching_parts(parts, INT < 0, SCHEMA) == []
 
 
 def test_groups_of_parts_hold_what_each_of_their_parts_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filters, "GROUP_MAX", 4)
     parts = [part_of(i=[at * 10, at * 10 + 9], s=[None, chr(97 + at)]) for at in range(20)]
     asked: list[Part] = []
-    original = filters._guarantee
+    original = filters._make_guarantee
 
     def recorded(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc.Expression:
         asked.append(part)
         return original(part, schema, names)
 
-    monkeypatch.setattr(filters, "_guarantee", recorded)
+    monkeypatch.setattr(filters, "_make_guarantee", recorded)
     for at, part in enumerate(parts):
         for filter in (at * 10 + 9 == INT, chr(97 + at) == TEXT):
             asked.clear()
-            assert parts_that_may_match(parts, filter, SCHEMA) == [part]
+            assert select_matching_parts(parts, filter, SCHEMA) == [part]
             assert len(asked) <= 4, "groups were left out"

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from persist.codecs.part import stream
-from persist.codecs.part.key_range import comparable_keys
+from persist.codecs.part.key_range import load_comparable_keys
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import RunStream
 from persist.codecs.types.schema import CollectionSchema
@@ -103,7 +103,7 @@ def test_parts_of_a_run_do_not_overlap() -> None:
         done += stream.add(updates(rows[start : start + 3000]))
     done += stream.finish()
     assert sum(part.rows for _, part in done) == len(rows)
-    keys = [keys for _, part in done if (keys := comparable_keys(part, SCHEMA)) is not None]
+    keys = [keys for _, part in done if (keys := load_comparable_keys(part, SCHEMA)) is not None]
     assert len(keys) == len(done) > 3
     assert all(one[-1] < other[0] for one, other in pairwise(keys))
 

@@ -15,7 +15,7 @@ import persist
 from persist.codecs.part import shredding
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.describing import check_part
-from persist.codecs.part.filters import parts_that_may_match
+from persist.codecs.part.filters import select_matching_parts
 from persist.codecs.part.index import decode_groups, read_index
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import Encoded, PartStream, encode_parts
@@ -84,7 +84,7 @@ def kept(data: bytes, part: Part, where: str) -> list[int]:
         ):
             assert table.equals(whole.select(columns))
     if len(whole):
-        assert parts_that_may_match([part], filter_, SCHEMA)
+        assert select_matching_parts([part], filter_, SCHEMA)
     kept_ids: list[int] = whole["id"].to_pylist()
     return kept_ids
 
@@ -178,7 +178,7 @@ def test_parts_are_pruned_by_values(for_few_rows: None) -> None:
         ("payload->>'day' is null", []),
         ("payload->>'other' = 'x'", [*range(1, 31)]),
     ):
-        matching = parts_that_may_match(parts * 5, parse_where(where, SCHEMA), SCHEMA)
+        matching = select_matching_parts(parts * 5, parse_where(where, SCHEMA), SCHEMA)
         assert matching == [parts[day - 1] for day in days] * 5, where
 
 
@@ -196,7 +196,7 @@ def test_values_of_a_column_are_not_those_of_one_that_is_called_alike(for_few_ro
     ):
         filter_ = parse_where(where, schema)
         assert len(decode_part(data, part, schema, filter=filter_)) == count
-        assert len(parts_that_may_match([part], filter_, schema)) == 1
+        assert len(select_matching_parts([part], filter_, schema)) == 1
 
 
 def test_wrong_values_are_found_and_later_versions_ignored(for_few_rows: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.types.arrow_types import check_type, type_from_json, type_to_json
+from persist.codecs.types.arrow_types import check_type, decode_type, encode_type
 from persist.codecs.types.casts import cast_column
 from tests.codecs.strategies import arrow_types
 
 
 @given(arrow_types())
 def test_every_supported_type_survives_json(t: pa.DataType) -> None:
-    written = json.loads(json.dumps(type_to_json(t)))
-    assert type_from_json(written).equals(t, check_metadata=True)
+    written = json.loads(json.dumps(encode_type(t)))
+    assert decode_type(written).equals(t, check_metadata=True)
     check_type(t, "field 'x'")
 
 
@@ -39,14 +39,14 @@ def test_every_supported_type_survives_json(t: pa.DataType) -> None:
     ],
 )
 def test_the_written_form_of_types_does_not_change(t: pa.DataType, written: object) -> None:
-    assert type_to_json(t) == written
-    assert type_from_json(json.loads(json.dumps(written))) == t
+    assert encode_type(t) == written
+    assert decode_type(json.loads(json.dumps(written))) == t
 
 
 def test_names_and_nullability_inside_lists_are_not_part_of_a_type() -> None:
     odd = pa.list_(pa.field("element", pa.int8(), nullable=False, metadata={"a": "b"}))
-    assert type_to_json(odd) == type_to_json(pa.list_(pa.int8()))
-    assert type_from_json(type_to_json(odd)).equals(pa.list_(pa.int8()), check_metadata=True)
+    assert encode_type(odd) == encode_type(pa.list_(pa.int8()))
+    assert decode_type(encode_type(odd)).equals(pa.list_(pa.int8()), check_metadata=True)
 
 
 UNSUPPORTED = [
@@ -90,11 +90,11 @@ def test_types_nest_sixteen_deep_and_no_deeper() -> None:
     for _ in range(16):
         t = pa.list_(t)
     check_type(t, "field 'x'")
-    assert type_from_json(type_to_json(t)) == t
+    assert decode_type(encode_type(t)) == t
     with pytest.raises(SchemaMismatch, match="nested more than 16 deep"):
         check_type(pa.list_(t), "field 'x'")
     with pytest.raises(ValueError, match="nested more than 16 deep"):
-        type_from_json({"list": type_to_json(t)})
+        decode_type({"list": encode_type(t)})
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_types_nest_sixteen_deep_and_no_deeper() -> None:
 )
 def test_reading_a_type_is_strict(written: object) -> None:
     with pytest.raises(ValueError, match=r"not supported|written form|size|struct"):
-        type_from_json(written)  # type: ignore[arg-type]
+        decode_type(written)  # type: ignore[arg-type]
 
 
 @given(st.text(max_size=20))
 def test_any_other_text_is_no_type(text: str) -> None:
     with contextlib.suppress(ValueError):
-        assert type_to_json(type_from_json(text)) == text
+        assert encode_type(decode_type(text)) == text
 
 
 @pytest.mark.parametrize("nested", [False, True])

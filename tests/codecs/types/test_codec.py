@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from persist.codecs.errors import CodecMismatch, InvalidUpdate, SchemaMismatch
 from persist.codecs.types.codec import Binary, Codec, Int64, Json, Unit, Utf8
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.tuples import to_rows, to_tuples
+from persist.codecs.updates.tuples import iterate_rows, iterate_tuples
 from persist.codecs.updates.updates import to_updates
 
 _LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -100,8 +100,8 @@ def test_a_users_codec_stores_and_reads_tuples() -> None:
     table = to_updates(updates, schema)
     assert table.column("key").to_pylist() == ["1,2", "-1,0"]
     assert table.column("value").to_pylist() == ['{"a":[1]}', "null"]
-    assert list(to_tuples(table, schema)) == updates
-    assert list(to_rows(table, schema)) == [update[0] for update in updates]
+    assert list(iterate_tuples(table, schema)) == updates
+    assert list(iterate_rows(table, schema)) == [update[0] for update in updates]
 
 
 def test_an_unknown_codec_reads_as_arrow_and_asks_for_itself_otherwise() -> None:
@@ -111,8 +111,8 @@ def test_an_unknown_codec_reads_as_arrow_and_asks_for_itself_otherwise() -> None
     table = to_updates(updates, known)
     assert to_updates(table, unknown).equals(table)
     for attempt in (
-        lambda: to_rows(table, unknown),
-        lambda: to_tuples(table, unknown),
+        lambda: iterate_rows(table, unknown),
+        lambda: iterate_tuples(table, unknown),
         lambda: to_updates(updates, unknown),
     ):
         with pytest.raises(

@@ -128,7 +128,7 @@ def test_what_is_no_type_is_refused_with_what_is_one(given: Any, message: str) -
 def test_a_column_that_does_not_exist_is_told_with_the_one_that_was_meant() -> None:
     schema = CollectionSchema.of({"id": int}, {"amount": float})
     with pytest.raises(SchemaMismatch, match=r"'Amont' is not a column of this collection, did you mean 'amount'\?"):
-        schema.distinct("columns", ["Amont"])
+        schema.check_distinct("columns", ["Amont"])
     with pytest.raises(SchemaMismatch, match="'id' is there twice") as caught:
-        schema.distinct("columns", ["id", "id"])
+        schema.check_distinct("columns", ["id", "id"])
     assert "unknown" not in str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs.types.arrow_types import is_flat, scalar_from_json, scalar_to_json
+from persist.codecs.types.arrow_types import decode_scalar, encode_scalar, is_flat
 from tests.codecs.strategies import arrays, flat_types, same
 
 
@@ -21,14 +21,14 @@ def _stored(value: pa.Scalar) -> Any:
 def test_every_flat_scalar_survives_json(data: st.DataObject) -> None:
     t = data.draw(flat_types())
     for value in data.draw(arrays(t)):
-        again = scalar_from_json(json.loads(json.dumps(scalar_to_json(value), allow_nan=False)), t)
+        again = decode_scalar(json.loads(json.dumps(encode_scalar(value), allow_nan=False)), t)
         assert again.type == t
         assert again.is_valid == value.is_valid
         assert same(_stored(again), _stored(value))
 
 
 def test_negative_zero_keeps_its_sign() -> None:
-    again = scalar_from_json(scalar_to_json(pa.scalar(-0.0)), pa.float64())
+    again = decode_scalar(encode_scalar(pa.scalar(-0.0)), pa.float64())
     assert math.copysign(1, again.as_py()) == -1
 
 
@@ -47,7 +47,7 @@ def test_negative_zero_keeps_its_sign() -> None:
     ],
 )
 def test_the_written_form_of_scalars_does_not_change(value: pa.Scalar, written: object) -> None:
-    assert scalar_to_json(value) == written
+    assert encode_scalar(value) == written
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_written_form_of_scalars_does_not_change(value: pa.Scalar, written: 
 )
 def test_garbage_is_no_scalar(written: Any, t: pa.DataType) -> None:
     with pytest.raises(ValueError, match="is not the written form"):
-        scalar_from_json(written, t)
+        decode_scalar(written, t)
 
 
 def test_nested_types_have_no_scalar_form() -> None:
@@ -80,6 +80,6 @@ def test_nested_types_have_no_scalar_form() -> None:
     assert not is_flat(t)
     assert is_flat(pa.decimal128(3, 1))
     with pytest.raises(ValueError, match="not a flat type"):
-        scalar_to_json(pa.scalar([1], t))
+        encode_scalar(pa.scalar([1], t))
     with pytest.raises(ValueError, match="not a flat type"):
-        scalar_from_json([1], t)
+        decode_scalar([1], t)

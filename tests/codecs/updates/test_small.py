@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.types.codec import Utf8
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.small import gather_updates, small_keys, small_updates
+from persist.codecs.updates.small import convert_small_keys, convert_small_updates, gather_updates
 from persist.codecs.updates.updates import to_updates
 from tests.codecs import strategies
 
@@ -51,7 +51,7 @@ SHAPED = st.tuples(
 
 @given(st.lists(st.one_of(SHAPED, SHAPED, SHAPED, ANYTHING), min_size=1, max_size=4))
 def test_what_it_takes_becomes_what_to_updates_makes_of_it(data: list[Any]) -> None:
-    small = small_updates(data, PLAIN)
+    small = convert_small_updates(data, PLAIN)
     if small is None:
         return
     table = to_updates(data, PLAIN)
@@ -66,7 +66,7 @@ def test_what_it_takes_becomes_what_to_updates_makes_of_it(data: list[Any]) -> N
 def test_it_takes_every_kind_of_plain_value() -> None:
     row = ((7, b"x"), (0.5, "text", datetime(2026, 1, 2), date(2026, 1, 2), True))
     nulls = ((None, None), (None, None, None, None, None))
-    small = small_updates([(row, 3, 1), (nulls, 4, -2)], PLAIN)
+    small = convert_small_updates([(row, 3, 1), (nulls, 4, -2)], PLAIN)
     assert small is not None
     assert gather_updates([small, small], PLAIN).equals(to_updates([(row, 3, 1), (nulls, 4, -2)] * 2, PLAIN))
 
@@ -90,34 +90,34 @@ def test_it_takes_every_kind_of_plain_value() -> None:
     ],
 )
 def test_what_it_gives_up_on_is_refused_by_to_updates(update: Any) -> None:
-    assert small_updates([update], PLAIN) is None
+    assert convert_small_updates([update], PLAIN) is None
     with pytest.raises(InvalidUpdate):
         to_updates([update], PLAIN)
 
 
 def test_a_diff_of_zero_a_long_list_a_codec_and_other_types_are_left_to_to_updates() -> None:
     row = ((1, b""), (0.0, "", None, None, None))
-    assert small_updates([(row, 0, 0)], PLAIN) is None
-    assert small_updates([(row, 0, 1)] * 33, PLAIN) is None
-    assert small_updates(iter([(row, 0, 1)]), PLAIN) is None
-    assert small_updates([(("a", None), 0, 1)], CollectionSchema.of(Utf8, None)) is None
-    assert small_updates([((1.0, None), 0, 1)], CollectionSchema.of({"x": pa.float32()}, None)) is None
+    assert convert_small_updates([(row, 0, 0)], PLAIN) is None
+    assert convert_small_updates([(row, 0, 1)] * 33, PLAIN) is None
+    assert convert_small_updates(iter([(row, 0, 1)]), PLAIN) is None
+    assert convert_small_updates([(("a", None), 0, 1)], CollectionSchema.of(Utf8, None)) is None
+    assert convert_small_updates([((1.0, None), 0, 1)], CollectionSchema.of({"x": pa.float32()}, None)) is None
 
 
 def test_long_texts_are_left_to_to_updates() -> None:
     schema = CollectionSchema.of({"s": pa.string()}, None)
-    assert small_updates([(("x" * 20_000, None), 0, 1)], schema) is None
-    small = small_updates([(("x" * 1000, None), 0, 1)], schema)
+    assert convert_small_updates([(("x" * 20_000, None), 0, 1)], schema) is None
+    small = convert_small_updates([(("x" * 1000, None), 0, 1)], schema)
     assert small is not None
     assert small.bytes >= 1000
 
 
 def test_unit_sides_work() -> None:
     schema = CollectionSchema.of(None, None)
-    small = small_updates([((None, None), 5, 2)], schema)
+    small = convert_small_updates([((None, None), 5, 2)], schema)
     assert small is not None
     assert gather_updates([small], schema).to_pydict() == {"_time": [5], "_diff": [2]}
-    assert small_updates([((1, None), 5, 2)], schema) is None
+    assert convert_small_updates([((1, None), 5, 2)], schema) is None
 
 
 KEYS = CollectionSchema.of({"k": pa.int64(), "f": pa.float64(), "s": pa.string()}, None)
@@ -125,7 +125,7 @@ KEYS = CollectionSchema.of({"k": pa.int64(), "f": pa.float64(), "s": pa.string()
 
 @given(st.lists(st.one_of(st.tuples(*(fitting(f.type) for f in KEYS.key.fields)), ANYTHING), min_size=1, max_size=3))
 def test_small_keys_are_the_keys_that_to_updates_makes_of_them(keys: list[Any]) -> None:
-    small = small_keys(keys, KEYS)
+    small = convert_small_keys(keys, KEYS)
     if small is None:
         return
     table = to_updates([((key, None), 0, 1) for key in keys], KEYS).select(KEYS.key_names)
@@ -134,11 +134,11 @@ def test_small_keys_are_the_keys_that_to_updates_makes_of_them(keys: list[Any]) 
 
 
 def test_plain_keys_are_small() -> None:
-    plain = small_keys([(1, 2.5, "a"), (0, 1.0, "b")], KEYS)
+    plain = convert_small_keys([(1, 2.5, "a"), (0, 1.0, "b")], KEYS)
     assert plain is not None
     assert plain.to_pylist() == [{"k": 1, "f": 2.5, "s": "a"}, {"k": 0, "f": 1.0, "s": "b"}]
-    single = small_keys([5], CollectionSchema.of({"k": pa.int64()}, None))
+    single = convert_small_keys([5], CollectionSchema.of({"k": pa.int64()}, None))
     assert single is not None
     assert single.to_pylist() == [{"k": 5}]
-    assert small_keys([(1, -0.0, "a")], KEYS) is None, "it would have to become 0.0"
-    assert small_keys(["a"], CollectionSchema.of(Utf8, None)) is None
+    assert convert_small_keys([(1, -0.0, "a")], KEYS) is None, "it would have to become 0.0"
+    assert convert_small_keys(["a"], CollectionSchema.of(Utf8, None)) is None

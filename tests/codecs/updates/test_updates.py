@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.ordering import canonical
+from persist.codecs.order.ordering import make_canonical
 from persist.codecs.types.python_types import get_stored_type
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.codecs.updates.tuples import to_rows, to_tuples
+from persist.codecs.updates.tuples import iterate_rows, iterate_tuples
 from persist.codecs.updates.updates import to_updates
 from tests.codecs.strategies import arrays, arrow_types, python_values, same, schemas, updates
 
@@ -42,9 +42,9 @@ def test_python_values_come_back_as_they_were_for_every_type(data: st.DataObject
     table = to_updates(given_updates, schema)
     assert table.schema.equals(schema.arrow, check_metadata=True)
     table.validate(full=True)
-    assert canonical(table) is table
-    assert same(list(to_tuples(table, schema)), given_updates)
-    assert same(list(to_rows(table, schema)), [update[0] for update in given_updates])
+    assert make_canonical(table) is table
+    assert same(list(iterate_tuples(table, schema)), given_updates)
+    assert same(list(iterate_rows(table, schema)), [update[0] for update in given_updates])
 
 
 @given(st.data())
@@ -74,7 +74,7 @@ def test_pandas_frames_come_with_their_index_if_it_is_a_column() -> None:
     odd_index = frame.set_index(pd.Index([7, 3]))
     by_two = frame.set_index(["id", "status"])
     for form in (frame, frame.set_index("id"), by_two, odd_index, frame[frame.id > 0]):
-        assert list(to_tuples(to_updates(form, ORDERS), ORDERS)) == expected
+        assert list(iterate_tuples(to_updates(form, ORDERS), ORDERS)) == expected
 
 
 def test_no_updates_are_an_empty_table() -> None:
@@ -88,7 +88,7 @@ def test_no_updates_are_an_empty_table() -> None:
 def test_zero_diffs_are_dropped() -> None:
     some = [((1, ("a", 1.0)), 1, 0), ((2, ("a", 1.0)), 1, 1), ((3, ("a", 1.0)), 1, 0)]
     from_tuples = to_updates(some, ORDERS)
-    assert list(to_tuples(from_tuples, ORDERS)) == some[1:2]
+    assert list(iterate_tuples(from_tuples, ORDERS)) == some[1:2]
     zeros = from_tuples.set_column(4, "_diff", pa.array([0]))
     assert to_updates(zeros, ORDERS).num_rows == 0
 
@@ -97,7 +97,7 @@ def test_floats_are_canonical_in_every_form() -> None:
     odd_nan = np.array([0xFFF8000000000001], np.uint64).view(np.float64)
     for values in ([-0.0, math.nan], [-0.0, float(odd_nan[0])]):
         table = to_updates([((v, None), 0, 1) for v in values], _one(pa.float64()))
-        assert canonical(table) is table
+        assert make_canonical(table) is table
         assert math.copysign(1, table.column("x")[0].as_py()) == 1
         assert to_updates(_table(pa.float64(), values), _one(pa.float64())).column("x").to_pylist()[0] == 0
     narrow = to_updates([((-1e-300, None), 0, 1)], _one(pa.float32()))
@@ -113,15 +113,15 @@ def test_nan_from_python_and_arrow_is_a_number_and_none_is_null() -> None:
 
 def test_tuples_without_a_time_are_key_value_and_diff() -> None:
     table = to_updates(UPDATES, ORDERS).drop_columns(["_time"])
-    assert list(to_tuples(table, ORDERS)) == [(pair, diff) for pair, _, diff in UPDATES]
+    assert list(iterate_tuples(table, ORDERS)) == [(pair, diff) for pair, _, diff in UPDATES]
 
 
 def test_python_values_need_all_columns() -> None:
     table = to_updates(UPDATES, ORDERS)
     with pytest.raises(SchemaMismatch, match="column 'status' is missing: read with all columns"):
-        to_rows(table.drop_columns(["status"]), ORDERS)
+        iterate_rows(table.drop_columns(["status"]), ORDERS)
     with pytest.raises(SchemaMismatch, match="column '_diff' is missing"):
-        to_tuples(table.drop_columns(["_diff"]), ORDERS)
+        iterate_tuples(table.drop_columns(["_diff"]), ORDERS)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_python_cannot_hold_is_not_cut_off(t: pa.DataType, storage: int) ->
     column = pa.array([storage], pa.int32() if t.bit_width == 32 else pa.int64()).view(t)
     table = to_updates(_table(t, column), _one(t))
     with pytest.raises(InvalidUsage, match=r"column 'x' of type .* Read it as Arrow instead"):
-        list(to_rows(table, _one(t)))
+        list(iterate_rows(table, _one(t)))
 
 
 # Columns
@@ -472,7 +472,7 @@ def test_a_value_of_another_type_is_refused_and_never_coerced(t: pa.DataType, va
     ids=repr,
 )
 def test_a_value_that_means_the_same_is_taken(t: pa.DataType, value: Any, stored: Any) -> None:
-    assert [key for key, _ in to_rows(to_updates([((value, None), 0, 1)], _one(t)), _one(t))] == [stored]
+    assert [key for key, _ in iterate_rows(to_updates([((value, None), 0, 1)], _one(t)), _one(t))] == [stored]
 
 
 def test_lists_and_named_tuples_stand_for_tuples() -> None:

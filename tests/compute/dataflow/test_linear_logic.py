@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.compute.dataflow.plan.plan import Linear
-from persist.core.expression.term import Col, Lit, sql_call
+from persist.core.expression.term import Col, Lit, make_sql_call
 from persist.dataflow import Logic, Program, Stream, col
 from tests.compute.dataflow.schedule import updates_strategy
 from tests.support.tiers import examples
@@ -102,12 +102,12 @@ def test_a_logic_is_checked_where_it_meets_columns() -> None:
 def test_an_error_that_an_earlier_part_of_a_condition_keeps_away_does_not_stop_a_filter() -> None:
     program = Program("guarded")
     numbers = program.input("numbers", key={"a": pa.int64()}, value={"b": pa.int64()})
-    quotient = sql_call("divide_whole", pa.int64(), Col("b"), Col("a"))
+    quotient = make_sql_call("divide_whole", pa.int64(), Col("b"), Col("a"))
     parts = (
-        sql_call("not_equal", pa.bool_(), Col("a"), Lit(pa.scalar(0))),
-        sql_call("equal", pa.bool_(), quotient, Lit(pa.scalar(2))),
+        make_sql_call("not_equal", pa.bool_(), Col("a"), Lit(pa.scalar(0))),
+        make_sql_call("equal", pa.bool_(), quotient, Lit(pa.scalar(2))),
     )
-    kept = numbers.filter(sql_call("and", pa.bool_(), *parts)).capture()
+    kept = numbers.filter(make_sql_call("and", pa.bool_(), *parts)).capture()
     with program.open(None) as running:
         running["numbers"].insert([((0, 1), 0, 1), ((2, 4), 0, 1)])
         running["numbers"].advance_to(1)

@@ -237,9 +237,9 @@ def test_a_step_looks_at_the_log_once_for_all_sources() -> None:
         sum(streams[1:], streams[0]).persist("many", key=["k"])
         with program.open(client) as running:
             running.step()
-            before = blob.counts()["get"].requests
+            before = blob.get_counts()["get"].requests
             running.step()
-            assert blob.counts()["get"].requests == before + 1
+            assert blob.get_counts()["get"].requests == before + 1
 
 
 def test_a_source_that_is_not_there_is_named(client: persist.Client) -> None:
@@ -390,7 +390,7 @@ def test_a_program_that_waits_asks_the_store_seldom_and_is_stopped_at_once() -> 
             worker.start()
             client.load("totals").snapshot(bank.time - 1, timeout_s=60)
             asked = -4
-            while (so_far := blob.counts()["get"].requests) > asked + 3:  # The pauses double, and it becomes quiet.
+            while (so_far := blob.get_counts()["get"].requests) > asked + 3:  # The pauses double, and it becomes quiet.
                 asked = so_far
                 assert not threading.Event().wait(1.5)
             running.stop()

@@ -205,9 +205,9 @@ def test_a_statement_reads_a_small_part_of_the_collection(
     blob, size = large
     metered = MeteredBlob(blob)
     with persist.open(metered, settings=QUIET) as client:
-        before = metered.counts()["get"].bytes
+        before = metered.get_counts()["get"].bytes
         assert execute(client.engine, sql).rows == touched
-        assert metered.counts()["get"].bytes - before < size // 5
+        assert metered.get_counts()["get"].bytes - before < size // 5
 
 
 @pytest.mark.costly("the touched rows exceed the least memory budget")

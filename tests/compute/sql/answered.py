@@ -12,7 +12,7 @@ from persist.compute.sql.adapt_expression import Expressions
 from persist.compute.sql.duck import bind_query
 from persist.compute.sql.rows import lower_term
 from persist.compute.sql.types import from_duckdb_name, to_arrow
-from persist.core.expression.evaluation import as_array, evaluate, infer_type
+from persist.core.expression.evaluation import broadcast, evaluate, infer_type
 from persist.core.expression.term import Term
 from persist.errors import InvalidUsage
 from tests.compute.sql.cells import Sheet
@@ -200,7 +200,7 @@ def computed(accepted: Accepted, columns: dict[str, pa.Array], rows: list[int]) 
         {f"c{at}": columns[f"a{number}"].take(taken) for at, number in enumerate(accepted.numbers)}, len(rows)
     )
     try:
-        return plain(as_array(evaluate(accepted.expression, frame), len(rows)))
+        return plain(broadcast(evaluate(accepted.expression, frame), len(rows)))
     except (pa.ArrowException, ValueError, TypeError) as error:  # Those that name the record in a view.
         return f"{type(error).__name__}: {error}"
 

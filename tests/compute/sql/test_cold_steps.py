@@ -40,13 +40,13 @@ class Mortal(UnreliableBlob):
     def is_dead(self) -> bool:
         return self._left < 0
 
-    def _call(self, operation: str, call: Callable[[], T]) -> T:
+    def _call_with_fault(self, operation: str, call: Callable[[], T]) -> T:
         self._left -= 1
         if self._left == -1 and self._happens:
             call()
         if self._left < 0:
             raise Unavailable("the client is dead")
-        return super()._call(operation, call)
+        return super()._call_with_fault(operation, call)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from persist.compute.sql.algebra import (
 )
 from persist.compute.sql.order import EQUAL_KEEPS, OTHER_KEEPS, ROWS, SEMI_KEEPS, Known, estimate_relation, order_joins
 from persist.core.expression.evaluation import factor_conjuncts
-from persist.core.expression.term import Lit, Place, Term, sql_call
+from persist.core.expression.term import Lit, Place, Term, make_sql_call
 
 KNOWN: Known = {
     "t": Statistics(10_000, None, {"a": 100, "b": 5000}),
@@ -50,7 +50,7 @@ def one(value: Any) -> Lit:
 
 
 def is_(how: str, *arguments: Term) -> Term:
-    return sql_call(how, pa.bool_(), *arguments)
+    return make_sql_call(how, pa.bool_(), *arguments)
 
 
 def of(rows: float, **distinct: float) -> tuple[float, dict[int, float]]:

@@ -15,7 +15,7 @@ import persist
 from persist.blob.layers.metered import MeteredBlob
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.ports.hints import make_hint
-from persist.core.expression.term import Col, Lit, sql_call
+from persist.core.expression.term import Col, Lit, make_sql_call
 from persist.dataflow import Program, col
 from tests.compute.sql.oracle import Row, multiset
 from tests.compute.sql.two_ways import QUIET
@@ -66,9 +66,9 @@ def test_the_first_build_of_a_view_reads_the_parts_that_its_conditions_may_match
     with persist.open(metered, settings=QUIET) as client:
         size = sum(part.bytes for part in client["t"].handle.contents().parts)
         view = client.create_view("v", query)
-        before = metered.counts()["get"].bytes
+        before = metered.get_counts()["get"].bytes
         view.refresh()
-        assert metered.counts()["get"].bytes - before < size // 5
+        assert metered.get_counts()["get"].bytes - before < size // 5
         assert rows_of(view.snapshot()) == rows_of(client.sql(query))
         view.drop()
 
@@ -143,8 +143,8 @@ def test_a_view_holds_what_a_query_returns_whatever_its_conditions_are(
 
 def test_conditions_after_one_that_may_raise_do_not_hide_its_error() -> None:
     schema = CollectionSchema.of({"id": pa.int64()}, {"s": pa.string()})
-    few = sql_call("less", pa.bool_(), Col("id"), Lit(pa.scalar(5)))
-    number = sql_call("equal", pa.bool_(), sql_call("cast", pa.int64(), Col("s")), Lit(pa.scalar(1)))
+    few = make_sql_call("less", pa.bool_(), Col("id"), Lit(pa.scalar(5)))
+    number = make_sql_call("equal", pa.bool_(), make_sql_call("cast", pa.int64(), Col("s")), Lit(pa.scalar(1)))
     assert str(make_hint([[few, number]], schema)) == "(id < 5)"
     assert make_hint([[number, few]], schema) is None
     assert make_hint([[few], [number]], schema) is None
@@ -156,11 +156,11 @@ def test_a_program_reads_what_its_filters_may_pass(large: persist.MemoryBlob) ->
     with persist.open(metered, settings=QUIET) as client:
         program = Program("few").using(client)
         few = program.source("t").filter(col("n") < 50).map(id=col("id")).capture()
-        before = metered.counts()["get"].bytes
+        before = metered.get_counts()["get"].bytes
         with program.open(client) as running:
             running.run()
             size = sum(part.bytes for part in client["t"].handle.contents().parts)
-            assert metered.counts()["get"].bytes - before < size // 5
+            assert metered.get_counts()["get"].bytes - before < size // 5
             assert sorted(few.updates()["id"].to_pylist()) == [*range(50)]
 
 

@@ -175,7 +175,7 @@ def test_what_is_no_function_is_refused(client: persist.Client, given: dict[str,
     right: dict[str, Any] = {"name": "f", "function": len, "arguments": [int], "returns": int, "version": 1}
     with pytest.raises(persist.errors.PersistError, match=says):
         client.create_function(**{**right, **given})
-    assert not room.functions_of_python()
+    assert not room.list_python_functions()
 
 
 def test_arguments_of_other_types_are_refused_with_the_place(client: persist.Client) -> None:

@@ -357,3 +357,10 @@ def _answer(query: str, tables: dict[str, dict[int, tuple[str, int]]]) -> list[t
             for id_, (k, n) in records.items():
                 base.execute(f"INSERT INTO {name} VALUES (?, ?, ?)", [id_, k, n])
         return sorted(((k, None if n is None else int(n)) for k, n in base.execute(query).fetchall()), key=repr)
+
+
+@pytest.mark.parametrize("key", [True, 5, [5], {"k": 1}, {"k"}])
+def test_a_key_of_a_view_is_a_list_of_names(client: persist.Client, key: Any) -> None:
+    facts_of(client)
+    with pytest.raises(persist.InvalidUsage, match="is not a list of names of columns"):
+        client.create_view("sums", SUMS, key=key)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import persist
+from persist.connect.egress.files import make_row_writer
 
 NOON = dt.datetime(2024, 1, 1, 12, 30)
 Taken = Callable[..., list[dict[str, Any]]]
@@ -41,7 +42,12 @@ def taken(tmp_path: Path) -> Taken:
     """Takes in files one after the other, each given by its ending and its bytes; returns what is there then."""
     (tmp_path / "in").mkdir()
 
-    def take(*files: tuple[str, str | bytes], together: bool = False, **options: Any) -> list[dict[str, Any]]:
+    def take(
+        *files: tuple[str, str | bytes], together: bool = False, kind: pa.DataType | None = None, **options: Any
+    ) -> list[dict[str, Any]]:
+        if kind is not None:
+            with persist.open(str(tmp_path / "location")) as client:
+                client.create_or_load("t", key={"id": pa.int64()}, value={"v": kind})
         for number, (ending, data) in enumerate(files):
             path = tmp_path / "in" / f"{number}.{ending}"
             path.write_bytes(data.encode() if isinstance(data, str) else data)
@@ -111,6 +117,78 @@ def test_text_that_its_float_would_change_is_named_by_its_line(
         persist.InvalidUsage, match=rf"(?s)0\.{ending}.*line [23]: column 'v': '?{number}'? is not of type double"
     ):
         taken((ending, text.format(number)), **options)
+
+
+def test_blank_lines_before_the_head_of_a_csv_file_do_not_count(taken: Taken) -> None:
+    assert taken(("csv", "\n\r\nid,v\n\n1,x\n")) == [{"id": 1, "v": "x"}]
+    with pytest.raises(persist.InvalidUsage, match=r"line 4: column 'id': 'one' is not"):
+        taken(("csv", "\n\nid,v\none,y\n"), columns={"id": "int64", "v": "string"}, collection="u")
+
+
+MAP = pa.map_(pa.string(), pa.int64())
+NESTED = pa.list_(pa.struct([("x", pa.map_(pa.int32(), pa.map_(pa.date32(), pa.binary(2))))]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "value"),
+    [
+        (pa.binary(), '"YQA="', b"a\0"),
+        (pa.binary(), '""', b""),
+        (pa.list_(pa.large_binary()), '["YQ==", null]', [b"a", None]),
+        (MAP, '{"b": 1, "a": null}', [("b", 1), ("a", None)]),
+        (MAP, '[["b", 1], ["a", null]]', [("b", 1), ("a", None)]),
+        (MAP, '[{"key": "a", "value": 9007199254740993}]', [("a", 2**53 + 1)]),
+        (MAP, "{}", []),
+        (MAP, "null", None),
+        (pa.map_(pa.float64(), pa.float64()), '[[NaN, Infinity], ["1e0", 2]]', None),
+        (NESTED, '[{"x": {"7": {"2024-01-01": "YWI="}}}, null]', [{"x": [(7, [(NOON.date(), b"ab")])]}, None]),
+    ],
+)
+def test_bytes_and_maps_are_read_from_json(taken: Taken, kind: pa.DataType, written: str, value: Any) -> None:
+    [row] = taken(("jsonl", f'{{"id": 1, "v": {written}}}'), kind=kind)
+    assert row["v"] == value or repr(row["v"]) == "[(nan, inf), (1.0, 2.0)]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "says"),
+    [
+        (pa.binary(), '"yes"', "'yes' is not of type binary"),
+        (pa.binary(2), '"YQ=="', "is not of type fixed_size_binary"),
+        (MAP, '{"a": 1.5}', "is not of type map<string, int64>"),
+        (MAP, "[[null, 1]]", "null as the key of a map"),
+        (MAP, "[1]", "is not of type map<string, int64>"),
+        (pa.map_(pa.string(), pa.float64()), '{"a": 9007199254740993}', "without rounding"),
+        (pa.map_(pa.int8(), pa.int8()), '{"300": 1}', "is not of type map<int8, int8>"),
+    ],
+)
+def test_bytes_and_maps_that_do_not_fit_are_named(taken: Taken, kind: pa.DataType, written: str, says: str) -> None:
+    with pytest.raises(persist.InvalidUsage, match=rf"(?s)0\.jsonl.*line 2: .*{says}"):
+        taken(("jsonl", f'{{"id": 1, "v": null}}\n{{"id": 2, "v": {written}}}'), kind=kind)
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet", "arrow"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([b"a\n", b"\xff", None, b""]),
+        pa.array([{"k": [("b", b"1")]}, None], pa.struct([("k", pa.map_(pa.string(), pa.binary()))])),
+        pa.array([[(1, 0.5)], [], None], pa.map_(pa.int64(), pa.float64())),
+        pa.array([123456792.0, 0.25, 16777216.0, 3e38, float("inf")], pa.float32()),
+    ],
+    ids=["bytes", "map in a struct", "map", "float32"],
+)
+def test_what_is_written_as_a_file_is_read_equal_or_refused(taken: Taken, form: str, values: pa.Array) -> None:
+    out = io.BytesIO()
+    table = pa.table({"id": range(len(values)), "v": values})
+    try:
+        writer = make_row_writer(table.schema, form, out, nan="refuse")
+        for batch in table.to_batches():
+            writer.write_batch(batch)
+        writer.close()
+    except persist.InvalidUsage:
+        return
+    found = taken((form, out.getvalue()), kind=values.type)
+    assert [row["v"] for row in sorted(found, key=lambda row: row["id"])] == values.to_pylist()
 
 
 IDS = [12345678901234567890, 12345678901234567891, 12345678901234567892]

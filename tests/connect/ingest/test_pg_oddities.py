@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import persist
-from persist.core.rendering import without_secrets
+from persist.core.rendering import hide_passwords
 from tests.connect.ingest.servers import Server, postgres_programs
 from tests.connect.ingest.test_postgres import Database, database, server
 
@@ -136,7 +136,7 @@ def test_a_password_that_is_no_part_of_a_url_is_in_no_message(url: str, tmp_path
         persist.ingest(str(tmp_path / "l"), {"source": url, "publication": "p"}, once=True)
     assert "hun" not in str(error.value)
     assert "ter2" not in str(error.value)
-    assert without_secrets(f"at {url}: no") == "at postgres://me:***@host/db: no"
+    assert hide_passwords(f"at {url}: no") == "at postgres://me:***@host/db: no"
 
 
 def test_a_publication_that_changes_is_told(database: Database, caplog: Any) -> None:

@@ -4,17 +4,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from persist.core.expression.arrow_terms import term_of_filter, term_text
+from persist.core.expression.arrow_terms import format_term, parse_filter_term
 from persist.core.expression.term import Call, Col, Lit
 
 
 def text(filter: pc.Expression) -> str:
-    return term_text(term_of_filter(filter))
+    return format_term(parse_filter_term(filter))
 
 
 def test_a_filter_becomes_a_term() -> None:
     filter = (pc.field("k") > 5) & pc.field(("a", "b")).is_null()
-    assert term_of_filter(filter) == Call(
+    assert parse_filter_term(filter) == Call(
         "and_kleene",
         (
             Call("greater", (Col("k"), Lit(pa.scalar(5)))),

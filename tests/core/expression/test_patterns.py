@@ -9,7 +9,7 @@ import pytest
 import persist
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.expression.filters import parse_where
-from persist.core.expression.patterns import match_like
+from persist.core.expression.patterns import match_like_pattern
 
 TEXTS = [
     *map("".join, itertools.product("a\\%\n", repeat=3)),
@@ -25,8 +25,8 @@ def test_a_backslash_is_a_character_of_a_pattern(pattern: str) -> None:
         connection.register("texts", texts)
         found = connection.execute("SELECT s LIKE $1, s ILIKE $1 FROM texts ORDER BY id", [pattern]).fetchall()
     like, ilike = map(list, zip(*found, strict=True))
-    assert match_like(texts["s"], pattern).to_pylist() == like
-    assert match_like(texts["s"], pattern, ignore_case=True).to_pylist() == ilike
+    assert match_like_pattern(texts["s"], pattern).to_pylist() == like
+    assert match_like_pattern(texts["s"], pattern, ignore_case=True).to_pylist() == ilike
     schema = CollectionSchema.of({"id": pa.int64()}, {"s": pa.string()})
     chosen = texts.filter(parse_where(f"s like '{pattern}'", schema))["id"].to_pylist()
     assert chosen == [at for at, matches in enumerate(like) if matches]

@@ -21,8 +21,8 @@ from persist.core.expression.term import (
     list_columns,
     list_places,
     lit,
+    make_sql_call,
     replace_columns,
-    sql_call,
 )
 
 VALUES = {
@@ -67,7 +67,7 @@ def test_a_constant_that_python_has_no_object_for_is_shown_by_its_number() -> No
 
 
 def test_what_a_term_reads_is_known_and_can_be_put_elsewhere() -> None:
-    term = sql_call("add", pa.int64(), Place(3), sql_call("abs", pa.int64(), Place(1)), Col("x"), at=7)
+    term = make_sql_call("add", pa.int64(), Place(3), make_sql_call("abs", pa.int64(), Place(1)), Col("x"), at=7)
     assert (list_places(term), list_columns(term)) == ({1, 3}, {"x"})
     there = replace_columns(term, lambda index: Place(index + 10))
     assert list_places(there) == {11, 13}
@@ -103,7 +103,7 @@ def test_what_is_not_known_to_be_total_may_raise(term: Any, raises: bool) -> Non
     ],
 )  # fmt: skip
 def test_a_cast_may_raise_unless_the_type_has_a_value_for_each(narrow: str, wide: str, fits: bool) -> None:
-    cast = sql_call("cast", to_arrow(wide), Place(0))
+    cast = make_sql_call("cast", to_arrow(wide), Place(0))
     assert may_raise(cast, {0: to_arrow(narrow)}) != fits
 
 
@@ -115,7 +115,7 @@ def test_a_constant_is_read_as_it_was_stored(kind: str, text: str | None) -> Non
 
 
 def test_a_plan_is_read_as_it_was_stored() -> None:
-    condition = sql_call("less", pa.bool_(), Place(0), constant("int64", "5"), at=12)
+    condition = make_sql_call("less", pa.bool_(), Place(0), constant("int64", "5"), at=12)
     plan = Filter(Scan("t", ("a",), ("int64",)), condition)
     stored = json.loads(json.dumps(to_json(plan)))
     assert stored == {
@@ -151,7 +151,7 @@ def test_an_expression_is_no_truth_value_and_a_constant_is_one_of_arrow() -> Non
 def test_a_term_as_deep_as_a_query_may_be_is_moved_stored_and_read() -> None:
     term: Term = Place(0)
     for _ in range(600):
-        term = sql_call("negate", pa.int64(), term)
+        term = make_sql_call("negate", pa.int64(), term)
     assert list_places(replace_columns(term, lambda index: Place(index + 1))) == {1}
     stored = to_json(term)
     assert decode_term(Term, stored) == term

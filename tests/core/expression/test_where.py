@@ -137,6 +137,13 @@ MANY_DIGITS = ["1234567890123456.7891", "1234567890123456.7890", "0.5", None]
         ("f = 0.1", [0]),
         ("f between 0.1 and 0.1", [0]),
         ("f > 0.1 and f < 1e300", [1]),
+        ("f = 1e-1", []),
+        ("f > 1e-1", [0, 1]),
+        ("f in (1e-1, 5E-1)", [1]),
+        ("f in (1e-1, 0.1)", [0]),
+        ("f between 1E-1 and 0.1", [0]),
+        ("m = 5e-1", [2]),
+        ("n = 9.007199254740993e15", [1]),
     ],
 )
 def test_numbers_compare_exactly(condition: str, ids: list[int]) -> None:

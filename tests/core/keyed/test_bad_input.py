@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.core.keyed.events import lift_events
-from persist.core.keyed.intake import to_events, watermark_below
+from persist.core.keyed.intake import mark_below, to_events
 from persist.dataflow import Program, col
 from persist.engine.location import engine
 from persist.events import InsertIfAbsent
@@ -244,8 +244,8 @@ def test_a_machine_whose_options_are_no_json_is_refused(client: persist.Client) 
 
 def test_a_watermark_at_the_end_of_its_type_is_not_below_a_late_bound_that_is_there() -> None:
     marks = pa.chunked_array([pa.array([127, 126, None], pa.int8())])
-    assert watermark_below(marks, 127).tolist() == [False, True, True]
-    assert watermark_below(marks, 128).tolist() == [True, True, True]
+    assert mark_below(marks, 127).tolist() == [False, True, True]
+    assert mark_below(marks, 128).tolist() == [True, True, True]
 
 
 def test_events_at_the_time_of_their_commit_get_one_and_those_of_an_older_schema_are_read_by_the_newest(
@@ -255,7 +255,7 @@ def test_events_at_the_time_of_their_commit_get_one_and_those_of_an_older_schema
     form = users.handle.contents().keyed
     assert form is not None
     events = to_events([(1, (1, "a", None), 0)], users.schema, form, None, None)
-    placed = msgspec.structs.replace(events, at_commit=True).at(5)
+    placed = msgspec.structs.replace(events, at_commit=True).set_time(5)
     assert (placed.at_commit, placed.table["_time"].to_pylist()) == (False, [5])
     old = users.schema
     users.evolve(add={"more": pa.string()})

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import persist
 from persist import errors
-from persist.core.keyed.form import check_same
+from persist.core.keyed.form import check_same_form
 from persist.core.log.fields import GroupForm, KeyedForm, MachineForm
 from persist.events import InsertIfAbsent
 from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob
@@ -134,7 +134,7 @@ def test_the_order_in_which_groups_are_declared_means_nothing(client: persist.Cl
 def test_a_declaration_that_was_stored_in_another_order_still_fits() -> None:
     given = KeyedForm(MachineForm("upsert", 1), groups=(GroupForm(("p",), ("a", "b")), GroupForm(("q",), ("c",))))
     stored = KeyedForm(MachineForm("upsert", 1), groups=(GroupForm(("q",), ("c",)), GroupForm(("p",), ("b", "a"))))
-    check_same(given, stored, "t")
+    check_same_form(given, stored, "t")
 
 
 def unchanged(*rows: dict[str, Any], names: list[Any]) -> pa.Table:

@@ -9,7 +9,7 @@ import pytest
 import persist
 from persist.connect.envelopes import rows
 from persist.connect.envelopes.messages import Messages
-from persist.core.keyed.form import Behind, Keyed, _distance
+from persist.core.keyed.form import Behind, Keyed, _parse_distance
 from persist.errors import InvalidUpdate
 
 
@@ -21,7 +21,7 @@ from persist.errors import InvalidUpdate
     ],
 )
 def test_a_distance_of_time_counts_in_the_unit_of_its_column(kind: pa.DataType, number: int) -> None:
-    assert _distance(datetime.timedelta(seconds=90), kind) == number
+    assert _parse_distance(datetime.timedelta(seconds=90), kind) == number
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_rows_without_any_column_are_as_many() -> None:
 
 def test_how_far_behind_is_no_less_than_nothing() -> None:
     with pytest.raises(persist.InvalidUsage):
-        _distance(Behind(datetime.timedelta(seconds=-1)).distance, pa.timestamp("s"))
+        _parse_distance(Behind(datetime.timedelta(seconds=-1)).distance, pa.timestamp("s"))

@@ -12,9 +12,9 @@ from persist.connect.envelopes import Unreadable, find_suspects
 from persist.connect.envelopes.json_rows import _check_ends
 from persist.connect.envelopes.messages import SAMPLES, decode_samples
 from persist.connect.envelopes.rows import merge_types, replace_moments
-from persist.core.keyed.events import dead_filter, is_tombstone, live_filter, mark_deletions
-from persist.core.keyed.form import _distance
-from persist.core.keyed.machine import _stands
+from persist.core.keyed.events import make_live_filter, make_tombstone_filter, mark_deletions, mark_tombstones
+from persist.core.keyed.form import _parse_distance
+from persist.core.keyed.machine import _mark_greatest_so_far
 from persist.core.log.fields import KeyedForm, MachineForm
 from persist.errors import InvalidUsage
 
@@ -38,13 +38,13 @@ def test_each_row_is_live_or_a_tombstone(
 ) -> None:
     schema, form = form_of(kind, value)
     table = pa.table({"k": range(len(values)), "t": pa.array(values, kind)})
-    assert is_tombstone(table["t"], form).to_pylist() == says
-    live, dead = live_filter(schema, form), dead_filter(schema, form)
+    assert mark_tombstones(table["t"], form).to_pylist() == says
+    live, dead = make_live_filter(schema, form), make_tombstone_filter(schema, form)
     assert live is not None
     assert table.filter(dead)["k"].to_pylist() == [at for at, said in enumerate(says) if said]
     assert table.filter(live)["k"].to_pylist() == [at for at, said in enumerate(says) if not said]
-    assert live_filter(schema, None) is None
-    assert live_filter(schema, KeyedForm(form.machine, order_by=("k",))) is None
+    assert make_live_filter(schema, None) is None
+    assert make_live_filter(schema, KeyedForm(form.machine, order_by=("k",))) is None
 
 
 @pytest.mark.parametrize(("kind", "value", "values", "says"), KINDS)
@@ -60,7 +60,7 @@ def test_what_deletes_is_marked_where_its_column_can_say_so(
             assert made is None
             continue
         assert made is not None
-        now = is_tombstone(made, form).to_pylist()
+        now = mark_tombstones(made, form).to_pylist()
         assert now == [flag or said for flag, said in zip(deleted, says, strict=True)]
         kept = [each for each, flag in zip(made.to_pylist(), deleted, strict=True) if not flag]
         assert kept == [each for each, flag in zip(values, deleted, strict=True) if not flag]
@@ -110,7 +110,7 @@ def test_moments_that_were_inferred_are_texts_at_whatever_depth() -> None:
     ],
 )  # fmt: skip
 def test_a_distance_is_counted_in_the_unit_of_watermarks(distance: Any, kind: pa.DataType, number: int) -> None:
-    assert _distance(distance, kind) == number
+    assert _parse_distance(distance, kind) == number
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_distance_is_counted_in_the_unit_of_watermarks(distance: Any, kind: pa
 )  # fmt: skip
 def test_what_is_no_distance_is_refused(distance: Any, kind: pa.DataType) -> None:
     with pytest.raises(InvalidUsage):
-        _distance(distance, kind)
+        _parse_distance(distance, kind)
 
 
 @pytest.mark.parametrize("count", [0, 1, 11, 12, 13, 24, 100, 1000])
@@ -172,5 +172,5 @@ def test_messages_whose_members_are_of_other_kinds_are_suspects(
 
 def test_rows_stand_that_are_not_below_one_before_them() -> None:
     ranks, groups = np.array([1, 1, 0, 2, 0, 1, 0]), np.array([0, 0, 0, 0, 1, 1, 1])
-    assert _stands(ranks, groups).tolist() == [True, True, False, True, True, True, False]
-    assert _stands(ranks[:0], groups[:0]).tolist() == []
+    assert _mark_greatest_so_far(ranks, groups).tolist() == [True, True, False, True, True, True, False]
+    assert _mark_greatest_so_far(ranks[:0], groups[:0]).tolist() == []

@@ -17,7 +17,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT, BlobRef, encode_framed
-from persist.core.log.keys import record_key, record_seqno
+from persist.core.log.keys import make_record_key, parse_record_seqno
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import (
     PARTS_INLINE_MAX,
@@ -30,6 +30,7 @@ from persist.core.log.records import (
     store_part_list,
 )
 from persist.engine.follow.follower import Follower
+from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import ImpatientClock
 
 SCHEMA = CollectionSchema.of({"k": pa.int64()}, None)
@@ -89,7 +90,7 @@ def test_of_many_racers_exactly_one_wins_each_seqno() -> None:
 @pytest.mark.parametrize("faults", list(itertools.product(Fault, repeat=2)))
 def test_a_lost_answer_is_resolved_by_the_commit_id(faults: tuple[Fault, ...]) -> None:
     blob = UnreliableBlob(MemoryBlob())
-    blob.next_faults("create", *faults)
+    blob.script_faults("create", *faults)
     mine = create()
     assert create_record(blob, mine, ImpatientClock()) is None
     assert read_record(blob, 0) == mine
@@ -99,14 +100,14 @@ def test_a_lost_answer_is_not_mistaken_for_another_writers_success() -> None:
     blob = UnreliableBlob(MemoryBlob())
     theirs, mine = create(), rival(create())
     assert create_record(blob, theirs, ImpatientClock()) is None
-    blob.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
+    blob.script_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
     assert create_record(blob, mine, ImpatientClock()) == theirs
 
 
 def test_a_doubtful_answer_that_cannot_be_looked_into_is_asked_for_again() -> None:
     blob = UnreliableBlob(MemoryBlob())
-    blob.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
-    blob.next_faults("get", Fault.UNAVAILABLE)
+    blob.script_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
+    blob.script_faults("get", Fault.UNAVAILABLE)
     mine = create()
     assert create_record(blob, mine, ImpatientClock()) is None
     assert read_record(blob, 0) == mine
@@ -118,7 +119,7 @@ def test_giving_up_says_whether_the_record_may_be_there() -> None:
     with pytest.raises(Unavailable, match="nothing was written"):
         create_record(blob, create(), ImpatientClock())
     blob.clear_faults()
-    blob.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL, *[Fault.UNAVAILABLE] * 1000)
+    blob.script_faults("create", Fault.NOT_HAPPENED_DOUBTFUL, *[Fault.UNAVAILABLE] * 1000)
     with pytest.raises(Indeterminate, match="may or may not be there"):
         create_record(blob, create(), ImpatientClock())
 
@@ -134,10 +135,10 @@ def test_a_store_that_refuses_a_record_that_is_there_has_created_it_and_any_othe
     blob, clock, mine = Misconfigured(), ImpatientClock(), create()
     for there in (None, encode_record(rival(mine)), b"damaged"):
         if there is not None:
-            blob.set(record_key(0), there)
+            blob.set(make_record_key(0), there)
         with pytest.raises(StoreMisconfigured, match="no"):
             create_record(blob, mine, clock)
-    blob.set(record_key(0), encode_record(mine))
+    blob.set(make_record_key(0), encode_record(mine))
     assert create_record(blob, mine, clock) is None
 
 
@@ -153,10 +154,10 @@ def test_whose_a_record_is_can_be_asked_without_reading_what_it_names() -> None:
 def test_a_record_that_names_what_is_no_upload_of_its_collection_is_corrupt_and_nothing_of_it_is_asked_for() -> None:
     blob = MemoryBlob()
     stray = BlobRef(blob="../elsewhere", bytes=1, checksum="0" * 32)
-    blob.set(record_key(0), encode_framed(record(0, kinds.Append(ORDERS, parts_in=stray))))
+    blob.set(make_record_key(0), encode_framed(record(0, kinds.Append(ORDERS, parts_in=stray))))
     with pytest.raises(CorruptBlob, match=r"breaks a rule of the log: '\.\./elsewhere' is not the name") as caught:
         read_record(blob, 0)
-    assert caught.value.key == record_key(0)
+    assert caught.value.key == make_record_key(0)
 
 
 class TruncatedBehind(MemoryBlob):
@@ -164,7 +165,7 @@ class TruncatedBehind(MemoryBlob):
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
         if key.startswith("list/"):
-            self.delete(record_key(0))
+            self.delete(make_record_key(0))
         return super().get(key, range)
 
 
@@ -173,7 +174,7 @@ def test_a_part_list_that_is_missing_is_damage_unless_its_record_was_truncated_m
     data = encode_framed(record(0, kinds.Append(ORDERS, parts_in=listed)))
     whole, truncated = MemoryBlob(), TruncatedBehind()
     for blob in (whole, truncated):
-        blob.set(record_key(0), data)
+        blob.set(make_record_key(0), data)
     with pytest.raises(MissingBlob, match="it is missing, and 1 bytes") as caught:
         read_record(whole, 0)
     assert caught.value.key == listed.blob
@@ -210,7 +211,7 @@ class Refusing(MemoryBlob):
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
         self.looks -= 1
-        if self.looks < 0 and record_seqno(key) is not None:
+        if self.looks < 0 and parse_record_seqno(key) is not None:
             return encode_framed(rival(create()))
         return super().get(key, range)
 
@@ -233,7 +234,7 @@ def test_a_long_part_list_is_kept_outside_the_record_and_read_back_with_it() -> 
     append = store_part_list(blob, "f" * 32, kinds.Append(ORDERS, parts), 0, format=FORMAT)
     create_record(blob, create(), clock)
     create_record(blob, record(1, append), clock)
-    assert len(blob.get(record_key(1)) or b"") < 1000
+    assert len(blob.get(make_record_key(1)) or b"") < 1000
     read = read_record(blob, 1)
     assert read is not None
     assert read.mutations[0].parts == parts  # type: ignore[union-attr]
@@ -249,7 +250,7 @@ def test_a_long_part_list_is_kept_outside_the_record_and_read_back_with_it() -> 
 def damaged(blob: MemoryBlob, *, seqno: int, by: Record) -> MemoryBlob:
     from persist.core.log.framing import encode_framed
 
-    blob.set(record_key(seqno), encode_framed(by))
+    blob.set(make_record_key(seqno), encode_framed(by))
     return blob
 
 
@@ -267,7 +268,7 @@ def test_a_record_that_cannot_follow_is_corrupt_and_named(second: Record, reason
     create_record(blob, create(), ImpatientClock())
     with pytest.raises(CorruptBlob, match=reason) as caught:
         persist.open(damaged(blob, seqno=1, by=second))
-    assert caught.value.key == record_key(1)
+    assert caught.value.key == make_record_key(1)
 
 
 def test_a_record_that_breaks_a_rule_of_a_collection_is_corrupt() -> None:
@@ -287,6 +288,7 @@ def test_a_damaged_collection_is_no_concern_of_those_who_read_another() -> None:
         handles[1].seal(1).result()
         for time in range(40, 60):
             handles[0].seal(time + 1).result()
+            wait_for_checkpoint(writer)  # A late one would store what is damaged below once more.
         for entry in list(blob.list("state/")):
             blob.set(entry.key, b"damaged")
         with persist.open(blob, mode="read") as reader:

@@ -23,53 +23,67 @@ SEQNOS = [0, 1, 15, 10**6, 2**63 - 1, 10**20 - 1]
 
 @pytest.mark.parametrize("seqno", SEQNOS)
 def test_a_name_says_the_seqno_that_it_was_made_of(seqno: int) -> None:
-    assert keys.record_seqno(keys.record_key(seqno)) == seqno
-    assert keys.checkpoint_seqno(keys.checkpoint_key(seqno)) == seqno
-    assert keys.get_upload_seqno(keys.part_key(ID, seqno)) == seqno
-    assert keys.get_upload_seqno(keys.list_prefix(ID, seqno) + f"{ID}.json") == seqno
-    assert keys.directory_seqno(keys.directory_prefix(seqno) + f"{ID}.json") == seqno
-    assert keys.state_seqno(keys.state_prefix(ID, seqno) + f"{ID}.json") == seqno
+    assert keys.parse_record_seqno(keys.make_record_key(seqno)) == seqno
+    assert keys.parse_checkpoint_seqno(keys.make_checkpoint_key(seqno)) == seqno
+    assert keys.parse_upload_seqno(keys.make_part_key(ID, seqno)) == seqno
+    assert keys.parse_upload_seqno(keys.make_list_prefix(ID, seqno) + f"{ID}.json") == seqno
+    assert keys.parse_directory_seqno(keys.make_directory_prefix(seqno) + f"{ID}.json") == seqno
+    assert keys.parse_state_seqno(keys.make_state_prefix(ID, seqno) + f"{ID}.json") == seqno
 
 
 def test_a_name_says_whose_it_is() -> None:
-    assert keys.is_upload(keys.part_key(ID, 7), ID)
-    assert not keys.is_upload(keys.part_key(ID, 7), "f" * 32)
-    assert keys.state_collection(keys.state_prefix(ID, 7) + f"{ID}.json") == ID
-    assert keys.collection_part(keys.part_key(ID, 7)) == ID
-    shown = f"{keys.table_root(ID)}metadata/v1.metadata.json"
-    assert [keys.is_table_key(name, ID) for name in (shown, keys.part_key(ID, 7), "x")] == [True, False, False]
+    assert keys.is_upload(keys.make_part_key(ID, 7), ID)
+    assert not keys.is_upload(keys.make_part_key(ID, 7), "f" * 32)
+    assert keys.parse_state_collection(keys.make_state_prefix(ID, 7) + f"{ID}.json") == ID
+    assert keys.get_second_part(keys.make_part_key(ID, 7)) == ID
+    shown = f"{keys.get_table_root(ID)}metadata/v1.metadata.json"
+    assert [keys.is_table_key(name, ID) for name in (shown, keys.make_part_key(ID, 7), "x")] == [True, False, False]
     assert not keys.is_table_key(shown, "f" * 32)
 
 
 def test_newer_checkpoints_and_older_records_are_listed_first() -> None:
-    assert sorted(map(keys.checkpoint_key, SEQNOS)) == [keys.checkpoint_key(seqno) for seqno in reversed(SEQNOS)]
-    assert sorted(map(keys.record_key, SEQNOS)) == list(map(keys.record_key, SEQNOS))
+    assert sorted(map(keys.make_checkpoint_key, SEQNOS)) == [
+        keys.make_checkpoint_key(seqno) for seqno in reversed(SEQNOS)
+    ]
+    assert sorted(map(keys.make_record_key, SEQNOS)) == list(map(keys.make_record_key, SEQNOS))
 
 
 @pytest.mark.parametrize(
     "name", ["", "log/", "log/7", "log/" + "0" * 21, "checkpoint/7.json", "part/x", "notes.txt", f"part/{ID}/7.parquet"]
 )
 def test_other_names_say_nothing(name: str) -> None:
-    told = (keys.record_seqno, keys.checkpoint_seqno, keys.get_upload_seqno, keys.directory_seqno, keys.state_seqno)
+    told = (
+        keys.parse_record_seqno,
+        keys.parse_checkpoint_seqno,
+        keys.parse_upload_seqno,
+        keys.parse_directory_seqno,
+        keys.parse_state_seqno,
+    )
     assert [tell(name) for tell in told] == [None] * 5
-    assert keys.state_collection(name) is None
+    assert keys.parse_state_collection(name) is None
     assert not keys.is_upload(name, ID)
 
 
 def test_what_is_made_once_is_immutable_and_what_comes_again_is_not() -> None:
-    made_once = [keys.part_key(ID, 1), keys.list_prefix(ID, 1), keys.state_prefix(ID, 1)]
+    made_once = [keys.make_part_key(ID, 1), keys.make_list_prefix(ID, 1), keys.make_state_prefix(ID, 1)]
     assert all(map(keys.is_immutable, made_once))
-    assert not any(map(keys.is_immutable, [keys.record_key(1), keys.checkpoint_key(1), keys.CLOCK_KEY]))
+    assert not any(map(keys.is_immutable, [keys.make_record_key(1), keys.make_checkpoint_key(1), keys.CLOCK_KEY]))
 
 
 def test_records_after_a_seqno_are_listed_in_order_and_other_names_are_passed_over() -> None:
     blob = Asked()
-    for key in (keys.record_key(2), keys.record_key(0), keys.record_key(1), "log/notes.txt", "log/0" + "1" * 20):
+    for key in (
+        keys.make_record_key(2),
+        keys.make_record_key(0),
+        keys.make_record_key(1),
+        "log/notes.txt",
+        "log/0" + "1" * 20,
+    ):
         blob.set(key, b"")
     assert [seqno for seqno, _ in keys.list_records(blob)] == [0, 1, 2]
     assert [seqno for seqno, _ in keys.list_records(blob, 0)] == [1, 2]
     assert [seqno for seqno, _ in keys.list_records(blob, 1)] == [2]
-    assert blob.starts == [None, keys.record_key(0), keys.record_key(1)]
+    assert blob.starts == [None, keys.make_record_key(0), keys.make_record_key(1)]
 
 
 class Asked(MemoryBlob):
@@ -85,8 +99,8 @@ class Asked(MemoryBlob):
 
 
 def test_what_brings_parts_may_name_uploads_of_its_own_collection_only() -> None:
-    mine, other = keys.part_key(ID, 7), keys.part_key("f" * 32, 7)
-    listed = BlobRef(blob=keys.list_prefix(ID, 7) + f"{ID}.json", bytes=1, checksum="")
+    mine, other = keys.make_part_key(ID, 7), keys.make_part_key("f" * 32, 7)
+    listed = BlobRef(blob=keys.make_list_prefix(ID, 7) + f"{ID}.json", bytes=1, checksum="")
     assert keys.check_keys(kinds.Replace(ID, parts_in=listed, unused=(mine,))) == [listed.blob]
     with pytest.raises(ValueError, match="is not the name of an upload to collection 0123"):
         keys.check_keys(kinds.Append(ID, parts_in=msgspec.structs.replace(listed, blob=other)))
@@ -97,7 +111,7 @@ def test_what_brings_parts_may_name_uploads_of_its_own_collection_only() -> None
 
 
 def test_a_published_version_brings_its_blobs_too() -> None:
-    mine, other = keys.part_key(ID, 7), keys.part_key("f" * 32, 7)
+    mine, other = keys.make_part_key(ID, 7), keys.make_part_key("f" * 32, 7)
     publish = kinds.Publish(ID, "iceberg", "1" * 32, 0, 0, blobs=(mine,))
     assert keys.check_keys(publish) == [mine]
     with pytest.raises(ValueError, match="is not the name of an upload to collection 0123"):
@@ -106,7 +120,7 @@ def test_a_published_version_brings_its_blobs_too() -> None:
 
 def test_a_clone_names_parts_of_others_and_brings_its_own() -> None:
     [(_, encoded)] = encode_parts(to_updates([((1, None), 0, 1)], INTS), INTS)
-    mine, other = (msgspec.structs.replace(encoded, blob=keys.part_key(id_, 7)) for id_ in (ID, "f" * 32))
+    mine, other = (msgspec.structs.replace(encoded, blob=keys.make_part_key(id_, 7)) for id_ in (ID, "f" * 32))
     clone = kinds.Clone(ID, "c", "f" * 32, 0, {}, parts=(other, mine))
     assert keys.check_keys(clone) == [mine.blob]
     assert keys.get_shared_folders(clone) == ("f" * 32,)
@@ -119,11 +133,11 @@ def test_a_clone_names_parts_of_others_and_brings_its_own() -> None:
 def test_a_part_has_its_bytes_in_one_place_which_is_its_collections() -> None:
     [(_, encoded)] = encode_parts(to_updates([((1, None), 0, 1)], INTS), INTS)
     inline = msgspec.structs.replace(encoded, inline=b"1")
-    uploaded = msgspec.structs.replace(inline, inline=b"", blob=keys.part_key(ID, 7))
+    uploaded = msgspec.structs.replace(inline, inline=b"", blob=keys.make_part_key(ID, 7))
     assert keys.check_parts(ID, [inline, uploaded]) == [uploaded.blob]
     for wrong in (
         encoded,
-        msgspec.structs.replace(uploaded, blob=keys.part_key("f" * 32, 7)),
+        msgspec.structs.replace(uploaded, blob=keys.make_part_key("f" * 32, 7)),
     ):
         with pytest.raises(ValueError, match=r"in no place or in two|is not the name of an upload"):
             keys.check_parts(ID, [inline, wrong])

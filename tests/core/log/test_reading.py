@@ -11,7 +11,7 @@ import pytest
 from persist.blob.protocol import MemoryBlob
 from persist.blob.threads import Pool
 from persist.core.log.framing import encode_framed, fetch_framed, store_framed
-from persist.core.log.keys import list_prefix, record_key
+from persist.core.log.keys import make_list_prefix, make_record_key
 from persist.core.log.records import AHEAD_FIRST, AHEAD_MAX, LISTED_MAX, ONE_BY_ONE, PartList, RecordReader
 from tests.core.log.test_commits import ORDERS, create, record
 from tests.support.stepped import WAIT_S
@@ -45,7 +45,7 @@ POOL = Pool(8, "test-log")
 
 def logged(blob: Near, *seqnos: int) -> Near:
     for seqno in seqnos:
-        blob.set(record_key(seqno), encode_framed(create() if seqno == 0 else record(seqno)))
+        blob.set(make_record_key(seqno), encode_framed(create() if seqno == 0 else record(seqno)))
     return blob
 
 
@@ -66,8 +66,8 @@ def test_records_come_in_order_up_to_the_last_that_is_there_or_wanted(
     asked = len(blob.reads)
     assert asked >= min(len(expected) + 1, int(min(last, 1000)) + 1)
     ahead = 0 if kind is Near or len(expected) < ONE_BY_ONE else AHEAD_FIRST - 1 if length < 10 else AHEAD_MAX
-    assert max(blob.reads) <= record_key(len(expected) + ahead)
-    assert last == math.inf or all(record_key(seqno) not in blob.reads for seqno in range(int(last) + 1, 200))
+    assert max(blob.reads) <= make_record_key(len(expected) + ahead)
+    assert last == math.inf or all(make_record_key(seqno) not in blob.reads for seqno in range(int(last) + 1, 200))
 
 
 @pytest.mark.parametrize("kind", [Near, Far])
@@ -103,12 +103,12 @@ def test_records_far_away_are_asked_for_at_once_after_the_first_few() -> None:
 def test_a_page_names_the_record_that_is_known_and_those_after_it(kind: type[Near], length: int, after: int) -> None:
     blob = logged(kind(), *range(length), length + 1)
     reader = RecordReader(blob, POOL)
-    page = reader.page(after)
+    page = reader.list_page(after)
     there = [*range(length), length + 1]
     assert page.seqnos == [seqno for seqno in there if seqno >= after]
-    assert page.run == [*takewhile(there.__contains__, count(after + 1))]
-    assert [found and found.seqno for found in page.records()] == page.run
-    assert sum(blob.reads.values()) == len(page.run)
+    assert page.consecutive_seqnos == [*takewhile(there.__contains__, count(after + 1))]
+    assert [found and found.seqno for found in page.read_records()] == page.consecutive_seqnos
+    assert sum(blob.reads.values()) == len(page.consecutive_seqnos)
     assert not page.is_full
 
 
@@ -116,8 +116,8 @@ def test_a_page_has_so_many_names_and_then_there_may_be_more() -> None:
     for records, is_full in ((LISTED_MAX - 1, False), (LISTED_MAX, True), (LISTED_MAX + 5, True)):
         blob = Near()
         for seqno in range(records):
-            blob.set(record_key(seqno), b"")
-        page = RecordReader(blob, POOL).page(-1)
+            blob.set(make_record_key(seqno), b"")
+        page = RecordReader(blob, POOL).list_page(-1)
         assert (len(page.seqnos), page.is_full) == (min(records, LISTED_MAX), is_full)
 
 
@@ -126,7 +126,7 @@ def test_what_several_pointers_lead_to_is_fetched_at_once_from_far_away() -> Non
         for pointers in (0, 1, 2, 5):
             blob = kind()
             lists = [PartList(location=f"{n:032x}", collection=ORDERS, parts=()) for n in range(pointers)]
-            refs = [store_framed(blob, list_prefix(ORDERS, n), each) for n, each in enumerate(lists)]
+            refs = [store_framed(blob, make_list_prefix(ORDERS, n), each) for n, each in enumerate(lists)]
             if kind is Far and pointers > 1:
                 blob.together = threading.Barrier(pointers)
             assert fetch_framed(blob, refs, PartList, POOL) == [*zip(refs, lists, strict=True)]

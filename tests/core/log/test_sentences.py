@@ -65,13 +65,13 @@ SENTENCES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("mutation", "sentence"), SENTENCES, ids=[sentence for _, sentence in SENTENCES])
 def test_a_record_is_told_in_a_sentence(mutation: Any, sentence: str) -> None:
-    assert mutation.sentence("'c'", lambda time: f"t{time}") == sentence
+    assert mutation.describe("'c'", lambda time: f"t{time}") == sentence
 
 
 def test_a_note_on_no_collection_names_none() -> None:
-    assert kinds.Note("", "moved").sentence("", str) == "noted: moved"
+    assert kinds.Note("", "moved").describe("", str) == "noted: moved"
 
 
 def test_every_kind_that_makes_its_sentence_has_one_here() -> None:
-    making = {kind for kind in KINDS.values() if "sentence" in vars(kind)}
+    making = {kind for kind in KINDS.values() if "describe" in vars(kind)}
     assert making == {type(mutation) for mutation, _ in SENTENCES}

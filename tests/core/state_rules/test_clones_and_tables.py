@@ -13,7 +13,7 @@ from persist.core.errors import Superseded
 from persist.core.log import kinds
 from persist.core.log.fields import Deletes, Keyframe, TableFile
 from persist.core.log.framing import BlobRef
-from persist.core.log.keys import checkpoint_key, part_key
+from persist.core.log.keys import make_checkpoint_key, make_part_key
 from persist.core.log.kinds import Mutation
 from persist.core.names import INDEX_HOLD, VIEW_HOLD
 from persist.core.state_rules.collection_rules import ExpectDerived, create_clone
@@ -23,7 +23,7 @@ from persist.core.state_rules.erasures import REASON_CHARS_MAX, check_reason
 from persist.core.state_rules.location import LOCATION_RULES, LocationState
 from persist.core.state_rules.publications import UnusedBlobsDiffer, add_table_version, remove_table
 from persist.core.state_rules.schemas import load_newest_schema
-from persist.core.state_rules.state import State, apply
+from persist.core.state_rules.state import State, apply_record
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
 from tests.core.state_rules.test_refusals import CREATED, ID, OTHER, SCHEMA, contents_after, part, record
 
@@ -40,18 +40,18 @@ def clone(*parts: Part, as_of: int = 3, **changed: Any) -> kinds.Clone:
 
 
 def test_a_clone_shares_what_its_source_has_at_a_sealed_time() -> None:
-    state = apply(State(), record(*SOURCE))
-    own = msgspec.structs.replace(part(9, 1), blob=part_key(OTHER, 0))
+    state = apply_record(State(), record(*SOURCE))
+    own = msgspec.structs.replace(part(9, 1), blob=make_part_key(OTHER, 0))
     for parts in ((), (FIRST,), (FIRST, SECOND), (own,), (SECOND, own)):
         draft = Draft(state)
         assert draft.extend([clone(*parts)])
-        after = apply(state, record(clone(*parts), seqno=1))
+        after = apply_record(state, record(clone(*parts), seqno=1))
         assert after.entries[OTHER].folders == (ID,), "also if it has no part there"
     with pytest.raises(CollectionNotFound):
         Draft(state).extend([clone(FIRST, source=THIRD)])
     with pytest.raises(AsOfNotSealed):
         Draft(state).extend([clone(FIRST, as_of=5)])
-    stranger = msgspec.structs.replace(FIRST, blob=part_key(THIRD, 0))
+    stranger = msgspec.structs.replace(FIRST, blob=make_part_key(THIRD, 0))
     with pytest.raises(ValueError, match=r"and its source 0000.* has none there"):
         Draft(state).extend([clone(stranger)])
     with pytest.raises(Superseded, match="was replaced by a compaction"):
@@ -62,11 +62,11 @@ def test_a_clone_shares_what_its_source_has_at_a_sealed_time() -> None:
 
 
 def test_a_clone_of_a_clone_may_share_what_lies_with_the_first() -> None:
-    state = apply(State(), record(*SOURCE))
-    state = apply(state, record(clone(FIRST), seqno=1))
+    state = apply_record(State(), record(*SOURCE))
+    state = apply_record(state, record(clone(FIRST), seqno=1))
     second = msgspec.structs.replace(clone(FIRST), collection=THIRD, name="e", source=OTHER)
     assert Draft(state).extend([second])
-    assert apply(state, record(second, seqno=2)).entries[THIRD].folders == (ID, OTHER)
+    assert apply_record(state, record(second, seqno=2)).entries[THIRD].folders == (ID, OTHER)
 
 
 @pytest.mark.parametrize("as_of", [0, 3, TIME_MAX])
@@ -167,7 +167,7 @@ def test_a_published_table_has_what_its_versions_brought_and_did_not_remove(seed
         ({"removed": (77,)}, ValueError, "does not have what it removes"),
         ({"files": (TableFile(77),), "parts": ()}, Superseded, "a compaction came first"),
         ({"files": (), "parts": (part(50, 0),)}, ValueError, "brings parts that the table does not name"),
-        ({"metadata": (part_key(ID, 1),)}, ValueError, "neither the version before has nor this one brings"),
+        ({"metadata": (make_part_key(ID, 1),)}, ValueError, "neither the version before has nor this one brings"),
     ],
 )
 def test_a_version_that_does_not_follow_is_refused(changed: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -180,7 +180,7 @@ def test_a_version_that_does_not_follow_is_refused(changed: dict[str, Any], erro
 
 @pytest.mark.parametrize(("left_out", "is_refused"), [(0, False), (1, False), (2, True)])
 def test_a_table_leaves_out_no_more_rows_than_a_part_has(left_out: int, is_refused: bool) -> None:
-    contents, vectors = contents_after(*SOURCE[1:]), part_key(ID, 9)
+    contents, vectors = contents_after(*SOURCE[1:]), make_part_key(ID, 9)
     file = TableFile(0, Deletes(vectors, 0, 1, left_out))
     step = kinds.Publish(ID, "delta", TABLE, 0, 4, files=(file,), blobs=(vectors,))
     if is_refused:
@@ -195,7 +195,7 @@ def test_a_table_leaves_out_no_more_rows_than_a_part_has(left_out: int, is_refus
 def test_a_condition_on_views_and_indexes_holds_until_one_comes_or_goes() -> None:
     view = VIEW_HOLD + OTHER
     contents = contents_after(kinds.SetHold(ID, INDEX_HOLD + THIRD, 0), kinds.SetHold(ID, "a reader", 0))
-    state = apply(State(), record(CREATED, kinds.SetHold(ID, INDEX_HOLD + THIRD, 0)))
+    state = apply_record(State(), record(CREATED, kinds.SetHold(ID, INDEX_HOLD + THIRD, 0)))
     assert contents.holds.keys() == {INDEX_HOLD + THIRD, "a reader"}
     assert Draft(state).extend([ExpectDerived(ID, (INDEX_HOLD + THIRD,))])
     for holds in ((), (view,), (INDEX_HOLD + THIRD, view)):
@@ -216,7 +216,7 @@ def test_what_is_no_reason_is_refused(reason: Any) -> None:
 
 def test_checkpoints_are_made_of_the_first_that_was_named_or_of_later_ones() -> None:
     def pointer(seqno: int) -> BlobRef:
-        return BlobRef(checkpoint_key(seqno), 1, "x")
+        return BlobRef(make_checkpoint_key(seqno), 1, "x")
 
     def taken(control: LocationState, of: int, seqno: int) -> LocationState:
         return rule(control, kinds.TakeOver(pointer(of)), seqno)
@@ -239,7 +239,7 @@ def test_checkpoints_are_made_of_the_first_that_was_named_or_of_later_ones() -> 
 
 @pytest.mark.parametrize(("floor", "since"), [(4, 0), (5, 5), (6, 5), (7, 7), (8, 7), (9, 9), (100, 9)])
 def test_what_was_destroyed_lives_on_up_to_the_last_erasure_that_the_log_has_passed(floor: int, since: int) -> None:
-    assert LocationState(erased=5, erasures=((7, ID), (9, OTHER))).get_destroyed_before(floor) == since
+    assert LocationState(erased=5, erasures=((7, ID), (9, OTHER))).find_last_destroyed(floor) == since
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from persist.core.errors import Superseded
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe, TableFile
-from persist.core.log.keys import part_key
+from persist.core.log.keys import make_part_key
 from persist.core.state_rules.contents import CollectionState, check_runs, compute_replacement
 from persist.core.state_rules.location import ExclusiveWriter, check_writer
 from persist.core.state_rules.publications import add_table_version, check_published
@@ -105,4 +105,4 @@ def test_what_breaks_an_invariant_of_published_tables_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             check_published(msgspec.structs.replace(contents, **changed))
-    assert part_key(ID, 0) not in contents.named_blobs
+    assert make_part_key(ID, 0) not in contents.named_blobs

@@ -18,7 +18,7 @@ from persist.core.state_rules.erasures import (
     list_blobs_unused_after_erasure,
     replace_erased_parts,
 )
-from persist.core.state_rules.state import State, apply
+from persist.core.state_rules.state import State, apply_record
 from persist.errors import InvalidUsage
 from tests.core.state_rules.test_refusals import CREATED, ID, contents_after, part, record
 
@@ -32,7 +32,7 @@ def plain(runs: int) -> CollectionState:
 def pending(parts: int) -> CollectionState:
     created = msgspec.structs.replace(CREATED, keyed=KEYED)
     pends = (kinds.Pend(ID, tuple(part(n, n) for n in range(parts))),)
-    contents = apply(State(), record(created, *pends)).entries[ID].contents
+    contents = apply_record(State(), record(created, *pends)).entries[ID].contents
     assert contents is not None
     return contents
 

@@ -15,7 +15,7 @@ from persist.core.log.records import Record
 from persist.core.state_rules import frozen_map
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.frozen_map import FrozenMap, MapChanges, extend_map
-from persist.core.state_rules.state import State, apply
+from persist.core.state_rules.state import State, apply_record
 
 SCHEMA = {"key": {"fields": [["k", "int64"]]}, "value": None}
 KEYS = st.sampled_from([str(n) for n in range(600)])
@@ -44,9 +44,9 @@ def test_changes_hide_what_is_below_them() -> None:
     lower.update({"goes": None, "new": 4})
     upper = MapChanges(lower)
     upper.update({"changes": 5, "new": None})
-    assert [upper.now(key) for key in ("stays", "goes", "changes", "new", "never")] == [1, None, 5, None, None]
-    assert dict(upper.in_memory()) == {"stays": 1, "changes": 5}
-    assert dict(lower.in_memory()) == {"stays": 1, "changes": 3, "new": 4}
+    assert [upper.look_up(key) for key in ("stays", "goes", "changes", "new", "never")] == [1, None, 5, None, None]
+    assert dict(upper.iterate_in_memory()) == {"stays": 1, "changes": 5}
+    assert dict(lower.iterate_in_memory()) == {"stays": 1, "changes": 3, "new": 4}
 
 
 def record(state: State, *mutations: Mutation) -> Record:
@@ -79,7 +79,7 @@ def test_maps_that_grow_from_any_earlier_one_are_what_dicts_would_be(steps: list
 def location_of(collections: int) -> tuple[State, list[str]]:
     ids = [uuid.uuid4().hex for _ in range(collections)]
     state = State()
-    return apply(state, record(state, *(kinds.Create(id_, f"c{n}", SCHEMA) for n, id_ in enumerate(ids)))), ids
+    return apply_record(state, record(state, *(kinds.Create(id_, f"c{n}", SCHEMA) for n, id_ in enumerate(ids)))), ids
 
 
 def allocated(work: Any) -> int:
@@ -97,9 +97,9 @@ def test_a_commit_to_one_collection_does_not_copy_what_is_known_of_all(collectio
     state, ids = location_of(collections)
     step = kinds.Seal(ids[0], (5,))
     following = record(state, step)
-    assert allocated(lambda: apply(state, following)) < 40_000
+    assert allocated(lambda: apply_record(state, following)) < 40_000
     assert allocated(lambda: Draft(state).extend([step])) < 40_000
-    assert apply(state, following).entries[ids[0]].pending[-1] == step
-    assert len(apply(state, following).entries) == collections
+    assert apply_record(state, following).entries[ids[0]].pending[-1] == step
+    assert len(apply_record(state, following).entries) == collections
     entry = state.entries[ids[1]]
-    assert allocated(lambda: state.with_entry(entry)) < 40_000
+    assert allocated(lambda: state.replace_entry(entry)) < 40_000

@@ -23,7 +23,7 @@ from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectPa
 from persist.core.state_rules.contents import CollectionState, check_runs, compute_replacement, get_last_sealed
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.location import Dropped, LocationState, check_uploaded
-from persist.core.state_rules.state import State, apply
+from persist.core.state_rules.state import State, apply_record
 from persist.errors import (
     AsOfNotSealed,
     CollectionExists,
@@ -60,7 +60,7 @@ def record(*mutations: Mutation, submitted: tuple[Submitted, ...] = (), seqno: i
 
 
 def contents_after(*mutations: Mutation) -> CollectionState:
-    contents = apply(State(), record(CREATED, *mutations)).entries[ID].contents
+    contents = apply_record(State(), record(CREATED, *mutations)).entries[ID].contents
     assert contents is not None
     return contents
 
@@ -93,9 +93,9 @@ def test_a_hold_lives_by_one_lease_which_is_there() -> None:
 
 def test_a_record_holds_no_operations_of_a_submitter_after_a_gap() -> None:
     for first in (1, 4, 5):
-        apply(State(), record(submitted=(Submitted(OTHER, first, 4),)))
+        apply_record(State(), record(submitted=(Submitted(OTHER, first, 4),)))
     with pytest.raises(ValueError, match="begins more than one after its end"):
-        apply(State(), record(submitted=(Submitted(OTHER, 1, 4), Submitted(ID, 6, 4))))
+        apply_record(State(), record(submitted=(Submitted(OTHER, 1, 4), Submitted(ID, 6, 4))))
 
 
 def test_the_last_sealed_time_lies_before_upper_and_is_the_last_of_all_where_that_is_empty() -> None:
@@ -119,7 +119,7 @@ def test_a_compaction_uses_all_that_it_brings() -> None:
 
 def test_a_condition_on_parts_holds_until_another_part_comes() -> None:
     known = contents_after(kinds.Append(ID, (part(1, 0),)))
-    after = apply(State(), record(CREATED, kinds.Append(ID, (part(1, 0),))))
+    after = apply_record(State(), record(CREATED, kinds.Append(ID, (part(1, 0),))))
     assert Draft(after).extend([ExpectParts(ID, known.next_number)])
     with pytest.raises(Superseded):
         Draft(after).extend([ExpectParts(ID, known.next_number - 1)])
@@ -127,13 +127,13 @@ def test_a_condition_on_parts_holds_until_another_part_comes() -> None:
 
 def test_events_that_were_written_with_a_schema_that_the_collection_never_had_are_refused() -> None:
     keyed = msgspec.structs.replace(CREATED, keyed=KeyedForm(MachineForm("upsert", 1)))
-    apply(State(), record(keyed, kinds.Pend(ID, (part(1, 0),))))
+    apply_record(State(), record(keyed, kinds.Pend(ID, (part(1, 0),))))
     with pytest.raises(ValueError, match="it has schema version 2, and the collection has 1 to 1"):
-        apply(State(), record(keyed, kinds.Pend(ID, (msgspec.structs.replace(part(1, 0), schema=2),))))
+        apply_record(State(), record(keyed, kinds.Pend(ID, (msgspec.structs.replace(part(1, 0), schema=2),))))
 
 
 def test_a_definition_of_a_view_follows_the_one_before_it() -> None:
-    state = apply(State(), record(msgspec.structs.replace(CREATED, view={"number": 1, "sql": "a"})))
+    state = apply_record(State(), record(msgspec.structs.replace(CREATED, view={"number": 1, "sql": "a"})))
     assert Draft(state).extend([kinds.Redefine(ID, {"number": 2, "sql": "b"}, (0,))])
     for number in (1, 3):
         with pytest.raises(ViewRedefined):
@@ -198,10 +198,10 @@ def test_a_column_that_a_view_reads_is_not_dropped() -> None:
     without = kinds.Evolve(
         ID, evolve_schema(two, add={}, defaults={}, drop=["b"], rename={}, widen={}, reorder=None).to_json()
     )
-    free = apply(State(), record(table, view, holds[0]))
+    free = apply_record(State(), record(table, view, holds[0]))
     assert Draft(free).extend([without])
     with pytest.raises(ColumnsNeeded) as caught:
-        Draft(apply(State(), record(table, view, *holds))).extend([without])
+        Draft(apply_record(State(), record(table, view, *holds))).extend([without])
     assert caught.value.readers == {"b": ["v"]}
 
 

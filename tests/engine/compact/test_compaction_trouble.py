@@ -384,11 +384,11 @@ def test_a_compaction_whose_record_landed_although_the_answer_was_lost_keeps_its
         c = client.create_or_load("c", key=KEY, value=VALUE)
         written = fill(c, range(10))
         contents, compactor = c.handle.contents(), client.engine.writer("a test").compactor
-        blob.next_faults("create", Fault.HAPPENED_BUT_FAILED, *[Fault.UNAVAILABLE] * 2000)
+        blob.script_faults("create", Fault.HAPPENED_BUT_FAILED, *[Fault.UNAVAILABLE] * 2000)
         submit = compactor._commit
 
         def doubtful(*asked: Any) -> Any:
-            blob.next_faults("get", *[Fault.UNAVAILABLE] * 2000)
+            blob.script_faults("get", *[Fault.UNAVAILABLE] * 2000)
             return submit(*asked)
 
         compactor._commit = doubtful

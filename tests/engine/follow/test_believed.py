@@ -12,7 +12,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation
 from persist.core.log.framing import BlobRef, encode_framed, store_framed
-from persist.core.log.keys import checkpoint_key, record_key, state_prefix
+from persist.core.log.keys import make_checkpoint_key, make_record_key, make_state_prefix
 from persist.core.log.records import read_record
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.location import Dropped, LocationState, TakenOver
@@ -138,7 +138,7 @@ def test_a_checkpoint_says_nothing_of_what_comes_after_it() -> None:
     [stored] = checkpoint.iterate_checkpoints(writer.blob)
     made, at = stored.checkpoint, stored.checkpoint.seqno
     assert at == 5
-    older = BlobRef(checkpoint_key(3), 1, "x")
+    older = BlobRef(make_checkpoint_key(3), 1, "x")
 
     def read(**control: Any) -> object:
         changed = msgspec.structs.replace(made, control=msgspec.structs.replace(made.control, **control))
@@ -171,7 +171,7 @@ def test_a_checkpoint_says_nothing_of_what_comes_after_it() -> None:
         ((largest,) * 64, True),
         ((largest,) * 65, False),
         ((msgspec.structs.replace(largest, blob=largest.blob.replace("5-", "6-", 1)),), False),
-        ((msgspec.structs.replace(largest, blob=checkpoint_key(3)),), False),
+        ((msgspec.structs.replace(largest, blob=make_checkpoint_key(3)),), False),
     ]:
         changed = msgspec.structs.replace(made, directory=directory_)
         writer.blob.set(stored.pointer.blob, encode_framed(changed))
@@ -192,9 +192,9 @@ def test_directory_objects_that_were_read_are_not_read_again(monkeypatch: pytest
     assert pointers
     levels = KnownLevels()
     first = levels.read(blob, LOCATION, pointers)
-    asked = blob.counts()["get"].requests
+    asked = blob.get_counts()["get"].requests
     assert levels.read(blob, LOCATION, pointers) == first
-    assert blob.counts()["get"].requests == asked
+    assert blob.get_counts()["get"].requests == asked
 
 
 def test_directory_objects_count_only_after_those_that_they_were_made_after() -> None:
@@ -218,7 +218,7 @@ def test_a_checkpoint_that_is_damaged_is_raised_or_passed_over() -> None:
     for _ in range(3):
         writer.create(1)
         writer.checkpoint()
-    writer.blob.set(checkpoint_key(1), b"damaged")
+    writer.blob.set(make_checkpoint_key(1), b"damaged")
     with pytest.raises(CorruptBlob, match="checkpoint/"):
         [*checkpoint.iterate_checkpoints(writer.blob, skip_damaged=False)]
     whole = checkpoint.iterate_checkpoints(writer.blob, skip_damaged=True)
@@ -235,7 +235,7 @@ def test_a_checkpoint_of_which_a_directory_object_is_missing_is_named_or_passed_
         writer.checkpoint()
     newest = next(checkpoint.iterate_checkpoints(writer.blob)).checkpoint
     writer.blob.delete(newest.directory[-1].blob)
-    with pytest.raises(MissingBlob, match=f"by what {checkpoint_key(2)} says"):
+    with pytest.raises(MissingBlob, match=f"by what {make_checkpoint_key(2)} says"):
         Follower(writer.blob, ImpatientClock())
     writer.create(1)
     state, recent, _ = writer.follower.recent()
@@ -249,10 +249,10 @@ def test_a_log_that_begins_later_needs_a_checkpoint() -> None:
     for _ in range(3):
         writer.create(1)
     assert [*checkpoint.iterate_checkpoints(writer.blob)] == []
-    writer.blob.delete(record_key(0))
-    with pytest.raises(MissingBlob, match=f"the log begins at {record_key(1)}") as caught:
+    writer.blob.delete(make_record_key(0))
+    with pytest.raises(MissingBlob, match=f"the log begins at {make_record_key(1)}") as caught:
         [*checkpoint.iterate_checkpoints(writer.blob)]
-    assert caught.value.key == record_key(0)
+    assert caught.value.key == make_record_key(0)
 
 
 def test_with_a_checkpoint_a_log_may_begin_later() -> None:
@@ -261,7 +261,7 @@ def test_with_a_checkpoint_a_log_may_begin_later() -> None:
         writer.create(1)
     assert writer.checkpoint()
     assert not writer.checkpoint(), "there is one"
-    writer.blob.delete(record_key(0))
+    writer.blob.delete(make_record_key(0))
     assert [stored.checkpoint.seqno for stored in checkpoint.iterate_checkpoints(writer.blob)] == [2]
 
 
@@ -286,10 +286,10 @@ def test_checkpoints_beyond_the_log_are_named_the_newest_first() -> None:
         writer.checkpoint()
     assert checkpoint.list_checkpoints_beyond_log(writer.blob) == []
     for seqno in (2, 3):
-        writer.blob.delete(record_key(seqno))
+        writer.blob.delete(make_record_key(seqno))
     assert checkpoint.list_checkpoints_beyond_log(writer.blob) == [3, 2]
-    writer.blob.delete(record_key(0))
-    writer.blob.delete(record_key(1))
+    writer.blob.delete(make_record_key(0))
+    writer.blob.delete(make_record_key(1))
     assert checkpoint.list_checkpoints_beyond_log(writer.blob) == []
 
 
@@ -300,8 +300,8 @@ def test_no_checkpoint_is_made_across_a_hole_of_the_log_though_its_records_are_r
     writer.checkpoint()
     for _ in range(3):
         writer.create(1)
-    writer.blob.delete(record_key(missing))
-    with pytest.raises(MissingBlob, match=record_key(missing)):
+    writer.blob.delete(make_record_key(missing))
+    with pytest.raises(MissingBlob, match=make_record_key(missing)):
         writer.checkpoint()
 
 
@@ -313,8 +313,8 @@ def test_of_the_records_that_are_remembered_the_last_one_is_read_again_before_a_
         writer.create(1)
     last = read_record(writer.blob, 3)
     assert last is not None
-    writer.blob.set(record_key(3), encode_framed(msgspec.structs.replace(last, commit=uuid.uuid4().hex)))
-    with pytest.raises(CorruptBlob, match=record_key(3)):
+    writer.blob.set(make_record_key(3), encode_framed(msgspec.structs.replace(last, commit=uuid.uuid4().hex)))
+    with pytest.raises(CorruptBlob, match=make_record_key(3)):
         writer.checkpoint()
 
 
@@ -323,7 +323,7 @@ def test_contents_are_those_of_the_collection_under_the_name_that_it_had() -> No
 
     def loaded(*pending: CollectionMutation, name: str = "c", id_: str = ID) -> CollectionState | None:
         stored = StateObject(location=LOCATION, collection=CollectionState(id_, "c", SCHEMA))
-        pointer = store_framed(blob, state_prefix(ID, 0), stored)
+        pointer = store_framed(blob, make_state_prefix(ID, 0), stored)
         return checkpoint.load_contents(blob, LOCATION, CollectionEntry(ID, name, pointer, pending)).contents
 
     assert loaded() == CollectionState(ID, "c", SCHEMA)
@@ -390,13 +390,13 @@ def test_whether_the_slot_of_a_new_record_was_truncated_is_known_without_asking_
     known = writer.follower.newest_record()
     assert known is not None
     following = msgspec.structs.replace(known, seqno=1, commit=uuid.uuid4().hex, previous=known.commit)
-    before = blob.counts()
+    before = blob.get_counts()
     assert not writer.follower.was_truncated(known, past_is_there=False)
     assert not writer.follower.was_truncated(following, past_is_there=True)
-    assert blob.counts() == before
+    assert blob.get_counts() == before
     writer.checkpoint()
     assert not writer.follower.was_truncated(following, past_is_there=False)
-    assert blob.counts() != before
+    assert blob.get_counts() != before
 
 
 def test_a_record_that_is_gone_was_truncated_if_the_newest_checkpoint_says_so() -> None:
@@ -406,7 +406,7 @@ def test_a_record_that_is_gone_was_truncated_if_the_newest_checkpoint_says_so() 
     writer.commit(kinds.TruncateLog(2))
     writer.checkpoint()
     for seqno in (1, 2):
-        writer.blob.delete(record_key(seqno))
+        writer.blob.delete(make_record_key(seqno))
     assert determine_fate(writer.blob, (1, "a" * 32)) == "truncated"
     assert determine_fate(writer.blob, (2, "a" * 32)) == (2, "a" * 32, None)
 

@@ -17,10 +17,10 @@ from persist.blob.protocol import MemoryBlob
 from persist.blob.threads import SystemClock
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT, BlobRef, decode_framed, encode_framed, store_framed
-from persist.core.log.keys import directory_seqno, pages_seqno
+from persist.core.log.keys import parse_directory_seqno, parse_pages_seqno
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, create_record, read_record
-from persist.core.state_rules.state import State, apply
+from persist.core.state_rules.state import State, apply_record
 from persist.engine.follow import checkpoint, directory
 from persist.engine.follow import directory_pages as pages
 from persist.engine.follow.follower import Follower
@@ -92,7 +92,7 @@ class Writer:
 def replayed(blob: MemoryBlob) -> State:
     state = State()
     while (record := read_record(blob, state.seqno + 1)) is not None:
-        state = apply(state, record)
+        state = apply_record(state, record)
     return state
 
 
@@ -191,7 +191,7 @@ def test_nothing_older_than_the_log_that_is_kept_is_taken_over(monkeypatch: pyte
     found = checkpoint.read_checkpoint(blob, newest.key)
     assert found is not None
     named = [newest.key, *(pointer.blob for pointer in found.directory)]
-    assert all((directory_seqno(pointer.blob) or 0) >= floor for pointer in found.directory)
+    assert all((parse_directory_seqno(pointer.blob) or 0) >= floor for pointer in found.directory)
     assert not any(f'"name":"c-{gone}"'.encode() in (blob.get(key) or b"") for key in named)
 
 
@@ -232,7 +232,7 @@ def test_a_checkpoint_is_made_of_the_one_that_the_log_says_and_not_of_one_that_c
     if is_there:
         assert set(named) >= {pointer.blob for pointer in basis.checkpoint.directory}
     else:
-        assert all((directory_seqno(key) or 0) == made.seqno for key in named)
+        assert all((parse_directory_seqno(key) or 0) == made.seqno for key in named)
     assert_opens_as_the_log_says(blob)
 
 
@@ -315,7 +315,7 @@ def newest(blob: MemoryBlob) -> checkpoint.Checkpoint:
 
 
 def pages_named(blob: MemoryBlob) -> set[str]:
-    return {key for key in checkpoint.list_directory_blobs(blob, newest(blob)) if pages_seqno(key) is not None}
+    return {key for key in checkpoint.list_directory_blobs(blob, newest(blob)) if parse_pages_seqno(key) is not None}
 
 
 @pytest.mark.usefixtures("tiny_pages")
@@ -391,7 +391,7 @@ def test_pages_that_are_idle_are_listed_again_and_nothing_that_was_destroyed_is_
     writer.commit(kinds.TruncateLog(floor))
     writer.checkpoint()
     made, named = newest(blob), pages_named(blob)
-    assert all((directory_seqno(pointer.blob) or 0) >= floor for pointer in made.directory)
+    assert all((parse_directory_seqno(pointer.blob) or 0) >= floor for pointer in made.directory)
     assert len(made.directory) == 1
     kept = named & before
     assert len(kept) > len(before) // 2
@@ -437,7 +437,7 @@ def test_a_page_that_is_not_what_it_was_is_named(how: str) -> None:
         blob.set(key, data.replace(b"c", b"d", 1) if how == "damaged" else data[:-5])
     opened = Follower(blob, ImpatientClock())
     with pytest.raises(CorruptBlob) as caught:
-        [*opened.state.entries.each(), *opened.state.ids.each()]
+        [*opened.state.entries.iterate_all(), *opened.state.ids.iterate_all()]
     assert caught.value.key == key
     assert isinstance(caught.value, MissingBlob) is (how == "missing")
     with pytest.raises(CorruptBlob):

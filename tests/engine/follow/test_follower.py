@@ -15,9 +15,9 @@ from persist.blob.layers.metered import MeteredBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.core.log import kinds
 from persist.core.log import records as commits
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from persist.core.log.records import read_record
-from persist.core.state_rules.state import PENDING_MAX, State, apply
+from persist.core.state_rules.state import PENDING_MAX, State, apply_record
 from persist.engine.follow import follower
 from persist.engine.follow.checkpoint import INTERVAL, write_checkpoint
 from persist.engine.follow.follower import Follower
@@ -60,13 +60,13 @@ def test_who_is_told_of_a_record_reads_that_one_and_asks_for_no_other(blob: Memo
 
         def sealed_and_told() -> None:
             seqno = c.seal(1).result()
-            gets.append(metered.counts()["get"].requests)
+            gets.append(metered.get_counts()["get"].requests)
             follower.hint(seqno)
 
         store.after("get", "log/", sealed_and_told)  # When the one who waits has found nothing, and before it waits.
         seqno = follower.wait_for(lambda: follower.state.seqno if follower.state.seqno == writer.seqno else None, 60.0)
         assert seqno == writer.seqno
-        assert metered.counts()["get"].requests - gets[0] == 1
+        assert metered.get_counts()["get"].requests - gets[0] == 1
 
 
 def test_while_what_was_hinted_at_is_not_there_another_hint_counts_after_a_second(blob: MemoryBlob) -> None:
@@ -185,7 +185,7 @@ def test_in_one_look_a_thread_asks_once_and_who_waits_looks_again() -> None:
     following = Follower(store, ImpatientClock(), poll_s=0.001)
 
     def gets() -> int:
-        return store.counts()["get"].requests
+        return store.get_counts()["get"].requests
 
     with following.looks.once():
         with following.looks.once():
@@ -216,7 +216,7 @@ def test_what_a_committer_has_applied_is_not_applied_again_unless_the_state_has_
     record = read_record(writer.blob, 0)
     assert record is not None
     empty = other.follower.state
-    after = apply(empty, record)
+    after = apply_record(empty, record)
     other.follower.advance(record, (empty, after))
     assert other.follower.state is after
     following = Follower(MemoryBlob(), ImpatientClock())
@@ -240,11 +240,11 @@ def test_the_newest_record_is_known_or_read() -> None:
     writer.checkpoint()
     opened = Follower(store, ImpatientClock())
     for following, costs in ((writer.follower, 0), (opened, 0)):
-        before = store.counts()["get"].requests
+        before = store.get_counts()["get"].requests
         record = following.newest_record()
         assert record is not None
         assert record.seqno == 0
-        assert store.counts()["get"].requests == before + costs
+        assert store.get_counts()["get"].requests == before + costs
     opened._recent.clear()
     assert opened.newest_record() == read_record(store, 0)
 
@@ -311,7 +311,7 @@ def grown(length: int, floor: int) -> Writer:
 def test_a_checkpoint_without_its_record_nor_any_later_is_not_believed() -> None:
     writer = grown(9, floor=5)
     for seqno in [*range(5), 8]:
-        writer.blob.delete(record_key(seqno))
+        writer.blob.delete(make_record_key(seqno))
     with pytest.raises(MissingBlob, match=r"it is missing, and checkpoint/.* was made after it"):
         Follower(writer.blob, ImpatientClock())
 
@@ -324,9 +324,9 @@ def test_who_opens_a_location_while_the_record_of_its_checkpoint_is_truncated_ta
         writer.commit(kinds.TruncateLog(9))
         writer.checkpoint()
         for seqno in range(9):
-            writer.blob.delete(record_key(seqno))
+            writer.blob.delete(make_record_key(seqno))
 
-    store.before("get", record_key(8), truncated)
+    store.before("get", make_record_key(8), truncated)
     opened = Follower(store, ImpatientClock())
     assert store.is_done
     assert opened.state.seqno == writer.follower.state.seqno
@@ -340,7 +340,7 @@ def test_who_opens_a_location_reads_page_after_page_of_its_log(records: int, mon
     monkeypatch.setattr(commits, "LISTED_MAX", 5)
     metered = MeteredBlob(writer.blob)
     assert Follower(metered, ImpatientClock()).state.seqno == records - 1
-    assert metered.counts()["get"].requests == records
+    assert metered.get_counts()["get"].requests == records
 
 
 def test_a_client_that_was_asleep_goes_on_from_a_checkpoint_only_where_the_log_after_its_state_is_gone() -> None:
@@ -372,7 +372,7 @@ def test_a_client_goes_on_from_no_checkpoint_whose_record_is_not_in_the_log() ->
         writer.create(1)
         writer.checkpoint()
         for seqno in lost:
-            writer.blob.delete(record_key(seqno))
+            writer.blob.delete(make_record_key(seqno))
         if lost:
             with pytest.raises(persist.errors.LogInterrupted) as caught:
                 following.restart()
@@ -397,7 +397,7 @@ def test_a_record_is_asked_for_from_where_the_log_begins_on() -> None:
         states.append(writer.follower.state)
     past = begun(writer.blob, states[0])
     past.prove_now(states[0])
-    writer.blob.delete(record_key(3))
+    writer.blob.delete(make_record_key(3))
     past.prove_now(states[1])
     with pytest.raises(persist.errors.LogReplaced):
         past.prove_now(states[0])
@@ -426,12 +426,12 @@ def test_who_never_pauses_asks_for_the_record_of_the_last_look_and_the_one_after
     past.note_state(states[1], (5.0, 5.0))
     past.note_state(states[2], (6.0, 6.0))
     assert looks(past, 2, (9.9, 9.9)) == []
-    assert looks(past, 2, (10.0, 0.0)) == [record_key(0), record_key(1)]
+    assert looks(past, 2, (10.0, 0.0)) == [make_record_key(0), make_record_key(1)]
     assert looks(past, 2, (10.0, 0.0)) == []
     past.note_state(states[3], (11.0, 1.0))
     past.note_state(states[4], (12.0, 2.0))
-    assert looks(past, 4, (12.0, 10.0)) == [record_key(2), record_key(3)]
-    assert looks(past, 4, (30.0, 30.0)) == [record_key(4)], "nothing was learned for so long"
+    assert looks(past, 4, (12.0, 10.0)) == [make_record_key(2), make_record_key(3)]
+    assert looks(past, 4, (30.0, 30.0)) == [make_record_key(4)], "nothing was learned for so long"
 
 
 def test_of_very_many_records_that_others_wrote_the_last_ones_are_asked_for() -> None:
@@ -501,7 +501,7 @@ def test_a_look_at_the_past_that_failed_is_made_again(learned_s: float) -> None:
     past = begun(blob, state)
     past.check(state, (100.0, 100.0), 10.0)
     past.note_state(state, (learned_s, learned_s))
-    blob.delete(record_key(state.seqno))
+    blob.delete(make_record_key(state.seqno))
     blob.is_down = True
     with pytest.raises(Unavailable):
         past.check(state, (200.0, 200.0), 10.0)

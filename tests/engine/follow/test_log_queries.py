@@ -8,7 +8,7 @@ import pytest
 from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import encode_record, read_record
 from persist.engine.follow.log_queries import log_table
@@ -34,7 +34,7 @@ class Log(Writer):
         record = read_record(self.blob, seqno)
         assert record is not None
         fields = {"writer": writer, "written_ms": 1000 * seqno} | more
-        self.blob.set(record_key(seqno), encode_record(msgspec.structs.replace(record, **fields)))
+        self.blob.set(make_record_key(seqno), encode_record(msgspec.structs.replace(record, **fields)))
         return seqno
 
     def append(
@@ -95,7 +95,7 @@ def test_the_table_of_records_has_those_that_are_asked_for_and_says_who_did_what
     log.by("one", kinds.TruncateLog(2))
     assert [row["seqno"] for row in table(None)] == [2, 3, 4]
     assert [row["seqno"] for row in table(4)] == [2, 3, 4]
-    log.blob.delete(record_key(3))  # As if the log was truncated meanwhile.
+    log.blob.delete(make_record_key(3))  # As if the log was truncated meanwhile.
     assert [row["seqno"] for row in table(None)] == [2, 4]
     for bad in (0, -1, True, "3", 1.5):
         with pytest.raises(InvalidUsage, match="is not a number of records"):

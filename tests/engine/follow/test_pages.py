@@ -58,7 +58,7 @@ def test_a_map_over_tables_is_what_a_dict_would_be(steps: list[tuple[dict[str, s
             befores.append(now)
             if len(levels) == 1:
                 assert {key for key, _ in levels[0].raw()} == model.keys(), "nothing that is gone, or was replaced"
-    assert dict(now.each()) == model
+    assert dict(now.iterate_all()) == model
     assert [key for key, _ in now.iterate_prefix("ab")] == sorted(key for key in model if key.startswith("ab"))
     for key in ("", "a", "ab", "abc", "abca", "b", "cc", "d", *model):
         assert now.get(key) == model.get(key)
@@ -77,7 +77,7 @@ def test_only_objects_into_which_something_falls_are_written_again() -> None:
         Writing(1, blob.set), iter(encoded({"050": "y", "0505": "z", "051": None})), known, keeps_gone=False
     )
     assert 1 <= len({*first} - {*second}) <= 2
-    after = dict(FrozenMap(below=table(blob, second, FrozenMap())).each())
+    after = dict(FrozenMap(below=table(blob, second, FrozenMap())).iterate_all())
     assert after == {**{key: value for key, value in items.items() if key != "051"}, "050": "y", "0505": "z"}
 
 

@@ -75,7 +75,7 @@ def test_a_record_that_cannot_be_read_ends_the_reading_after_those_before_it() -
     follower = Follower(unreliable, ImpatientClock())
     began = follower.state.seqno
     grown(store, 40)
-    unreliable.next_faults("get", *[Fault.NONE] * 10, *[Fault.UNAVAILABLE] * 30)
+    unreliable.script_faults("get", *[Fault.NONE] * 10, *[Fault.UNAVAILABLE] * 30)
     with pytest.raises(Unavailable):
         follower.refresh()
     assert began + ONE_BY_ONE <= follower.state.seqno <= began + 10

@@ -9,7 +9,7 @@ import persist
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.core.log.framing import encode_framed
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from persist.core.log.records import create_record, read_record
 from persist.engine.follow.checkpoint import INTERVAL
 from persist.engine.follow.log_identity import PROVE_AFTER_S, PROVE_READS_AFTER_S
@@ -233,12 +233,12 @@ def test_proving_costs_one_request_now_and_then_and_none_on_the_way() -> None:
     with trusting(opened(blob, clock)) as client:
         collection = made(client)
         write(collection, range(1))
-        before = blob.counts()["get"].requests
+        before = blob.get_counts()["get"].requests
         write(collection, range(1, INTERVAL - 4))  # No checkpoint is due.
-        assert blob.counts()["get"].requests == before
+        assert blob.get_counts()["get"].requests == before
         clock.sleep(PROVE_AFTER_S)
         write(collection, range(INTERVAL - 4, INTERVAL - 3))
-        assert blob.counts()["get"].requests == before + 1
+        assert blob.get_counts()["get"].requests == before + 1
 
 
 def test_a_client_that_slept_while_the_log_was_truncated_goes_on() -> None:
@@ -254,7 +254,7 @@ def test_a_client_that_slept_while_the_log_was_truncated_goes_on() -> None:
                 client.gc()
                 clock.sleep(7200)
             client.gc()
-            assert log(blob)[0] > record_key(10)
+            assert log(blob)[0] > make_record_key(10)
         write(collection, range(63, 66))
         assert upper_of(blob, clock) == 66
 

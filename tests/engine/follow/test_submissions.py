@@ -6,7 +6,7 @@ import persist
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.threads import SystemClock
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from persist.core.log.records import Record, Submitted, encode_record, read_record
 from persist.engine.follow import log_queries
 from persist.engine.follow.follower import Follower
@@ -35,7 +35,7 @@ def append(blob: Blob, *marks: Submitted) -> int:
     while (newest := read_record(blob, seqno)) is not None:
         last, seqno = newest, seqno + 1
     added = record(seqno, *marks, location=last.location, previous=last.commit)
-    assert blob.create(record_key(seqno), encode_record(added))
+    assert blob.create(make_record_key(seqno), encode_record(added))
     return seqno
 
 
@@ -93,11 +93,11 @@ def test_who_reads_back_reads_as_far_as_the_last_record_and_begins_anew_only_whe
     metered = MeteredBlob(blob)
     late = Follower(metered, SystemClock())
     assert late.state.seqno == last
-    lists = metered.counts()["list"].requests
+    lists = metered.get_counts()["list"].requests
     for after in (first - 1, 5):  # The second is before the checkpoint that it began with.
         known = late.catch_up(after)
         assert (known.find_seqno(WHO, 1), known.find_seqno(WHO, 2)) == (first, last)
-    assert metered.counts()["list"].requests == lists
+    assert metered.get_counts()["list"].requests == lists
 
 
 def test_a_record_that_says_what_no_writer_would_is_refused() -> None:

@@ -145,11 +145,11 @@ def test_a_read_costs_a_commit_once_and_then_none_until_nobody_reads_any_more(bl
     clock = ImpatientClock()
     with opened(metered, clock, hold_linger_s=5) as client:
         c = collection(client)
-        before = metered.counts()["create"].requests
+        before = metered.get_counts()["create"].requests
         for _ in range(10):
             assert c.snapshot(9).count() == 10
             assert c.snapshot(12).count() == 13
-        assert metered.counts()["create"].requests == before + 1
+        assert metered.get_counts()["create"].requests == before + 1
         client.maintain()
         assert len(c.holds()) == 1
         clock.sleep(6)
@@ -246,9 +246,9 @@ def test_a_lease_whose_beginning_got_no_answer_is_given_back(blob: MemoryBlob, i
     with opened(unreliable) as client, opened(blob) as other:
         c = collection(client)
         if is_unknown:
-            unreliable.next_faults("create", Fault.HAPPENED_BUT_FAILED)
-            unreliable.next_faults("get", *[Fault.UNAVAILABLE] * 2000)
-        unreliable.next_faults("create", *[Fault.UNAVAILABLE] * 2000)
+            unreliable.script_faults("create", Fault.HAPPENED_BUT_FAILED)
+            unreliable.script_faults("get", *[Fault.UNAVAILABLE] * 2000)
+        unreliable.script_faults("create", *[Fault.UNAVAILABLE] * 2000)
         with pytest.raises(persist.Indeterminate if is_unknown else persist.Unavailable):
             client.engine.writer("a test").leases.claim(c.id, "c", 4)
         unreliable.clear_faults()
@@ -265,7 +265,7 @@ def test_a_client_ends_although_it_cannot_give_its_lease_back(
     unreliable = UnreliableBlob(blob)
     with opened(unreliable) as client:
         collection(client).hold(4)
-        unreliable.next_faults("create", *[Fault.UNAVAILABLE] * 2000)
+        unreliable.script_faults("create", *[Fault.UNAVAILABLE] * 2000)
     assert "a lease was not given back, and lasts until it expires" in caplog.text
 
 
@@ -438,7 +438,7 @@ def test_what_cannot_be_let_go_of_now_is_let_go_of_later_and_what_is_gone_can_be
         stays.check()
         gone = client.create_or_load("d", key=KEY)
         leases.claim(gone.id, "d", 4).release()
-        unreliable.next_faults("create", *[Fault.UNAVAILABLE] * 2000)
+        unreliable.script_faults("create", *[Fault.UNAVAILABLE] * 2000)
         leases.settle(gone.id)
         assert [hold.time for hold in gone.holds()] == [4]
         unreliable.clear_faults()
@@ -465,7 +465,7 @@ def test_a_hold_that_the_store_did_not_take_is_an_error_and_not_a_promise(blob: 
     unreliable = UnreliableBlob(blob)
     with opened(unreliable, clock) as client:
         c = collection(client)
-        unreliable.next_faults("create", *([Fault.UNAVAILABLE] * 2000))
+        unreliable.script_faults("create", *([Fault.UNAVAILABLE] * 2000))
         with pytest.raises(persist.Unavailable):
             c.hold(4)
         unreliable.clear_faults()
@@ -478,9 +478,9 @@ def test_a_named_hold_whose_move_got_no_answer_goes_on_from_where_it_is(blob: Me
     with opened(unreliable) as client:
         hold = collection(client).hold(4, name="consumer")
         for target in (6, 8):
-            unreliable.next_faults("create", Fault.HAPPENED_BUT_FAILED)
-            unreliable.next_faults("get", *[Fault.UNAVAILABLE] * 2000)
-            unreliable.next_faults("create", *[Fault.UNAVAILABLE] * 2000)
+            unreliable.script_faults("create", Fault.HAPPENED_BUT_FAILED)
+            unreliable.script_faults("get", *[Fault.UNAVAILABLE] * 2000)
+            unreliable.script_faults("create", *[Fault.UNAVAILABLE] * 2000)
             with pytest.raises(persist.Indeterminate):
                 hold.advance(target)
             unreliable.clear_faults()

@@ -235,14 +235,14 @@ def test_only_the_row_group_of_a_key_is_fetched_and_only_once(monkeypatch: pytes
         (part,) = collection.handle.contents().parts
         snapshot, key = collection.snapshot(), scattered("int")["k"][7].as_py()
         for requests in (2, 0, 0):  # Its footer and the row group; then nothing.
-            before = store.counts()["get"]
+            before = store.get_counts()["get"]
             assert len(rows_with(snapshot, [key])) == 1
-            after = store.counts()["get"]
+            after = store.get_counts()["get"]
             assert after.requests - before.requests == requests
             assert after.bytes - before.bytes < part.bytes * 0.6
-        before = store.counts()["get"]
+        before = store.get_counts()["get"]
         assert len(rows_with(collection.snapshot(), [10 * ROWS, -10 * ROWS])) == 0
-        assert store.counts()["get"].bytes - before.bytes < 1000, "nothing but the log"
+        assert store.get_counts()["get"].bytes - before.bytes < 1000, "nothing but the log"
 
 
 def test_times_are_told_apart_within_a_part(client: persist.Client) -> None:
@@ -556,11 +556,11 @@ def test_tiny_runs_that_are_blobs_are_fetched_once(monkeypatch: pytest.MonkeyPat
             c.write([((key, str(time)), time, 1) for key in range(time * 50, time * 50 + 50)], seal=time + 1).result()
     with persist.open(store, settings=settings, mode="read") as other:
         snapshot = other.load("c").snapshot()
-        opened = store.counts()["get"].requests
+        opened = store.get_counts()["get"].requests
         assert len(rows_with(snapshot, [1, 51, 101, 5000])) == 3
-        assert store.counts()["get"].requests - opened == 3
+        assert store.get_counts()["get"].requests - opened == 3
         assert len(rows_with(snapshot, [2, 52, 102])) == 3
-        assert store.counts()["get"].requests - opened == 3
+        assert store.get_counts()["get"].requests - opened == 3
 
 
 def test_keys_go_through_the_codec_of_the_collection(client: persist.Client) -> None:
@@ -650,16 +650,16 @@ def test_keys_at_the_ends_of_row_groups_are_found_from_memory(monkeypatch: pytes
         snapshot, keys = collection.snapshot(), ascending["k"].to_pylist()
         starts = list(range(0, ROWS, group))
         for some in (starts[3:9], starts):
-            before = store.counts()["get"].requests
+            before = store.get_counts()["get"].requests
             assert rows_with(snapshot, [keys[row] for row in some]).equals(ascending.take(pa.array(some)))
-            assert 0 < store.counts()["get"].requests - before <= 6
-        before = store.counts()["get"].requests
+            assert 0 < store.get_counts()["get"].requests - before <= 6
+        before = store.get_counts()["get"].requests
         for at in [at + by for at in starts for by in (0, 1, group - 1)]:
             assert rows_with(snapshot, [keys[at]]).equals(ascending.slice(at, 1))
             assert snapshot.get([keys[at]]) == [(keys[at], ascending["v"][at].as_py())]
             if at + 1 < ROWS and keys[at] + 1 != keys[at + 1]:
                 assert len(rows_with(snapshot, [keys[at] + 1])) == 0
-        assert store.counts()["get"].requests == before, "all of these are in memory"
+        assert store.get_counts()["get"].requests == before, "all of these are in memory"
         assert len(rows_with(snapshot, [keys[0] - 1])) == len(rows_with(snapshot, [keys[-1] + 1])) == 0
 
 

@@ -126,15 +126,15 @@ def test_only_row_groups_that_may_hold_a_key_are_fetched(monkeypatch: pytest.Mon
         with collection.snapshot(form="diff") as snapshot:
             key = rows.slice(7, 1).select(["k"])
             for requests in (2, 1):  # Its footer and the row group; then the row group.
-                before = store.counts()["get"]
+                before = store.get_counts()["get"]
                 assert found(collection, snapshot.scan, key).total() == 1
-                after = store.counts()["get"]
+                after = store.get_counts()["get"]
                 assert after.requests - before.requests == requests
                 assert after.bytes - before.bytes < part.bytes * 0.6
             assert estimate_matching(snapshot.scan, key) < snapshot.scan.memory / 8
-            before = store.counts()["get"]
+            before = store.get_counts()["get"]
             assert not found(collection, snapshot.scan, pa.table({"k": [10 * ROWS, -10 * ROWS]}))
-            assert store.counts()["get"].bytes == before.bytes
+            assert store.get_counts()["get"].bytes == before.bytes
 
 
 @pytest.mark.parametrize("groups", [True, False])

@@ -22,7 +22,7 @@ import persist.engine.read.parts.caches
 from persist.blob.protocol import MemoryBlob
 from persist.blob.threads import SystemClock
 from persist.codecs.order.search import SortedKeys
-from persist.codecs.part.mapped import CHUNK_BYTES, MappedRows, mapped_file
+from persist.codecs.part.mapped import CHUNK_BYTES, MappedRows, encode_mapped_file
 from persist.engine.read.parts.caches import SpilledRows
 from tests.codecs.strategies import python_values
 from tests.support.forks import forked_python
@@ -209,7 +209,7 @@ def test_damaged_files_are_noticed_and_passed_over(
 
 def test_every_single_damaged_byte_is_noticed_before_it_is_believed() -> None:
     batch = pa.record_batch({"k": np.arange(3000), "t": [f"text {n}" for n in range(3000)]})
-    data = b"".join(bytes(piece) for piece in mapped_file(batch, b"name"))
+    data = b"".join(bytes(piece) for piece in encode_mapped_file(batch, b"name"))
     chance = random.Random(1)
     for at in [*range(200), *(chance.randrange(len(data)) for _ in range(400))]:
         bad = bytearray(data)
@@ -217,12 +217,12 @@ def test_every_single_damaged_byte_is_noticed_before_it_is_believed() -> None:
         numbers = np.sort(np.array(chance.sample(range(3000), 5), np.int64))
         try:
             mapped = MappedRows(pa.py_buffer(bytes(bad)), b"name", batch.schema, 3000)
-            mapped.check(numbers)
+            mapped.verify_rows(numbers)
         except (ValueError, pa.ArrowException):
             continue
         assert mapped.batch.take(pa.array(numbers)).equals(batch.take(pa.array(numbers)))
         with pytest.raises(ValueError, match="not what they were"):
-            mapped.check(None)
+            mapped.verify_rows(None)
 
 
 FLAT = [pa.string(), pa.large_binary(), pa.decimal128(9, 2), pa.bool_(), pa.binary(3), pa.float16()]
@@ -237,11 +237,11 @@ def test_the_rows_that_are_checked_are_those_that_are_used(data: Any, kind: pa.D
     values = values * (data.draw(st.integers(1, 400)))
     batch = pa.record_batch({"v": pa.array(values, kind)})
     rows = np.unique(np.array(data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=4)), np.int64))
-    file = bytearray(b"".join(bytes(piece) for piece in mapped_file(batch, b"n")))
+    file = bytearray(b"".join(bytes(piece) for piece in encode_mapped_file(batch, b"n")))
     mapped = MappedRows(pa.py_buffer(file), b"n", batch.schema, len(values))
-    mapped.check(rows)
+    mapped.verify_rows(rows)
     start = len(file) - mapped.message_bytes
-    for chunk in mapped.unchecked():
+    for chunk in mapped.list_unchecked():
         at = start + chunk * CHUNK_BYTES
         file[at : at + CHUNK_BYTES] = b"\xff" * len(file[at : at + CHUNK_BYTES])
     assert repr(mapped.batch.take(pa.array(rows)).to_pylist()) == repr(batch.take(pa.array(rows)).to_pylist())
@@ -369,10 +369,10 @@ def test_keys_to_search_in_are_made_once_as_long_as_rows_are_mapped(tmp_path: Pa
     keys = spilled.keys("one", batch.schema, 10_000)
     assert keys is not None
     assert spilled.keys("one", batch.schema, 10_000) is keys
-    assert keys.find(SortedKeys(pa.table({"v": [7, 50_001]}))).tolist() == [7]
+    assert keys.find_rows(SortedKeys(pa.table({"v": [7, 50_001]}))).tolist() == [7]
     others = spilled.keys("two", batch.schema, 10_000)
     assert others is not None
-    assert others.find(SortedKeys(pa.table({"v": [7, 50_001]}))).tolist() == [1]
+    assert others.find_rows(SortedKeys(pa.table({"v": [7, 50_001]}))).tolist() == [1]
     assert spilled.keys("three", batch.schema, 10_000) is None
 
 

@@ -16,7 +16,7 @@ import persist
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.part.part import Part
 from persist.core.log.framing import BlobRef
-from persist.core.log.keys import directory_seqno, get_upload_seqno, record_key
+from persist.core.log.keys import make_record_key, parse_directory_seqno, parse_upload_seqno
 from persist.engine.follow import checkpoint, directory
 from persist.engine.follow.checkpoint import INTERVAL, iterate_checkpoints, read_newest_checkpoint
 from persist.engine.upkeep import references as names
@@ -103,7 +103,7 @@ def test_a_commit_that_comes_after_its_upload_was_declared_void_is_refused(dated
         assert c.snapshot(9).count() == 20_000
         fresh = orphan(dated, client, c)
         for part in fresh:
-            assert (get_upload_seqno(part.blob) or 0) >= client.engine.follower.state.control.upload_floor
+            assert (parse_upload_seqno(part.blob) or 0) >= client.engine.follower.state.control.upload_floor
 
 
 def test_an_upload_that_was_committed_meanwhile_is_not_deleted(dated: DatedBlob) -> None:
@@ -130,7 +130,7 @@ def test_an_upload_named_exactly_at_the_floor_may_be_committed_still_and_stays(d
         parts = orphan(dated, client, c)
         dated.clock.sleep(DAY + 60)
         assert collector.gc().parts == 0
-        assert get_upload_seqno(parts[0].blob) == collector.engine.follower.state.control.upload_floor
+        assert parse_upload_seqno(parts[0].blob) == collector.engine.follower.state.control.upload_floor
         commit_parts(c, parts, seal=persist.Antichain(10)).result()
         assert c.snapshot(9).to_arrow().num_rows == 40_000
 
@@ -157,7 +157,7 @@ def test_old_records_and_checkpoints_go_and_opening_still_finds_everything(dated
         report = client.gc()
         floor = client.engine.follower.state.control.log_floor
         assert floor > 100
-        assert min(keys(dated, "log/")) == record_key(floor)
+        assert min(keys(dated, "log/")) == make_record_key(floor)
         assert len(keys(dated, "log/")) >= 50
         assert len(keys(dated, "checkpoint/")) < 30
         assert len(keys(dated, "state/")) < 10
@@ -174,10 +174,10 @@ def test_records_younger_than_the_retention_stay_and_so_do_the_last_ones(dated: 
         c = client.create_or_load("c", key=KEY)
         busy(client, c, dated.clock, 20)
         client.gc()
-        assert keys(dated, "log/")[0] == record_key(0)
+        assert keys(dated, "log/")[0] == make_record_key(0)
     with opened(dated, log_retention_s=500 * HOUR, log_retention_records=16) as client:
         client.gc()
-        assert keys(dated, "log/")[0] == record_key(0)
+        assert keys(dated, "log/")[0] == make_record_key(0)
 
 
 def bytes_of_log(blob: MemoryBlob) -> int:
@@ -265,7 +265,7 @@ def test_a_writer_that_was_asleep_across_a_truncation_does_not_write_into_a_trun
         assert seqno == client.engine.follower.refresh().seqno
         c.seal(1_000_001).result()
         assert c.snapshot(1_000_000).count() == 1
-        assert min(keys(dated, "log/")) == record_key(client.engine.follower.state.control.log_floor)
+        assert min(keys(dated, "log/")) == make_record_key(client.engine.follower.state.control.log_floor)
 
 
 class AfterCreate:
@@ -361,7 +361,7 @@ def test_a_truncated_location_whose_newest_checkpoint_goes_between_list_and_get_
     store.after("list", "checkpoint/", lambda: dated.delete(newest))
     found = read_newest_checkpoint(store)
     assert store.is_done
-    assert (found.location, found.names()) == (state.location, ("c",))
+    assert (found.location, found.list_names()) == (state.location, ("c",))
     with persist.open(dated, mode="read", clock=dated.clock) as reader:
         assert reader.load("c").upper == upper
 
@@ -581,7 +581,7 @@ def test_a_restore_of_a_newer_backup_within_a_collection_of_garbage_loses_no_par
             dated.clock.sleep(HOUR)
         client.gc()
         newer = copied(dated)
-        assert min(keys(dated, "log/")) > record_key(10)
+        assert min(keys(dated, "log/")) > make_record_key(10)
     restore(dated, old)
     with opened(dated, **short) as client:
         orphan(dated, client, client["c"])
@@ -628,7 +628,7 @@ def test_what_is_gone_leaves_the_directory_objects_with_the_log(
         control = client.engine.follower.refresh().control
         assert control.taken_over is not None
         basis = json.loads(dated.get(control.taken_over.checkpoint.blob) or b"")
-        assert min(directory_seqno(pointer["blob"]) or 0 for pointer in basis["directory"]) >= control.log_floor
+        assert min(parse_directory_seqno(pointer["blob"]) or 0 for pointer in basis["directory"]) >= control.log_floor
         if how == "forgotten":  # Checkpoints of the time of the log that is kept may say what was dropped since.
             assert where_it_is(dated, "") == []
 

@@ -16,7 +16,7 @@ import pytest
 import persist
 from persist.blob.protocol import Blob, BlobEntry
 from persist.core.log import records as commits
-from persist.core.log.keys import checkpoint_key
+from persist.core.log.keys import make_checkpoint_key
 from persist.engine.follow.checkpoint import write_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.invariants import Guarded, check_named
@@ -245,7 +245,7 @@ def late_while_a_checkpoint_comes_and_is_kept(at: int | None) -> tuple[list[str]
         world.clients[0].gc()
         report = client.fsck()
         assert report.is_clean, report
-        return world.paths[0].log, bool(kept) and world.store.get(checkpoint_key(kept[0])) is not None
+        return world.paths[0].log, bool(kept) and world.store.get(make_checkpoint_key(kept[0])) is not None
 
 
 def test_a_late_collector_keeps_what_a_checkpoint_names_that_others_made_and_kept_meanwhile() -> None:

@@ -7,7 +7,7 @@ import pytest
 from persist.blob.errors import CorruptBlob, MissingBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
-from persist.core.log.keys import checkpoint_key
+from persist.core.log.keys import make_checkpoint_key
 from persist.engine.follow import checkpoint, directory
 from persist.engine.follow.checkpoint import iterate_checkpoints
 from persist.engine.upkeep import Names
@@ -62,8 +62,8 @@ def test_the_oldest_thing_in_a_checkpoint_is_itself_or_a_directory_object(writer
     names = Names(writer.blob)
     seqnos = [int(name.split("/")[-1][:20]) for name in named_in_text(writer.blob, newest) if "directory/" in name]
     assert names.least_seqno(newest) == min(seqnos) == 6
-    assert names.least_seqno(checkpoint_key(0)) == 0
-    assert names.least_seqno(checkpoint_key(99)) < 0
+    assert names.least_seqno(make_checkpoint_key(0)) == 0
+    assert names.least_seqno(make_checkpoint_key(99)) < 0
     writer.blob.delete(newest)
     assert names.least_seqno(newest) == 6, "it is remembered"
 

@@ -9,7 +9,7 @@ import pytest
 import persist
 from persist.core.log import kinds
 from persist.core.log.fields import Policy
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from persist.core.state_rules.policies import BEFORE_MAX, Policies
 from persist.core.state_rules.state import State
 from persist.engine.location.opening import change_policy
@@ -235,11 +235,11 @@ def test_log_records_stay_as_long_as_the_policy_before_promised(dated: DatedBlob
         client.gc()
         dated.clock.sleep(9 * HOUR)
         client.gc()
-        assert dated.get(record_key(3)) is not None
+        assert dated.get(make_record_key(3)) is not None
         dated.clock.sleep(2 * HOUR)
         client.gc()
         client.gc()
-        assert dated.get(record_key(3)) is None
+        assert dated.get(make_record_key(3)) is None
 
 
 def test_a_shorter_skew_ends_no_lease_sooner_than_its_holder_counts_on(dated: DatedBlob) -> None:
@@ -283,7 +283,7 @@ def test_an_older_release_stops_at_the_record_and_changes_nothing(dated: DatedBl
     with opened(dated) as client:
         client.set_policy(grace_s=60)
         seqno = client.seqno
-    record = json.loads(dated.get(record_key(seqno)) or b"")
+    record = json.loads(dated.get(make_record_key(seqno)) or b"")
     assert record["format"] >= kinds.SetPolicy.came_with == 11
     assert record["mutations"][0]["policy"].keys() == set(Policy.__struct_fields__), "defaults may change, policies not"
 
@@ -325,8 +325,8 @@ def test_an_upload_has_the_longest_time_that_its_writer_may_have_read() -> None:
     policies = Policies(Policy(orphan_grace_s=50))
     for seqno, longer_s in ((3, 1000), (7, 100)):
         policies = policies.with_policy(Policy(orphan_grace_s=longer_s), seqno, at_once=False)
-    assert [policies.orphan_grace_s(seqno) for seqno in (0, 3, 4, 7, 8)] == [1000, 1000, 1000, 1000, 100]
-    assert policies.with_policy(Policy(orphan_grace_s=0), 9, at_once=False).orphan_grace_s(9) == 100
+    assert [policies.get_orphan_grace_s(seqno) for seqno in (0, 3, 4, 7, 8)] == [1000, 1000, 1000, 1000, 100]
+    assert policies.with_policy(Policy(orphan_grace_s=0), 9, at_once=False).get_orphan_grace_s(9) == 100
 
 
 def test_uploads_are_void_after_an_old_one_but_not_after_a_young_one_nor_young_records() -> None:

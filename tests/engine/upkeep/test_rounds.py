@@ -13,7 +13,7 @@ from persist.blob.errors import StoreFull
 from persist.blob.protocol import Blob, BlobEntry, MemoryBlob
 from persist.core.log import kinds
 from persist.core.log import records as commits
-from persist.core.log.keys import CLOCK_KEY, checkpoint_key, checkpoint_seqno, record_key
+from persist.core.log.keys import CLOCK_KEY, make_checkpoint_key, make_record_key, parse_checkpoint_seqno
 from persist.core.log.records import read_record
 from persist.engine.follow.checkpoint import write_checkpoint
 from persist.engine.upkeep import Deleted, GarbageReport
@@ -91,7 +91,7 @@ def aged(copy: Copy, ages_s: dict[int, float]) -> Dated:
     restore(blob, copy)
     blob.now_s = NOW_S
     for seqno, age_s in ages_s.items():
-        blob.dates[checkpoint_key(seqno)] = NOW_S - age_s
+        blob.dates[make_checkpoint_key(seqno)] = NOW_S - age_s
     return blob
 
 
@@ -124,8 +124,8 @@ def test_the_log_begins_where_nobody_needs_what_was_before(
     with opened(blob, **settings) as client:
         client.gc()
         assert floor(client) == expected
-        assert keys(blob, "log/")[0] == record_key(expected)
-    stay = {checkpoint_seqno(key) or 0 for key in keys(blob, "checkpoint/")}
+        assert keys(blob, "log/")[0] == make_record_key(expected)
+    stay = {parse_checkpoint_seqno(key) or 0 for key in keys(blob, "checkpoint/")}
     made = {seqno: 0.0 for seqno in stay if seqno >= 59}
     assert stay == kept_checkpoints(dict(zip((15, 31, 47), ages_s, strict=True)) | made, expected) | made.keys()
 
@@ -165,13 +165,13 @@ def test_where_records_alone_are_dated_none_goes_that_follows_a_checkpoint_which
     """There is room for a record only, not for a checkpoint nor for the question what time it is."""
     for ages_s, expected in (((900, 240), 32), ((900, 239), 16), ((240, 10), 16), ((239, 10), 0)):
         blob = aged(sixty, {15: ages_s[0], 31: ages_s[1], 47: 10})
-        blob.dates[record_key(59)] = NOW_S  # The present, as far as the store tells it.
+        blob.dates[make_record_key(59)] = NOW_S  # The present, as far as the store tells it.
         blob.full = ("checkpoint/", CLOCK_KEY)
         with opened(blob, **FEW) as client:
             with pytest.raises(StoreFull, match="deleting more needs a small write first"):
                 client.gc()
             assert floor(client) == expected
-        assert keys(blob, "log/")[0] == record_key(0), "no checkpoint says yet where the log begins"
+        assert keys(blob, "log/")[0] == make_record_key(0), "no checkpoint says yet where the log begins"
 
 
 @pytest.mark.parametrize("full", ["checkpoint/", CLOCK_KEY, "log/"])
@@ -223,10 +223,10 @@ def test_checkpoints_stay_one_a_minute_for_an_hour_and_one_an_hour_after_that(si
     for seqno in sorted(ages_s):
         with persist.open(blob, mode="read", seqno=seqno, clock=ImpatientClock(NOW_S)) as then:
             assert write_checkpoint(blob, then.engine.follower.state, {})
-        blob.dates[checkpoint_key(seqno)] = NOW_S - ages_s[seqno]
+        blob.dates[make_checkpoint_key(seqno)] = NOW_S - ages_s[seqno]
     with opened(blob, log_retention_s=1e9) as client:
         client.gc()
-    assert {checkpoint_seqno(key) for key in keys(blob, "checkpoint/")} - {60} == kept_checkpoints(ages_s, 0)
+    assert {parse_checkpoint_seqno(key) for key in keys(blob, "checkpoint/")} - {60} == kept_checkpoints(ages_s, 0)
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_of_what_is_said_to_have_leaked_only_that_goes_which_a_collection_of_gar
         garbage = client.engine.writer("a test").garbage
         assert garbage.delete_leaked(["part/x"]) == Deleted()
         destroyed, orphan = littered(blob, client)
-        newest = max(checkpoint_seqno(key) or 0 for key in keys(blob, "checkpoint/"))
+        newest = max(parse_checkpoint_seqno(key) or 0 for key in keys(blob, "checkpoint/"))
         unused = [
             f"{folder}/{seqno:020d}-{'0' * 32}.json"
             for folder in (f"state/{client['stays'].id}", "directory")
@@ -308,7 +308,7 @@ def test_of_what_is_said_to_have_leaked_only_that_goes_which_a_collection_of_gar
         blob.dates[late] = NOW_S + 10  # The store's clock went back.
         before = copied(blob)
         named = [key for key in keys(blob, "part/") if key not in (destroyed, orphan)]
-        asked = [*named, destroyed, orphan, *unused, late, record_key(0), "elsewhere", *keys(blob, "checkpoint/")]
+        asked = [*named, destroyed, orphan, *unused, late, make_record_key(0), "elsewhere", *keys(blob, "checkpoint/")]
         deleted = garbage.delete_leaked(asked)
         assert sorted(deleted.keys) == sorted([orphan, *unused[:2], *unused[3:5]]), (
             "a later checkpoint may name the others"
@@ -435,12 +435,12 @@ def test_a_checkpoint_that_came_late_and_names_what_is_gone_is_deleted_with_its_
             wait_for_checkpoint(client)
             blob.now_s += 100
         states = keys(blob, "state/")
-        assert [checkpoint_seqno(key) for key in keys(blob, "checkpoint/")] == [47, 31, 15]
+        assert [parse_checkpoint_seqno(key) for key in keys(blob, "checkpoint/")] == [47, 31, 15]
         blob.delete(states[0])
         deleted = client.engine.writer("a test").garbage.delete_leaked(keys(blob, "checkpoint/"))
         assert deleted.keys == (), "only a whole round deletes checkpoints"
         client.gc()
-        assert [n for key in keys(blob, "checkpoint/") if (n := checkpoint_seqno(key) or 0) <= 47] == [47, 31]
+        assert [n for key in keys(blob, "checkpoint/") if (n := parse_checkpoint_seqno(key) or 0) <= 47] == [47, 31]
         assert c.snapshot().count() == 0
         assert client.fsck().is_clean
 

@@ -14,7 +14,7 @@ import pytest
 import persist
 from persist.blob.errors import PersistError
 from persist.blob.protocol import MemoryBlob
-from persist.codecs.updates.small import small_updates
+from persist.codecs.updates.small import convert_small_updates
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark, Words
 from persist.core.log.records import read_record
@@ -26,7 +26,7 @@ from persist.core.state_rules.collection_rules import (
     ExpectUpper,
 )
 from persist.core.state_rules.draft import Draft
-from persist.core.state_rules.state import State, apply
+from persist.core.state_rules.state import State, apply_record
 from persist.engine.collection.keyed_events import take_events
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.write.commit_future import CommitFuture, UnobservedErrors
@@ -40,7 +40,7 @@ NAMES = ["plain", "late", "keyed"]
 
 
 def small_write(handle: CollectionHandle, time: int, *, at_commit: bool = False) -> Write:
-    updates = small_updates([((time, time), 0 if at_commit else time, 1)], handle.schema)
+    updates = convert_small_updates([((time, time), 0 if at_commit else time, 1)], handle.schema)
     assert updates is not None
     return Write(handle.id, handle.schema, 0 if at_commit else time, 10, updates, at_commit=at_commit)
 
@@ -137,7 +137,7 @@ class Replay:
 
     def read_on(self) -> State:
         while (record := read_record(self._blob, self.state.seqno + 1)) is not None:
-            self.state = apply(self.state, record)
+            self.state = apply_record(self.state, record)
         return self.state
 
 

@@ -10,7 +10,7 @@ import pytest
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.log.framing import encode_framed
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from persist.core.log.records import read_record
 from persist.engine.follow.follower import Follower
 from persist.engine.write.checkpointing import Checkpointing
@@ -57,7 +57,7 @@ def test_one_that_fails_is_made_the_next_time(
 ) -> None:
     store = UnreliableBlob(blob)
     making = Checkpointing(store, Follower(store, ImpatientClock()), pool)
-    store.next_faults("create", Fault.UNAVAILABLE)
+    store.script_faults("create", Fault.UNAVAILABLE)
     making.begin(2)
     making.wait()
     assert (making.made, making.least_seqno) == (0, None)
@@ -82,8 +82,8 @@ def test_one_that_finds_another_record_stops_its_client(pool: ThreadPoolExecutor
     follower.refresh()
     known = read_record(writer.blob, 2)
     assert known is not None
-    writer.blob.delete(record_key(2))
-    writer.blob.set(record_key(2), encode_framed(msgspec.structs.replace(known, commit=uuid.uuid4().hex)))
+    writer.blob.delete(make_record_key(2))
+    writer.blob.set(make_record_key(2), encode_framed(msgspec.structs.replace(known, commit=uuid.uuid4().hex)))
     making.begin(2)
     making.wait()
     assert making.made == 0

@@ -129,7 +129,7 @@ def test_a_lost_answer_is_found_and_the_future_tells_the_time_in_the_log(blob: M
     with opened(store) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         c.seal(7).result()
-        store.next_faults("create", Fault.HAPPENED_BUT_FAILED)
+        store.script_faults("create", Fault.HAPPENED_BUT_FAILED)
         written = c.write([(1, "a")])
         assert written.time == 7
         assert history(c) == [(1, "a", 7, 1)]

@@ -11,7 +11,7 @@ from persist.blob.errors import CorruptBlob, InvalidUsage, Unavailable
 from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
-from persist.core.log.keys import part_key
+from persist.core.log.keys import make_part_key
 from persist.core.log.records import read_record
 from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper
 from persist.engine.follow.follower import Follower
@@ -143,7 +143,7 @@ def test_upkeep_is_told_of_each_commit_that_adds_updates(owner: Owner) -> None:
 def test_an_upload_that_comes_too_late_costs_its_own_operation_only(owner: Owner) -> None:
     owner.committer.submit([kinds.VoidUploads(1)], {}).result()
     held(owner, 1)
-    late = msgspec.structs.replace(part(1, 5), blob=part_key(A, 0))
+    late = msgspec.structs.replace(part(1, 5), blob=make_part_key(A, 0))
     futures = [owner.committer.submit(steps, {A: "a"}) for steps in ([uploading(A, late)[0]], [write(size=1)])]
     owner.gate.open()
     assert isinstance(futures[0].exception(), UploadExpired)

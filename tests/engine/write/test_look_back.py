@@ -15,7 +15,7 @@ from persist.blob.errors import Indeterminate, Unavailable
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.stores.file import FileBlob
-from persist.core.log.keys import checkpoint_seqno, record_key, record_seqno
+from persist.core.log.keys import make_record_key, parse_checkpoint_seqno, parse_record_seqno
 from persist.engine.follow.checkpoint import INTERVAL
 from persist.errors import LogInterrupted, LogReplaced
 from persist.tools.cli.main import main
@@ -54,7 +54,7 @@ def copied(blob: Blob) -> Copy:
 
 
 def log(blob: Blob) -> list[int]:
-    return [seqno for entry in blob.list("log/") if (seqno := record_seqno(entry.key)) is not None]
+    return [seqno for entry in blob.list("log/") if (seqno := parse_record_seqno(entry.key)) is not None]
 
 
 @pytest.fixture(params=KINDS)
@@ -193,7 +193,7 @@ def test_nothing_is_acknowledged_below_the_floor_of_a_newer_backup(
             client.gc()
         newer = copied(blob)
         floor = client.engine.follower.state.control.log_floor
-        assert min(log(blob)) == floor > max(record_seqno(key) or 0 for key in old) + 2
+        assert min(log(blob)) == floor > max(parse_record_seqno(key) or 0 for key in old) + 2
         truncated = [client.engine.follower.is_truncated(seqno) for seqno in (floor - 1, floor, floor + 1)]
         assert truncated == [True, False, False]
     restore(blob, old)
@@ -304,7 +304,7 @@ def test_the_look_is_under_way_beside_the_create_of_a_store_far_away(clock: Impa
     with opened(store, clock) as client:
         write(made(client), range(2))
         looked = threading.Event()
-        key = record_key(log(far)[-1])
+        key = make_record_key(log(far)[-1])
         store.after("get", key, looked.set)
         store.before(
             "create", "log/", lambda: looked.wait(WAIT_S) or pytest.fail("nobody looked before the create ended")
@@ -321,7 +321,7 @@ def test_a_create_that_took_long_is_looked_after_again(clock: ImpatientClock) ->
         write(made(client), range(2))
         copy = copied(far)
         write(made(client), range(2, 4))
-        key, looked = record_key(log(far)[-1]), threading.Event()
+        key, looked = make_record_key(log(far)[-1]), threading.Event()
 
         def be_slow() -> None:
             assert looked.wait(WAIT_S)
@@ -397,14 +397,14 @@ def test_a_checkpoint_and_the_record_after_it_beyond_the_hole_hide_no_acknowledg
         write(made(client), range(INTERVAL - 6, INTERVAL + 3))
         wait_for_checkpoint(client)
         after = copied(memory)
-    made_at = max(seqno for key in after if (seqno := checkpoint_seqno(key)) is not None)
+    made_at = max(seqno for key in after if (seqno := parse_checkpoint_seqno(key)) is not None)
     restore(memory, copy)
     with opened(memory, clock) as other:
         write(made(other), range(50, 50 + writes))
     for key in [entry.key for entry in memory.list("checkpoint/") if entry.key not in copy]:
         memory.delete(key)  # The other one did not live to make its own, wherever in the log that was due.
     for key in after.keys() - copy.keys():
-        if record_seqno(key) in (None, made_at + 1):
+        if parse_record_seqno(key) in (None, made_at + 1):
             memory.create(key, after[key])
     with pytest.raises(LogInterrupted, match=f"a checkpoint at seqno {made_at}"):
         opened(memory, clock)
@@ -419,9 +419,9 @@ def test_a_look_costs_one_read_of_few_bytes_for_each_commit(memory: MemoryBlob, 
     blob = MeteredBlob(memory)
     with opened(blob, clock) as client:
         write(collection := made(client), range(1))
-        before = blob.counts()["get"]
+        before = blob.get_counts()["get"]
         write(collection, range(1, 9))
-        after = blob.counts()["get"]
+        after = blob.get_counts()["get"]
         assert after.requests == before.requests + 8
         assert after.bytes - before.bytes <= 8 * 256
 

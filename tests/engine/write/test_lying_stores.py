@@ -14,7 +14,7 @@ from persist.blob.errors import PersistError, StoreFull, StoreMisconfigured
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.stores.s3 import S3Blob
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from persist.engine.write.store_checks import StoreProof
 from tests.core.log.test_commits import create
 from tests.support.clocks import DatedBlob, ImpatientClock
@@ -271,7 +271,7 @@ def test_a_lost_answer_to_the_proof_is_asked_for_again(fault: Fault) -> None:
     for _ in range(2):  # At first in an empty location.
         blob = UnreliableBlob(inner)
         with persist.open(blob, clock=ImpatientClock()) as client:
-            blob.next_faults("create", fault, fault, fault)
+            blob.script_faults("create", fault, fault, fault)
             client.create_or_load("orders", key=KEY).write([((1, None), 0, 1)]).result()
     with persist.open(inner) as client:
         orders = client.load("orders")
@@ -283,16 +283,16 @@ def test_a_store_that_never_answers_the_proof_is_not_trusted() -> None:
     inner = MemoryBlob()
     blob = UnreliableBlob(inner)
     with persist.open(blob, clock=ImpatientClock()) as client:
-        blob.next_faults("create", Fault.NONE, *[Fault.UNAVAILABLE] * 1000)
+        blob.script_faults("create", Fault.NONE, *[Fault.UNAVAILABLE] * 1000)
         with pytest.raises(persist.Indeterminate, match=r"may be there.*was given up after") as caught:
             client.create_or_load("orders", key=KEY)
         assert "nothing was written" not in str(caught.value), "something was"
         with pytest.raises(persist.Unavailable, match="nothing was written"):
             client.create_or_load("items", key=KEY)
-        assert inner.get(record_key(1)) is None
+        assert inner.get(make_record_key(1)) is None
         blob.clear_faults()
         client.create_or_load("items", key=KEY)
-    assert inner.get(record_key(1)) is not None
+    assert inner.get(make_record_key(1)) is not None
 
 
 def test_a_full_store_says_so_at_once() -> None:
@@ -321,8 +321,8 @@ def test_a_record_that_was_truncated_meanwhile_is_no_proof_against_the_store() -
             blob.clock.sleep(HOUR)
         while client.gc().records:
             blob.clock.sleep(HOUR)
-        assert blob.get(record_key(0)) is None
+        assert blob.get(make_record_key(0)) is None
         theirs.write([((1, None), 300, 1)]).result()
-        assert blob.get(record_key(0)) is None
+        assert blob.get(make_record_key(0)) is None
         orders.seal(301).result()
         assert orders.snapshot(300).count() == 1

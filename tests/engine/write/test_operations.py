@@ -12,7 +12,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.order.digest import DIGEST_MODULUS
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX
-from persist.codecs.updates.small import small_updates
+from persist.codecs.updates.small import convert_small_updates
 from persist.core.antichain import END, Antichain
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
@@ -51,7 +51,7 @@ def operation(*steps: Step) -> Operation:
 
 
 def write(id_: str = A, *, at_commit: bool = False, time: int = 5, size: int = 10, digest: int | None = None) -> Write:
-    small = small_updates([((1, None), time, 1)], SCHEMA)
+    small = convert_small_updates([((1, None), time, 1)], SCHEMA)
     assert small is not None
     return Write(id_, SCHEMA, time, size, small, digest=digest, at_commit=at_commit)
 

@@ -18,9 +18,9 @@ from persist.codecs.order.digest import DIGEST_MODULUS
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import ROW_GROUP_BYTES_MAX
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.small import small_updates
+from persist.codecs.updates.small import convert_small_updates
 from persist.codecs.updates.updates import Stamp
-from persist.core.keyed.events import events_schema
+from persist.core.keyed.events import make_event_schema
 from persist.core.log import kinds
 from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.engine.write import part_writer
@@ -74,7 +74,7 @@ def test_a_part_that_cannot_be_deleted_keeps_no_other_one(blob: MemoryBlob) -> N
     store = UnreliableBlob(blob)
     writer = PartWriter(store, lambda: 7)
     made = writer.upload(A, SCHEMA, table(100_000))
-    store.next_faults("delete", Fault.UNAVAILABLE, Fault.NONE)
+    store.script_faults("delete", Fault.UNAVAILABLE, Fault.NONE)
     writer.discard(made[:2])
     assert sorted(stored(blob)) == sorted(each.blob for each in (made[0], *made[2:]))
 
@@ -83,14 +83,14 @@ def test_of_an_upload_that_fails_nothing_stays_and_nothing_is_in_doubt(blob: Mem
     for fault in (Fault.UNAVAILABLE, Fault.HAPPENED_BUT_FAILED):
         store = UnreliableBlob(blob)
         writer = PartWriter(store, lambda: 7, memory_budget=8 << 20)
-        store.next_faults("set", Fault.NONE, fault)
+        store.script_faults("set", Fault.NONE, fault)
         with pytest.raises(Unavailable):
             writer.upload(A, SCHEMA, table(100_000))
         assert len(stored(blob)) == (fault is Fault.HAPPENED_BUT_FAILED)  # No record will name it.
         for key in stored(blob):
             blob.delete(key)
-        store.next_faults("delete", Fault.UNAVAILABLE)
-        store.next_faults("set", Fault.NONE, Fault.UNAVAILABLE)
+        store.script_faults("delete", Fault.UNAVAILABLE)
+        store.script_faults("set", Fault.NONE, Fault.UNAVAILABLE)
         with pytest.raises(PersistError):
             writer.upload(A, SCHEMA, table(100_000))
         assert len(stored(blob)) == 1, "what cannot be deleted is left"
@@ -137,7 +137,7 @@ def test_small_writes_become_one_part_and_those_at_the_time_of_the_commit_anothe
 
 def test_diffs_that_overflow_only_together_are_encoded_each_alone(parts: PartWriter) -> None:
     def large() -> Write:
-        small = small_updates([((1, None), 5, 2**63 - 1)], SCHEMA)
+        small = convert_small_updates([((1, None), 5, 2**63 - 1)], SCHEMA)
         assert small is not None
         return Write(A, SCHEMA, 5, 10, small)
 
@@ -171,7 +171,7 @@ def test_pieces_of_a_table_are_of_about_equal_length() -> None:
 def test_events_keep_the_order_of_their_writes_and_small_ones_that_follow_each_other_are_one_part(
     parts: PartWriter,
 ) -> None:
-    schema = events_schema(SCHEMA, ())
+    schema = make_event_schema(SCHEMA, ())
 
     def events(
         *times: int, marks: tuple[int, int] | None = None, at_commit: bool = False, uploaded: Part | None = None
@@ -321,7 +321,7 @@ def test_of_a_stream_that_breaks_off_what_was_uploaded_is_deleted(steps: WriteSt
             yield from table(50_000).to_batches()
 
     store = UnreliableBlob(blob)
-    store.next_faults("set", *[Fault.NONE, Fault.UNAVAILABLE] * 20)
+    store.script_faults("set", *[Fault.NONE, Fault.UNAVAILABLE] * 20)
     with ThreadPoolExecutor(1) as pool:
         made = WriteSteps(PartWriter(store, lambda: 7, memory_budget=8 << 20), pool, SystemClock()).of(
             A, SCHEMA, endless(), None

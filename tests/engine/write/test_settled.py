@@ -7,7 +7,7 @@ import pytest
 from persist.blob.errors import Unavailable
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from persist.core.log.records import Submitted, encode_record, read_record
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import AtCommit, Step, Submission
@@ -28,7 +28,7 @@ def owner() -> Iterator[Owner]:
     assert first is not None
     marks = Submitted(WHO, 3, 3)
     sealed = record(1, marks, location=first.location, previous=first.commit, mutations=(kinds.Seal(A, (7,)),))
-    assert owner.store.create(record_key(1), encode_record(sealed))
+    assert owner.store.create(make_record_key(1), encode_record(sealed))
     yield owner
     owner.committer.close()
     owner.committer.unobserved.take()
@@ -74,7 +74,7 @@ def test_a_location_keeps_the_number_of_its_format(owner: Owner) -> None:
     older = Owner()
     older.watched.note_close()
     begun = record(0, format=FORMAT - 1, mutations=(kinds.Create(A, "a", FIELDS),))
-    assert older.store.create(record_key(0), encode_record(begun))
+    assert older.store.create(make_record_key(0), encode_record(begun))
     older.committer.submit([kinds.Seal(A, (7,))], {A: "a"}).result()
     made = read_record(older.store, 1)
     assert made is not None

@@ -138,11 +138,11 @@ def test_rule_16_a_part_that_readers_would_refuse_is_not_written(monkeypatch: py
     stream.add(table)
     with persist.open(MemoryBlob()) as client:
         narrow = client.create_or_load("narrow", key={"k": pa.int64()}, value={"v": pa.int64()})
-        monkeypatch.setattr(file_reader, "groups_max", lambda rows: 0)
+        monkeypatch.setattr(file_reader, "compute_max_groups", lambda rows: 0)
         for encode in (stream.finish, lambda: encode_parts(table, schema)):
             with pytest.raises(InvalidUpdate, match=r"no reader would accept: .* row groups"):
                 encode()
-        monkeypatch.setattr(describing, "body_bytes", len)  # What little is written is not a file.
+        monkeypatch.setattr(describing, "measure_body", len)  # What little is written is not a file.
         with pytest.raises(persist.PersistError, match="no reader would accept"):
             narrow.write(table).result()
         monkeypatch.undo()

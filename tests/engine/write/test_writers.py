@@ -13,7 +13,7 @@ from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.framing import decode_framed
-from persist.core.log.keys import get_upload_seqno, record_key
+from persist.core.log.keys import make_record_key, parse_upload_seqno
 from persist.core.log.records import Record
 from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import ImpatientClock
@@ -222,7 +222,7 @@ def test_what_was_asked_for_before_the_fence_and_not_committed_loses(tmp_path: P
     old = persist.open(blob, mode="exclusive", reentrance_id="job", clock=clock)
     c = old.create_or_load("c", key=KEY)
     clock.is_armed = True
-    blob.next_faults("create", *[Fault.UNAVAILABLE] * 3)
+    blob.script_faults("create", *[Fault.UNAVAILABLE] * 3)
     with pytest.raises(persist.errors.WriterFenced):
         c.write(ROW).result()
     assert overtaken.is_set()
@@ -267,10 +267,10 @@ def test_a_part_list_has_the_seqno_of_the_record_that_names_it_whatever_races_we
         for upper in range(1, 6):
             a.seal(upper).result()
         seqno = commit_parts(b, parts).result()
-        data = blob.get(record_key(seqno))
+        data = blob.get(make_record_key(seqno))
         assert data is not None
-        stored = decode_framed(data, Record, record_key(seqno))
+        stored = decode_framed(data, Record, make_record_key(seqno))
         (append,) = (step for step in stored.mutations if isinstance(step, kinds.Append))
         assert append.parts_in is not None
-        assert get_upload_seqno(append.parts_in.blob) == seqno
+        assert parse_upload_seqno(append.parts_in.blob) == seqno
         assert two.engine.writer("a test").committer.groups.counts()["lost_races"] > 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import persist
 from persist.core.log import kinds
-from persist.core.log.keys import record_key
+from persist.core.log.keys import make_record_key
 from persist.core.log.records import Record, encode_record
 from tests.proofs.simulator.calls import Caller, Slot
 from tests.proofs.simulator.deriving import MARK
@@ -29,7 +29,7 @@ class Acting(Caller):
             made = {"location": "1" * 32, "commit": "2" * 32, "previous": None, "writer": "old", "epoch": None}
             mutations = (kinds.VoidUploads(0),)
             record = Record(format=step["format"], seqno=0, written_ms=BEGAN_MS, mutations=mutations, **made)  # type: ignore[arg-type]
-            self.tap.create("old", record_key(0), encode_record(record))
+            self.tap.create("old", make_record_key(0), encode_record(record))
 
     def _upgrade(self, slot: Slot, step: Step) -> None:
         def call() -> list[int | None]:

@@ -29,7 +29,7 @@ from persist.blob.errors import Indeterminate
 from persist.compute.sql.redefine import RecreatedViews
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
-from persist.core.log.keys import checkpoint_key, record_key
+from persist.core.log.keys import make_checkpoint_key, make_record_key
 from persist.core.log.records import create_record, encode_record
 from persist.core.state_rules.annotations import add_tokens
 from persist.core.state_rules.state import State
@@ -47,7 +47,7 @@ def acknowledged_before_the_answer(create: Callable[..., Any]) -> Callable[..., 
 
     def planted(blob: Any, record: Any, clock: Any, **options: Any) -> Any:
         try:
-            if blob.create(record_key(record.seqno), encode_record(record)):
+            if blob.create(make_record_key(record.seqno), encode_record(record)):
                 return None
         except Indeterminate:
             return None
@@ -124,7 +124,7 @@ def marks_for_ever_old(self: Any, age_s: float) -> int:
 
 def what_a_listing_said(self: Any) -> None:
     """A collector that was late believes its listing of checkpoints, and takes those that are gone since for none."""
-    checkpoints = [read_checkpoint(self._blob, checkpoint_key(mark.seqno)) for mark in self._ages.checkpoints]
+    checkpoints = [read_checkpoint(self._blob, make_checkpoint_key(mark.seqno)) for mark in self._ages.checkpoints]
     named: set[str] = set().union(*(self._names.list_named(checkpoint) for checkpoint in checkpoints if checkpoint))
     for what in ("directories", "states"):
         listed = self._blob.list(persist.engine.upkeep.references.OBJECTS[what])

@@ -174,7 +174,7 @@ class Run(Acting):
         if slot.is_down:
             slot.unreliable.go_down()
         for operation, faults in step.get("faults", {}).items():
-            slot.unreliable.next_faults(operation, *(Fault[name] for name in faults))
+            slot.unreliable.script_faults(operation, *(Fault[name] for name in faults))
         if "stop" in step:
             slot.store.stop_at(**step["stop"])
         if "doom" in step:
@@ -215,7 +215,7 @@ class Run(Acting):
         self.stores.append(store)
         options: dict[str, Any] = {option: step[option] for option in ("reentrance_id", "force") if option in step}
         for operation, faults in step.get("faults", {}).items():
-            unreliable.next_faults(operation, *(Fault[name] for name in faults))
+            unreliable.script_faults(operation, *(Fault[name] for name in faults))
         slot = Slot(name, None, store, unreliable, clock)  # type: ignore[arg-type]
 
         def opened() -> None:

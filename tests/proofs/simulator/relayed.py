@@ -114,7 +114,7 @@ class Wires:
     @contextlib.contextmanager
     def laid(self) -> Iterator[None]:
         """Have calls of these servers go these ways; a client of another test may still call a real one."""
-        connected, answers, answer_in_pieces = wire.connect, wire.answers, wire.answer_in_pieces
+        connected, answers, answer_in_pieces = wire.connect, wire.call_action, wire.exchange_pieces
 
         def lead(url: str, certificate: Any) -> Any:
             return _Connection(self._servers[url]) if url in self._servers else connected(url, certificate)
@@ -124,8 +124,8 @@ class Wires:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(wire, "connect", lead)
-            patch.setattr(wire, "answers", ours(self._answers, answers))
-            patch.setattr(wire, "answer_in_pieces", ours(self._answer, answer_in_pieces))
+            patch.setattr(wire, "call_action", ours(self._answers, answers))
+            patch.setattr(wire, "exchange_pieces", ours(self._answer, answer_in_pieces))
             yield
 
     def _answers(self, to: "_Connection", token: str, what: str, body: bytes, timeout_s: float) -> Iterator[bytes]:

@@ -21,7 +21,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.log import kinds as record_kinds
 from persist.core.log.framing import FORMAT, BlobRef, Framed, decode_framed, get_framed
 from persist.core.log.records import PartList, Record, read_record
@@ -133,7 +133,7 @@ def schemas() -> Iterator[tuple[str, CollectionSchema]]:
             schema = CollectionSchema.from_json(create.schema)
             if isinstance(mutation, record_kinds.Pend):
                 assert create.keyed is not None
-                schema = events_schema(schema, event_fields(schema, create.keyed))
+                schema = make_event_schema(schema, list_event_fields(schema, create.keyed))
             parts = list(mutation.parts)
             if mutation.parts_in is not None:
                 parts += decode_framed(ONE[mutation.parts_in.blob], PartList, mutation.parts_in.blob).parts

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from persist.codecs.types.codec import BUILT_IN
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.small import small_updates
+from persist.codecs.updates.small import convert_small_updates
 from persist.codecs.updates.updates import to_updates
 from persist.errors import Corruption, PersistError
 from tests.codecs.strategies import arrays
@@ -109,7 +109,7 @@ def test_a_built_in_codec_over_another_type_is_refused() -> None:
 )
 def test_whatever_is_given_for_updates_is_taken_or_refused(data: Any) -> None:
     schema = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()})
-    small = small_updates(data, schema)
+    small = convert_small_updates(data, schema)
     try:
         table = to_updates(data, schema)
     except PersistError:

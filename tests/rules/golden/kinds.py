@@ -20,10 +20,10 @@ from persist.blob.protocol import Blob
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
-from persist.core.keyed.events import event_fields, events_schema
+from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.log import kinds as record_kinds
 from persist.core.log.fields import Deletes, KeyedForm, LocationMutation, MachineForm, TableFile
-from persist.core.log.keys import manifest_key
+from persist.core.log.keys import make_manifest_key
 from persist.core.log.kinds import Batch
 from persist.core.settings import Tuning
 from persist.core.state_rules import annotations as remembered
@@ -167,7 +167,7 @@ def write_published(client: Client) -> None:
         schema, upload = published.schema, writer.part_writer().upload
         rows = to_updates([((n, ("small", n)), 0, 1) for n in range(2)], schema)
         parts = [part for n in range(2) for part in upload(published.id, schema, rows.slice(n, 1))]
-        keys = tuple(manifest_key(published.id, client.seqno + 1) for _ in range(2))
+        keys = tuple(make_manifest_key(published.id, client.seqno + 1) for _ in range(2))
         for key in keys:
             client.engine.blob.set(key, b"which files a table has")
         known = published.handle.contents().published.get("iceberg")
@@ -208,7 +208,7 @@ def write_keyed(client: Client) -> None:
         id_ = uuid.uuid4().hex
         names = {id_: name}
         writer.committer.submit([record_kinds.Create(id_, name, schema.to_json(), form)], names).result()
-        events = events_schema(schema, event_fields(schema, form))
+        events = make_event_schema(schema, list_event_fields(schema, form))
         for seal, times in ((3, (0, 0, 1)), (None, (3, 5))) if form.late_by else ((3, (0,)),):
             keys = range(len(times))
             rows: dict[str, Any] = {

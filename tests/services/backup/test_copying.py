@@ -184,7 +184,7 @@ def test_a_backup_copies_what_is_new_and_forgets_what_is_gone() -> None:
 def stopped_at(target: MemoryBlob, call: int) -> UnreliableBlob:
     """Return a target that fails from its n-th create on."""
     wrapped = UnreliableBlob(target)
-    wrapped.next_faults("create", *[Fault.NONE] * call, *[Fault.UNAVAILABLE] * 1000)
+    wrapped.script_faults("create", *[Fault.NONE] * call, *[Fault.UNAVAILABLE] * 1000)
     return wrapped
 
 

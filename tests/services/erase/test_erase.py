@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +15,7 @@ from persist.blob.errors import StoreFull, Unavailable
 from persist.blob.protocol import Blob
 from persist.services.erase import receipt_digest
 from tests.services.erase.searching import mentions
+from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.servers.fixtures import make_bucket
 from tests.support.stepped import Stepped
@@ -682,6 +683,8 @@ def test_traces_say_what_holds_it_until_when_and_give_a_receipt_when_nothing_doe
         orders.erase([3], reason="request 17")
         found = orders.traces([3], texts=[ADA])
         assert not found.is_gone
+        with pytest.raises(persist.InvalidUsage, match="is not a list of texts"):
+            orders.traces([3], texts=cast(Any, 5))
         assert {each.key for each in found.found} >= {*mentions(dated, ADA)}
         assert all(each.until is not None for each in found.found)
         with pytest.raises(persist.InvalidUsage, match=r"may hold what was erased from 'orders'"):
@@ -708,6 +711,7 @@ def test_what_a_directory_object_says_of_a_collection_goes_where_there_are_many(
         client.create_view("all", "SELECT email FROM orders").refresh()
         for number in range(300):
             client.create_or_load(f"other {number}", key=KEY, value=VALUE)
+            wait_for_checkpoint(client)
         client.load("orders").erase([3], reason="request 17")
         assert any(key.startswith("directory/") for key in mentions(dated, ADA))
     collected(dated)

@@ -31,7 +31,7 @@ from persist.core.log import kinds as record_kinds
 from persist.core.log import records as commits
 from persist.core.log.fields import Words
 from persist.core.log.framing import FORMAT, encode_framed, store_framed
-from persist.core.log.keys import checkpoint_key, checkpoint_seqno, get_upload_seqno, record_key
+from persist.core.log.keys import make_checkpoint_key, make_record_key, parse_checkpoint_seqno, parse_upload_seqno
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, read_record
 from persist.engine.follow.checkpoint import Checkpoint, read_checkpoint, read_newest_checkpoint
@@ -151,8 +151,8 @@ def append_record(blob: Blob, *mutations: Mutation, **changed: Any) -> str:
         "mutations": mutations,
     }
     record = Record(**{**fields, **changed})
-    blob.set(record_key(record.seqno), encode_framed(record))
-    return record_key(record.seqno)
+    blob.set(make_record_key(record.seqno), encode_framed(record))
+    return make_record_key(record.seqno)
 
 
 # What is healthy.
@@ -236,9 +236,9 @@ def test_a_log_that_was_truncated_in_part_is_read_by_the_schemas_of_the_newest_s
     for key in {entry.key for entry in dated.list("checkpoint/")}:
         dated.delete(key)
     newest = min(key for key in before if key.startswith("checkpoint/"))
-    for key in (newest, record_key(0), *(key for key in before if not key.startswith(("checkpoint/", "log/")))):
+    for key in (newest, make_record_key(0), *(key for key in before if not key.startswith(("checkpoint/", "log/")))):
         dated.set(key, before[key])
-    assert dated.get(record_key(1)) is None
+    assert dated.get(make_record_key(1)) is None
     assert read_newest_checkpoint(dated).control.log_floor == 0
     report = fsck(dated)
     assert report.is_clean, str(report)
@@ -258,7 +258,7 @@ def test_the_examination_of_a_read_client_writes_nothing(dated: DatedBlob) -> No
         assert client.fsck(repair=True, dry_run=True).is_clean
         with pytest.raises(persist.errors.ReadOnly):
             client.fsck(repair=True)
-    counts = metered.counts()
+    counts = metered.get_counts()
     assert [counts[name].requests for name in ("set", "create", "delete")] == [0, 0, 0]
 
 
@@ -368,7 +368,7 @@ def test_every_byte_of_a_small_location_is_covered() -> None:
 def test_one_damage_does_not_hide_another(dated: DatedBlob) -> None:
     busy(dated)
     parts, checkpoints = keys(dated, "part/"), keys(dated, "checkpoint/")
-    broken = [parts[0], parts[-1], record_key(5), record_key(40), checkpoints[-1], keys(dated, "list/")[3]]
+    broken = [parts[0], parts[-1], make_record_key(5), make_record_key(40), checkpoints[-1], keys(dated, "list/")[3]]
     for key in broken:
         flip(dated, key, "")
     report = fsck(dated)
@@ -382,39 +382,39 @@ def test_parts_are_examined_even_if_the_record_before_theirs_is_gone() -> None:
         c.seal(1).result()
         c.write(rows(0, 20_000, 1)).result()
     [part] = keys(blob, "part/")
-    blob.delete(record_key(1))
+    blob.delete(make_record_key(1))
     flip(blob, part, "")
     kinds = {(problem.kind, problem.blob) for problem in fsck(blob).problems}
-    assert kinds == {("missing", record_key(1)), ("beyond", record_key(2)), ("damaged", part)}
+    assert kinds == {("missing", make_record_key(1)), ("beyond", make_record_key(2)), ("damaged", part)}
 
 
 def test_missing_records_are_found_wherever_they_are(dated: DatedBlob) -> None:
     busy(dated)
     last = len(keys(dated, "log/")) - 1
-    newest_checkpoint = checkpoint_seqno(keys(dated, "checkpoint/")[0])
+    newest_checkpoint = parse_checkpoint_seqno(keys(dated, "checkpoint/")[0])
     assert newest_checkpoint is not None
     for gone in ([0], [7, 8, 9], [newest_checkpoint - 1], [*range(newest_checkpoint - 2, last + 1)]):
-        before = {seqno: dated.get(record_key(seqno)) or b"" for seqno in gone}
+        before = {seqno: dated.get(make_record_key(seqno)) or b"" for seqno in gone}
         for seqno in gone:
-            dated.delete(record_key(seqno))
+            dated.delete(make_record_key(seqno))
         problem, *others = fsck(dated).problems
-        assert (problem.kind, problem.blob) == ("missing", record_key(gone[0]))
-        beyond = [("beyond", checkpoint_key(newest_checkpoint))] if gone[-1] == last else []
+        assert (problem.kind, problem.blob) == ("missing", make_record_key(gone[0]))
+        beyond = [("beyond", make_checkpoint_key(newest_checkpoint))] if gone[-1] == last else []
         assert [(other.kind, other.blob) for other in others] == beyond
         known = [seqno for seqno in gone if seqno <= newest_checkpoint or gone[-1] < last]
         assert f"the {len(known)} records of seqnos {known[0]} to {known[-1]} are missing" in problem.what
         for seqno, data in before.items():
-            dated.set(record_key(seqno), data)
+            dated.set(make_record_key(seqno), data)
     assert fsck(dated).is_clean
 
 
 def test_a_record_far_beyond_the_end_is_found_at_once(dated: DatedBlob) -> None:
     busy(dated, 2)
     end = len(keys(dated, "log/"))
-    dated.set("log/" + "9" * 20, dated.get(record_key(3)) or b"")
+    dated.set("log/" + "9" * 20, dated.get(make_record_key(3)) or b"")
     kinds = {(problem.kind, problem.blob) for problem in fsck(dated).problems}
     far = "log/" + "9" * 20
-    assert kinds == {("missing", record_key(end)), ("exchanged", far), ("beyond", far)}
+    assert kinds == {("missing", make_record_key(end)), ("exchanged", far), ("beyond", far)}
 
 
 def test_without_records_a_truncated_location_with_no_readable_checkpoint_says_what_is_missing(
@@ -425,7 +425,7 @@ def test_without_records_a_truncated_location_with_no_readable_checkpoint_says_w
     for key in keys(dated, "checkpoint/"):
         flip(dated, key, "")
     report = fsck(dated, repair=True)
-    assert record_key(0) in {problem.blob for problem in report.problems if problem.kind == "missing"}
+    assert make_record_key(0) in {problem.blob for problem in report.problems if problem.kind == "missing"}
     assert report.repairs_planned == ()
     assert all("copy" in problem.advice for problem in report.problems if problem.blob.startswith("checkpoint/"))
 
@@ -645,9 +645,9 @@ def crafted_run(blob: Blob, tables: list[pa.Table], keeps_hints: bool) -> list[s
     checkpoint = Checkpoint(
         location=state.location, seqno=state.seqno, commit=state.commit, control=control, collections=(entry,)
     )
-    blob.set(checkpoint_key(state.seqno), encode_framed(checkpoint))
+    blob.set(make_checkpoint_key(state.seqno), encode_framed(checkpoint))
     for seqno in range(state.seqno):
-        blob.delete(record_key(seqno))
+        blob.delete(make_record_key(seqno))
     return [part.blob for part in parts]
 
 
@@ -690,19 +690,19 @@ def test_a_checkpoint_that_says_something_else_than_the_log_is_found(dated: Date
         found = change(found, commit="0" * 32)
     else:
         found = change(found, location="0" * 32)
-    dated.set(checkpoint_key(found.seqno), encode_framed(found))
+    dated.set(make_checkpoint_key(found.seqno), encode_framed(found))
     report = fsck(dated, repair=True)
     assert {p.kind for p in report.problems} & {"disagrees", "exchanged", "rule", "beyond"}, str(report)
     if what in ("upper", "name", "control", "commit"):
         assert {(p.kind, p.blob) for p in report.problems} == {
-            ("beyond" if what == "commit" else "disagrees", checkpoint_key(found.seqno))
+            ("beyond" if what == "commit" else "disagrees", make_checkpoint_key(found.seqno))
         }
         assert report.repairs_planned == (), "which of both is right nobody can tell"
 
 
 def test_a_newer_format_is_reported_and_never_touched(dated: DatedBlob) -> None:
     busy(dated)
-    key = checkpoint_key(newest(dated).seqno)
+    key = make_checkpoint_key(newest(dated).seqno)
     body = (
         (dated.get(key) or b"")
         .rsplit(b',"checksum"', 1)[0]
@@ -765,7 +765,7 @@ def with_leaks(blob: DatedBlob) -> dict[str, str]:
         [young_list] = [f"list/{handle.id}/{client.engine.follower.next_seqno():020d}-{uuid.uuid4().hex}.json"]
         state = f"state/{handle.id}/{3:020d}-{uuid.uuid4().hex}.json"
         stranger = f"part/{uuid.uuid4().hex}/{3:020d}-{uuid.uuid4().hex}.parquet"
-        for key in (old_list, young_list, state, stranger, record_key(2), "notes.txt", "part/other"):
+        for key in (old_list, young_list, state, stranger, make_record_key(2), "notes.txt", "part/other"):
             blob.set(key, b"left behind")
         blob.clock.sleep(2 * HOUR)
         for time in range(31, 49):
@@ -780,7 +780,7 @@ def with_leaks(blob: DatedBlob) -> dict[str, str]:
         old_list: "list",
         state: "state",
         stranger: "part",
-        record_key(2): "record",
+        make_record_key(2): "record",
     }
     stays = {young.blob: "part", current: "part", young_list: "list", "notes.txt": "foreign", "part/other": "foreign"}
     return {**gone, **{key: f"{kind}, stays" for key, kind in stays.items()}}
@@ -822,7 +822,7 @@ def test_a_repair_deletes_the_leaks_it_said_it_would_and_nothing_else(dated: Dat
 def test_nothing_is_deleted_while_it_is_not_known_what_is_referred_to(dated: DatedBlob) -> None:
     with_leaks(dated)
     floor = read_newest_checkpoint(dated).control.log_floor
-    for key in (record_key(floor + 3), keys(dated, "checkpoint/")[0]):
+    for key in (make_record_key(floor + 3), keys(dated, "checkpoint/")[0]):
         data = dated.get(key) or b""
         flip(dated, key, "")
         report = fsck(dated, repair=True, dry_run=True)
@@ -843,7 +843,7 @@ def broken_at_the_end(blob: Blob) -> list[str]:
     """Damage the newest checkpoint of a location whose log ends with it."""
     with opened(blob) as client:
         handle = client.load("a")
-        while checkpoint_seqno(keys(blob, "checkpoint/")[0]) != client.engine.follower.state.seqno:
+        while parse_checkpoint_seqno(keys(blob, "checkpoint/")[0]) != client.engine.follower.state.seqno:
             handle.seal((handle.upper.time or 0) + 1).result()
             wait_for_checkpoint(client)
     [key, *_] = keys(blob, "checkpoint/")
@@ -921,12 +921,12 @@ def test_a_checkpoint_that_is_long_overdue_is_made(dated: DatedBlob) -> None:
 
 def test_a_damaged_record_or_part_is_reported_and_never_touched(dated: DatedBlob) -> None:
     busy(dated)
-    flip(dated, record_key(4), "")
+    flip(dated, make_record_key(4), "")
     flip(dated, keys(dated, "part/")[0], "")
     dated.clock.sleep(3 * DAY)
     before = everything(dated)
     report = fsck(dated, repair=True)
-    assert {problem.blob for problem in report.problems} == {record_key(4), keys(dated, "part/")[0]}
+    assert {problem.blob for problem in report.problems} == {make_record_key(4), keys(dated, "part/")[0]}
     assert report.repairs_done == ()
     assert everything(dated) == before
 
@@ -969,7 +969,7 @@ def test_a_list_is_named_after_the_record_that_names_it_even_if_that_lost_a_race
         assert isinstance(append, record_kinds.Append)
         assert append.parts_in is not None
         # Or else the list could be collected as one of a record below the floor, while the record is above it.
-        assert get_upload_seqno(append.parts_in.blob) == seqno
+        assert parse_upload_seqno(append.parts_in.blob) == seqno
         assert blob.race is None
 
 
@@ -1066,7 +1066,7 @@ def test_the_table_is_aligned_and_names_each_blob_and_what_to_do(dated: DatedBlo
     busy(dated)
     parts = keys(dated, "part/")
     flip(dated, parts[0], "")
-    truncate(dated, record_key(3), "")
+    truncate(dated, make_record_key(3), "")
     dated.set("stray", b"x")
     lines = str(fsck(dated)).splitlines()
     assert "2 problems" in lines[0]
@@ -1076,7 +1076,7 @@ def test_the_table_is_aligned_and_names_each_blob_and_what_to_do(dated: DatedBlo
         at = head.index(column)
         assert one[at - 2 : at] == two[at - 2 : at] == "  "
         assert one[at] != " " or column == "collection"
-    assert record_key(3) in one
+    assert make_record_key(3) in one
     assert parts[0] in two
     assert "restore it from a copy" in one
     assert any("stray" in line and "foreign" in line for line in lines)
@@ -1092,6 +1092,7 @@ def quiet_and_busy(dated: DatedBlob, minutes: int) -> str:
         quiet.compact()
         for time in range(60):
             busy.write([((time, "x"), time, 1)], seal=time + 1).result()
+            wait_for_checkpoint(client)  # The log begins after the checkpoints that are there, each of its own age.
             dated.clock.sleep(60.0 * minutes)
         client.gc()
         client.gc()
@@ -1110,7 +1111,7 @@ def test_a_missing_state_object_is_made_again_from_a_log_that_holds_all_of_it_an
         for read in (lambda: client.load("quiet"), client.gc):
             with pytest.raises(persist.errors.MissingBlob, match=f"state/{id_}.*persist fsck --repair"):
                 read()
-    assert (keys(dated, "log/")[0] == record_key(0)) == (minutes == 0)
+    assert (keys(dated, "log/")[0] == make_record_key(0)) == (minutes == 0)
     report = fsck(dated, repair=True)
     if minutes == 0:
         assert report.repairs_done

@@ -10,7 +10,7 @@ from persist.blob.errors import InvalidUsage
 from persist.blob.protocol import MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.core.log.framing import BlobRef
-from persist.core.log.keys import checkpoint_key, checkpoint_seqno, record_key
+from persist.core.log.keys import make_checkpoint_key, make_record_key, parse_checkpoint_seqno
 from persist.engine.follow.checkpoint import INTERVAL, checkpoint_state, load_checkpoint
 from persist.engine.follow.follower import Follower
 from persist.engine.write.part_writer import PartWriter
@@ -37,8 +37,8 @@ def test_fsck_reports_what_lies_beyond_the_end_and_repair_alone_leaves_it() -> N
     for repair in (False, True):
         report = persist.fsck(blob, clock=clock, settings=QUIET, repair=repair)
         assert [(each.kind, each.blob) for each in report.problems] == [
-            ("missing", record_key(7)),
-            ("beyond", record_key(10)),
+            ("missing", make_record_key(7)),
+            ("beyond", make_record_key(10)),
         ]
         assert "the log ends at seqno 6, and 2 records from 10 to 11 lie beyond that" in report.problems[1].what
         assert "set_aside" in report.problems[1].advice
@@ -49,7 +49,7 @@ def test_fsck_reports_what_lies_beyond_the_end_and_repair_alone_leaves_it() -> N
 def test_what_is_set_aside_is_kept_and_the_log_goes_on() -> None:
     blob, clock = interrupted()
     before = copied(blob)
-    keys = [record_key(11), record_key(10)]
+    keys = [make_record_key(11), make_record_key(10)]
     shown = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True, dry_run=True)
     assert [(each.action, each.blob) for each in shown.repairs_planned] == [("move", key) for key in keys]
     assert copied(blob) == before
@@ -79,7 +79,7 @@ def test_parts_that_only_lost_records_name_are_kept_with_them() -> None:
     assert len(parts) == 1
     persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
     found = lost(copied(blob))
-    assert found.keys() == {record_key(10), *parts}
+    assert found.keys() == {make_record_key(10), *parts}
     assert all(found[key] == data for key, data in parts.items())
 
 
@@ -107,7 +107,7 @@ def test_nothing_is_set_aside_if_the_log_was_made_whole_meanwhile() -> None:
     with opened(blob, clock) as client:
         write(made(client), range(9))
     whole = copied(blob)
-    blob.delete(record_key(5))
+    blob.delete(make_record_key(5))
     state = Follower(blob, clock).state
     assert state.seqno == 4
     aside = MoveToLost(blob, state, range(6, 10), ())
@@ -122,14 +122,14 @@ def test_a_repair_that_is_interrupted_leaves_the_rest_to_the_next() -> None:
     before = copied(blob)
     persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
     whole = copied(blob)
-    restore(blob, {**before, f"lost/{record_key(11)}": before[record_key(11)]})
+    restore(blob, {**before, f"lost/{make_record_key(11)}": before[make_record_key(11)]})
     persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
     assert copied(blob) == whole
 
 
 def test_what_was_set_aside_before_is_never_written_over() -> None:
     blob, clock = interrupted()
-    blob.set(f"lost/{record_key(11)}", b"of another time")
+    blob.set(f"lost/{make_record_key(11)}", b"of another time")
     before = copied(blob)
     with pytest.raises(persist.errors.CorruptBlob, match="move it elsewhere"):
         persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
@@ -140,7 +140,7 @@ def test_a_record_that_cannot_be_read_is_damage_and_sets_nothing_aside() -> None
     blob, clock = MemoryBlob(), ImpatientClock()
     with opened(blob, clock) as client:
         write(made(client), range(9))
-    blob.set(record_key(5), b"damaged")
+    blob.set(make_record_key(5), b"damaged")
     before = copied(blob)
     report = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
     assert [each.kind for each in report.problems] == ["damaged"]
@@ -151,11 +151,11 @@ def test_a_lost_record_that_is_put_back_makes_the_log_whole() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
     with opened(blob, clock) as client:
         write(made(client), range(9))
-    record = blob.get(record_key(5)) or b""
-    blob.delete(record_key(5))
+    record = blob.get(make_record_key(5)) or b""
+    blob.delete(make_record_key(5))
     report = persist.fsck(blob, clock=clock, settings=QUIET)
     assert [each.kind for each in report.problems] == ["missing", "beyond"]
-    blob.set(record_key(5), record)
+    blob.set(make_record_key(5), record)
     assert persist.fsck(blob, clock=clock, settings=QUIET).is_clean
     with opened(blob, clock, "read") as reader:
         assert reader.load("c").upper.time == 9
@@ -206,7 +206,7 @@ def with_a_checkpoint_beyond(before: int) -> tuple[MemoryBlob, ImpatientClock, i
             if store.is_done:
                 break
         assert store.is_done
-    return blob, clock, max(checkpoint_seqno(entry.key) or 0 for entry in blob.list("checkpoint/"))
+    return blob, clock, max(parse_checkpoint_seqno(entry.key) or 0 for entry in blob.list("checkpoint/"))
 
 
 @pytest.mark.parametrize("before", [3, INTERVAL + 3])
@@ -216,9 +216,9 @@ def test_a_checkpoint_beyond_the_end_of_the_log_is_said_and_set_aside(before: in
         with pytest.raises(LogInterrupted, match=f"a checkpoint at seqno {seqno}.*--set-aside") as caught:
             opened(blob, clock, mode)
         assert (caught.value.end, caught.value.is_checkpoint) == (before, True)
-    stray = checkpoint_key(seqno)
+    stray = make_checkpoint_key(seqno)
     report = persist.fsck(blob, clock=clock, settings=QUIET)
-    expected = [("missing", record_key(before + 1)), ("beyond", stray)]
+    expected = [("missing", make_record_key(before + 1)), ("beyond", stray)]
     assert [(problem.kind, problem.blob) for problem in report.problems] == expected
     whole = copied(blob)
     done = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
@@ -238,7 +238,7 @@ def test_a_checkpoint_beyond_the_end_of_the_log_is_said_and_set_aside(before: in
 
 def test_the_objects_of_a_checkpoint_beyond_the_end_are_kept_with_it() -> None:
     blob, clock, seqno = with_a_checkpoint_beyond(INTERVAL + 3)
-    stray = load_checkpoint(blob, checkpoint_key(seqno))
+    stray = load_checkpoint(blob, make_checkpoint_key(seqno))
     assert stray is not None
     entries = checkpoint_state(blob, stray.checkpoint).entries.values()
     named = {entry.base.blob for entry in entries if isinstance(entry.base, BlobRef)}

@@ -180,10 +180,10 @@ def test_requests_for_commits_have_room_for_so_many_bytes_together(
             (-1, pa.ArrowInvalid, ">= 1"),
         ):
             with pytest.raises(error, match=why):
-                wire.answer_in_pieces(client, None, msgspec.json.encode({"commit": length}), b"a" * 1001, 60.0)
+                wire.exchange_pieces(client, None, msgspec.json.encode({"commit": length}), b"a" * 1001, 60.0)
         for _ in range(3):  # What was refused gives its room back.
             with pytest.raises(pa.ArrowInvalid, match="checksum"):
-                wire.answer_in_pieces(client, None, msgspec.json.encode({"commit": 1000}), b"a" * 1000, 60.0)
+                wire.exchange_pieces(client, None, msgspec.json.encode({"commit": 1000}), b"a" * 1000, 60.0)
 
 
 def test_errors_are_those_of_a_local_call_without_traceback_or_path(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_keys_are_deleted_and_what_stays_is_named(blob: MemoryBlob) -> None:
         blob.set(name, b"x")
     assert deleted("a") == BlobHead(found=True)
     assert blob.get("a") is None
-    store.next_faults("delete", Fault.UNAVAILABLE)
+    store.script_faults("delete", Fault.UNAVAILABLE)
     assert [*deleted("b", "c").failed] == ["b"]
     assert (blob.get("b"), blob.get("c")) == (b"x", None)
     assert deleted(*("k" * 3 for _ in range(SERVED_DELETE_KEYS))) == BlobHead(found=True)
@@ -138,7 +138,7 @@ def test_keys_are_deleted_and_what_stays_is_named(blob: MemoryBlob) -> None:
 
 def test_errors_of_the_store_are_told_without_where_it_is(blob: MemoryBlob) -> None:
     store = UnreliableBlob(blob)
-    store.next_faults("get", Fault.UNAVAILABLE)
+    store.script_faults("get", Fault.UNAVAILABLE)
     head, _ = got(BlobCalls(store), "k")
     assert head.failure is not None
     assert head.failure["kind"] == "Unavailable"

@@ -563,20 +563,20 @@ def test_a_location_that_somebody_has_alone_is_locked_for_others_through_a_serve
 def asked(url: str, body: bytes) -> bytes:
     command = msgspec.json.encode({"commit": len(body)})
     with flight.FlightClient(url) as client:
-        return wire.answer_in_pieces(client, None, command, body, 60.0)
+        return wire.exchange_pieces(client, None, command, body, 60.0)
 
 
 def request(blob: Blob, url: str, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Return the bytes of a request that a client has just made for the row of key 1."""
     sent: list[bytes] = []
-    ask = wire.answer_in_pieces
+    ask = wire.exchange_pieces
 
     def kept(client: Any, server: Any, command: bytes, body: bytes, timeout_s: float) -> bytes:
         sent.append(body)
         return ask(client, server, command, body, timeout_s)
 
     with monkeypatch.context() as patched:
-        patched.setattr(wire, "answer_in_pieces", kept)
+        patched.setattr(wire, "exchange_pieces", kept)
         with through(blob, url) as client:
             client["orders"].write(row(1)).result()
     return sent[-1]

@@ -42,6 +42,17 @@ def test_without_an_answer_nothing_is_erased(
         assert len(list(client.load("users").snapshot().rows())) == 2
 
 
+def test_a_condition_that_is_none_is_refused_before_the_question(
+    location: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object) -> str:
+        raise AssertionError("it asked")
+
+    monkeypatch.setattr("builtins.input", ask)
+    assert main(["erase", location, "users", "--where", "mail = 1", "--reason", "request 17"]) == 2
+    assert "'mail' is not a column" in capsys.readouterr().err
+
+
 def test_verify_says_what_is_left_and_prints_a_receipt_when_nothing_is(
     location: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

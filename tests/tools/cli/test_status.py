@@ -61,7 +61,7 @@ def test_lags_of_collections_views_and_sources_are_told_with_what_is_due(place: 
 def test_clients_are_told_with_their_releases_also_those_that_do_not_say_it(
     place: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.engine.location.writer.new_client_name", lambda: "a:b:1:0123abcd")
+    monkeypatch.setattr("persist.engine.location.writer.make_client_name", lambda: "a:b:1:0123abcd")
     with opened(place) as old:
         made = old.create_or_load("orders", key={"k": int})
         made.write([(1, None)]).result()

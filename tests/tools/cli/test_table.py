@@ -31,6 +31,18 @@ def test_a_table_fits_and_keeps_all_of_its_values(width: int, capsys: Printed, m
     assert width < 60 or any("x\\x1b[2J[red]" in line for line in lines)
 
 
+def test_a_terminal_that_is_too_narrow_cuts_no_number_and_no_name(
+    capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    numbers = [1234567890123456789 + i for i in range(9)]
+    print_table([f"c{i}" for i in range(9)], [numbers], right=range(9))
+    assert {*map(str, numbers)} <= {*capsys.readouterr().out.split()}
+    print_table(("name", "rows", "upper"), [("n" * 90, 12345, "2026-01-02T00:00:00Z")], right=[1, 2])
+    assert {"n" * 90, "12345", "2026-01-02T00:00:00Z"} <= {*capsys.readouterr().out.split()}
+
+
 def test_lists_come_as_tables_and_as_json(place: str, capsys: Printed) -> None:
     with persist.open(place, settings=persist.Settings(background=False)) as client:
         lines = client.create_or_load("lines", key={"k": int}, value={"shop": str, "till": str})

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.digest import row_hashes
+from persist.codecs.order.digest import hash_rows
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX
 from persist.codecs.updates.updates import to_updates
@@ -47,11 +47,7 @@ _NOTHING = pa.schema([("nothing", pa.int8())])  # Stands for a stream without co
 
 @dataclass(frozen=True)
 class Slice:
-    """The input of one task.
-
-    Attributes:
-        is_changes: it is one of changes, and otherwise one of contents.
-    """
+    """The input of one task. `is_changes`: it is one of changes, and otherwise one of contents."""
 
     scan: Scan
     is_changes: bool
@@ -173,7 +169,7 @@ class StageTask:
                 yield block_row(exchange.number, 0, block)
             return
         by = exchange.columns.names if exchange.keys is None else exchange.keys
-        to = (row_hashes(table, by) % np.uint64(self.partitions)).astype(np.int64)
+        to = (hash_rows(table, by) % np.uint64(self.partitions)).astype(np.int64)
         order = to.argsort(kind="stable")
         table, to = table.take(pa.array(order)), to[order]
         starts = [0, *(np.flatnonzero(to[1:] != to[:-1]) + 1).tolist()]

@@ -48,7 +48,7 @@ from persist.compute.dataflow.updates.batch import Keys, key_hashes, multiply_di
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.expression.evaluation import factor_conjuncts, infer_type
-from persist.core.expression.term import SQL, Call, Col, Term, calls, list_columns
+from persist.core.expression.term import SQL, Call, Col, Term, is_call, list_columns
 from persist.core.progress import check_limits
 
 
@@ -85,11 +85,7 @@ class Path:
 
 
 class JoinOperator(Operator):
-    """A join of as many inputs as there are paths.
-
-    Attributes:
-        paths: what a change of each input does.
-    """
+    """A join of as many inputs as there are paths. `paths`: what a change of each input does."""
 
     def __init__(self, at: Position, paths: Sequence[Path], shape: Shape, *, null_equals: bool) -> None:
         super().__init__(at)
@@ -303,7 +299,7 @@ def find_bound(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | 
         for part in factor_conjuncts(stage.condition):
             if list_columns(part) <= left_names:
                 continue
-            if not (isinstance(part, Call) and calls(part, *_COMPARISONS)):
+            if not (isinstance(part, Call) and is_call(part, *_COMPARISONS)):
                 return None
             left_term, bound_term = part.arguments
             if list_columns(left_term) <= bound_names:

@@ -35,9 +35,9 @@ from persist.compute.dataflow.plan.stages import (
 from persist.compute.dataflow.updates.batch import find_uncancelled, multiply_diffs, negate_diffs
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
-from persist.core.antichain import coordinates
+from persist.core.antichain import to_coordinates
 from persist.core.errors import OperatorFailed
-from persist.core.expression.evaluation import as_array, conjuncts, evaluate, together
+from persist.core.expression.evaluation import broadcast, evaluate, evaluate_by_duckdb, split_conjuncts
 from persist.core.expression.term import Col, Lit, Term
 
 Shape = Callable[[Ints], Ints]
@@ -95,8 +95,7 @@ class Column:
 class Frame(Mapping[str, pa.Array]):
     """Updates between stages; as a mapping, their columns as Arrow, and `_time`.
 
-    Args:
-        origins: for each row, the row of the stack's input that it comes from; None if these are the input.
+    `origins`: for each row, the row of the stack's input that it comes from; None if these are the input.
     """
 
     def __init__(
@@ -229,7 +228,7 @@ class _ConditionFilter:
     """
 
     def __init__(self, condition: Term, operator: str) -> None:
-        self._parts = conjuncts(condition)
+        self._parts = split_conjuncts(condition)
         self._operator = operator
 
     def __call__(self, frame: Frame) -> Frame:
@@ -268,8 +267,7 @@ def _pick_columns(stage: Map, input_schema: pa.Schema, names: Sequence[str], dom
 def apply_stage(stage: Stage, frame: Frame, operator: str) -> Frame:
     """Return a frame after one stage that is not a filter.
 
-    Raises:
-        OperatorFailed: a function or an expression raised.
+    Raises OperatorFailed: a function or an expression raised.
     """
     match stage:
         case Map(outputs):
@@ -301,7 +299,7 @@ def apply_stage(stage: Stage, frame: Frame, operator: str) -> Frame:
 
 
 def _compute_all(outputs: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> dict[str, Column]:
-    arrays = together([expression for _, expression in outputs], frame)
+    arrays = evaluate_by_duckdb([expression for _, expression in outputs], frame)
     return {
         name: Column(frame.domain, arrays[place].type, None, arrays[place])
         if place in arrays
@@ -322,7 +320,7 @@ def _compute(expression: Term, frame: Frame, operator: str) -> Column:
 
 def _evaluate(expression: Term, frame: Frame, operator: str) -> pa.Array:
     try:
-        return as_array(evaluate(expression, frame), len(frame))
+        return broadcast(evaluate(expression, frame), len(frame))
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise OperatorFailed(operator, _find_failing_record(expression, frame), f"{expression}: {error}") from error
 
@@ -563,7 +561,7 @@ def _split_result(
         raise OperatorFailed(operator, record, f"the diff {returned[-1]} does not fit int64")
     if size == 3:
         try:
-            times.append(coordinates("time", returned[1], stage.dimensions))
+            times.append(to_coordinates("time", returned[1], stage.dimensions))
         except InvalidUsage as error:
             raise OperatorFailed(operator, record, str(error)) from error
     diffs.append(returned[-1])

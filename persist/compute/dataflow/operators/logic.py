@@ -61,8 +61,7 @@ NOTHING = np.empty((0, 0), np.int64)
 def repeat_by_multiplicity(diffs: Ints) -> Ints:
     """Return each record's number as often as its multiplicity, none if negative.
 
-    Raises:
-        DiffOverflow: these are more than can be looked at one by one.
+    Raises DiffOverflow: these are more than can be looked at one by one.
     """
     counts = np.maximum(diffs, 0)
     if len(counts) and len(counts) * largest_magnitude(counts) > COPIES_MAX and sum(counts.tolist()) > COPIES_MAX:

@@ -25,14 +25,14 @@ from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.batch import Keys, Layout, find_uncancelled, to_batch
 from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, find_beyond, meet_all
 from persist.compute.dataflow.updates.words import Domain
-from persist.core.antichain import Antichain, as_given
+from persist.core.antichain import Antichain, to_user_time
 from persist.core.errors import OperatorFailed
 
 
 @cache
 def first_frontier(dimensions: int) -> Antichain:
     """Return the frontier that every time is beyond."""
-    return Antichain(as_given((0,) * dimensions))
+    return Antichain(to_user_time((0,) * dimensions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +263,7 @@ class StashingOperator(Operator):
 class EntryOperator(Operator):
     """An input or a source: updates come in from outside. Its owner sets `out` and `frontier`.
 
-    Attributes:
-        has_few: whether every request reads all that it holds.
+    `has_few`: whether every request reads all that it holds.
     """
 
     def __init__(self, at: Position) -> None:

@@ -59,7 +59,7 @@ from persist.compute.dataflow.plan.stages import (
 )
 from persist.core.errors import CollectionNotFound
 from persist.core.expression.evaluation import may_raise
-from persist.core.expression.term import Col, Lit, Term, leaves, list_columns, substitute_columns
+from persist.core.expression.term import Col, Lit, Term, iterate_leaves, list_columns, substitute_columns
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -90,8 +90,7 @@ def optimise_plan(plan: Plan) -> Plan:
 def trim_plan(plan: Plan) -> Plan:
     """Return an equivalent plan without unread columns and unneeded records.
 
-    Args:
-        plan: as it was written, or with its linear operators fused: its joins and reductions have no stages.
+    `plan`: as it was written, or with its linear operators fused: its joins and reductions have no stages.
     """
     smaller_plan = plan.drop_unused()
     apart, readers, placed = find_separate(smaller_plan), smaller_plan.consumers(), list[int]()
@@ -293,7 +292,7 @@ def _move_filter(made: Map, stage: Stage) -> Filter | TemporalFilter | None:
 
 def _is_cheap(inner: Map, outer: Map) -> bool:
     """Return whether putting one map into another computes nothing twice."""
-    uses = Counter(leaf.name for _, term in outer.outputs for leaf in leaves(term) if isinstance(leaf, Col))
+    uses = Counter(leaf.name for _, term in outer.outputs for leaf in iterate_leaves(term) if isinstance(leaf, Col))
     return all(isinstance(inner_term, Col | Lit) or uses[name] <= 1 for name, inner_term in inner.outputs) and not any(
         # A column that is called like the time would change its meaning.
         name == TIME
@@ -304,8 +303,7 @@ def _is_cheap(inner: Map, outer: Map) -> bool:
 def _merge_operators(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bool:
     """Merge operators with their readers, of these kinds; return whether any merged.
 
-    Args:
-        apart: the operators that are not merged.
+    `apart`: the operators that are not merged.
     """
     changed = False
     # Both sides of a self-join may read an operator: then its work is shared as it is.

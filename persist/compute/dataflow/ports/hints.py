@@ -23,8 +23,8 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.plan.plan import Arrange, Join, Linear, Plan, Reduce, Stages
 from persist.compute.dataflow.plan.stages import Filter
 from persist.compute.dataflow.plan.types import is_compatible
-from persist.core.expression.documents import document_value, has_simple_path, join_paths
-from persist.core.expression.evaluation import conjuncts, may_raise
+from persist.core.expression.documents import has_simple_path, join_paths, make_document_expression
+from persist.core.expression.evaluation import may_raise, split_conjuncts
 from persist.core.expression.term import SQL, Call, Col, Lit, Term, list_columns
 
 _COMPARED = {"equal": eq, "less": lt, "less_equal": le, "greater": gt, "greater_equal": ge}
@@ -82,7 +82,7 @@ class _Hints:
     def convert_all(self, conditions: Sequence[Term]) -> pc.Expression | None:
         """Return the filter of what may meet all of some conditions, up to a condition that may raise."""
         filters = []
-        for part in (part for condition in conditions for part in conjuncts(condition)):
+        for part in (part for condition in conditions for part in split_conjuncts(condition)):
             filter = self._convert(part)
             if filter is not None:
                 filters.append(filter)
@@ -159,4 +159,8 @@ def _read_path(text: str, column: str) -> pc.Expression | None:
         steps.insert(0, ("json_extract" if steps else "json_extract_string", step[3].replace("''", "'")))
         text = step[2]
     [(function, path), *remaining_steps] = join_paths(steps)
-    return None if remaining_steps or not has_simple_path(path) else document_value(function, pc.field(column), path)
+    return (
+        None
+        if remaining_steps or not has_simple_path(path)
+        else make_document_expression(function, pc.field(column), path)
+    )

@@ -16,7 +16,7 @@ from persist.compute.dataflow.operators.operators import EntryOperator, first_fr
 from persist.compute.dataflow.updates.batch import Layout, to_batch
 from persist.compute.dataflow.updates.times import Ints, Stash, find_beyond
 from persist.compute.dataflow.updates.words import Domain
-from persist.core.antichain import Antichain, Time, as_given, coordinates
+from persist.core.antichain import Antichain, Time, to_coordinates, to_user_time
 from persist.core.errors import InputClosed
 
 
@@ -120,7 +120,7 @@ class InputHandle:
         closed = ~find_beyond(self.frontier, times)
         if closed.any():
             time = tuple(int(coordinate) for coordinate in times[:, int(closed.argmax())])
-            raise InputClosed(self.name, as_given(time), self.frontier)
+            raise InputClosed(self.name, to_user_time(time), self.frontier)
 
     def advance_to(self, frontier: Time | Antichain) -> None:
         """Promise that no more updates come at times not beyond frontier; `Antichain()` completes the input for ever.
@@ -131,7 +131,7 @@ class InputHandle:
         self._check_running()
         new_frontier = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
         for element in new_frontier.elements:
-            coordinates(f"input {self.name!r}: frontier", element, self._dimensions)  # Raises.
+            to_coordinates(f"input {self.name!r}: frontier", element, self._dimensions)  # Raises.
         if not self.frontier <= new_frontier:
             raise InvalidUsage(
                 f"input {self.name!r} would go back from {self.frontier} to {new_frontier}: a frontier only advances"
@@ -203,5 +203,5 @@ class InputHandle:
             data, time, diff = update
             if diff != 0:
                 timeless.append((data, 0, diff))
-                times.append(coordinates(f"input {self.name!r}: time", time, self._dimensions))
+                times.append(to_coordinates(f"input {self.name!r}: time", time, self._dimensions))
         return to_updates(timeless, self._schema), np.array(times, np.int64).reshape(-1, self._dimensions).T

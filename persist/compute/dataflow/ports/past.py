@@ -128,7 +128,7 @@ class Past:
 
     def _has_nulls(self, part: Part, column: str) -> bool:
         schema = self._handle.schema
-        count = part.nulls(column, schema)
+        count = part.count_nulls(column, schema)
         if count is None and part.inline and part.schema == schema.version:
             count = decode_part(part.inline, part, schema, columns=[column])[column].null_count
         return count is None or count > 0
@@ -260,11 +260,7 @@ class Past:
 
 
 class ExplainLoss:
-    """Context that explains why a source cannot be read, with a remedy.
-
-    Args:
-        collection: the source, or its name.
-    """
+    """Context that explains why a source cannot be read, with a remedy. `collection`: the source, or its name."""
 
     __slots__ = ("_collection",)
 

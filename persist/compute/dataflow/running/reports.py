@@ -6,7 +6,7 @@ from html import escape
 
 from persist.compute.dataflow.operators.loop import Loop
 from persist.compute.dataflow.operators.operators import Operator
-from persist.core.rendering import html_rows, plain
+from persist.core.rendering import render_html_rows, strip_control_characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +77,5 @@ def render(name: str, reports: Sequence[OperatorReport]) -> str:
         )
         for place, report in enumerate(reports)
     ]
-    return f"<figure><figcaption>{escape(plain(name))}</figcaption>{html_rows(head, rows)}</figure>"
+    caption = escape(strip_control_characters(name))
+    return f"<figure><figcaption>{caption}</figcaption>{render_html_rows(head, rows)}</figure>"

@@ -32,7 +32,7 @@ from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Time
 from persist.core.closing import Closes
 from persist.core.expression.term import Term
-from persist.core.progress import task
+from persist.core.progress import report_work
 from persist.engine.compact import give_back
 from persist.engine.location.engine import Engine
 
@@ -79,11 +79,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
-        """Return options by name.
-
-        Raises:
-            InvalidUsage: an option is unknown, or cannot have this value.
-        """
+        """Return options by name."""
         unknown = [name for name in given if name not in cls.__dataclass_fields__]
         if unknown:
             names = ", ".join(cls.__dataclass_fields__)
@@ -339,7 +335,7 @@ class Running(Closes):
     def catch_up(self) -> None:
         """Process all that is complete now; ignore what is sealed meanwhile."""
         self.first_seqno = None
-        with task("refresh", self.program.name, unit="updates") as tell:
+        with report_work("refresh", self.program.name, unit="updates") as tell:
             self._catch_up(tell)
             tell(self.step().updates)
 
@@ -359,15 +355,13 @@ class Running(Closes):
     def run(self, until: Time | None = None, *, timeout_s: float | None = None) -> None:
         """Step until all times up to until, inclusive, are done; without until, until nothing more is complete.
 
-        Args:
-            timeout_s: how long to wait for the sources to be sealed that far; None waits without limit.
+        `timeout_s`: how long to wait for the sources to be sealed that far; None waits without limit.
 
-        Raises:
-            InvalidUsage: an input was not advanced that far, so it would never be done; or the time is over.
+        Raises InvalidUsage: an input was not advanced that far, so it would never be done; or the time is over.
         """
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
         self.first_seqno = None
-        with task("refresh", self.program.name, unit="updates") as tell:
+        with report_work("refresh", self.program.name, unit="updates") as tell:
             self._catch_up(tell)
             while True:
                 done = self.step()
@@ -545,8 +539,7 @@ def list_requested_indexes(
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Return (collection, columns) pairs for which an index would help refreshes.
 
-    Args:
-        key_of: returns the key columns of a collection.
+    `key_of`: returns the key columns of a collection.
     """
     plan = program.optimise()
     if explain_why_not_partial(plan) is not None:

@@ -40,7 +40,7 @@ from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.updates.batch import Keys, Layout, to_batch
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
-from persist.core.expression.term import Call, Col, Lit, Term, calls
+from persist.core.expression.term import Call, Col, Lit, Term, is_call
 
 SUMS = ("sum", "wide_sum")
 STRICT = ("add", "subtract", "multiply", "cast")  # Their result is NULL only if an argument is.
@@ -239,8 +239,7 @@ def _is_exact(kind: pa.DataType) -> bool:
 class NullsAndSigns:
     """Proves by descriptors of parts that columns have no NULL, and that multiplicities are not negative.
 
-    Args:
-        pasts: what reads each source, by the number of its node.
+    `pasts`: what reads each source, by the number of its node.
     """
 
     def __init__(self, plan: Plan, pasts: Mapping[int, Past]) -> None:
@@ -327,7 +326,7 @@ def _list_null_sources(terms: Sequence[Term | None]) -> set[str] | None:
                 names.add(name)
             case Lit(value) if value.is_valid:
                 pass
-            case Call(_, arguments) as call if calls(call, *STRICT):
+            case Call(_, arguments) as call if is_call(call, *STRICT):
                 todo += arguments
             case _:
                 return None

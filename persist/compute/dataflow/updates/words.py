@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.arrays import int64_values
-from persist.codecs.order.ordering import canonical, combined, order_keys
+from persist.codecs.order.arrays import get_int64_values
+from persist.codecs.order.ordering import combine_chunks, make_canonical, make_order_keys
 from persist.codecs.types.arrow_types import is_text
 from persist.compute.dataflow.updates.texts import Texts
 from persist.compute.dataflow.updates.times import Ints
@@ -91,7 +91,7 @@ class Interner:
     def encode(self, array: pa.Array) -> Ints:
         """Return the numbers of values, new ones for those not seen before."""
         if self._is_nested:  # Equal values have one number, so they must look the same.
-            array = combined(canonical(pa.table({"values": array}))["values"])
+            array = combine_chunks(make_canonical(pa.table({"values": array}))["values"])
         return self._number_values((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
 
     def _number_values(self, values: list[Any]) -> Ints:
@@ -290,11 +290,7 @@ class Domain:
         return kind_interner
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Ints:
-        """Return the words of a column.
-
-        Raises:
-            InvalidUsage: an integer is -2**63, which is the word of NULL.
-        """
+        """Return the words of a column."""
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         if isinstance(array, pa.ChunkedArray):  # It has no chunks, or more bytes than one buffer holds.
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
@@ -396,8 +392,8 @@ def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     if is_ordered(kind):  # NULL is the least word, and the greatest rank.
         return np.where(words == NULL, len(distinct), at)
     if pat.is_nested(kind):
-        table = canonical(pa.table({"values": domain.decode(distinct, kind)}))
-        return int64_values(order_keys(table, ["values"])[0]).take(at)
+        table = make_canonical(pa.table({"values": domain.decode(distinct, kind)}))
+        return get_int64_values(make_order_keys(table, ["values"])[0]).take(at)
     order = pc.array_sort_indices(domain.decode(distinct, kind), null_placement="at_end").to_numpy()
     places = np.empty(len(distinct), np.int64)
     places[order] = np.arange(len(distinct))

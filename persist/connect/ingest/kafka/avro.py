@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import msgspec
 
 from persist.core.errors import InvalidUsage, Unavailable
-from persist.core.rendering import without_secrets
+from persist.core.rendering import hide_passwords
 from persist.engine.read.results.result import require_package
 
 HEAD_BYTES = 5
@@ -62,7 +62,7 @@ class Registry:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidUsage(
-                f"registry={without_secrets(url)!r} is not an address of a schema registry: write https://host:port"
+                f"registry={hide_passwords(url)!r} is not an address of a schema registry: write https://host:port"
             )
         self._fastavro = require_package("fastavro>=1.9")
         place = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"

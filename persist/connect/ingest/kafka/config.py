@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import msgspec
 
 from persist.core.errors import InvalidUsage
-from persist.core.rendering import without_secrets
+from persist.core.rendering import hide_passwords
 
 PORT = 9092
 _NEAR = ("localhost", "127.0.0.1", "[::1]")
@@ -74,7 +74,7 @@ class Brokers:
 
     def redact(self, problem: object) -> str:
         """Return a problem as one line without secrets."""
-        text = without_secrets(" ".join(str(problem).split()))
+        text = hide_passwords(" ".join(str(problem).split()))
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text
@@ -88,7 +88,7 @@ def parse_brokers(url: str, client: Mapping[str, Any], password_file: str | None
     hosts = [_HOST.fullmatch(server) for server in servers.split(",")]
     if not all(hosts):
         raise InvalidUsage(
-            f"{without_secrets(url)} is not an address of brokers: write kafka://host:9092,host:9092/topic"
+            f"{hide_passwords(url)} is not an address of brokers: write kafka://host:9092,host:9092/topic"
         )
     addresses = ",".join(f"{host[1]}:{host[2] or PORT}" for host in hosts if host)
     options = _build_client_options(client, password_file, user, all(host[1] in _NEAR for host in hosts if host))
@@ -111,7 +111,7 @@ def load_brokers(config: KafkaConfig) -> Brokers:
 
 
 def _parse_routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
-    where = without_secrets(config.source)
+    where = hide_passwords(config.source)
     if bool(topic) == bool(config.into):
         raise InvalidUsage(
             f"{where}: name one topic in the URL, as kafka://host/topic, or several by tables [[into]] of the file, "

@@ -29,9 +29,10 @@ import pyarrow.types as pat
 from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.nested import find_new_fields, quote_name
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import make_int64_array
+from persist.codecs.types.arrow_types import JSON
 from persist.codecs.types.documents import check_documents
-from persist.codecs.types.python_types import arrow_type
+from persist.codecs.types.python_types import to_arrow_type
 from persist.connect.envelopes import Events, canal, debezium, encode_mixed_members, maxwell, plain
 from persist.connect.ingest.kafka.avro import Registry
 from persist.connect.ingest.kafka.config import KafkaConfig, Route, load_brokers
@@ -260,7 +261,7 @@ class Kafka:
         version = collection.schema.version
         for path, kind in (_find_new_columns(route, messages, collection, paths) if paths else {}).items():
             with suppress(InvalidUsage):  # A collection cannot have such a name or type.
-                collection.evolve(add={path: arrow_type(kind, path)})
+                collection.evolve(add={path: to_arrow_type(kind, path)})
                 logger.warning("%s: %r has a new column from now on: %s", self.name, route.collection, path)
         return collection.schema.version != version
 
@@ -269,7 +270,7 @@ class Kafka:
         return bool(route.columns) and all(name in route.columns for name in route.key)
 
     def _new_target(self, route: Route, messages: pa.Table | None) -> Target:
-        types = {name: arrow_type(kind, f"column {name!r}") for name, kind in route.columns.items()}
+        types = {name: to_arrow_type(kind, f"column {name!r}") for name, kind in route.columns.items()}
         metadata_types = {
             name: MESSAGE.field(path).type for name, path in route.metadata.items() if path in MESSAGE.names
         }
@@ -368,7 +369,7 @@ def _encode_documents(route: Route, messages: pa.Table, names: Sequence[str]) ->
     """Return messages with JSON text in the members for columns of JSON. Envelopes have text there already."""
     if route.format != "json" or not names or not len(messages):
         return messages
-    texts = encode_mixed_members(messages["value"].combine_chunks(), names)
+    texts = encode_mixed_members(messages["value"].combine_chunks(), dict.fromkeys(names, JSON))
     return messages.set_column(messages.schema.get_field_index("value"), MESSAGE.field("value"), texts)
 
 
@@ -382,7 +383,7 @@ def _find_unknown(
     route: Route, messages: pa.Table, schema: Mapping[str, pa.DataType], collection: Collection, time: int
 ) -> dict[int, str]:
     """Return messages with unchanged values of a row that does not exist. The result has reasons by row number."""
-    numbered = messages.append_column(NUMBER, int64_array(np.arange(len(messages))))
+    numbered = messages.append_column(NUMBER, make_int64_array(np.arange(len(messages))))
     rows = _parse_events(route, numbered, [*collection.schema.key_names], schema, {NUMBER: NUMBER}).table
     numbers = rows[NUMBER].to_pylist()
     events = take_events(collection.handle, rows.drop_columns([NUMBER]), collection.handle.stamp(time, None))
@@ -446,6 +447,6 @@ def _deduplicate(rejected: list[pa.Table]) -> pa.Table:
     if not rejected:
         return _make_rejected_rows(MESSAGE.empty_table(), [])
     table = pa.concat_tables(rejected)
-    numbered = table.append_column("at", int64_array(np.arange(len(table))))
+    numbered = table.append_column("at", make_int64_array(np.arange(len(table))))
     first = numbered.group_by([*_REJECTED_KEY]).aggregate([("at", "min")])["at_min"]
     return table.take(first.sort())

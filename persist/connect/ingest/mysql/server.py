@@ -23,7 +23,7 @@ import pyarrow as pa
 from persist.connect.ingest.mysql.binlog import Gtids, parse_gtids
 from persist.connect.ingest.postgres.database import to_line
 from persist.core.errors import InvalidUsage, Unavailable
-from persist.core.rendering import without_secrets
+from persist.core.rendering import hide_passwords
 from persist.engine.read.results.result import require_package
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Server:
         require_package("mysql-replication>=1.0.9", "pymysqlreplication")
         self.config = config
         self.is_mariadb = False
-        url = without_secrets(config.source)
+        url = hide_passwords(config.source)
         for option in ("batch_rows", "copy_rows", "heartbeat_s"):
             if not getattr(config, option) > 0:
                 raise InvalidUsage(f"{option}={getattr(config, option)} must be above 0")
@@ -89,7 +89,7 @@ class Server:
             parts = urlsplit(config.source)
             port, query = parts.port or 3306, dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         except ValueError as error:
-            raise InvalidUsage(f"{url} is not an address of a database: {without_secrets(str(error))}") from None
+            raise InvalidUsage(f"{url} is not an address of a database: {hide_passwords(str(error))}") from None
         self.schema = unquote(parts.path.strip("/"))
         unknown = {*query} - _QUERY
         if parts.netloc.count("@") > 1 or not self.schema or "/" in self.schema or unknown:
@@ -180,7 +180,7 @@ class Server:
         """Return the error for a problem with the server, without passwords."""
         if isinstance(error, (InvalidUsage, Unavailable)):
             return error
-        text = without_secrets(to_line(error))  # type: ignore[arg-type]
+        text = hide_passwords(to_line(error))  # type: ignore[arg-type]
         text = text.replace(self._password, "***") if self._password else text
         if self.is_lost(error):
             return Unavailable(f"{self.name} does not answer: {text}")

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from persist.connect.ingest.postgres.pgoutput import Column
 from persist.connect.ingest.source import SourceBusy
 from persist.core.errors import InvalidUsage, Unavailable
-from persist.core.rendering import without_secrets
+from persist.core.rendering import hide_passwords
 from persist.engine.read.results.result import require_package
 
 
@@ -71,7 +71,7 @@ class PgAddress:
 
     def make_unavailable(self, error: Exception) -> Unavailable:
         """Return the error for a server that does not answer, without passwords."""
-        text = without_secrets(to_line(error))
+        text = hide_passwords(to_line(error))
         if secret := self._dsn.get("password"):
             text = text.replace(secret, "***")
         return Unavailable(f"{self.name} does not answer: {text}")
@@ -85,7 +85,7 @@ class PgAddress:
         if source.partition("?")[0].count("@") > ("user" in dsn):  # A part of the password counts as something else.
             reason = "a password in it has %40 for @, %2F for /, and %25 for %"
         if reason:
-            raise InvalidUsage(f"{without_secrets(source)} is not an address of a database: {reason}")
+            raise InvalidUsage(f"{hide_passwords(source)} is not an address of a database: {reason}")
         return dsn
 
 

@@ -41,7 +41,7 @@ from persist.connect.spark.options import COUNT_MAX, OF_TIMES, ReadOptions, Stre
 from persist.connect.spark.task_reader import Slice, What
 from persist.connect.spark.workers import PARALLEL_DEFAULT, surface_errors, tell
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
-from persist.core.expression.filters import arrow_filter
+from persist.core.expression.filters import to_arrow_filter
 from persist.core.expression.term import Call, Col, Lit, Term
 from persist.engine.collection.reads import changes as engine_changes
 from persist.engine.collection.reads import snapshot as engine_snapshot
@@ -184,7 +184,7 @@ def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression
     for spark_filter in filters:
         condition = _condition(spark_filter, schema)
         with suppress(InvalidUsage):  # Arrow compares fewer types than Spark.
-            usable += [] if condition is None else [arrow_filter(condition, schema)]
+            usable += [] if condition is None else [to_arrow_filter(condition, schema)]
     return reduce(and_, usable) if usable else None
 
 

@@ -89,7 +89,7 @@ class PersistDataSource(DataSource):
                 requested = options.schema if isinstance(options, ReadOptions) else None
                 schema = handle.reading_schema(requested)
                 self._version = schema.version
-                names = schema.columns if options.columns is None else schema.distinct("columns", options.columns)
+                names = schema.columns if options.columns is None else schema.check_distinct("columns", options.columns)
                 fields = {
                     field.name: field
                     for field in (
@@ -106,7 +106,7 @@ class PersistDataSource(DataSource):
                     fields, names, extra = {field.name: field for field in transitions}, transitions.names, ()
                 moments = handle.moments(options.times)
                 if moments is not None:
-                    fields["_time"] = fields["_time"].with_type(moments.type)
+                    fields["_time"] = fields["_time"].with_type(moments.moment_type)
                 return spark_schema(pa.schema([fields[n] for n in (*names, *extra)]))
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -40,7 +40,7 @@ from pyspark.sql.types import StructType
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import DIFF, TIME
-from persist.codecs.updates.updates import with_time
+from persist.codecs.updates.updates import set_time
 from persist.compute.tasks.batches import Mark, Share, commit_batch, commit_keyed_batch, report_late
 from persist.compute.tasks.keyed_work import commit_events, seal_committed
 from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, Target, Uploads, writing
@@ -254,7 +254,7 @@ def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool)
                 check_one_row_per_key(rows, target.schema, target.name, "overwrite")
 
         for rows in compute_differences(present, [*parts], reader, check):
-            uploads.add(stream.add(with_time(rows, time, target.schema)))
+            uploads.add(stream.add(set_time(rows, time, target.schema)))
         uploads.add(stream.finish())
         return uploads.parts()
 

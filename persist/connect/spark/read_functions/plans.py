@@ -32,9 +32,9 @@ import pyarrow.types as pt
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from persist.codecs.part.key_range import comparable_keys
+from persist.codecs.part.key_range import load_comparable_keys
 from persist.codecs.part.part import Part
-from persist.codecs.types.arrow_types import scalar_from_json
+from persist.codecs.types.arrow_types import decode_scalar
 from persist.codecs.types.schema import DIFF, TIME
 from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.data_source.source import read_by_source
@@ -204,7 +204,7 @@ def read_extremes(scan: Scan) -> pa.Table | None:
     ):
         return None
     columns = {
-        name: pa.array([scalar_from_json(end, kind) for part in parts for end in part.stats[name][:2]], kind)
+        name: pa.array([decode_scalar(end, kind) for part in parts for end in part.stats[name][:2]], kind)
         for name, kind in kinds.items()
     }
     return pa.table(columns)
@@ -415,8 +415,8 @@ def _with_diff(rows: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def _may_be_null(part: Part, scan: Scan, name: str) -> bool:
-    lifted = part.lift(scan.schema)
-    stats = part.stats.get(name if lifted is None else lifted.source(name) or "")
+    lifted = part.make_lift(scan.schema)
+    stats = part.stats.get(name if lifted is None else lifted.find_source(name) or "")
     return stats is None or stats[2] > 0
 
 
@@ -521,7 +521,7 @@ def may_share_updates(scan: Scan) -> bool:
 def _overlap(scan: Scan, parts: Sequence[Part]) -> bool:
     bounds = []
     for part in parts:
-        keys = comparable_keys(part, scan.schema)
+        keys = load_comparable_keys(part, scan.schema)
         if keys is None:
             return True
         bounds.append((keys[0], keys[-1]))

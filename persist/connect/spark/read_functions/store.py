@@ -24,7 +24,7 @@ from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.connect.spark.frames import set_for_now
 from persist.connect.spark.types import as_spark_expects, quote_column, spark_schema
 from persist.connect.spark.workers import parallelism
-from persist.core.keyed.events import live_filter
+from persist.core.keyed.events import make_live_filter
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import load_form
@@ -89,12 +89,12 @@ def _first_line(error: BaseException) -> str:
 def explain_misread(schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part] = ()) -> str | None:
     """Return which column Spark's Parquet scan would misread in any of these parts."""
     for version in sorted({part.schema for part in parts} - {schema.version}):
-        lifted = next(part for part in parts if part.schema == version).lift(schema)
+        lifted = next(part for part in parts if part.schema == version).make_lift(schema)
         if lifted is None:
             continue
         if inner := [name for name in names if name in lifted.reshaped]:
             return f"the fields inside of {inner[0]!r} are others than in version {version} of the schema"
-        if (reason := explain_misread(lifted.stored, lifted.names(names))) is not None:
+        if (reason := explain_misread(lifted.stored, lifted.list_source_columns(names))) is not None:
             return f"{reason} of version {version} of the schema"
     wrong = [name for name in names if not _is_native(schema.arrow.field(name).type)]
     if not wrong:
@@ -149,9 +149,9 @@ def _version_frame(
     """Return rows of parts of one version in a schema; file names a column of file names."""
     if parts[0].stamped and TIME in names:
         return _read_stamped_parts(spark, url, schema, names, parts)
-    root, lifted = native_root(url), parts[0].lift(schema)
+    root, lifted = native_root(url), parts[0].make_lift(schema)
     target = spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
-    stored = [*names] if lifted is None else lifted.names(names) or [DIFF]
+    stored = [*names] if lifted is None else lifted.list_source_columns(names) or [DIFF]
     of_parts = schema if lifted is None else lifted.stored
     types = spark_schema(pa.schema([of_parts.arrow.field(name) for name in stored]))
     reader = spark.read.options(**READ_OPTIONS).schema(types)
@@ -163,10 +163,10 @@ def _version_frame(
         return read
     columns = [] if file is None else [F.element_at(F.split(F.input_file_name(), "/"), -1).alias(file)]
     for field in target.fields:
-        source = field.name if lifted is None else lifted.source(field.name)
+        source = field.name if lifted is None else lifted.find_source(field.name)
         if source is None:
             assert lifted is not None, "a part of the same version has all columns"
-            column = _literal(lifted.default(field.name), field)
+            column = _literal(lifted.get_default(field.name), field)
         else:
             column = F.col(quote_column(source))
         columns.append(column.cast(field.dataType).alias(field.name))
@@ -242,7 +242,7 @@ class Tombstoned:
     @property
     def filter(self) -> pc.Expression | None:
         """The Arrow expression for live rows; None without a column of tombstones."""
-        return live_filter(self.schema, self.form)
+        return make_live_filter(self.schema, self.form)
 
     def is_all_of(self, scan: Scan) -> bool:
         """Return whether a scan leaves tombstones out and nothing else."""

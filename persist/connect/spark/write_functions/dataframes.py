@@ -15,9 +15,9 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
-from persist.codecs.order.ordering import canonical
+from persist.codecs.order.ordering import make_canonical
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.planned_write import PlannedWrite, Target
 from persist.connect.spark.data_source.source import register
@@ -183,7 +183,7 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, con
     updates = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
     uploaded = upload_by_tasks(partition_by_key(updates, schema, partitions), task)
     is_single = one_per_key and condition is None
-    planned.commit([part.as_single() if is_single else part for part in uploaded.parts], uploaded.digest)
+    planned.commit([part.mark_single() if is_single else part for part in uploaded.parts], uploaded.digest)
 
 
 def _overwrite_on_driver(df: DataFrame, write: DataFrameWrite, condition: Condition | None) -> None:
@@ -300,7 +300,7 @@ def delete(
         rows = present.withColumn("_time", F.lit(planned.time).cast("long"))
         rows = partition_by_key(rows, schema, partitions) if is_ranged_by_key(schema) else rows
         uploaded = upload_by_tasks(rows, UploadTask(planned.target, Rows(schema)))
-        parts = [part if keys is None else part.as_single() for part in uploaded.parts]
+        parts = [part if keys is None else part.mark_single() for part in uploaded.parts]
         planned.commit_deletion(parts, digest)
 
     with set_for_now(spark, PUSHES, "true"):
@@ -362,7 +362,7 @@ class _KeysDigest:
         fields = pa.schema([self.schema.arrow.field(name) for name in names])
         with surface_errors():
             for batch in batches:
-                keys = canonical(as_collection_expects(pa.Table.from_batches([batch]), fields).cast(fields))
-                diffs = int64_array(np.ones(len(keys), np.int64))
+                keys = make_canonical(as_collection_expects(pa.Table.from_batches([batch]), fields).cast(fields))
+                diffs = make_int64_array(np.ones(len(keys), np.int64))
                 total += compute_digest(keys.append_column("_diff", diffs), names)
         yield pa.record_batch({"digest": pa.array([total % DIGEST_MODULUS], pa.decimal128(20, 0))})

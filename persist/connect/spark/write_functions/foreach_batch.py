@@ -31,7 +31,7 @@ from persist.connect.spark.workers import check_workers, writable
 from persist.connect.spark.write_functions.upserting import ON_DRIVER_BYTES_MAX, by_key, gather_rows, run
 from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import InvalidUsage, UpdateNotBeyondUpper
-from persist.core.names import check_text
+from persist.core.names import check_printable_text
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -81,7 +81,7 @@ def foreach_batch_writer(
     if not writes or not all(isinstance(name, str) and callable(of) for name, of in writes.items()):
         raise InvalidUsage(f"writes={writes!r:.200} does not map names of collections to functions: give at least one")
     if query_id is not None:
-        check_text("query_id", query_id)
+        check_printable_text("query_id", query_id)
     check_whole("watermark", watermark, 0, TIME_MAX)
     check_whole("first_batch", first_batch, 0, COUNT_MAX)
     rules: dict[str, Any] = {"seal": seal, "watermark": watermark, "late": late, "late_collection": late_collection}

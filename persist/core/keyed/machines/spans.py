@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
-from persist.codecs.order.ordering import combined
+from persist.codecs.order.arrays import get_int64_values, make_boolean_array, make_int64_array
+from persist.codecs.order.ordering import combine_chunks
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.keyed.machine import GROUP, Touched
 from persist.core.keyed.machines import steps
@@ -57,33 +57,33 @@ class History:
         """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
         schema = touched.schema
         open_rows = touched.present.filter(pc.is_null(touched.present[self._to]))
-        groups, times = steps.event_groups(touched), steps.event_times(touched)
+        groups, times = steps.get_event_groups(touched), steps.get_event_times(touched)
         # Among the events of one key and time, the last one counts.
         last = np.ones(len(groups), np.bool_)
-        last[:-1] = steps.firsts(groups, times)[1:]
-        events = touched.events.take(int64_array(np.flatnonzero(last)))
-        groups, times, live = groups[last], times[last], ~steps.deletions(touched)[last]
+        last[:-1] = steps.mark_changes(groups, times)[1:]
+        events = touched.events.take(make_int64_array(np.flatnonzero(last)))
+        groups, times, live = groups[last], times[last], ~steps.mark_deletions(touched)[last]
         fields = [f.name for f in self.event_fields(schema)]
-        stood, comes, standing = self._changes(open_rows, events, groups, live, fields)
-        from_times = combined(open_rows[self._from]).cast(pa.int64()).fill_null(0)
-        begun = np.concatenate([int64_values(from_times), times])
+        stood, comes, standing = self._find_changes(open_rows, events, groups, live, fields)
+        from_times = combine_chunks(open_rows[self._from]).cast(pa.int64()).fill_null(0)
+        begun = np.concatenate([get_int64_values(from_times), times])
         rows = pa.concat_tables([t.select([*schema.key_names, *fields]) for t in (open_rows, events)]).combine_chunks()
         new = np.flatnonzero(comes) + len(open_rows)
         # A row that ends is there twice: open, to be taken back, and closed. Then come the rows that begin.
         picked = np.concatenate([standing[stood], standing[stood], new])
         ends = np.concatenate([np.zeros(stood.sum(), np.int64), times[stood], np.zeros(len(new), np.int64)])
         ended = np.repeat([False, True, False], [stood.sum(), stood.sum(), len(new)])
-        table = self._with_intervals(rows.take(int64_array(picked)), begun[picked], ends, ended, schema)
+        table = self._add_intervals(rows.take(make_int64_array(picked)), begun[picked], ends, ended, schema)
         at = np.concatenate([times[stood], times[stood], times[comes]])
         counts = [(0, stood.sum(), -1), (stood.sum(), len(picked), 1)]
-        return steps.updates(schema, table, [(np.arange(a, b), at[a:b], diff) for a, b, diff in counts])
+        return steps.make_updates(schema, table, [(np.arange(a, b), at[a:b], diff) for a, b, diff in counts])
 
-    def _changes(
+    def _find_changes(
         self, open_rows: pa.Table, events: pa.Table, groups: Ints, live: Flags, fields: list[str]
     ) -> tuple[Flags, Flags, Ints]:
         """Return the events that end a row, the events that begin one, and the row before each event."""
-        present_identities, sent = steps.identities([open_rows, events], fields)
-        owners = int64_values(combined(open_rows[GROUP]))
+        present_identities, sent = steps.number_distinct_rows([open_rows, events], fields)
+        owners = get_int64_values(combine_chunks(open_rows[GROUP]))
         count = int(max([*groups[-1:], *owners[-1:]], default=-1)) + 1
         # The open row of each key, and what it holds as a number; -1 for none.
         row_of = np.full(count, -1)
@@ -97,16 +97,18 @@ class History:
         arrived = steps.find_last_before(groups, comes)
         return stood, comes, np.where(arrived >= 0, arrived + len(owners), row_of[groups])
 
-    def _with_intervals(
+    def _add_intervals(
         self, rows: pa.Table, begun: Ints, ends: Ints, ended: Flags, schema: CollectionSchema
     ) -> pa.Table:
-        end = pc.if_else(boolean_array(ended), int64_array(ends), pa.scalar(None, pa.int64()))
-        starts = int64_array(begun).cast(schema.arrow.field(self._from).type)
+        """Return rows with the columns of begin and end of their intervals."""
+        end = pc.if_else(make_boolean_array(ended), make_int64_array(ends), pa.scalar(None, pa.int64()))
+        starts = make_int64_array(begun).cast(schema.arrow.field(self._from).type)
         rows = rows.append_column(self._from, starts)
         return rows.append_column(self._to, end.cast(schema.arrow.field(self._to).type))
 
 
 def _check_moments(name: str, schema: CollectionSchema) -> None:
+    """Raise SchemaMismatch unless a column is one of integers or moments."""
     kind = schema.arrow.field(name).type
     if kind == pa.int64() or (pat.is_timestamp(kind) and kind.unit == schema.timeline):
         return
@@ -168,52 +170,61 @@ class Sessions:
         """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
         schema = touched.schema
         sums = [f.name for f in self.event_fields(schema)[1:]]
-        state = self._present(touched, sums)
-        points = self._points(touched, sums)
-        groups, times, is_deletion = steps.event_groups(touched), steps.event_times(touched), steps.deletions(touched)
+        state = self._load_present_sessions(touched, sums)
+        points = self._make_point_sessions(touched, sums)
+        groups, times, is_deletion = (
+            steps.get_event_groups(touched),
+            steps.get_event_times(touched),
+            steps.mark_deletions(touched),
+        )
         changed_spans = list[tuple[_Spans, Ints, int]]()
-        for rows in steps.rounds(groups, times):
+        for rows in steps.iterate_rounds(groups, times):
             now = np.full(touched.groups, -1)
             now[groups[rows]] = times[rows]
             cut = np.full(touched.groups, -1)
             cut[groups[rows[is_deletion[rows]]]] = rows[is_deletion[rows]]
             is_touched = now[state.groups] >= 0
-            old = state.where(is_touched)
-            remaining_points = old.where(cut[old.groups] < 0)
-            new = points.where(rows[~is_deletion[rows] & (rows > cut[groups[rows]])])
-            after = _join_intervals(remaining_points.plus(new), self._gap)
+            old = state.select(is_touched)
+            remaining_points = old.select(cut[old.groups] < 0)
+            new = points.select(rows[~is_deletion[rows] & (rows > cut[groups[rows]])])
+            after = _join_intervals(remaining_points.concat(new), self._gap)
             changed_spans += [(old, now[old.groups], -1), (after, now[after.groups], 1)]
-            state = _in_order(state.where(~is_touched).plus(after))
-        return self._updates(touched, changed_spans, sums)
+            state = _sort_spans(state.select(~is_touched).concat(after))
+        return self._make_updates(touched, changed_spans, sums)
 
-    def _present(self, touched: Touched, sums: list[str]) -> "_Spans":
+    def _load_present_sessions(self, touched: Touched, sums: list[str]) -> "_Spans":
+        """Return the sessions that the present rows are."""
         columns = [self._start, self._end, self._count, *sums]
-        values = [int64_values(combined(touched.present[name]).cast(pa.int64()).fill_null(0)) for name in columns]
-        return _Spans(steps.present_groups(touched), values[0], values[1], values[2:])
+        values = [
+            get_int64_values(combine_chunks(touched.present[name]).cast(pa.int64()).fill_null(0)) for name in columns
+        ]
+        return _Spans(steps.get_present_groups(touched), values[0], values[1], values[2:])
 
-    def _points(self, touched: Touched, sums: list[str]) -> "_Spans":
-        moments = combined(touched.events[self._at])
-        live = boolean_array(~steps.deletions(touched))
+    def _make_point_sessions(self, touched: Touched, sums: list[str]) -> "_Spans":
+        """Return events as sessions of one moment."""
+        moments = combine_chunks(touched.events[self._at])
+        live = make_boolean_array(~steps.mark_deletions(touched))
         if pc.any(pc.and_(moments.is_null(), live), min_count=0).as_py():
             raise InvalidUpdate(f"an event has NULL in {self._at!r}, and so belongs to no session. Leave it out.")
-        at = int64_values(moments.cast(pa.int64()).fill_null(0))
-        values = [int64_values(combined(touched.events[name]).fill_null(0)) for name in sums]
-        return _Spans(steps.event_groups(touched), at, at, [np.ones(len(at), np.int64), *values])
+        at = get_int64_values(moments.cast(pa.int64()).fill_null(0))
+        values = [get_int64_values(combine_chunks(touched.events[name]).fill_null(0)) for name in sums]
+        return _Spans(steps.get_event_groups(touched), at, at, [np.ones(len(at), np.int64), *values])
 
-    def _updates(self, touched: Touched, changes: list[tuple["_Spans", Ints, int]], sums: list[str]) -> pa.Table:
+    def _make_updates(self, touched: Touched, changes: list[tuple["_Spans", Ints, int]], sums: list[str]) -> pa.Table:
+        """Return the updates that replace some sessions by others."""
         schema = touched.schema
-        first = np.flatnonzero(steps.firsts(steps.event_groups(touched)))
-        keys = touched.events.select([*schema.key_names]).take(int64_array(first))
+        first = np.flatnonzero(steps.mark_changes(steps.get_event_groups(touched)))
+        keys = touched.events.select([*schema.key_names]).take(make_int64_array(first))
         everything = changes[0][0]
         for spans, _, _ in changes[1:]:
-            everything = everything.plus(spans)
-        rows = keys.take(int64_array(everything.groups))
+            everything = everything.concat(spans)
+        rows = keys.take(make_int64_array(everything.groups))
         values = [everything.starts, everything.ends, *everything.sums]
         for name, column in zip((self._start, self._end, self._count, *sums), values, strict=True):
-            rows = rows.append_column(name, int64_array(column).cast(schema.arrow.field(name).type))
+            rows = rows.append_column(name, make_int64_array(column).cast(schema.arrow.field(name).type))
         bounds = np.cumsum([0, *(len(spans.groups) for spans, _, _ in changes)])
         picks = [(np.arange(bounds[i], bounds[i + 1]), times, diff) for i, (_, times, diff) in enumerate(changes)]
-        return steps.updates(schema, rows, picks)
+        return steps.make_updates(schema, rows, picks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +236,10 @@ class _Spans:
     ends: Ints
     sums: list[Ints]
 
-    def where(self, rows: Any) -> "_Spans":
+    def select(self, rows: Any) -> "_Spans":
         return _Spans(self.groups[rows], self.starts[rows], self.ends[rows], [column[rows] for column in self.sums])
 
-    def plus(self, other: "_Spans") -> "_Spans":
+    def concat(self, other: "_Spans") -> "_Spans":
         sums = [np.concatenate([a, b]) for a, b in zip(self.sums, other.sums, strict=True)]
         return _Spans(
             np.concatenate([self.groups, other.groups]),
@@ -238,21 +249,21 @@ class _Spans:
         )
 
 
-def _in_order(spans: _Spans) -> _Spans:
-    return spans.where(np.lexsort((spans.starts, spans.groups)))
+def _sort_spans(spans: _Spans) -> _Spans:
+    return spans.select(np.lexsort((spans.starts, spans.groups)))
 
 
 def _join_intervals(spans: _Spans, gap: int) -> _Spans:
     """Return the sessions that intervals make together."""
     if not len(spans.groups):
         return spans
-    spans = _in_order(spans)
+    spans = _sort_spans(spans)
     # The greatest end so far, in each group: by ranks of (group, end), where a later group is above all before it.
     by_end = np.lexsort((spans.ends, spans.groups))
     ranks = np.empty(len(by_end), np.int64)
     ranks[by_end] = np.arange(len(by_end))
     reached = spans.ends[by_end][np.maximum.accumulate(ranks)]
-    new = steps.firsts(spans.groups)
+    new = steps.mark_changes(spans.groups)
     # Moments may be as far apart as int64 allows, so the distance is compared as unsigned.
     distance = spans.starts[1:].astype(np.uint64) - reached[:-1].astype(np.uint64)
     new[1:] |= (spans.starts[1:] > reached[:-1]) & (distance > np.uint64(gap))
@@ -263,6 +274,7 @@ def _join_intervals(spans: _Spans, gap: int) -> _Spans:
 
 
 def _sum_groups(column: Ints, at: Ints) -> Ints:
+    """Return sums of consecutive rows, which begin at some positions."""
     about = np.add.reduceat(column.astype(np.float64), at)
     if (np.abs(about) > SUM_MAX).any():
         raise InvalidUpdate(

@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
+from persist.codecs.order.arrays import get_boolean_values, get_int64_values, make_int64_array
 from persist.codecs.order.digits import compute_dense_ranks
-from persist.codecs.order.ordering import canonical, combined, order_keys
+from persist.codecs.order.ordering import combine_chunks, make_canonical, make_order_keys
 from persist.codecs.types.schema import CollectionSchema, Side
-from persist.codecs.updates.tuples import to_tuples
+from persist.codecs.updates.tuples import iterate_tuples
 from persist.codecs.updates.updates import to_updates
 from persist.core.errors import BeforeDiffers, InvalidUsage
 from persist.core.keyed.machine import DELETED, GROUP, Touched
@@ -37,27 +37,27 @@ Flags = npt.NDArray[np.bool_]
 Pick = tuple[Ints, Ints, int]  # Rows, by number; the time of each; and the diff of all.
 
 
-def present_groups(touched: Touched) -> Ints:
+def get_present_groups(touched: Touched) -> Ints:
     """Return the group of each present row, ascending."""
-    return int64_values(combined(touched.present[GROUP]))
+    return get_int64_values(combine_chunks(touched.present[GROUP]))
 
 
-def event_groups(touched: Touched) -> Ints:
+def get_event_groups(touched: Touched) -> Ints:
     """Return the group of each event, ascending."""
-    return int64_values(combined(touched.events[GROUP]))
+    return get_int64_values(combine_chunks(touched.events[GROUP]))
 
 
-def event_times(touched: Touched) -> Ints:
+def get_event_times(touched: Touched) -> Ints:
     """Return the time of each event, ascending within a group."""
-    return int64_values(combined(touched.events["_time"]))
+    return get_int64_values(combine_chunks(touched.events["_time"]))
 
 
-def deletions(touched: Touched) -> Flags:
+def mark_deletions(touched: Touched) -> Flags:
     """Return which events delete their key."""
-    return boolean_values(combined(touched.events[DELETED]))
+    return get_boolean_values(combine_chunks(touched.events[DELETED]))
 
 
-def firsts(*columns: Ints) -> Flags:
+def mark_changes(*columns: Ints) -> Flags:
     """Return where a row differs from the one before it in some column."""
     first = np.ones(len(columns[0]), np.bool_)
     first[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
@@ -66,7 +66,7 @@ def firsts(*columns: Ints) -> Flags:
 
 def find_group_starts(groups: Ints) -> Ints:
     """Return for each row of ascending groups the number of the first row of its group."""
-    first = firsts(groups)
+    first = mark_changes(groups)
     return np.flatnonzero(first)[np.cumsum(first) - 1] if len(groups) else groups
 
 
@@ -76,7 +76,7 @@ def shift_in_groups(
     """Return for each row the value of the one before it in its group; for the first, what its group has initially."""
     earlier = np.empty_like(values)
     earlier[1:] = values[:-1]
-    first = firsts(groups)
+    first = mark_changes(groups)
     earlier[first] = initial[groups[first]]
     return earlier
 
@@ -89,16 +89,16 @@ def find_last_before(groups: Ints, where: Flags) -> Ints:
     return np.where(last >= find_group_starts(groups), last, -1)
 
 
-def identities(tables: Sequence[pa.Table], names: Sequence[str]) -> list[Ints]:
+def number_distinct_rows(tables: Sequence[pa.Table], names: Sequence[str]) -> list[Ints]:
     """Return for each table a number per row: equal where rows, of any of the tables, are equal in these columns."""
     lengths = [len(table) for table in tables]
     if not names:
         return [np.zeros(length, np.int64) for length in lengths]
-    tables_joined = canonical(pa.concat_tables([table.select(names) for table in tables]).combine_chunks())
-    return np.split(compute_dense_ranks(order_keys(tables_joined, names)), np.cumsum(lengths)[:-1])
+    tables_joined = make_canonical(pa.concat_tables([table.select(names) for table in tables]).combine_chunks())
+    return np.split(compute_dense_ranks(make_order_keys(tables_joined, names)), np.cumsum(lengths)[:-1])
 
 
-def rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
+def iterate_rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
     """Yield the events of each group's first time, then of each group's second time, and so on, as row numbers.
 
     So what cannot be done for all times at once is done for all groups at once: as many rounds as one group has times.
@@ -106,13 +106,13 @@ def rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
     if not len(groups):
         return
     # The number of each event's time among the times of its group.
-    number = np.cumsum(firsts(groups, times)) - 1
+    number = np.cumsum(mark_changes(groups, times)) - 1
     number -= number[find_group_starts(groups)]
     order = np.argsort(number, kind="stable")
     yield from np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
 
 
-def all_rows(touched: Touched) -> pa.Table:
+def concat_rows(touched: Touched) -> pa.Table:
     """Return the present rows and, after them, the rows of events, for machines whose events are rows of the
     collection.
     """
@@ -120,11 +120,11 @@ def all_rows(touched: Touched) -> pa.Table:
     return pa.concat_tables([touched.present.select(names), touched.events.select(names)]).combine_chunks()
 
 
-def updates(schema: CollectionSchema, rows: pa.Table, picks: Sequence[Pick]) -> pa.Table:
+def make_updates(schema: CollectionSchema, rows: pa.Table, picks: Sequence[Pick]) -> pa.Table:
     """Return picked rows as updates."""
-    picked_rows = rows.select([*schema.names]).take(int64_array(_join([numbers for numbers, _, _ in picks])))
-    times = int64_array(_join([times for _, times, _ in picks]))
-    diffs = int64_array(_join([np.full(len(numbers), diff) for numbers, _, diff in picks]))
+    picked_rows = rows.select([*schema.names]).take(make_int64_array(_join([numbers for numbers, _, _ in picks])))
+    times = make_int64_array(_join([times for _, times, _ in picks]))
+    diffs = make_int64_array(_join([np.full(len(numbers), diff) for numbers, _, diff in picks]))
     return pa.Table.from_arrays([*picked_rows.columns, times, diffs], schema=schema.arrow)
 
 
@@ -153,10 +153,10 @@ class AppendDistinct:
 
     def step(self, touched: Touched) -> pa.Table:
         """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
-        groups, times, is_deletion = event_groups(touched), event_times(touched), deletions(touched)
-        present = present_groups(touched)
+        groups, times, is_deletion = get_event_groups(touched), get_event_times(touched), mark_deletions(touched)
+        present = get_present_groups(touched)
         by = touched.schema.value_names if self._by is None else self._by
-        identity = np.concatenate(identities([touched.present, touched.events], by))
+        identity = np.concatenate(number_distinct_rows([touched.present, touched.events], by))
         # A deletion ends an epoch of its key: what was known before it is not known after it.
         total: Ints = np.cumsum(is_deletion) - is_deletion
         epochs = np.concatenate([np.zeros(len(present), np.int64), total - total[find_group_starts(groups)]])
@@ -164,27 +164,27 @@ class AppendDistinct:
         live = np.concatenate([np.ones(len(present), np.bool_), ~is_deletion])
         stands = _mark_firsts(owners, epochs, identity, live)
         stands[: len(present)] = True
-        ends = _ends(owners, epochs, groups[is_deletion], times[is_deletion], touched.groups)
+        ends = _find_epoch_ends(owners, epochs, groups[is_deletion], times[is_deletion], touched.groups)
         goes = stands & (ends >= 0)
         added = np.flatnonzero(stands[len(present) :])
         picks = [
             (np.flatnonzero(goes), ends[goes], -1),
             (added + len(present), times[added], 1),
         ]
-        return updates(touched.schema, all_rows(touched), picks)
+        return make_updates(touched.schema, concat_rows(touched), picks)
 
 
 def _mark_firsts(owners: Ints, epochs: Ints, identity: Ints, live: Flags) -> Flags:
     """Return which live rows are the first of their owner, epoch and identity."""
     rows = np.flatnonzero(live)
     order = rows[np.lexsort((identity[rows], epochs[rows], owners[rows]))]
-    first = firsts(owners[order], epochs[order], identity[order])
+    first = mark_changes(owners[order], epochs[order], identity[order])
     stands = np.zeros(len(owners), np.bool_)
     stands[order[first]] = True
     return stands
 
 
-def _ends(owners: Ints, epochs: Ints, deleted: Ints, times: Ints, count: int) -> Ints:
+def _find_epoch_ends(owners: Ints, epochs: Ints, deleted: Ints, times: Ints, count: int) -> Ints:
     """Return the time at which each row's epoch ends; -1 if it does not. Deletions are in order of their groups."""
     counts = np.bincount(deleted, minlength=count)
     bases = np.cumsum(counts) - counts
@@ -205,8 +205,8 @@ class InsertIfAbsent:
 
     def step(self, touched: Touched) -> pa.Table:
         """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
-        groups, times, is_deletion = event_groups(touched), event_times(touched), deletions(touched)
-        present = present_groups(touched)
+        groups, times, is_deletion = get_event_groups(touched), get_event_times(touched), mark_deletions(touched)
+        present = get_present_groups(touched)
         is_present = np.bincount(present, minlength=touched.groups) > 0
         is_held = shift_in_groups(groups, ~is_deletion, is_present).astype(np.bool_)
         comes, goes = ~is_deletion & ~is_held, is_deletion & is_held
@@ -221,7 +221,7 @@ class InsertIfAbsent:
             (inserted[inserted_here] + len(present), times[inserted_here], -1),
             (np.flatnonzero(comes) + len(present), times[comes], 1),
         ]
-        return updates(touched.schema, all_rows(touched), picks)
+        return make_updates(touched.schema, concat_rows(touched), picks)
 
 
 BEFORE = "_before"
@@ -268,29 +268,29 @@ class Checked:
 
         Raises BeforeDiffers: some event does, and the policy is "fail".
         """
-        groups, times, is_deletion = event_groups(touched), event_times(touched), deletions(touched)
-        present_identity, after, image_before, unchecked = self._identities(touched, is_deletion)
+        groups, times, is_deletion = get_event_groups(touched), get_event_times(touched), mark_deletions(touched)
+        present_identity, after, image_before, unchecked = self._number_rows(touched, is_deletion)
         counts = np.ones(len(groups), np.bool_)
         value_before = shift_in_groups(groups, after, present_identity).astype(np.int64)
         differs = ~unchecked & (image_before != value_before)
         if differs.any() and self._policy == "fail":
-            raise self._difference(touched, int(np.flatnonzero(differs)[0]), value_before)
+            raise self._make_difference_error(touched, int(np.flatnonzero(differs)[0]), value_before)
         if differs.any() and self._policy == "skip":
-            counts = _that_count(groups, after, image_before, unchecked, present_identity, differs)
+            counts = _mark_accepted(groups, after, image_before, unchecked, present_identity, differs)
         return _build_replacements(touched, np.flatnonzero(counts), groups, times, after)
 
-    def _identities(self, touched: Touched, gone: Flags) -> tuple[Ints, Ints, Ints, Flags]:
+    def _number_rows(self, touched: Touched, gone: Flags) -> tuple[Ints, Ints, Ints, Flags]:
         """Return, as identities: each group's present row, its row after each event, each event's old row, and which
         are unknown.
         """
         names = [*touched.schema.value_names]
-        structs = combined(touched.events[BEFORE])
+        structs = combine_chunks(touched.events[BEFORE])
         # Members under a NULL struct may be anything, so they are made NULL.
         images = pa.Table.from_arrays([pc.struct_field(structs, [name]) for name in names], names=names)
-        present, after, image_before = identities([touched.present, touched.events, images], names)
+        present, after, image_before = number_distinct_rows([touched.present, touched.events, images], names)
         identity_by_group = np.full(touched.groups, ABSENT)
-        identity_by_group[present_groups(touched)] = present
-        silent = boolean_values(structs.is_null())
+        identity_by_group[get_present_groups(touched)] = present
+        silent = get_boolean_values(structs.is_null())
         is_absent = silent & ~gone if self._created_absent else np.zeros(len(silent), np.bool_)
         return (
             identity_by_group,
@@ -299,29 +299,30 @@ class Checked:
             silent & ~is_absent,
         )
 
-    def _difference(self, touched: Touched, at: int, value_before: Ints) -> BeforeDiffers:
+    def _make_difference_error(self, touched: Touched, at: int, value_before: Ints) -> BeforeDiffers:
+        """Return the error for an event whose old row is not present."""
         names = [*touched.schema.value_names]
         event = touched.events.slice(at, 1).to_pylist()[0]
-        group = int(event_groups(touched)[at])
+        group = int(get_event_groups(touched)[at])
         present_row = None
         if value_before[at] != ABSENT:
-            earlier = at > 0 and event_groups(touched)[at - 1] == group
-            rows = touched.events.slice(at - 1, 1) if earlier else _of_group(touched, group)
+            earlier = at > 0 and get_event_groups(touched)[at - 1] == group
+            rows = touched.events.slice(at - 1, 1) if earlier else _select_group(touched, group)
             present_row = rows.select(names).to_pylist()[0]
         key = tuple(event[name] for name in touched.schema.key_names)
         return BeforeDiffers(key[0] if len(key) == 1 else key, event["_time"], event[BEFORE], present_row)
 
 
-def _of_group(touched: Touched, group: int) -> pa.Table:
-    return touched.present.slice(int(np.searchsorted(present_groups(touched), group)), 1)
+def _select_group(touched: Touched, group: int) -> pa.Table:
+    return touched.present.slice(int(np.searchsorted(get_present_groups(touched), group)), 1)
 
 
-def _that_count(groups: Ints, after: Ints, said: Ints, unchecked: Flags, held: Ints, differs: Flags) -> Flags:
+def _mark_accepted(groups: Ints, after: Ints, said: Ints, unchecked: Flags, held: Ints, differs: Flags) -> Flags:
     """Return which events count if the differing ones do not: in rounds, for the groups that have some."""
     counts = np.ones(len(groups), np.bool_)
     value = held.copy()
     rows = np.flatnonzero(np.isin(groups, groups[differs]))
-    for round_ in rounds(groups[rows], np.arange(len(rows))):
+    for round_ in iterate_rounds(groups[rows], np.arange(len(rows))):
         at = rows[round_]
         fits = unchecked[at] | (said[at] == value[groups[at]])
         counts[at] = fits
@@ -332,13 +333,13 @@ def _that_count(groups: Ints, after: Ints, said: Ints, unchecked: Flags, held: I
 def _build_replacements(touched: Touched, kept: Ints, groups: Ints, times: Ints, after: Ints) -> pa.Table:
     """Return the updates of events that replace what their key holds."""
     groups, times, after = groups[kept], times[kept], after[kept]
-    present = present_groups(touched)
+    present = get_present_groups(touched)
     row_of = np.full(touched.groups, -1)
     row_of[present] = np.arange(len(present))
     rows = np.where(after != ABSENT, kept + len(present), -1)
     goes = shift_in_groups(groups, rows, row_of).astype(np.int64)
     picks = [(goes[goes >= 0], times[goes >= 0], -1), (rows[rows >= 0], times[rows >= 0], 1)]
-    return updates(touched.schema, all_rows(touched), picks)
+    return make_updates(touched.schema, concat_rows(touched), picks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,14 +401,14 @@ class PerKey:
         arriving = CollectionSchema(schema.key, side, schema.timeline)
         values_by_group: dict[int, list[Any]] = {}
         for group, ((_, value), _, _) in zip(
-            present_groups(touched).tolist(), _tuples(touched.present, schema), strict=True
+            get_present_groups(touched).tolist(), _to_tuples(touched.present, schema), strict=True
         ):
             values_by_group.setdefault(group, []).append(value)
         deletion_flags = touched.events[DELETED].to_pylist()
         updates = list[tuple[tuple[Any, Any], int, int]]()
         groups = touched.events[GROUP].to_pylist()
         for group, is_gone, ((key, value), time, _) in zip(
-            groups, deletion_flags, _tuples(touched.events, arriving), strict=True
+            groups, deletion_flags, _to_tuples(touched.events, arriving), strict=True
         ):
             old_values = values_by_group.get(group, [])
             after = self._apply_function(key, old_values, Event(None if is_gone else value, time))
@@ -418,6 +419,7 @@ class PerKey:
         return to_updates(updates, schema) if updates else schema.arrow.empty_table()
 
     def _apply_function(self, key: Any, before: Sequence[Any], event: Event) -> list[Any]:
+        """Call the user's function for one key and event; check its result."""
         after = [*self._function(key, [*before], event)]
         if self.has_one_value and len(after) > 1:
             raise InvalidUpdate(
@@ -427,9 +429,9 @@ class PerKey:
         return after
 
 
-def _tuples(rows: pa.Table, schema: CollectionSchema) -> Sequence[Any]:
+def _to_tuples(rows: pa.Table, schema: CollectionSchema) -> Sequence[Any]:
     """Return rows as `((key, value), time, diff)`; present rows have no time, which becomes 0."""
     columns = {name: rows[name] for name in schema.names}
     time = rows["_time"] if "_time" in rows.column_names else pa.array([0] * len(rows), pa.int64())
     table = pa.table({**columns, "_time": time, "_diff": pa.array([1] * len(rows), pa.int64())})
-    return [*to_tuples(canonical(table.cast(schema.arrow)), schema)]
+    return [*iterate_tuples(make_canonical(table.cast(schema.arrow)), schema)]

@@ -25,16 +25,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
-from persist.codecs.order.digits import neighbours_differ
-from persist.codecs.order.ordering import combined, order_keys, sort_table
+from persist.codecs.order.arrays import get_boolean_values, get_int64_values, make_boolean_array, make_int64_array
+from persist.codecs.order.digits import mark_changes
+from persist.codecs.order.ordering import combine_chunks, make_order_keys, sort_table
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.tuples import to_rows, to_tuples
+from persist.codecs.updates.tuples import iterate_rows, iterate_tuples
 from persist.core.closing import Closes
 from persist.core.errors import InvalidUsage
-from persist.core.keyed.events import is_tombstone
+from persist.core.keyed.events import mark_tombstones
 from persist.core.keyed.machine import DELETED
 from persist.core.log.fields import KeyedForm
 from persist.core.timeline import Timeline, format_time, read_timeline
@@ -63,10 +63,10 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
         by = ["_time", *keys, *(name for name in scan.columns if name not in keys)]
         updates = consolidate(updates, by).select(names)
     else:
-        order = _order_by_time(int64_values(combined(updates["_time"])))
+        order = _order_by_time(get_int64_values(combine_chunks(updates["_time"])))
     if retractions_first:
         order = _order_retractions_first(updates, keys, order)
-    return scan.cast_to_result(updates if order is None else updates.take(int64_array(order)))
+    return scan.cast_to_result(updates if order is None else updates.take(make_int64_array(order)))
 
 
 def read_no_changes(scan: Scan) -> pa.Table:
@@ -107,7 +107,7 @@ def _order_disjoint_parts(scan: Scan) -> list[Part] | None:
     If all columns are read as stored, the rows of a part are distinct and sorted by key, value and time. So they only
     need to be sorted by time, which takes less than half the time of a consolidation.
     """
-    if scan.columns != tuple(scan.schema.names) or any(part.lift(scan.schema) for part in scan.parts):
+    if scan.columns != tuple(scan.schema.names) or any(part.make_lift(scan.schema) for part in scan.parts):
         return None
     parts = sorted(scan.parts, key=lambda part: part.time_min)
     return parts if all(earlier.time_max < later.time_min for earlier, later in pairwise(parts)) else None
@@ -130,14 +130,14 @@ def _order_retractions_first(
 
     `order`: of updates by time, then key; None if they are in it.
     """
-    comes = int64_values(combined(updates["_diff"])) > 0
+    comes = get_int64_values(combine_chunks(updates["_diff"])) > 0
     if comes.all() or not comes.any():
         return order
     alike = updates.select(["_time", *keys])
     if order is not None:
-        comes, alike = comes[order], alike.take(int64_array(order))
+        comes, alike = comes[order], alike.take(make_int64_array(order))
     starts = np.ones(len(comes), np.bool_)
-    starts[1:] = reduce(np.logical_or, map(neighbours_differ, order_keys(alike, alike.column_names)))
+    starts[1:] = reduce(np.logical_or, map(mark_changes, make_order_keys(alike, alike.column_names)))
     # Neighbours of one time and key: an insertion, then a retraction.
     wrong = np.flatnonzero(comes[:-1] & ~comes[1:] & ~starts[1:])
     if not len(wrong):
@@ -154,8 +154,8 @@ def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
     if moments is None:
         return updates
     at = updates.schema.get_field_index("_time")
-    field = pa.field("_time", moments.type, nullable=False)
-    return updates.set_column(at, field, moments.column_of_moments(updates["_time"]))
+    field = pa.field("_time", moments.moment_type, nullable=False)
+    return updates.set_column(at, field, moments.to_moments(updates["_time"]))
 
 
 class Changes(ArrowResult):
@@ -200,7 +200,7 @@ class Changes(ArrowResult):
         """Yield `((key, value), time, diff)` tuples, whose times are numbers, in either form."""
         with self._reading.explain_missing():
             for table in self._read_scan(self.scan):
-                yield from to_tuples(table, self.scan.result_schema)
+                yield from iterate_tuples(table, self.scan.result_schema)
 
     def _read(self) -> Iterator[pa.Table]:
         for updates in self._read_scan(self.scan):
@@ -310,14 +310,14 @@ class Transitions:
             return self.schema.empty_table()
         updates = updates.combine_chunks()
         groups, order = self._groups(updates)
-        diffs = int64_values(combined(updates["_diff"]))[order]
+        diffs = get_int64_values(combine_chunks(updates["_diff"]))[order]
         if (count := float(np.abs(diffs.astype(np.float64)).sum())) > ROWS_MAX:
             raise InvalidUsage(
                 f"{count:.0f} transitions are too many rows, because records come or go very often: read "
                 'form="updates", which has each once with its _diff'
             )
         old, new = _pair_rows(groups, diffs, is_paired=bool(self.keys))
-        of_row = int64_array(order[np.where(new < 0, old, new)])
+        of_row = make_int64_array(order[np.where(new < 0, old, new)])
         was, comes = (pa.array(order[rows], pa.int64(), mask=rows < 0) for rows in (old, new))
         kinds = pa.array(["insert", "update", "delete"]).take(pa.array((old >= 0).astype(np.int64) + (new < 0)))
         columns = [updates[name].take(of_row if self._is_of_row(name) else comes) for name in self.fields.names]
@@ -332,7 +332,7 @@ class Transitions:
         """Return the number of (time, key) of each update, ascending, and the order of updates by these, then value."""
         values = [name for name in self.fields.names if not self._is_of_row(name)]
         order, _ = sort_table(updates, ["_time", *self.keys, *values])
-        alone = updates.select(["_time", *self.keys]).take(int64_array(order))
+        alone = updates.select(["_time", *self.keys]).take(make_int64_array(order))
         _, starts = sort_table(alone, alone.column_names)
         return np.cumsum(starts) - 1, order
 
@@ -385,30 +385,30 @@ class UpsertEvents:
         changes = changes.combine_chunks()
         order, starts = sort_table(changes, names)
         group = np.cumsum(starts) - 1
-        comes = int64_values(combined(changes["_diff"]))[order] > 0
+        comes = get_int64_values(combine_chunks(changes["_diff"]))[order] > 0
         count = np.bincount(group[comes], minlength=int(group[-1]) + 1)
-        if (count > 1).any() or (np.abs(int64_values(combined(changes["_diff"]))) > 1).any():
+        if (count > 1).any() or (np.abs(get_int64_values(combine_chunks(changes["_diff"]))) > 1).any():
             raise InvalidUsage("a key has more than one value, so its changes are not upserts: read changes() instead")
         # For each key and time, the inserted row, or a retracted one.
         first = np.flatnonzero(starts)
         at = order[first]
         at[group[comes]] = order[comes]
-        events, is_gone = changes.take(int64_array(at)).drop_columns(["_diff"]), count == 0
+        events, is_gone = changes.take(make_int64_array(at)).drop_columns(["_diff"]), count == 0
         if self.form is None or self.form.tombstone is None:
             return self._with_nulls(events, is_gone, is_gone)
-        is_dead = boolean_values(combined(is_tombstone(events[self.form.tombstone], self.form)))
-        events = events.filter(boolean_array(~(is_dead & is_gone)))
+        is_dead = get_boolean_values(combine_chunks(mark_tombstones(events[self.form.tombstone], self.form)))
+        events = events.filter(make_boolean_array(~(is_dead & is_gone)))
         is_gone, is_dead = is_gone[~(is_dead & is_gone)], is_dead[~(is_dead & is_gone)]
         return self._with_nulls(events, is_gone, is_gone | is_dead)
 
     def _with_nulls(self, events: pa.Table, is_gone: NDArray[np.bool_], deleted: NDArray[np.bool_]) -> pa.Table:
         """Return the events with NULL in place of values of keys that are gone."""
-        is_null = pa.chunked_array([boolean_array(is_gone)])
+        is_null = pa.chunked_array([make_boolean_array(is_gone)])
         values = [
             pc.if_else(is_null, pa.scalar(None, column.type), column) if name in self.columns.value_names else column
             for name, column in zip(events.column_names, events.columns, strict=True)
         ]
-        return pa.Table.from_arrays([*values, pa.chunked_array([boolean_array(deleted)])], schema=self.schema)
+        return pa.Table.from_arrays([*values, pa.chunked_array([make_boolean_array(deleted)])], schema=self.schema)
 
 
 class Upserts(Closes):
@@ -440,11 +440,7 @@ class Upserts(Closes):
         return pa.Table.from_batches(self.to_batches(), self.schema)
 
     def __iter__(self) -> Iterator[tuple[Any, Any, int]]:
-        """Yield `(key, value, time)`; value is None for a deletion, and () without value columns.
-
-        Raises:
-            InvalidUsage: a value is NULL, which would read as a deletion.
-        """
+        """Yield `(key, value, time)`; value is None for a deletion, and () without value columns."""
         for batch in self.to_batches():
             table = pa.Table.from_batches([batch])
             deleted, times = table[DELETED].to_pylist(), table["_time"].to_pylist()
@@ -465,9 +461,9 @@ class Upserts(Closes):
 def _blank_deleted_values(table: pa.Table, schema: CollectionSchema, deleted: list[bool]) -> Iterator[tuple[Any, Any]]:
     """Yield (key, value) of each row; the value of a deleting row has no meaning."""
     if schema.value.codec_name is None or not any(deleted):
-        yield from to_rows(table, schema)
+        yield from iterate_rows(table, schema)
         return
     alone = CollectionSchema(schema.key, type(schema.key)(()), schema.timeline)
-    live = to_rows(table.filter(pc.invert(table[DELETED])), schema)
-    for (key, _), is_gone in zip(to_rows(table, alone), deleted, strict=True):
+    live = iterate_rows(table.filter(pc.invert(table[DELETED])), schema)
+    for (key, _), is_gone in zip(iterate_rows(table, alone), deleted, strict=True):
         yield (key, None) if is_gone else next(live)

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import DiffOverflow
-from persist.codecs.order.arrays import boolean_array, int64_values
+from persist.codecs.order.arrays import get_int64_values, make_boolean_array
 from persist.codecs.order.digits import compute_dense_ranks
-from persist.codecs.order.ordering import canonical, combined, order_keys, sort_table
+from persist.codecs.order.ordering import combine_chunks, make_canonical, make_order_keys, sort_table
 from persist.codecs.order.sums import consolidate
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
@@ -125,8 +125,8 @@ def join_records(
     Raises:
         NegativeMultiplicity: of a record, at the time of a row.
     """
-    updates = canonical(updates)
-    all_keys = canonical(pa.concat_tables([updates.select(keys.column_names), keys]).combine_chunks())
+    updates = make_canonical(updates)
+    all_keys = make_canonical(pa.concat_tables([updates.select(keys.column_names), keys]).combine_chunks())
     numbers = _rank_rows(all_keys, schema.key_names)
     intervals = Intervals.of(numbers[: len(updates)], updates, schema.names)
     at = times.fill_null(-1).to_numpy()
@@ -154,7 +154,7 @@ def _rank_rows(table: pa.Table, names: tuple[str, ...]) -> Int64s:
     """Return int64[rows]: the dense ranks of rows by some columns."""
     if not names or not len(table):
         return np.zeros(len(table), np.int64)
-    return np.asarray(compute_dense_ranks(order_keys(table, names)), np.int64)
+    return np.asarray(compute_dense_ranks(make_order_keys(table, names)), np.int64)
 
 
 def _sum_running(diffs: Int64s, records: Int64s) -> Int64s:
@@ -220,7 +220,7 @@ def _find_wrong_keys_of_slice(
     if not len(sums):
         return
     _, starts = sort_table(sums, names)
-    diffs = int64_values(combined(sums["_diff"]))
+    diffs = get_int64_values(combine_chunks(sums["_diff"]))
     # The sum of each key (or record) after each update: sums over all, less the sum before the key began.
     running = np.cumsum(diffs)
     firsts = np.flatnonzero(starts)
@@ -228,7 +228,7 @@ def _find_wrong_keys_of_slice(
     number = np.cumsum(starts) - 1
     bad = np.flatnonzero((sums_by_key < 0) if most is None else (sums_by_key < 0) | (sums_by_key > most))
     once = bad[np.unique(number[bad], return_index=True)[1]]  # The first wrong update of each key.
-    table = sums.select([*schema.key_names, "_time"]).filter(boolean_array(np.isin(np.arange(len(sums)), once)))
+    table = sums.select([*schema.key_names, "_time"]).filter(make_boolean_array(np.isin(np.arange(len(sums)), once)))
     for row in to_dicts(table):
         *key, time = row.values()
         yield tuple(key), time

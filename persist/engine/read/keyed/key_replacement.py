@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate
-from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
+from persist.codecs.order.arrays import get_boolean_values, get_int64_values, make_boolean_array, make_int64_array
 from persist.codecs.order.digits import compute_dense_ranks
-from persist.codecs.order.ordering import combined, order_keys, sort_table
+from persist.codecs.order.ordering import combine_chunks, make_order_keys, sort_table
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.printing import print_filter
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import DuplicateKeys, InvalidUsage
-from persist.core.keyed.events import is_tombstone, mark_deletions
+from persist.core.keyed.events import mark_deletions, mark_tombstones
 from persist.core.keyed.form import describe_orders
 from persist.core.keyed.machine import SEQ
 from persist.core.log.fields import KeyedForm
@@ -47,20 +47,16 @@ class KeyReplacement:
     where: pc.Expression | None
 
     def replace_keys(self, new: pa.Table, present: pa.Table) -> pa.Table:
-        """Return the updates to add, consolidated by the columns of key and value.
-
-        Raises:
-            InvalidUsage: a key that goes cannot become a tombstone, and a late event could bring it back.
-        """
+        """Return the updates to add, consolidated by the columns of key and value."""
         names = [*self.schema.names]
         present = consolidate(present, names)
         is_new, goes = match_keys(present, new, self.schema.key_names), self._is_live(present)
         if self.where is not None:
             goes &= _passes(present, self.where)
         goes &= ~is_new
-        parts = [new.select([*names, "_diff"]), negate(present.filter(boolean_array(goes | is_new)))]
+        parts = [new.select([*names, "_diff"]), negate(present.filter(make_boolean_array(goes | is_new)))]
         if goes.any() and (self.form.tombstone is not None or self.form.is_ordered):
-            parts.append(self._tombstones(present.filter(boolean_array(goes))))
+            parts.append(self._tombstones(present.filter(make_boolean_array(goes))))
         return consolidate(pa.concat_tables([part.cast(parts[0].schema) for part in parts]), names)
 
     def check(self, new: pa.Table) -> None:
@@ -74,7 +70,7 @@ class KeyReplacement:
         check_one_row_per_key(new, self.schema, self.name, "keyed")
         nulls = np.ones(len(new), np.bool_)
         for name in self.schema.key_names:
-            nulls &= boolean_values(combined(pc.is_null(new[name])))
+            nulls &= get_boolean_values(combine_chunks(pc.is_null(new[name])))
         if nulls.any():
             raise InvalidUpdate(f"a row for the keyed collection {self.name!r} has NULL as its key: leave it out")
         if not self._is_live(new).all():
@@ -99,7 +95,7 @@ class KeyReplacement:
         if self.form.tombstone is None:
             return np.ones(len(rows), np.bool_)
         dead: np.ndarray[Any, np.dtype[np.bool_]]
-        dead = boolean_values(combined(is_tombstone(rows[self.form.tombstone], self.form)))
+        dead = get_boolean_values(combine_chunks(mark_tombstones(rows[self.form.tombstone], self.form)))
         return ~dead
 
     def _tombstones(self, gone: pa.Table) -> pa.Table:
@@ -110,7 +106,7 @@ class KeyReplacement:
                 f"by {describe_orders(self.form)} and has no tombstone column to keep what was deleted. Create one "
                 "with tombstone=."
             )
-        column = mark_deletions(gone, self.form, pa.chunked_array([boolean_array(np.ones(len(gone), np.bool_))]))
+        column = mark_deletions(gone, self.form, pa.chunked_array([make_boolean_array(np.ones(len(gone), np.bool_))]))
         if column is None:
             raise InvalidUsage(
                 f"rows of {self.name!r} would go, and only an event can say what their tombstone column "
@@ -128,7 +124,7 @@ def match_keys(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> "np.nda
     all_rows = pa.concat_tables([rows.select(keys), others.select(keys)]).combine_chunks()
     if not len(all_rows):
         return np.zeros(0, np.bool_)
-    ranks = compute_dense_ranks(order_keys(all_rows, keys))
+    ranks = compute_dense_ranks(make_order_keys(all_rows, keys))
     is_there = np.zeros(int(ranks.max()) + 1, np.bool_)
     is_there[ranks[len(rows) :]] = True
     return is_there[ranks[: len(rows)]]
@@ -140,7 +136,7 @@ def check_one_row_per_key(rows: pa.Table, schema: CollectionSchema, name: str, a
     if not keys or not len(rows):
         return
     order, starts = sort_table(rows, keys)
-    repeats = ~starts | (int64_values(combined(rows["_diff"]))[order] > 1)
+    repeats = ~starts | (get_int64_values(combine_chunks(rows["_diff"]))[order] > 1)
     if repeats.any():
         first = find_repeated_keys(rows, keys, order[repeats])
         raise DuplicateKeys(name, first, action)
@@ -149,20 +145,16 @@ def check_one_row_per_key(rows: pa.Table, schema: CollectionSchema, name: str, a
 def find_repeated_keys(
     rows: pa.Table, keys: Sequence[str], repeats: "np.ndarray[Any, np.dtype[np.int64]]"
 ) -> list[tuple[Any, ...]]:
-    """Return the first distinct keys of some rows.
-
-    Args:
-        repeats: the numbers of these rows, in the order of keys.
-    """
-    some = rows.select(keys).take(int64_array(np.asarray(repeats, np.int64))).combine_chunks()
+    """Return the first distinct keys of some rows. `repeats`: the numbers of these rows, in the order of keys."""
+    some = rows.select(keys).take(make_int64_array(np.asarray(repeats, np.int64))).combine_chunks()
     _, starts = sort_table(some, keys)
-    firsts = some.take(int64_array(np.flatnonzero(starts)[:KEYS_NAMED]))
+    firsts = some.take(make_int64_array(np.flatnonzero(starts)[:KEYS_NAMED]))
     return [tuple(row.values()) for row in to_dicts(firsts)]
 
 
 def _passes(rows: pa.Table, where: pc.Expression) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     """Return bool[rows]: whether a row passes a condition."""
     passing = np.zeros(len(rows), np.bool_)
-    numbered = rows.append_column(SEQ, int64_array(np.arange(len(rows), dtype=np.int64)))
-    passing[int64_values(combined(numbered.filter(where)[SEQ]))] = True
+    numbered = rows.append_column(SEQ, make_int64_array(np.arange(len(rows), dtype=np.int64)))
+    passing[get_int64_values(combine_chunks(numbered.filter(where)[SEQ]))] = True
     return passing

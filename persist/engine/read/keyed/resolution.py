@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.lru import Cache, Kind
-from persist.codecs.order.arrays import boolean_array, int64_array
+from persist.codecs.order.arrays import make_boolean_array, make_int64_array
 from persist.codecs.order.ordering import sort_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.part import Part
@@ -33,9 +33,9 @@ from persist.core.antichain import END
 from persist.core.errors import SchemaMismatch
 from persist.core.keyed.events import (
     Prepared,
-    dead_filter,
-    event_fields,
-    events_schema,
+    list_event_fields,
+    make_event_schema,
+    make_tombstone_filter,
     prepare_events,
     resolve_to_updates,
 )
@@ -100,13 +100,13 @@ def resolve_events(
     lower = contents.resolved
     if lower >= end:
         return
-    events = events_schema(schema, event_fields(schema, form))
+    events = make_event_schema(schema, list_event_fields(schema, form))
     parts = [contents.pending[number] for number in list_due_parts(contents, end)]
     bytes_max = reader.memory_budget // SLICE_SHARE
     waiting_bytes = sum(part.memory for part in parts)
     is_partial = own_events is not None and GIVEN in own_events.column_names
     if is_partial and own_events is not None:  # Parts cannot hold these, so slices take them by their keys.
-        own_events = own_events.take(int64_array(sort_table(own_events, schema.key_names)[0]))
+        own_events = own_events.take(make_int64_array(sort_table(own_events, schema.key_names)[0]))
     elif (
         own_events is not None
         and len(own_events)
@@ -128,7 +128,7 @@ def resolve_events(
     for scan_slice in slices:
         own_slice = own_events
         if own_slice is not None and len(slices) > 1:
-            start, stop = scan_slice.keys.rows(own_slice, schema)
+            start, stop = scan_slice.keys.find_rows(own_slice, schema)
             own_slice = own_slice.slice(start, stop - start)
         arrived = _read_events(scan_slice, events, waiting, own_slice)
         if len(arrived):
@@ -143,7 +143,7 @@ class Folds:
     """The last resolutions for reads, so that many reads of one state resolve once; safe for many threads."""
 
     def __init__(self, cache: Cache) -> None:
-        self._kept: Kind[_Unresolved, tuple[Part, ...]] = cache.kind(
+        self._kept: Kind[_Unresolved, tuple[Part, ...]] = cache.add_kind(
             lambda parts: sum(len(part.inline) for part in parts)
         )
 
@@ -248,7 +248,7 @@ def _find_floor(
     if contents.late_bound in (None, WATERMARK_OF_NULL) or form.groups:
         return None  # Tombstones keep the orders of groups, which the late bound does not limit.
     name = form.order_by[0]
-    kind, events = schema.arrow.field(name).type, events_schema(schema, event_fields(schema, form))
+    kind, events = schema.arrow.field(name).type, make_event_schema(schema, list_event_fields(schema, form))
     stored = kind if pa.types.is_integer(kind) else pa.int32() if kind.bit_width == 32 else pa.int64()
     limits = np.iinfo(stored.to_pandas_dtype())
     floor = pa.array([min(max(contents.late_bound, int(limits.min)), int(limits.max))], stored).view(kind)[0]
@@ -271,12 +271,12 @@ class Purged:
         """Keep the tombstones of keys that have events."""
         if not len(self._rows):
             return
-        self._rows = self._rows.filter(boolean_array(~match_keys(self._rows, keys, keys.column_names)))
+        self._rows = self._rows.filter(make_boolean_array(~match_keys(self._rows, keys, keys.column_names)))
 
     def updates(self, schema: CollectionSchema) -> pa.Table:
         """Return the retractions."""
-        times = int64_array(np.full(len(self._rows), self._time, np.int64))
-        diffs = int64_array(np.full(len(self._rows), -1, np.int64))
+        times = make_int64_array(np.full(len(self._rows), self._time, np.int64))
+        diffs = make_int64_array(np.full(len(self._rows), -1, np.int64))
         columns = [*self._rows.select([*schema.names]).columns, times, diffs]
         return pa.Table.from_arrays(columns, schema=schema.arrow)
 
@@ -311,7 +311,7 @@ class Purging:
         mark, floor = pc.field(form.order_by[0]), _find_floor(contents, schema, form, end, reader)
         if floor is None:
             return None
-        dead = dead_filter(schema, form) & ((mark < floor) | mark.is_null())
+        dead = make_tombstone_filter(schema, form) & ((mark < floor) | mark.is_null())
         scan = snapshot_scan(contents, schema, lower - 1, None, dead, raw=True)
         tables = [scan.empty(schema.names)]
         bytes_left = reader.memory_budget // 16

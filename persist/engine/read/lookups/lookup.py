@@ -22,13 +22,13 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.order.ordering import sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
-from persist.codecs.part.decoding import bad_filter
-from persist.codecs.part.filters import referenced_columns
+from persist.codecs.part.decoding import make_filter_error
+from persist.codecs.part.filters import list_referenced_columns
 from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.values import to_values
-from persist.codecs.updates.small import small_keys
+from persist.codecs.updates.small import convert_small_keys
 from persist.engine.read.lookups.part_rows import PartRows
 from persist.engine.read.lookups.requested_keys import find_distinct_keys, keys_alone
 from persist.engine.read.merging import repeat_rows
@@ -108,7 +108,7 @@ class Lookup:
         names: Sequence[str] = self.scan.columns
         if self.scan.filter is not None:
             rows = pa.schema([schema.arrow.field(name) for name in schema.names])
-            names = [*names, *referenced_columns(self.scan.filter, rows, names)]
+            names = [*names, *list_referenced_columns(self.scan.filter, rows, names)]
         columns = [name for name in names if name not in schema.key_names]
         if cuts_time or self._keeps_time:
             columns.append("_time")
@@ -129,7 +129,7 @@ class Lookup:
         return Wanted.of(find_distinct_keys(keys, self.scan.schema), self.scan.schema)
 
     def record(self, keys: list[Any], reader: PartReader) -> list[tuple[Any, Any]] | None:
-        """Return the records of a single key, as `to_rows` yields them; None to use `contents` instead.
+        """Return the records of a single key, as `iterate_rows` yields them; None to use `contents` instead.
 
         None if something must be read, or if there is more than one record, or one with a multiplicity. Rows become
         Python values without a table. 1,000 reads of 360,000 keys with a tail of three parts take 54 µs each, and 160
@@ -137,7 +137,7 @@ class Lookup:
         """
         if not self._has_plain_rows or len(keys) != 1 or reader.spilled is not None:
             return None
-        one_key = small_keys(keys, self._keys_alone)
+        one_key = convert_small_keys(keys, self._keys_alone)
         if one_key is None:
             return None
         requested = SortedKeys(one_key)
@@ -243,7 +243,7 @@ class Lookup:
         try:
             return table.filter(filter)
         except (pa.ArrowException, ValueError) as error:
-            raise bad_filter(filter, self.scan.schema.arrow, error) from error
+            raise make_filter_error(filter, self.scan.schema.arrow, error) from error
 
 
 def _drop_dictionary(values: pa.Array) -> pa.Array:

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.index import OpenGroups
@@ -105,7 +105,7 @@ def _sort_first_key(scan: Scan, keys: pa.Table) -> SortedKeys | None:
 def _estimate_part_bytes(part: Part, scan: Scan, first: SortedKeys) -> int:
     """Estimate the decoded size of a part between samples that have a requested key between them, in bytes."""
     samples = KeySamples.of(part, scan.schema, 1)
-    bounds = None if samples is None else first.find_bounds(samples.keys)
+    bounds = None if samples is None else first.count_bounds(samples.keys)
     if samples is None or bounds is None or len(bounds[0]) < 2:
         return part.memory
     less, not_greater = bounds
@@ -141,7 +141,7 @@ class _Search:
         scan = self.scan
         in_time = (part for part in scan.parts if part.time_min < scan.time_upper and part.time_max >= scan.time_lower)
         for part, is_base in chain(zip(scan.base, repeat(True)), zip(in_time, repeat(False))):
-            if not part.blob or part.bytes <= WHOLE_BYTES_MAX or part.lift(scan.schema) is not None:
+            if not part.blob or part.bytes <= WHOLE_BYTES_MAX or part.make_lift(scan.schema) is not None:
                 yield _Piece(part, is_base)
             else:
                 yield from (_Piece(part, is_base, run) for run in self._list_requests(part))
@@ -185,7 +185,7 @@ class _Search:
         fields = pa.schema([schema.field(name) for name in columns])
         other_names = [name for name in columns if name not in tested]
         index = self.reader.index(part, self.scan.schema)
-        coded = index.coded(name for name in other_names if is_text(schema.field(name).type))
+        coded = index.list_dictionary_columns(name for name in other_names if is_text(schema.field(name).type))
         file = self.reader.open_groups(part, self.scan.schema, groups, coded)
         tables = [fields.empty_table()]
         for group in groups:
@@ -193,7 +193,7 @@ class _Search:
             if rows is None:
                 tables.append(_join_columns([file.read([group], columns)], fields))
             elif len(rows):
-                chosen = int64_array(rows)
+                chosen = make_int64_array(rows)
                 other_columns = [file.read([group], other_names, chosen=chosen)] if other_names else []
                 tables.append(_join_columns([keys.take(chosen), *other_columns], fields))
         return pa.concat_tables(tables)
@@ -209,9 +209,9 @@ class _Search:
             column = file.read([group], [name])
             columns.append(column)
             if rows is not None:
-                rows = rows[_find_values(column.take(int64_array(rows)), values)]
+                rows = rows[_find_values(column.take(make_int64_array(rows)), values)]
             elif self.first is not None and [name] == self.first.batch.schema.names:
-                rows = SortedKeys(column).find(self.first)
+                rows = SortedKeys(column).find_rows(self.first)
             else:
                 rows = _find_values(column, values)
             if not len(rows):

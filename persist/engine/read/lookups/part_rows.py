@@ -27,13 +27,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.ordering import sort_indices
-from persist.codecs.order.search import NO_ROWS, SortedKeys, empty_batch
+from persist.codecs.order.search import NO_ROWS, SortedKeys, make_empty_batch
 from persist.codecs.part.index import PartIndex
-from persist.codecs.part.key_range import comparable_keys
-from persist.codecs.part.part import Part, sample_rows
-from persist.codecs.types.arrow_types import is_text, scalar_from_json
+from persist.codecs.part.key_range import load_comparable_keys
+from persist.codecs.part.part import Part, choose_sample_rows
+from persist.codecs.types.arrow_types import decode_scalar, is_text
 from persist.codecs.types.schema import CollectionSchema
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
 
@@ -61,17 +61,17 @@ class KeySamples:
 
         `count`: how many key columns to return, from the first; None for all.
         """
-        if not schema.key_names or comparable_keys(part, schema) is None:
+        if not schema.key_names or load_comparable_keys(part, schema) is None:
             return None
         samples = part.keys or []
         fields = [schema.arrow.field(name) for name in schema.key_names[:count]]
         columns = [_to_array([key[at] for key in samples], field.type) for at, field in enumerate(fields)]
         keys = pa.Table.from_arrays(columns, schema=pa.schema(fields))
-        return cls(SortedKeys(keys), np.array(sample_rows(part.rows, len(samples)), np.int64))
+        return cls(SortedKeys(keys), np.array(choose_sample_rows(part.rows, len(samples)), np.int64))
 
     def may_hold(self, requested_keys: SortedKeys) -> bool:
         """Return False only if the part has none of the requested keys."""
-        bounds = requested_keys.find_bounds(self.keys)
+        bounds = requested_keys.count_bounds(self.keys)
         if bounds is None:
             return True
         less, not_greater = bounds
@@ -84,7 +84,7 @@ def _to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if (pat.is_integer(kind) or pat.is_temporal(kind)) and None not in values:
         stored = np.dtype(f"{'u' if pat.is_unsigned_integer(kind) else 'i'}{kind.bit_width // 8}")
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.array(values, stored))])
-    return pa.array([scalar_from_json(value, kind) for value in values], kind)
+    return pa.array([decode_scalar(value, kind) for value in values], kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ class GroupBounds:
         """
         firsts = np.array([*(group.first_row for group in index.groups), part.rows], np.int64)
         count = max(1, block_bytes * len(index.groups) // max(part.memory, 1))
-        lifted = part.lift(schema)
+        lifted = part.make_lift(schema)
         stored = schema if lifted is None else lifted.stored
-        limits = index.first_field_limits(stored.arrow.types[0]) if schema.key_names else None
+        limits = index.get_first_field_limits(stored.arrow.types[0]) if schema.key_names else None
         if limits is None:
             return cls(firsts, count, None, None)
         kind, (leasts, greatests) = schema.arrow.types[0], limits
@@ -133,19 +133,19 @@ class GroupBounds:
         # If the first field is the whole key, its limits are more exact than samples.
         is_exact = self.leasts is not None and len(requested_keys.batch.schema) == 1
         if is_exact and len(requested_keys) == 1 and self.leasts is not None and self.greatests is not None:
-            started, ended = self.leasts.find_bounds(requested_keys), self.greatests.count_less(requested_keys)
+            started, ended = self.leasts.count_bounds(requested_keys), self.greatests.count_less(requested_keys)
             if started is not None and ended is not None:
                 return np.arange(ended[0], started[1][0])
         may = np.ones(len(self.firsts) - 1, np.bool_)
-        bounds = None if samples is None or is_exact else requested_keys.find_bounds(samples.keys)
+        bounds = None if samples is None or is_exact else requested_keys.count_bounds(samples.keys)
         if samples is not None and bounds is not None:
             # The last sample at or before a group's first row, and the first at or after its last one.
             sample_before = samples.at.searchsorted(self.firsts[:-1], "right") - 1
             sample_after = samples.at.searchsorted(self.firsts[1:] - 1)
             may = bounds[0][sample_before] < bounds[1][np.minimum(sample_after, np.int64(len(samples.at) - 1))]
         if self.leasts is not None and self.greatests is not None:
-            first = requested_keys.first_field()
-            least, greatest = first.find_bounds(self.leasts), first.find_bounds(self.greatests)
+            first = requested_keys.select_first_field()
+            least, greatest = first.count_bounds(self.leasts), first.count_bounds(self.greatests)
             if least is not None and greatest is not None:
                 may &= least[0] < greatest[1]
         return np.flatnonzero(may)
@@ -276,7 +276,7 @@ class PartRows:
                 # Both are mostly one piece. One call for all columns takes half the time of two.
                 arrays = [*_batch(keys[0][1]).columns, *_batch(values[0][1]).columns]
                 block = pa.RecordBatch.from_arrays(arrays, names=self._row_fields.names)
-                columns.append(pa.Table.from_batches([block.take(int64_array(rows - keys[0][0]))]).columns)
+                columns.append(pa.Table.from_batches([block.take(make_int64_array(rows - keys[0][0]))]).columns)
                 continue
             columns.append(_take_rows(keys, rows).columns)
             if values:
@@ -376,7 +376,7 @@ class PartRows:
                 missing.append(span)
                 if span[1] - span[0] > 1:  # A block replaces its row groups.
                     for group in groups:
-                        self._reader.decoded.take(self._name(columns, (group, group + 1)))
+                        self._reader.decoded.remove(self._name(columns, (group, group + 1)))
             else:
                 pieces[span] = piece
         for run in _group_consecutive([group for span in missing for group in range(*span)]):
@@ -415,12 +415,16 @@ class PartRows:
             kinds = ((name, self._schema.arrow.field(name).type) for name in self._columns)
             names = [name for name, kind in kinds if is_text(kind)]
             is_mapped = self._spilled is not None  # Files have texts as they are.
-            self._coded = self._reader.index(self._part, self._schema).coded(names) if names and not is_mapped else ()
+            self._coded = (
+                self._reader.index(self._part, self._schema).list_dictionary_columns(names)
+                if names and not is_mapped
+                else ()
+            )
         return self._coded
 
     def _cache_piece(self, columns: tuple[str, ...], span: Span, table: pa.Table) -> Piece:
         batches = table.combine_chunks().to_batches()
-        batch = batches[0] if batches else empty_batch(table.schema)
+        batch = batches[0] if batches else make_empty_batch(table.schema)
         if self._spilled is not None and self._spilled.put(self._file_name(columns, span), batch):
             # The file replaces the decoded rows.
             mapped = self._fetch_cached(columns, span, None)
@@ -493,7 +497,7 @@ def _find_rows(keys: Pieces, requested_keys: SortedKeys) -> Numbers:
     rows = []
     for start, piece in keys:
         assert isinstance(piece, SortedKeys)
-        rows.append(piece.find(requested_keys) + start)
+        rows.append(piece.find_rows(requested_keys) + start)
     return rows[0] if len(rows) == 1 else np.concatenate([NO_ROWS, *rows])
 
 
@@ -501,7 +505,7 @@ def _take_rows(pieces: Pieces, rows: Numbers) -> pa.Table:
     """Return some rows of the part, ascending, all of which are in these pieces."""
     cuts = [0, *rows.searchsorted([start for start, _ in pieces[1:]]).tolist(), len(rows)]
     taken = [
-        _batch(piece).take(int64_array(rows[first:end] - start))
+        _batch(piece).take(make_int64_array(rows[first:end] - start))
         for (start, piece), (first, end) in zip(pieces, pairwise(cuts), strict=True)
     ]
     return pa.Table.from_batches(taken)

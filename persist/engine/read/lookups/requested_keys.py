@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.sums import consolidate
 from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import CollectionSchema, Side
-from persist.codecs.types.values import cut
+from persist.codecs.types.values import shorten
 from persist.codecs.updates.inputs import check_input
-from persist.codecs.updates.small import small_keys
+from persist.codecs.updates.small import convert_small_keys
 from persist.codecs.updates.tuples import copy_if_mutable
 from persist.codecs.updates.updates import to_updates
 
@@ -34,7 +34,7 @@ def find_distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
     schema = schema.compute_once(keys_alone)
     arrow = None if type(keys) is list else arrow_keys(keys, schema.key_names)
     listed = None if arrow is not None else _list_keys(keys)
-    small = None if listed is None else small_keys(listed, schema)
+    small = None if listed is None else convert_small_keys(listed, schema)
     if small is not None:
         return _sort_distinct(pa.Table.from_batches([small]), schema)
     try:
@@ -43,7 +43,7 @@ def find_distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
     except InvalidUpdate as error:
         for index, key in enumerate(listed or ()):
             if _has_other_shape(key, schema.key):
-                raise InvalidUsage(f"key {index} is {cut(key)}, and {_describe_shape(schema.key)}") from error
+                raise InvalidUsage(f"key {index} is {shorten(key)}, and {_describe_shape(schema.key)}") from error
         raise InvalidUsage(str(error).replace("update", "key", 1)) from error
     return _sort_distinct(table.select(schema.key_names), schema)
 
@@ -57,7 +57,7 @@ def _sort_distinct(keys: pa.Table, schema: CollectionSchema) -> pa.Table:
     """Return distinct keys in order."""
     if len(keys) < 2:
         return keys
-    diffs = int64_array(np.ones(len(keys), np.int64))
+    diffs = make_int64_array(np.ones(len(keys), np.int64))
     return consolidate(keys.append_column("_diff", diffs), schema.key_names).select(schema.key_names)
 
 
@@ -107,7 +107,9 @@ def _list_keys(keys: Any) -> Sequence[Any]:
         return keys
     if isinstance(keys, Iterable) and not isinstance(keys, (str, bytes, bytearray, Mapping)):
         return [*map(copy_if_mutable, keys)]
-    raise InvalidUsage(f"keys={cut(keys)} is not an iterable of keys: for one key give a list of it, [{cut(keys)}]")
+    raise InvalidUsage(
+        f"keys={shorten(keys)} is not an iterable of keys: for one key give a list of it, [{shorten(keys)}]"
+    )
 
 
 def _has_other_shape(key: Any, side: Side) -> bool:

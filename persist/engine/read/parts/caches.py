@@ -34,7 +34,7 @@ from persist.blob.threads import Clock
 from persist.codecs.order.arrays import copy_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.index import PartIndex, read_index
-from persist.codecs.part.mapped import MappedRows, Rows, mapped_file
+from persist.codecs.part.mapped import MappedRows, Rows, encode_mapped_file
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 
@@ -57,7 +57,7 @@ DecodedRows = Kind[Hashable, Sized]
 
 def make_decoded_rows_kind(cache: Cache) -> DecodedRows:
     """Return the kind of rows that point reads decode, for all readers of one client."""
-    return cache.kind(lambda rows: ENTRY_BYTES + rows.nbytes)
+    return cache.add_kind(lambda rows: ENTRY_BYTES + rows.nbytes)
 
 
 class PartIndexes:
@@ -65,7 +65,7 @@ class PartIndexes:
 
     def __init__(self, cache: Cache) -> None:
         # Each slice of a part requests its footer, so a large one is kept at once.
-        self._kept: Kind[str, PartIndex] = cache.kind(lambda index: index.nbytes, share=1, is_needed=True)
+        self._kept: Kind[str, PartIndex] = cache.add_kind(lambda index: index.nbytes, share=1, is_needed=True)
 
     def get_cached(self, part: Part) -> PartIndex | None:
         """Return the footer of a part if it is cached."""
@@ -131,7 +131,7 @@ class SliceLeftovers:
     def __init__(self, bytes_max: int) -> None:
         # With the cuts: as long as a filter is kept, no other has its id.
         cache = Cache(bytes_max, is_lru=True)
-        self._kept: Kind[Hashable, tuple[Cut, pa.Table, int]] = cache.kind(lambda left: left[1].nbytes, share=1)
+        self._kept: Kind[Hashable, tuple[Cut, pa.Table, int]] = cache.add_kind(lambda left: left[1].nbytes, share=1)
 
     @property
     def bytes(self) -> int:
@@ -140,7 +140,7 @@ class SliceLeftovers:
 
     def take(self, cut: Cut) -> tuple[pa.Table, int] | None:
         """Return the decoded rows behind a cut, and the row of the part that follows them."""
-        entry = self._kept.take(cut.name)
+        entry = self._kept.remove(cut.name)
         return None if entry is None else entry[1:]
 
     def keep(self, cut: Cut, rows: pa.Table, following: int) -> None:
@@ -186,7 +186,7 @@ class SpilledRows:
         self._clock = clock
         self._lock = threading.Lock()
         cache = Cache(bytes_max, is_lru=True)
-        self._mapped: Kind[str, _Piece] = cache.kind(lambda piece: piece.rows.nbytes, share=1)
+        self._mapped: Kind[str, _Piece] = cache.add_kind(lambda piece: piece.rows.nbytes, share=1)
         self.corrupt = self.hits = 0
 
     def get(self, name: str, schema: pa.Schema, rows: int, touched: Rows | None) -> pa.RecordBatch | None:
@@ -201,7 +201,7 @@ class SpilledRows:
         if piece is None:
             return None
         try:
-            piece.rows.check(touched)
+            piece.rows.verify_rows(touched)
         except DAMAGED:
             self._drop(path, piece)
             return None
@@ -229,7 +229,7 @@ class SpilledRows:
         size = batch.nbytes
         if size < SPILL_BYTES_MIN or size > self.room.file_bytes_max or self.room.is_paused:
             return False
-        return self.room.write(self._path(name), mapped_file(batch, self._make_full_key(name)))
+        return self.room.write_file(self._path(name), encode_mapped_file(batch, self._make_full_key(name)))
 
     def counts(self) -> dict[str, int]:
         """Return counts of the files; the room's counts include all that this client wrote there."""
@@ -262,7 +262,7 @@ class SpilledRows:
 
     def _drop(self, path: str, piece: "_Piece | None") -> None:
         if piece is not None:
-            self._mapped.take(path, only=piece)
+            self._mapped.remove(path, only=piece)
         with self._lock:
             self.corrupt += 1
         with suppress(OSError):
@@ -272,7 +272,7 @@ class SpilledRows:
         return f"{self._location}\n{name}".encode()
 
     def _path(self, name: str) -> str:
-        return self.room.path(xxhash.xxh3_128_hexdigest(self._make_full_key(name)), "rows")
+        return self.room.make_path(xxhash.xxh3_128_hexdigest(self._make_full_key(name)), "rows")
 
 
 class _Piece:

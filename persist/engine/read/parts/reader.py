@@ -27,10 +27,10 @@ from persist.blob.protocol import Blob
 from persist.blob.threads import Pool
 from persist.codecs.order.arrays import copy_table
 from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.filters import ranges_that_may_match
+from persist.codecs.part.filters import select_matching_ranges
 from persist.codecs.part.index import OpenGroups, PartIndex, decode_groups
-from persist.codecs.part.key_range import KeyRange, comparable_keys
-from persist.codecs.part.lending import give_back_freed
+from persist.codecs.part.key_range import KeyRange, load_comparable_keys
+from persist.codecs.part.lending import release_freed
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import LeaseExpired
@@ -133,7 +133,7 @@ class PartReader:
                 if part.inline or size + part.bytes <= room // 2:
                     yield _PartSection(part, size + part.bytes, None)
                     continue
-                groups = self.index(part, schema).groups_within(*keys.bracket(part, schema))
+                groups = self.index(part, schema).list_groups_within(*keys.bracket_rows(part, schema))
                 matching = self._select_matching_groups(part, schema, filter)
                 groups_read = groups if matching is None else [group for group in groups if group in matching]
                 for batch in self._cut_row_groups(part, schema, groups_read, room // 4):
@@ -189,17 +189,17 @@ class PartReader:
     ) -> pa.Table:
         """Return the rows of a part that are inside, from where the last slice ended."""
         names = (*columns, *(name for name in schema.key_names if name not in columns))
-        start, end = keys.bracket(part, schema)
+        start, end = keys.bracket_rows(part, schema)
         leftover = self._leftovers.take(Cut(part, schema, names, filter, keys.lower))
         if leftover is None:
             table, following = self._decode_rows(part, schema, names, filter, start, end)
-            first, last = keys.rows(table, schema)
+            first, last = keys.find_rows(table, schema)
         else:
             table, following = leftover
             if following < end:
                 more, following = self._decode_rows(part, schema, names, filter, following, end)
                 table = pa.concat_tables([table, more])
-            first, last = 0, keys.end(table, schema)
+            first, last = 0, keys.find_end(table, schema)
         if keys.upper is not None and (last < len(table) or following < part.rows):
             self._leftovers.keep(Cut(part, schema, names, filter, keys.upper), table.slice(last), following)
         return _slice_or_copy(table.select(list(columns)), first, last)
@@ -219,7 +219,7 @@ class PartReader:
         if part.bytes <= WHOLE_BYTES_MAX and self._indexes.get_cached(part) is None:
             table, groups = self._decode_whole(part, schema, names, filter, start, end)
         else:
-            groups = self.index(part, schema).groups_within(start, end)
+            groups = self.index(part, schema).list_groups_within(start, end)
             table = self.groups(part, schema, groups, names, filter=filter)
         if not groups:
             return table, end
@@ -243,7 +243,7 @@ class PartReader:
         def decoded(data: bytes) -> tuple[pa.Table, Sequence[int]]:
             """Decode the row groups of a whole part that lie in the range."""
             index = self._indexes.of_whole(data, part, schema)
-            groups = index.groups_within(start, end)
+            groups = index.list_groups_within(start, end)
             if not groups:
                 return _make_empty_rows(schema, names), groups
             within = memoryview(data)[index.groups[groups[0]].start : index.groups[groups[-1]].end]
@@ -266,16 +266,16 @@ class PartReader:
         table = self.groups(part, schema, groups, [*columns, *extra], filter=filter, coded=coded)
         if keys.is_all:
             return table
-        first, last = keys.rows(table, schema)
+        first, last = keys.find_rows(table, schema)
         return _slice_or_copy(table.select(list(columns)), first, last)
 
     def _select_matching_groups(
         self, part: Part, schema: CollectionSchema, filter: pc.Expression | None
     ) -> frozenset[int] | None:
         """Return the row groups that may have a row which passes the filter; None for all."""
-        if filter is None or part.lift(schema) is not None:
+        if filter is None or part.make_lift(schema) is not None:
             return None
-        return frozenset(self.index(part, schema).groups_that_may_match(filter))
+        return frozenset(self.index(part, schema).list_matching_groups(filter))
 
     def _select_few_matching_groups(
         self, part: Part, schema: CollectionSchema, filter: pc.Expression | None
@@ -285,15 +285,15 @@ class PartReader:
         The keys in the descriptor show whether the footer is worth a request of its own. Each request for consecutive
         row groups has to save as much as one takes.
         """
-        if filter is None or part.footer is None or part.bytes <= WHOLE_BYTES_MAX or part.lift(schema) is not None:
+        if filter is None or part.footer is None or part.bytes <= WHOLE_BYTES_MAX or part.make_lift(schema) is not None:
             return None
         if self.get_cached_index(part) is None:
-            keys = None if comparable_keys(part, schema) is None else part.keys
+            keys = None if load_comparable_keys(part, schema) is None else part.keys
             ranges = [*pairwise((keys or [])[::RANGE_SAMPLES])]
-            if 2 * len(ranges_that_may_match(ranges, filter, schema, schema.key_names)) >= len(ranges):
+            if 2 * len(select_matching_ranges(ranges, filter, schema, schema.key_names)) >= len(ranges):
                 return None
         index = self.index(part, schema)
-        groups = index.groups_that_may_match(filter)
+        groups = index.list_matching_groups(filter)
         skipped_bytes = part.bytes - sum(index.groups[group].end - index.groups[group].start for group in groups)
         requests = sum(group != before + 1 for before, group in pairwise([-2, *groups]))
         return groups if skipped_bytes > requests * WHOLE_BYTES_MAX else None
@@ -432,7 +432,7 @@ def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
     """Estimate the decoded size of the rows of a part that are inside, in bytes."""
     if keys.is_all:
         return part.memory
-    start, end, samples = keys.within(part, schema)
+    start, end, samples = keys.bracket_samples(part, schema)
     if end - start < part.rows:
         # A bound lies anywhere between two known keys, on the average in the middle.
         between = (part.rows - 1) / max(samples - 1, 1)
@@ -476,7 +476,7 @@ def _in_order(
             piece, future = under_way.popleft()
             yield piece.part, read(piece) if future is None else future.result()
             bytes_ahead -= piece.size
-            give_back_freed(freed_bytes)  # The caller's thread has freed rows, too.
+            release_freed(freed_bytes)  # The caller's thread has freed rows, too.
     finally:
         for _, future in under_way:
             if future is not None:

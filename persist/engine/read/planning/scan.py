@@ -21,9 +21,9 @@ import pyarrow.types as pt
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.evolution import cast_columns, find_newest_types
-from persist.codecs.order.arrays import int64_array
-from persist.codecs.part.filters import bind_filter, parts_that_may_match, referenced_columns
-from persist.codecs.part.key_range import KeyRange, comparable_keys, key_ranges, parts_within
+from persist.codecs.order.arrays import make_int64_array
+from persist.codecs.part.filters import bind_filter, list_referenced_columns, select_matching_parts
+from persist.codecs.part.key_range import KeyRange, assign_parts, load_comparable_keys, split_key_space
 from persist.codecs.part.part import Part
 from persist.codecs.part.printing import print_filter
 from persist.codecs.types.schema import CollectionSchema
@@ -108,7 +108,7 @@ class Scan:
         remaining = parts if self.keys.is_all else [part for part in parts if self.keys.may_overlap(part, self.schema)]
         if self.filter is not None and remaining:
             # A record is a key and a value, so a record outside of the filter cannot cancel one inside.
-            remaining = parts_that_may_match(remaining, self.filter, self.schema)
+            remaining = select_matching_parts(remaining, self.filter, self.schema)
         return tuple(remaining)
 
     @property
@@ -137,10 +137,10 @@ class Scan:
     def slices(self, count: int) -> "list[Scan]":
         """Return at most count scans of about equal size, in key order, that together are this one."""
         whole = self.prune()
-        sampled = [comparable_keys(part, self.schema) for part in whole.all_parts]  # Once: there may be very many.
-        ranges = key_ranges(whole.all_parts, self.schema, count, self.keys, sampled)
-        base = parts_within(whole.base, self.schema, ranges, sampled[: len(whole.base)])
-        parts = parts_within(whole.parts, self.schema, ranges, sampled[len(whole.base) :])
+        sampled = [load_comparable_keys(part, self.schema) for part in whole.all_parts]  # Once: there may be very many.
+        ranges = split_key_space(whole.all_parts, self.schema, count, self.keys, sampled)
+        base = assign_parts(whole.base, self.schema, ranges, sampled[: len(whole.base)])
+        parts = assign_parts(whole.parts, self.schema, ranges, sampled[len(whole.base) :])
         return [
             replace(whole, keys=keys, base=tuple(some_base), parts=tuple(some))
             for keys, some_base, some in zip(ranges, base, parts, strict=True)
@@ -206,16 +206,18 @@ class Scan:
     def check_columns(self) -> None:
         """Raise SchemaMismatch if a part lacks a column of an earlier version of the schema, which was dropped."""
         if self.schema.known and self.schema.version < len(self.schema.known):
-            by_filter = () if self.filter is None else referenced_columns(self.filter, self.schema.arrow, self.columns)
+            by_filter = (
+                () if self.filter is None else list_referenced_columns(self.filter, self.schema.arrow, self.columns)
+            )
             requested = [*self.columns, *by_filter]
             for part in self.all_parts:
-                lifted = part.lift(self.schema)
+                lifted = part.make_lift(self.schema)
                 if lifted is not None:
-                    lifted.names(requested)
+                    lifted.list_source_columns(requested)
 
     def tells_apart(self, part: Part) -> bool:
         """Return whether distinct records of a part are distinct when all columns are read."""
-        lifted = part.lift(self.schema)
+        lifted = part.make_lift(self.schema)
         return lifted is None or lifted.is_exact
 
     def is_inside(self, part: Part) -> bool:
@@ -258,7 +260,7 @@ class Scan:
 
     def bound_row_count(self, part: Part) -> int:
         """Return an upper bound of the number of rows of a part that are in the slice of the key space."""
-        start, end = self.keys.bracket(part, self.schema)
+        start, end = self.keys.bracket_rows(part, self.schema)
         return end - start
 
 
@@ -325,7 +327,7 @@ def with_diff(table: pa.Table, diff: int = 1) -> pa.Table:
     """Return a table with a column `_diff`, which is the same in all rows if there was none."""
     if "_diff" in table.column_names:
         return table
-    diffs = int64_array(np.full(len(table), diff, np.int64))
+    diffs = make_int64_array(np.full(len(table), diff, np.int64))
     return table.append_column(pa.field("_diff", pa.int64(), nullable=False), diffs)
 
 

@@ -13,11 +13,11 @@ from itertools import chain
 
 import pyarrow.compute as pc
 
-from persist.codecs.part.filters import with_both_zeros
+from persist.codecs.part.filters import add_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.part.printing import print_filter
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.core.keyed.events import dead_filter, live_filter
+from persist.core.keyed.events import make_live_filter, make_tombstone_filter
 from persist.core.log.fields import Keyframe, Numbers
 from persist.core.rendering import Shown
 from persist.core.state_rules.contents import CollectionState, Unsealed, summarize_unsealed
@@ -173,8 +173,8 @@ def _prepare(
 ) -> tuple[CollectionSchema, pc.Expression | None]:
     """Return the schema with all its versions, and a filter that also leaves out tombstones unless raw."""
     schema = attach_versions(schema, contents)
-    filter = None if filter is None else with_both_zeros(filter)
-    live = None if raw else live_filter(schema, load_form(contents, schema, resolves=False))
+    filter = None if filter is None else add_both_zeros(filter)
+    live = None if raw else make_live_filter(schema, load_form(contents, schema, resolves=False))
     return schema, filter if live is None else live if filter is None else live & filter
 
 
@@ -233,7 +233,7 @@ def record_count(contents: CollectionState) -> int | None:
         return None
     if form is not None and form.tombstone is not None:
         schema = contents.schema
-        dead = Scan(schema, parts, 0, TIME_MAX + 1, schema.names, dead_filter(schema, form))
+        dead = Scan(schema, parts, 0, TIME_MAX + 1, schema.names, make_tombstone_filter(schema, form))
         if dead.prune().parts:
             return None
     return sum(part.diff_sum for part in parts)

@@ -33,18 +33,18 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import DiffOverflow, SchemaMismatch
-from persist.codecs.order.ordering import combined, order_keys, sort_indices
+from persist.codecs.order.ordering import combine_chunks, make_order_keys, sort_indices
 from persist.codecs.order.sums import (
     ROWS_MAX,
     Ints,
     count_limbs,
+    find_largest_magnitude,
     from_whole_numbers,
+    get_limits,
     join_limbs,
-    largest_magnitude,
-    limits,
+    multiply,
     normalize_limbs,
-    products,
-    split,
+    split_into_limbs,
     to_whole_numbers,
 )
 from persist.codecs.part.part import Part
@@ -87,7 +87,7 @@ class Request:
             SchemaMismatch: a column is unknown, or grouped by twice.
             InvalidUsage: an aggregation is unknown, does not fit its column, or has the name of a group's column.
         """
-        groups = schema.distinct("group_by", group_by)
+        groups = schema.check_distinct("group_by", group_by)
         if not isinstance(aggregations, Mapping) or not aggregations:
             raise InvalidUsage(
                 f"aggregations={aggregations!r:.80} is not a dict of at least one output: "
@@ -186,7 +186,7 @@ def _updates(scan: Scan, reader: PartReader, request: Request) -> Iterator[tuple
     counted = [name for name in request.columns if name not in needed]
 
     def list_columns(part: Part) -> tuple[str, ...]:
-        if all(part.nulls(name, scan.schema) == 0 for name in counted):
+        if all(part.count_nulls(name, scan.schema) == 0 for name in counted):
             return needed
         return request.columns
 
@@ -231,7 +231,7 @@ class _Sums:
         """Add a table of updates, all with that diff or with a column `_diff`."""
         assert len(table) <= ROWS_MAX, "limbs would overflow"
         diffs = np.full(len(table), diff, np.int64) if diff is not None else table["_diff"].to_numpy()
-        largest = largest_magnitude(diffs)
+        largest = find_largest_magnitude(diffs)
         columns: dict[str, Any] = {}
         self._put_limbs("n", diffs, largest, columns)
         for name in self.counted:
@@ -240,7 +240,7 @@ class _Sums:
             self._put_limbs(f"n:{name}", valid, largest, columns)
         for name in self.added:
             values = to_whole_numbers(table[name])
-            terms = (values, largest_magnitude(values)) if diff == 1 else products(values, diffs)
+            terms = (values, find_largest_magnitude(values)) if diff == 1 else multiply(values, diffs)
             self._put_limbs(f"sum:{name}", *terms, columns)
         for name in self.floats:
             terms = self._finite(name, table[name].cast(pa.float64()), diffs, largest, columns)
@@ -275,7 +275,7 @@ class _Sums:
     def _put_limbs(self, measure: str, terms: Ints, largest: int, columns: dict[str, Any]) -> None:
         """Put the limbs of terms, of at most that magnitude, into columns."""
         self.bounds[measure] = self.bounds.get(measure, 0) + len(terms) * largest
-        for at, limb in enumerate(split(terms, count_limbs(self.bounds[measure]))):
+        for at, limb in enumerate(split_into_limbs(terms, count_limbs(self.bounds[measure]))):
             columns[f"{measure}.{at}"] = limb
 
     def _merge(self) -> None:
@@ -292,7 +292,7 @@ class _Sums:
         columns: dict[str, Any] = {f"g{i}": partial[f"g{i}"] for i in range(len(self.request.group_by))}
         for measure, bound in self.bounds.items():
             limbs = _list_limbs(partial, measure) or [np.zeros(len(partial), np.int64)]
-            limbs[-1:] = split(limbs[-1], count_limbs(bound) - len(limbs) + 1)
+            limbs[-1:] = split_into_limbs(limbs[-1], count_limbs(bound) - len(limbs) + 1)
             columns |= {f"{measure}.{at}": limb for at, limb in enumerate(limbs)}
         kinds = ("net", "size") if self.tracks_size else ("net",)
         return pa.table(
@@ -379,7 +379,7 @@ class _Groups:
 
     def _fitting(self, values: Ints, type_: pa.DataType, output: Aggregation) -> pa.Array:
         """Return whole numbers as an array of that type."""
-        least, greatest = limits(type_)
+        least, greatest = get_limits(type_)
         outside = np.flatnonzero((values < least) | (values > greatest))
         if len(outside):
             at = int(outside[0])
@@ -409,7 +409,7 @@ def _sum_groups(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.
 
 def _group_codes(keys: Sequence[pa.ChunkedArray]) -> tuple[Rows, list[pa.Array]]:
     """Return the group of each row, numbered from 0, and the keys of the groups, of which some may have no row."""
-    codes, *more_codes = [_to_codes(combined(key)) for key in keys]
+    codes, *more_codes = [_to_codes(combine_chunks(key)) for key in keys]
     groups, numbers = [codes.dictionary], codes.indices.to_numpy().astype(np.int64)
     for next_codes in more_codes:
         size = len(next_codes.dictionary)
@@ -427,7 +427,7 @@ def _to_codes(key: pa.Array) -> pa.DictionaryArray:
     if pat.is_dictionary(key.type):
         coded, values = key, key.dictionary
     else:
-        coded = order_keys(pa.table({"key": key}), ["key"])[0].dictionary_encode()
+        coded = make_order_keys(pa.table({"key": key}), ["key"])[0].dictionary_encode()
         values = coded.dictionary
         if values.type != key.type:
             rows = np.zeros(len(values), np.int64)

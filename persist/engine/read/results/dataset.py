@@ -16,7 +16,7 @@ from pyarrow.fs import LocalFileSystem
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch, did_you_mean
 from persist.codecs.part.filters import bind_filter
-from persist.codecs.part.lending import under_way, until_the_end
+from persist.codecs.part.lending import delay_exit, stop_at_exit
 from persist.engine.read.planning.scan import refuse_positions
 
 # Yields batches of some columns (None: all) of the rows that pass a filter, if there is one.
@@ -54,7 +54,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         # Computed columns may need any column: Arrow does not list the columns of an expression.
         names = columns if columns and not isinstance(columns, dict) else None
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
-        reader = pa.RecordBatchReader.from_batches(schema, until_the_end(self._narrowed(names, filter)))
+        reader = pa.RecordBatchReader.from_batches(schema, stop_at_exit(self._narrowed(names, filter)))
         scan_options = {
             name: value for name, value in options.items() if name in ("batch_size", "use_threads", "memory_pool")
         }
@@ -62,7 +62,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     def to_table(self, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
         """Return some columns of the rows that pass a filter."""
-        with under_way():
+        with delay_exit():
             return self.scanner(columns, filter, **options).to_table()
 
     def to_batches(
@@ -73,14 +73,14 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     def head(self, num_rows: int, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
         """Return the first rows that pass a filter."""
-        with under_way():
+        with delay_exit():
             return self.scanner(columns, filter, **options).head(num_rows)
 
     def take(self, indices: Any, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
         """Return rows by their positions among the rows that pass a filter, in the order of reading."""
         scanner = self.scanner(columns, filter, **options)
         try:
-            with under_way():
+            with delay_exit():
                 return scanner.take(indices)
         except (pa.ArrowIndexError, pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise InvalidUsage(
@@ -90,7 +90,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:
         """Return how many rows pass a filter."""
-        with under_way():
+        with delay_exit():
             return int(self.scanner([*self.schema.names[:1]], filter, **options).count_rows())
 
     def filter(self, expression: pc.Expression) -> "ResultDataset":

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.types.arrow_types import children, with_children
-from persist.core.expression.filters import arrow_filter
+from persist.codecs.types.arrow_types import list_inner_fields, replace_inner_types
+from persist.core.expression.filters import to_arrow_filter
 from persist.core.expression.term import Call, Col, Lit, Term
 
 if TYPE_CHECKING:
@@ -147,9 +147,9 @@ def in_milliseconds(table: pa.Table) -> pa.Table:
 
 def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
     if pat.is_nested(kind):
-        inner = [field.type for field in children(kind)]
+        inner = [field.type for field in list_inner_fields(kind)]
         converted = [_in_milliseconds(inner_type) for inner_type in inner]
-        return kind if converted == inner else with_children(kind, converted)
+        return kind if converted == inner else replace_inner_types(kind, converted)
     if pat.is_decimal256(kind) or pat.is_interval(kind):
         raise InvalidUsage(f"Polars has no {kind}: read it as Arrow, or cast it in SQL, an interval by epoch_us(…)")
     if pat.is_timestamp(kind) and kind.unit == "s":
@@ -198,7 +198,7 @@ def push_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression |
     conjunction: pc.Expression | None = None
     for conjunct in _conjuncts(written):
         try:
-            expression = arrow_filter(_condition(polars, conjunct, schema), schema)
+            expression = to_arrow_filter(_condition(polars, conjunct, schema), schema)
         except (_NotUnderstood, InvalidUsage):
             continue
         conjunction = expression if conjunction is None else conjunction & expression

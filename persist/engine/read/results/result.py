@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.part.filters import with_both_zeros
+from persist.codecs.part.filters import add_both_zeros
 from persist.codecs.types.sql_names import check_sql_names
-from persist.codecs.types.values import python_type
+from persist.codecs.types.values import to_python_type
 from persist.core.closing import Closes
-from persist.core.progress import task
+from persist.core.progress import report_work
 from persist.core.rendering import Completed, ShownByRepr
 from persist.engine.read.parts.reader import ClaimedRead
 from persist.engine.read.planning.scan import make_rows_without_columns
@@ -51,7 +51,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         raise NotImplementedError
 
     def _tables(self) -> Generator[pa.Table, None, None]:
-        with self._reading.explain_missing(), task("read", self._reading.name, streams=True) as done:
+        with self._reading.explain_missing(), report_work("read", self._reading.name, streams=True) as done:
             for table in self._read():
                 done(table.num_rows)
                 yield table
@@ -135,7 +135,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         Parts without such rows are not read. Unneeded columns are not decoded, unless rows would become equal.
         """
         names = self.schema.names if columns is None else [*columns]
-        filter = None if filter is None else with_both_zeros(filter)
+        filter = None if filter is None else add_both_zeros(filter)
         for table in self._read_narrowed(names, filter):
             if table.num_rows:
                 yield from table.select(names).to_batches(max_chunksize=BATCH_ROWS_MAX)
@@ -206,7 +206,7 @@ def make_membership_error(result: object, key: object) -> InvalidUsage:
 def python_dicts(table: pa.Table) -> list[dict[str, Any]]:
     """Return a dict for each row; errors as of `ArrowResult.to_pylist`."""
     try:
-        schema = pa.schema([field.with_type(python_type(field.type)) for field in table.schema])
+        schema = pa.schema([field.with_type(to_python_type(field.type)) for field in table.schema])
         return cast_whole_to_int64(table if schema == table.schema else table.cast(schema)).to_pylist()  # type: ignore[no-any-return]
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise InvalidUsage(

@@ -25,10 +25,10 @@ from persist.codecs.part.part import Part
 from persist.codecs.part.printing import print_filter
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.tuples import to_rows, to_tuples
+from persist.codecs.updates.tuples import iterate_rows, iterate_tuples
 from persist.core.errors import LeaseExpired
 from persist.core.expression.filters import parse_where
-from persist.core.rendering import html_rows, plain
+from persist.core.rendering import render_html_rows, strip_control_characters
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import count_erasures
 from persist.core.timeline import format_time, read_timeline
@@ -59,7 +59,7 @@ def build_filter(
     if form not in get_args(Form):
         raise InvalidUsage(f'form={form!r} is not a form of a snapshot: use "rows" or "diff"')
     if columns is not None:
-        schema.distinct("columns", columns)
+        schema.check_distinct("columns", columns)
     if isinstance(where, str):
         return parse_where(where, schema)
     if where is not None:
@@ -185,10 +185,10 @@ class Snapshot(ArrowResult):
             if scan.narrow is not None:  # Only consolidated records fit the types of before a column was widened.
                 for table in self._consolidate(scan.columns):
                     digest.add(table)
-                return digest.text() + mark
+                return digest.format_text() + mark
             for table in chain(scan.read_base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts)):
                 digest.add(table)
-        return digest.text() + mark
+        return digest.format_text() + mark
 
     def iterate_unsummed(self) -> Iterator[pa.Table]:
         """Yield tables of the columns and `_diff` whose sums are the contents, for callers that sum anyway.
@@ -333,7 +333,9 @@ class Snapshot(ArrowResult):
     def _python_rows(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
         if not table.num_columns:  # A collection without columns, in rows.
             return iter([(None, None)] * table.num_rows)
-        return (to_rows if self.form == "rows" else to_tuples)(cast_whole_to_int64(table), self.scan.result_schema)
+        return (iterate_rows if self.form == "rows" else iterate_tuples)(
+            cast_whole_to_int64(table), self.scan.result_schema
+        )
 
     def _read(self) -> Iterator[pa.Table]:
         return self._read_tables(self.scan)
@@ -382,6 +384,8 @@ class Snapshot(ArrowResult):
             folder: not there yet, or empty; or a URL, as `persist.open` takes it, where nothing is yet.
             rows_per_file: the most rows of a file; it also ends at 64 MiB.
             storage_options: as for `persist.open`, for a URL.
+
+        Raises InvalidUsage: the place is not empty; or NegativeMultiplicity, in form "rows".
         """
         return export_parquet(self, self.as_of, folder, rows_per_file, storage_options)
 
@@ -393,7 +397,8 @@ class Snapshot(ArrowResult):
             return super()._repr_html_()
         cells = [[_format_cell(value) for value in row.values()] for row in rows[:ROWS_SHOWN]]
         more = ", more rows" if len(rows) > ROWS_SHOWN else ""
-        return f"{html_rows(self.schema.names, cells)}<pre>{escape(plain(repr(self)))}{more}</pre>"
+        text = escape(strip_control_characters(repr(self)))
+        return f"{render_html_rows(self.schema.names, cells)}<pre>{text}{more}</pre>"
 
     def __reduce__(self) -> Any:
         if self.again is None:

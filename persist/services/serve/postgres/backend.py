@@ -8,7 +8,7 @@ import pyarrow as pa
 from persist.codecs.types.schema import TIME_MAX
 from persist.compute.query import ServedSql
 from persist.core.errors import InvalidUsage
-from persist.core.timeline import Timeline, begins_with_a_day, parse_time, parse_time_word
+from persist.core.timeline import Timeline, parse_time, parse_time_word, starts_with_date
 from persist.services.serve.postgres.catalog import Catalog
 from persist.services.serve.postgres.settings import AS_OF, DATABASES, Settings
 from persist.services.serve.postgres.statements import Subscribe
@@ -53,8 +53,8 @@ class Backend:
         why = "it is not a time"
         try:
             time = parse_time(bare, _SECONDS)
-            if begins_with_a_day(bare) and time is bare:
-                time = _SECONDS.time_of(bare)
+            if starts_with_date(bare) and time is bare:
+                time = _SECONDS.to_time(bare)
             if (isinstance(time, int) and time <= TIME_MAX) or parse_time_word(bare, 0) is not None:
                 return
         except InvalidUsage as error:

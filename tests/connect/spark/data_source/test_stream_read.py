@@ -349,7 +349,7 @@ def test_times_may_be_timestamps(path: str) -> None:
         clicks = client.create_or_load("orders", key={"k": pa.int64()}, value={"v": pa.string()}, timeline="ms")
         line = clicks.timeline
         assert line is not None
-        times = [line.time_of(noon + timedelta(seconds=k)) for k in range(4)]
+        times = [line.to_time(noon + timedelta(seconds=k)) for k in range(4)]
         clicks.write([((k, "x"), time, 1) for k, time in enumerate(times)], seal=times[-1] + 1).result()
         for options, first in (
             ({"start": "2026-11-21 12:00:01.0004"}, [2, 3]),
@@ -370,7 +370,7 @@ def test_a_batch_is_read_as_of_a_timestamp(path: str) -> None:
     with persist.open(path) as client:
         clicks = client.create_or_load("clicks", key={"k": pa.int64()}, timeline="s")
         assert clicks.timeline is not None
-        times = [clicks.timeline.time_of(noon + timedelta(hours=k)) for k in range(4)]
+        times = [clicks.timeline.to_time(noon + timedelta(hours=k)) for k in range(4)]
         clicks.write([((k, None), time, 1) for k, time in enumerate(times)], seal=times[-1] + 1).result()
         client.create_or_load("plain", key={"k": pa.int64()}).seal(1).result()
     assert read(as_of="2026-11-21T13:59:59.9Z") == [0, 1]

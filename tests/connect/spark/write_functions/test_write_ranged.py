@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 import persist
 import persist.spark
 from persist.blob.stores.file import FileBlob
-from persist.codecs.part.key_range import comparable_keys
+from persist.codecs.part.key_range import load_comparable_keys
 from persist.codecs.part.part import Part
 
 ROWS = "id long, status string, amount double"
@@ -44,7 +44,7 @@ def upper(location: str) -> persist.Antichain:
 def overlapping(location: str, new: list[Part], collection: str = "orders") -> bool:
     with persist.open(location, mode="read") as client:
         schema = client.load(collection).schema
-    keys = sorted(found for part in new if (found := comparable_keys(part, schema)) is not None)
+    keys = sorted(found for part in new if (found := load_comparable_keys(part, schema)) is not None)
     assert len(keys) == len(new) > 1
     return any(one[-1] >= other[0] for one, other in pairwise(keys))
 
