@@ -25,7 +25,7 @@ _DURATION = re.compile(
     r"(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+)(?:\.(?P<fraction>\d{1,9}))?S)?)?",
     re.ASCII,
 )
-_ZEROS = r"(?:(\.\d*[1-9])|\.)0+((?:Z|z|[+-]\d\d:?(?:\d\d)?)?)$"  # At the end of a fraction, before an offset.
+_ZEROS = r"(:\d\d)(?:(\.\d*[1-9])|\.)0+((?:Z|z|[+-]\d\d:?(?:\d\d)?)?)$"  # Of a fraction, before an offset.
 _EXACT_BITS = {16: 11, 32: 24, 64: 53}
 
 
@@ -47,7 +47,7 @@ def parse_column(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray
     except pa.ArrowInvalid:
         if not pat.is_time(target) and not pat.is_timestamp(target):
             raise
-        return _choose_parser(target)(pc.replace_substring_regex(texts, _ZEROS, r"\1\2"), target)
+        return _choose_parser(target)(pc.replace_substring_regex(texts, _ZEROS, r"\1\2\3"), target)
 
 
 def _choose_parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]:

@@ -59,6 +59,8 @@ def test_text_is_read_as_the_value_that_it_says(text: str, kind: pa.DataType, va
         ("12:30:00.010", pa.time32("s")),
         ("2024-01-01T12:00:00.000100Z", pa.timestamp("ms", "UTC")),
         ("2024-01-01T12:00:00.", pa.timestamp("s")),
+        ("12.0", pa.time32("s")),
+        ("2024-01-01.0", pa.timestamp("s")),
         ("9007199254740993", pa.float64()),
         ("16777217", pa.float32()),
         ("2049", pa.float16()),

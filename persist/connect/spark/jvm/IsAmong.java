@@ -45,8 +45,8 @@ public final class IsAmong extends Expression implements Serializable {
     SortedKeys known = sorted();
     String kind = known.getClass().getName();
     String reference = context.addReferenceObj("keys", known, kind);
-    String all = context.addMutableState(kind, "keys", Functions.of(name -> name + " = " + reference + ";"), true, false);
-    String at = context.addMutableState("int", "at", Functions.of(name -> ""), true, false);
+    String all = context.addMutableState(kind, "keys", Functions.of(name -> name + " = " + reference + ";"), true, true);
+    String at = context.addMutableState("int", "at", Functions.of(name -> ""), true, true);
     ExprCode value = key.genCode(context);
     String argument = known.argument(value.value().code());
     String text = """

@@ -86,6 +86,14 @@ def test_rows_may_have_any_order(spark: SparkSession, text: str) -> None:
     compare(rows.select(key), gone, "left_anti", {"k": False})
 
 
+def test_two_filters_in_one_stage_have_keys_of_their_own(spark: SparkSession) -> None:
+    rows = spark.range(10).withColumnRenamed("id", "k").localCheckpoint()
+    for key in ("k", "CAST(k AS STRING) AS k"):
+        left = rows.selectExpr(key)
+        frames = [joined(left, left.where(f"k < {n}"), "left_anti", {"k": False}, is_tail=True) for n in (3, 8)]
+        assert sorted(int(row.k) for row in frames[0].union(frames[1]).collect()) == sorted([*range(3, 10), 8, 9])
+
+
 def test_no_keys_leave_all_rows_and_conditions_reach_the_keys(spark: SparkSession) -> None:
     rows, none = spark.range(5).withColumnRenamed("id", "k"), spark.range(0).withColumnRenamed("id", "k")
     for options in ({}, INTERPRETED):
