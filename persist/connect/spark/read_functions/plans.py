@@ -59,6 +59,7 @@ from persist.engine.read.results.snapshot import Snapshot
 logger = logging.getLogger(__name__)
 BROADCAST_ROWS_MAX = 4_000_000  # Updates whose keys are joined by a broadcast: each executor holds all of them.
 SORTED_ROWS_MAX = 2_000_000  # Updates whose keys are sorted: each task holds three copies of them.
+SORTED_BYTES_MAX = 1 << 27  # Stored bytes of these, if keys vary in length: one array of Spark holds less than 2 GiB.
 GONE = "_persist_gone_"  # Names of columns by which `jvm/KeyFilter.java` knows the join.
 BLOCK = 1 << 20  # Spark repeats a row through an array of at most so many.
 
@@ -374,7 +375,7 @@ class _NativeFrame:
     def _join_tail(self, rows: DataFrame, gone: DataFrame, how: str) -> DataFrame:
         """Return the rows whose keys are in the tail, or are not."""
         count = sum(map(self._scan.bound_row_count, self._tail.added))
-        prefix = GONE if count <= SORTED_ROWS_MAX else "_gone_"
+        prefix = GONE if count <= SORTED_ROWS_MAX and self._are_keys_small() else "_gone_"
         keys = gone.toDF(*(f"{prefix}{number}" for number in range(len(self._keys))))
         if count <= BROADCAST_ROWS_MAX:
             keys = F.broadcast(keys)
@@ -384,6 +385,11 @@ class _NativeFrame:
             # A comparison without regard to NULL is several times as fast.
             conditions.append(ours.eqNullSafe(of_tail) if name in self._nullable else ours == of_tail)
         return rows.join(keys, reduce(and_, conditions), how)
+
+    def _are_keys_small(self) -> bool:
+        """Return whether one array can hold all keys of the tail."""
+        is_fixed = all(pt.is_primitive(self._scan.schema.arrow.field(name).type) for name in self._keys)
+        return is_fixed or sum(part.bytes for part in self._tail.added) <= SORTED_BYTES_MAX
 
     def _repeat_rows(self, rows: DataFrame) -> DataFrame:
         """Return rows with the columns of the result, each repeated by its multiplicity."""

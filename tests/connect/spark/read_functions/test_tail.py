@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 import persist
 import persist.spark
 from persist.connect.spark.jar import JAR
+from persist.connect.spark.read_functions import plans
 from tests.connect.spark.read_functions.test_native import QUIET, bag
 
 KEYS: list[tuple[pa.DataType, list[Any]]] = [
@@ -126,3 +127,19 @@ def test_sums_that_overflow_are_errors(spark: SparkSession, tmp_path: Path, ansi
             persist.spark.snapshot(spark, path, "rows", form="diff", native=True).collect()
     finally:
         spark.conf.set("spark.sql.ansi.enabled", str(before))
+
+
+def test_long_keys_of_a_large_tail_are_joined(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path)
+    with persist.open(path, settings=QUIET) as client:
+        rows = client.create_or_load("rows", key={"s": pa.string()}, value={"v": pa.int64()})
+        rows.upsert([(str(i), 0) for i in range(5000)]).result()
+        rows.upsert([(str(i), 1) for i in range(100)]).result()
+        expected = bag(rows.snapshot().to_arrow())
+    for bytes_max, operator in ((1 << 27, "isamong" if JAR.exists() else "LeftAnti"), (1, "LeftAnti")):
+        monkeypatch.setattr(plans, "SORTED_BYTES_MAX", bytes_max)
+        assert native(spark, path)[1] == expected
+        plan = persist.spark.snapshot(spark, path, "rows")._jdf.queryExecution().executedPlan().toString()
+        assert operator in plan
