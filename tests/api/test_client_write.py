@@ -251,7 +251,7 @@ def test_a_first_write_with_a_key_refuses_rows_that_repeat_one_and_creates_nothi
 def test_updates_with_diffs_are_appended_whatever_the_key(client: persist.Client) -> None:
     for _ in range(2):
         client.write("orders", {"id": [1], "n": [1], "_diff": [1]}, key=["id"]).result()
-    client.write("orders", [((1, 1), "now", 1)], key=["id"], seal="2100-01-01", allow_future=True).result()
+    client.write("orders", [((1, 1), "2099-12-31", 1)], key=["id"], seal="2100-01-01", allow_future=True).result()
     assert client["orders"].snapshot().count() == 3
     with pytest.raises(persist.InvalidUsage, match="these have diffs"):
         client.write("orders", {"id": [1], "n": [1]}, diff=-1, mode="upsert")

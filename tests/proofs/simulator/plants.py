@@ -132,7 +132,7 @@ def what_a_listing_said(self: Any) -> None:
             (e, persist.engine.upkeep.references.parse_object_seqno(e.key) or 0) for e in listed if e.key not in named
         )
         old = (e for e, n in unnamed if n <= self._ages.checkpoints[0].seqno and self._is_orphan(e, n))
-        self._delete(what, [*old])
+        self._delete_blobs(what, [*old])
 
 
 def nothing_settled(self: Any, operations: list[Any], state: State, unreadable: Any) -> list[Any]:
