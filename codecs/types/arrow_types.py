@@ -90,6 +90,11 @@ def is_flat(t: pa.DataType) -> bool:
     return not pat.is_nested(t)
 
 
+def contains_map(t: pa.DataType) -> bool:
+    """Return whether `t` is a map or contains one."""
+    return not is_flat(t) and (pat.is_map(t) or any(contains_map(field.type) for field in list_inner_fields(t)))
+
+
 def is_number(t: pa.DataType) -> bool:
     """Return whether `t` is one of the integers or floats."""
     return bool(pat.is_integer(t) or pat.is_floating(t))

@@ -7,7 +7,7 @@ error. Pure functions of columns, vectorised through `pyarrow.json`.
 from persist.connect.envelopes.assembly import Events
 from persist.connect.envelopes.binlog import canal, maxwell
 from persist.connect.envelopes.debezium import debezium
-from persist.connect.envelopes.json_maps import contains_map, restore_maps
+from persist.connect.envelopes.json_maps import restore_maps
 from persist.connect.envelopes.json_numbers import NumberGuess, infer_exact_fields
 from persist.connect.envelopes.json_rows import (
     describe_error,
@@ -25,7 +25,6 @@ __all__ = [
     "NumberGuess",
     "Unreadable",
     "canal",
-    "contains_map",
     "debezium",
     "decode_base64",
     "describe_error",

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.types.arrow_types import (
+    contains_map,
     is_flat,
     list_inner_arrays,
     list_inner_fields,
@@ -29,13 +30,6 @@ class _Object(list[tuple[str, Any]]):
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_Object, parse_float=_Number, parse_int=_Number, parse_constant=_Number)
-
-
-def contains_map(kind: pa.DataType) -> bool:
-    """Return whether a type is a map or contains one."""
-    return not is_flat(kind) and (
-        pat.is_map(kind) or any(contains_map(field.type) for field in list_inner_fields(kind))
-    )
 
 
 def encode_maps(value: bytes, kind: pa.DataType) -> bytes:

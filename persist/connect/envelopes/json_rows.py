@@ -27,8 +27,8 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.order.arrays import get_int64_values, make_boolean_array, make_int64_array
-from persist.codecs.types.arrow_types import JSON, iterate_leaf_arrays
-from persist.connect.envelopes.json_maps import contains_map, encode_maps
+from persist.codecs.types.arrow_types import JSON, contains_map, iterate_leaf_arrays
+from persist.connect.envelopes.json_maps import encode_maps
 from persist.connect.envelopes.json_numbers import check_numbers, find_inexact
 from persist.connect.envelopes.messages import Unreadable
 

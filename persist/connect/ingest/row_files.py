@@ -22,12 +22,11 @@ import pyarrow.types as pat
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.nested import align_fields, find_new_fields, quote_name
-from persist.codecs.types.arrow_types import format_type, is_flat, list_inner_fields
+from persist.codecs.types.arrow_types import contains_map, format_type, is_flat, list_inner_fields
 from persist.codecs.updates.inputs import DELETED
 from persist.codecs.updates.tuples import describe_lacking_columns
 from persist.connect.envelopes import (
     Unreadable,
-    contains_map,
     encode_mixed_members,
     find_suspects,
     merge_in_order,

@@ -28,7 +28,7 @@ import scala.jdk.javaapi.CollectionConverters;
 /**
  * The rule that makes a join with the keys of a tail a filter by {@link IsAmong}, after conditions were pushed down.
  *
- * <p>Such a join is told by the names of its columns (see {@code read_functions/plans.py}). It would search a hash table
+ * <p>The names of its columns mark such a join (see {@code read_functions/plans.py}). The join would search a hash table
  * for each row, and the tables of large tails do not fit the caches of a processor.
  */
 final class KeyFilter extends Rule<LogicalPlan> {

@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 
 from persist.codecs.part.key_range import load_comparable_keys
 from persist.codecs.part.part import Part
-from persist.codecs.types.arrow_types import decode_scalar
+from persist.codecs.types.arrow_types import contains_map, decode_scalar
 from persist.codecs.types.schema import DIFF, TIME
 from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.data_source.source import read_by_source
@@ -43,7 +43,6 @@ from persist.connect.spark.read_functions.store import (
     explain_misread,
     explain_unreadable,
     find_unused_name,
-    holds_map,
     local_frame,
     part_frame,
 )
@@ -239,7 +238,7 @@ def _why_not(
     if form == "diff" and set(scan.columns) != set(schema.names):
         return 'form="diff" of some columns sums over records that differ in others'
     read = list(dict.fromkeys([*scan.columns, *(schema.key_names if is_merged else ())]))
-    if is_merged and (maps := [name for name in read if holds_map(schema.arrow.field(name).type)]):
+    if is_merged and (maps := [name for name in read if contains_map(schema.arrow.field(name).type)]):
         return f"Spark cannot compare maps, which the column {maps[0]!r} holds"
     scanned = list(dict.fromkeys(tombstoned.names(read)))
     return _why_not_scanned(spark, scan, scanned, address, tombstoned)

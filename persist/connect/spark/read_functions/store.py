@@ -103,13 +103,6 @@ def explain_misread(schema: CollectionSchema, names: Sequence[str], parts: Seque
     return f"Spark's Parquet scan cannot read the column {kinds}"
 
 
-def holds_map(kind: Any) -> bool:
-    """Return whether values of a type are maps, or hold some."""
-    if pt.is_struct(kind):
-        return any(holds_map(field.type) for field in kind)
-    return pt.is_map(kind) or (pt.is_nested(kind) and holds_map(kind.value_type))
-
-
 def _is_native(kind: Any) -> bool:
     if pt.is_nested(kind):
         if pt.is_struct(kind):

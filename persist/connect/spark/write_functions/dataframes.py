@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.order.ordering import make_canonical
+from persist.codecs.types.arrow_types import contains_map
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.planned_write import PlannedWrite, Target
 from persist.connect.spark.data_source.source import register
@@ -25,7 +26,7 @@ from persist.connect.spark.data_source.writers import DataFrameWrite, commit_dif
 from persist.connect.spark.frames import cast_exactly, ignores_case, map_in_tasks, rename, set_for_now, spell
 from persist.connect.spark.options import write_options
 from persist.connect.spark.read_functions.locations import snapshot
-from persist.connect.spark.read_functions.store import find_unused_name, holds_map
+from persist.connect.spark.read_functions.store import find_unused_name
 from persist.connect.spark.types import as_collection_expects, quote_column
 from persist.connect.spark.uploads import (
     RESERVED,
@@ -331,7 +332,7 @@ def _to_distinct_keys(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
     renamed = rename(keys, fields.names)
     if sorted(renamed.columns) != sorted(fields.names):
         raise SchemaMismatch(f"the DataFrame of keys has the columns {keys.columns}, and the key is {fields.names}")
-    if any(holds_map(field.type) for field in fields):
+    if any(contains_map(field.type) for field in fields):
         raise InvalidUsage(f"the key {fields.names} holds a map, which Spark cannot compare: delete by a condition")
     return cast_exactly(renamed, fields).distinct()
 
