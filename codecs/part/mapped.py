@@ -140,7 +140,9 @@ class MappedRows:
         kind, rows = column.type, rows + column.offset
         buffers = column.buffers()
         if not is_text(kind) and not _has_whole_bytes(kind):
-            self._mark_all(marks, buffers)
+            for buffer in buffers:
+                if buffer is not None and buffer.size:
+                    self._mark_bytes(marks, buffer, np.zeros(1, np.int64), np.array([buffer.size], np.int64))
             return
         if buffers[0] is not None:
             self._mark_bytes(marks, buffers[0], rows >> 3, (rows >> 3) + 1)
@@ -155,11 +157,6 @@ class MappedRows:
         ends = np.frombuffer(buffers[1], f"<i{width}", len(column) + column.offset + 1)
         if buffers[2] is not None:
             self._mark_bytes(marks, buffers[2], ends[rows].astype(np.int64), ends[rows + 1].astype(np.int64))
-
-    def _mark_all(self, marks: Rows, buffers: list[pa.Buffer | None]) -> None:
-        for buffer in buffers:
-            if buffer is not None and buffer.size:
-                self._mark_bytes(marks, buffer, np.zeros(1, np.int64), np.array([buffer.size], np.int64))
 
     def _mark_bytes(self, marks: Rows, buffer: pa.Buffer, starts: Rows, ends: Rows) -> None:
         some = ends > starts

@@ -450,11 +450,6 @@ def _convert_values(name: str, values: list[Any], schema: CollectionSchema | Non
         except InvalidUpdate:
             if any(isinstance(value, datetime) for value in values):
                 raise
-    return _infer_array(name, values)
-
-
-def _infer_array(name: str, values: list[Any]) -> pa.Array:
-    """Return values in the type that Arrow infers; moments of several types get that of the first."""
     try:
         array = pa.array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

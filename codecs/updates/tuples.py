@@ -58,7 +58,11 @@ def convert_tuples(
     if not rows:
         return schema.arrow.empty_table(), [], []
     try:
-        columns = _transpose_updates(rows, schema)
+        pairs, times, diffs = _transpose(rows, 3)
+        keys, values = _transpose(pairs, 2)
+        if find_misordered(rows, _UPDATE) or find_misordered(pairs, _PAIR):
+            raise _Malformed
+        columns = [*_transpose_side(keys, schema.key), *_transpose_side(values, schema.value), times, diffs]
         if to_times is not None and {*map(type, columns[-2])} != _INT:
             columns[-2] = to_times(columns[-2])
         return make_canonical(_build_table(columns, schema)), columns[-2], columns[-1]
@@ -94,15 +98,6 @@ def iterate_tuples(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[
     if DIFF not in table.column_names:
         raise SchemaMismatch(f"column {DIFF!r} is missing: read with all columns to get tuples")
     return _iterate_tuples(table, schema, ends)
-
-
-def _transpose_updates(rows: Sequence[Any], schema: CollectionSchema) -> list[list[Any]]:
-    """Transpose updates: one list per key field, per value field, of times, of diffs."""
-    pairs, times, diffs = _transpose(rows, 3)
-    keys, values = _transpose(pairs, 2)
-    if find_misordered(rows, _UPDATE) or find_misordered(pairs, _PAIR):
-        raise _Malformed
-    return [*_transpose_side(keys, schema.key), *_transpose_side(values, schema.value), times, diffs]
 
 
 def _transpose_side(values: list[Any], side: Side) -> list[list[Any]]:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from persist.connect.egress.files import Nan, encode_json_lines
 from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name
 from persist.connect.ingest.kafka.config import parse_brokers
+from persist.connect.ingest.source import PositiveInt
 from persist.core.errors import InvalidUsage, SinkMoved, TargetUnavailable
 from persist.engine.read.results.result import require_package
 
@@ -47,7 +48,7 @@ class KafkaSinkConfig(msgspec.Struct, kw_only=True):
     format: Literal["json", "debezium"] = "json"
     positions: str = "persist-positions"
     name: str | None = None
-    batch_rows: int = 100_000
+    batch_rows: PositiveInt = 100_000
     nan: Nan = "refuse"
     password_file: str | None = None
     client: dict[str, str | int | float | bool] = {}
@@ -66,8 +67,6 @@ class KafkaSink:
         self.batch_rows = config.batch_rows
         if topic:
             raise InvalidUsage(f'{self.name}: name topics by topics = {{ "orders" = "{topic}" }}, and not in the URL')
-        if config.batch_rows < 1:
-            raise InvalidUsage(f"batch_rows={config.batch_rows} must be at least 1")
         if unknown := {*config.topics} - {*config.collections}:
             raise InvalidUsage(f"topics: {min(unknown)!r} is not one of the collections {config.collections}")
         self._producer: Any = None

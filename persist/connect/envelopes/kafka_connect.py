@@ -115,7 +115,7 @@ def make_reader(what: Described, target: pa.DataType | None, samples: list[Any],
     if what.type == "struct":
         _check_nested(what, target, pat.is_struct, name)
         inner = {
-            n: make_reader(f, _get_field_type(target, n), list_values(samples, n), f"{name}.{n}")
+            n: make_reader(f, None if target is None else target.field(n).type, list_values(samples, n), f"{name}.{n}")
             for n, f in what.fields.items()
             if target is None or target.get_field_index(n) >= 0
         }
@@ -134,10 +134,6 @@ def make_reader(what: Described, target: pa.DataType | None, samples: list[Any],
     if target is not None and natural == pa.binary() and not is_bytes(target):
         raise InvalidUsage(f"column {name!r} holds bytes, and the schema has {target}: give it a type of bytes.")
     return choose_reader(natural if target is None else target, samples, name)
-
-
-def _get_field_type(target: pa.DataType | None, name: str) -> pa.DataType | None:
-    return None if target is None else target.field(name).type
 
 
 def _check_nested(what: Described, target: pa.DataType | None, fits: Callable[[pa.DataType], bool], name: str) -> None:
@@ -225,7 +221,13 @@ def unwrap_messages(texts: pa.Array, rows: np.ndarray) -> UnwrappedMessages:
         groups.append(Group(rows[plain], _select(texts, plain), None))
     _split_by_schema_bytes(_select(texts, schema_first), rows[schema_first], groups, bad)
     _split_one_by_one(_select(texts, payload_first), rows[payload_first], groups, bad)
-    return _drop_empty(groups, bad)
+    groups_with_rows, empty = [], [np.empty(0, np.int64)]
+    for group in groups:
+        null = get_boolean_values(pc.equal(group.texts, b"null"))
+        empty.append(group.rows[null])
+        if not null.all():
+            groups_with_rows.append(Group(group.rows[~null], _select(group.texts, ~null), group.described))
+    return UnwrappedMessages(groups_with_rows, np.concatenate(empty), bad)
 
 
 def _split_by_schema_bytes(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
@@ -273,16 +275,6 @@ def _parse_description(outer: _SchemaAndPayload) -> Described | None:
 
 def _format_reason(error: Exception) -> str:
     return str(error) if isinstance(error, Unreadable) else f"it is not JSON: {error}"
-
-
-def _drop_empty(groups: list[Group], bad: list[Bad]) -> UnwrappedMessages:
-    groups_with_rows, empty = [], [np.empty(0, np.int64)]
-    for group in groups:
-        null = get_boolean_values(pc.equal(group.texts, b"null"))
-        empty.append(group.rows[null])
-        if not null.all():
-            groups_with_rows.append(Group(group.rows[~null], _select(group.texts, ~null), group.described))
-    return UnwrappedMessages(groups_with_rows, np.concatenate(empty), bad)
 
 
 def _select(array: pa.Array, mask: npt.NDArray[np.bool_]) -> pa.Array:

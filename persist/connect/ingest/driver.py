@@ -10,6 +10,7 @@ A source is described by a URL with options, a TOML file, or what such a file wo
 import json
 import logging
 import os
+import re
 import threading
 import tomllib
 from collections.abc import Generator, Mapping
@@ -294,15 +295,17 @@ def parse_config(kind: type[T], config: Mapping[str, Any], where: str, end: str 
     try:
         return msgspec.convert(dict(config), kind)
     except msgspec.ValidationError as error:
-        raise InvalidUsage(f"{where}: {_explain_config_error(str(error), kind)}") from None
+        raise InvalidUsage(f"{where}: {_explain_config_error(str(error), kind, config)}") from None
 
 
-def _explain_config_error(message: str, kind: type[msgspec.Struct]) -> str:
+def _explain_config_error(message: str, kind: type[msgspec.Struct], config: Mapping[str, Any]) -> str:
     """Return a message of msgspec with the option's name and allowed values."""
     text, _, path = message.partition(" - at `$.")
     if not path:
         return text.replace("Object missing required field", "they must say")
     name = path.rstrip("`")
+    if re.match("Expected `(int|float)` >", text):
+        return f"{name}={config[name]} must be {'at least 0' if text.endswith('>= 0.0') else 'above 0'}"
     hint = get_type_hints(kind).get(name)
     choices = (word for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part))
     words = ", ".join(map(json.dumps, choices))

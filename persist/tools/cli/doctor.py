@@ -57,14 +57,10 @@ def doctor(
         if at.as_json:
             print_json(asdict(finding))
         else:
-            _print_finding(finding)
+            print_text(f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}")
+            if finding.advice:
+                print_text(f"{' ' * len(LEFT_OUT)}  {finding.advice}")
     return PROBLEMS if any(finding.result == WRONG for finding in findings) else OK
-
-
-def _print_finding(finding: Finding) -> None:
-    print_text(f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}")
-    if finding.advice:
-        print_text(f"{' ' * len(LEFT_OUT)}  {finding.advice}")
 
 
 def _check_python(at: Place) -> Iterator[Finding]:

@@ -309,7 +309,19 @@ def bench(at: Place) -> int:
     if at.as_json:
         print_json(measures)
     else:
-        print_measures(measures)
+        m = measures
+        rows = [
+            ("write and seal", f"{m['rows']:,} rows", f"{m['write_s']:.3f} s", f"{m['write_rows_per_s']:,.0f} rows/s"),
+            ("read", f"{m['rows']:,} rows", f"{m['read_s']:.3f} s", f"{m['read_rows_per_s']:,.0f} rows/s"),
+            (
+                "commit of a row",
+                f"{m['commits']} commits",
+                f"{m['commit_median_s'] * 1000:.1f} ms",
+                f"{m['commit_max_s'] * 1000:.1f} ms at most",
+            ),
+            ("look-up", f"{LOOKUPS} keys", f"{m['lookup_100_keys_s'] * 1000:.1f} ms", ""),
+        ]
+        print_table(("what", "how much", "took", "that is"), rows, right=(2, 3))
     return OK
 
 
@@ -347,23 +359,6 @@ def measure(client: "persist.Client") -> dict[str, Any]:
         }
     finally:
         collection.drop().result()
-
-
-def print_measures(measures: dict[str, Any]) -> None:
-    """Print the measurements."""
-    m = measures
-    rows = [
-        ("write and seal", f"{m['rows']:,} rows", f"{m['write_s']:.3f} s", f"{m['write_rows_per_s']:,.0f} rows/s"),
-        ("read", f"{m['rows']:,} rows", f"{m['read_s']:.3f} s", f"{m['read_rows_per_s']:,.0f} rows/s"),
-        (
-            "commit of a row",
-            f"{m['commits']} commits",
-            f"{m['commit_median_s'] * 1000:.1f} ms",
-            f"{m['commit_max_s'] * 1000:.1f} ms at most",
-        ),
-        ("look-up", f"{LOOKUPS} keys", f"{m['lookup_100_keys_s'] * 1000:.1f} ms", ""),
-    ]
-    print_table(("what", "how much", "took", "that is"), rows, right=(2, 3))
 
 
 def _write_batch(made: "persist.Collection", n: int) -> None:

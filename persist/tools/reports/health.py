@@ -371,7 +371,7 @@ def list_waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBl
     """
     engine, state = client.engine, client.engine.follower.state
     dropped, names, shares = state.control.dropped, get_names_by_id(client), find_sharers(state)
-    folders = [_list_folders(entry) for entry in dropped]
+    folders = [[*dict.fromkeys((entry.collection, *map(get_second_part, entry.blobs)))] for entry in dropped]
     ids = [*dict.fromkeys(folder for of_entry in folders for folder in of_entry)][:LISTED_MAX]
 
     def list_sizes(id_: str) -> dict[str, int]:
@@ -417,11 +417,6 @@ def _list_old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages
             "the next gc" if until_s <= now_s else "the grace period",
         )
     ]
-
-
-def _list_folders(dropped: Dropped) -> list[str]:
-    """Return the folders of dropped blobs, including other collections' for clones."""
-    return [*dict.fromkeys((dropped.collection, *map(get_second_part, dropped.blobs)))]
 
 
 def _make_waiting_blobs(

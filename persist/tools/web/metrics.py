@@ -37,7 +37,7 @@ from persist.core.metrics import Reading, iterate_readings
 from persist.engine.collection.failures import load_failures
 from persist.services.serve.http import Gate, serve_beside
 from persist.services.serve.rights import Tokens
-from persist.tools.reports.surveys import Facts, FactsCache
+from persist.tools.reports.surveys import FactsCache
 
 COLLECTIONS_MAX = 2000
 HELP = {  # Of other families, the name says it.
@@ -101,25 +101,21 @@ class Exposition:
         if len(names) <= COLLECTIONS_MAX:
             now_s = time.time()
             for facts in self._known.of(names):
-                yield from _read_collection(facts, now_s)
-
-
-def _read_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
-    hidden = facts.unsealed
-    values: dict[str, float | None] = {
-        "rows": facts.rows,
-        "bytes": facts.bytes,
-        "parts": facts.parts,
-        "holds": len(facts.contents.holds),
-        "unsealed_updates": 0 if hidden is None else hidden.updates,
-        "since": facts.since,
-        "upper": facts.upper,
-        "lag_seconds": facts.lag_s(now_s),
-        "failed": int(bool(load_failures(facts.contents))),
-    }
-    for name, value in values.items():
-        if value is not None:
-            yield Reading(f"persist.collection.{name}", value, False, attributes={"collection": facts.name})
+                hidden = facts.unsealed
+                values: dict[str, float | None] = {
+                    "rows": facts.rows,
+                    "bytes": facts.bytes,
+                    "parts": facts.parts,
+                    "holds": len(facts.contents.holds),
+                    "unsealed_updates": 0 if hidden is None else hidden.updates,
+                    "since": facts.since,
+                    "upper": facts.upper,
+                    "lag_seconds": facts.lag_s(now_s),
+                    "failed": int(bool(load_failures(facts.contents))),
+                }
+                for name, value in values.items():
+                    if value is not None:
+                        yield Reading(f"persist.collection.{name}", value, False, attributes={"collection": facts.name})
 
 
 def group_readings(readings: Iterable[Reading]) -> Iterable[Metric]:

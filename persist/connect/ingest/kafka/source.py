@@ -39,7 +39,7 @@ from persist.connect.ingest.kafka.config import KafkaConfig, Route, load_brokers
 from persist.connect.ingest.kafka.drift import find_drift
 from persist.connect.ingest.kafka.topics import MESSAGE, Place, Poll, Topics
 from persist.connect.ingest.row_types import contains_null
-from persist.connect.ingest.source import Batch, Change, Run, Target
+from persist.connect.ingest.source import Batch, Change, Run, Source, Target
 from persist.core.errors import InvalidUpdate, InvalidUsage, Unavailable
 from persist.core.keyed.machine import NUMBER
 from persist.core.rendering import format_count
@@ -88,7 +88,7 @@ class Positions:
         return properties | {NEWEST: str(self.newest_ms)}
 
 
-class Kafka:
+class Kafka(Source):
     """A source of topics."""
 
     def __init__(self, config: KafkaConfig) -> None:
@@ -98,7 +98,7 @@ class Kafka:
         self._topics = Topics(self._brokers, config)
         self._registry = None if config.registry is None else Registry(config.registry)
         name = self._topics.side_name
-        self.moments = f"{name}.transactions"
+        self.moments: str = f"{name}.transactions"
         self._warned: set[tuple[str, str]] = set()
         comment = f"messages of {self.name} that could not be taken in"
         self._rejected = Target(f"{name}.rejected", _REJECTED_KEY, _REJECTED_VALUE, False, None, comment)

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 from persist.core.errors import InvalidUsage
 
@@ -179,26 +178,14 @@ def _parse_single_table(tokens: list[_Token], at: int, schema: str) -> Iterator[
 STEP = 1 << 20
 
 
-class Gtids(Protocol):
-    """A set of transactions."""
-
-    @property
-    def measure(self) -> int:
-        """A number that grows with each transaction."""
-
-    def add(self, gtid: str) -> None:
-        """Add the next transaction; raise InvalidUsage if it, or a later one, is there."""
-
-    def has(self, other: str) -> bool:
-        """Return whether this set contains another one."""
-
-
-def parse_gtids(text: str, *, is_mariadb: bool) -> Gtids:
+def parse_gtids(text: str, *, is_mariadb: bool) -> "Gtids":
     """Return the set of transactions that a server's text describes."""
     return _Domains(text) if is_mariadb else _Servers(text)
 
 
 class _Domains:
+    """The transactions of MariaDB."""
+
     def __init__(self, text: str) -> None:
         self._last: dict[int, tuple[int, int]] = {}
         for gtid in filter(None, text.replace("\n", "").split(",")):
@@ -229,6 +216,8 @@ class _Domains:
 
 
 class _Servers:
+    """The transactions of MySQL."""
+
     def __init__(self, text: str) -> None:
         self._intervals: dict[str, list[tuple[int, int]]] = {}
         for server in filter(None, text.replace("\n", "").split(",")):
@@ -271,3 +260,6 @@ class _Servers:
             ":".join([server, *(str(first) if first == last else f"{first}-{last}" for first, last in intervals)])
             for server, intervals in sorted(self._intervals.items())
         )
+
+
+Gtids = _Domains | _Servers  # `measure` grows with each transaction that `add` adds.

@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 
 from persist.api.collection import Collection
-from persist.codecs.nested import quote_name
 from persist.connect.ingest.postgres.database import CLOCK_US, Database, PublishedTable, SlotInUse, parse_texts
 from persist.connect.ingest.postgres.pgoutput import (
     Relation,
@@ -274,24 +273,9 @@ class Stream:
         wider = {name: kind for name, kind in wider.items() if kind != have[name]}
         old_numbers = {renamed.get(name, name): number for name, number in numbers.items()}
         numbers = {name: now[name] if is_now else old_numbers.get(name, now.get(name)) for name in types}
-        try:  # In one commit, so that a crash cannot separate numbers and columns.
-            collection.evolve(
-                add={quote_name(name): kind for name, kind in added.items()},
-                drop=dropped,
-                rename={old: quote_name(new) for old, new in renamed.items()},
-                widen=wider,
-                properties={COLUMNS: json.dumps(numbers)},
-            )
-        except InvalidUsage as error:
-            raise InvalidUsage(
-                f"{_format_time(self._flow.time)}: the table {table} changed its columns in a way that "
-                f"{collection.name!r} cannot follow: {error}. "
-                f"{advise_copy([collection.name])}"
-            ) from error
-        logger.warning(
-            "%s has other columns from here on: added %s, dropped %s, renamed %s, wider %s",
-            table, [*added], dropped, renamed, [*wider],
-        )  # fmt: skip
+        self._flow.evolve(
+            collection, table, {COLUMNS: json.dumps(numbers)}, add=added, drop=dropped, rename=renamed, widen=wider
+        )
 
     def _load_column_numbers(self, collection: Collection) -> dict[str, int | None]:
         numbers: dict[str, int | None] = json.loads(collection.about.properties.get(COLUMNS, "{}"))
