@@ -220,7 +220,13 @@ def _conform_table(table: pa.Table, schema: CollectionSchema, defaults: dict[str
         raise _make_misfit_error(names_given, required, schema)
     for name in (TIME, DIFF):
         if name in present and not pat.is_integer(table.schema.field(name).type):
-            _check_integers(table.column(name), name)
+            column = table.column(name)
+            source = column.type.value_type if pat.is_dictionary(column.type) else column.type
+            if not (pat.is_integer(source) or pat.is_null(source)):
+                raise SchemaMismatch(
+                    f"column {name!r} has type {column.type}, and the collection stores int64, one for every update. "
+                    "Cast it to int64 first."
+                )
     columns = [
         cast_column(table.column(f.name), f.type, f.name)
         if f.name in present
@@ -228,16 +234,6 @@ def _conform_table(table: pa.Table, schema: CollectionSchema, defaults: dict[str
         for f in schema.arrow
     ]
     return pa.Table.from_arrays(columns, schema=schema.arrow)
-
-
-def _check_integers(column: pa.ChunkedArray, name: str) -> None:
-    """Refuse times and diffs of another type, for which a conversion would be a guess."""
-    source = column.type.value_type if pat.is_dictionary(column.type) else column.type
-    if not (pat.is_integer(source) or pat.is_null(source)):
-        raise SchemaMismatch(
-            f"column {name!r} has type {column.type}, and the collection stores int64, one for every update. Cast it "
-            "to int64 first."
-        )
 
 
 def _check_default(name: str, value: Any, low: int, high: int) -> None:

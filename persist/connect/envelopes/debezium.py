@@ -227,7 +227,7 @@ def _read_values(messages: Messages, request: ReadOptions, keys: Keys, *, may_la
     )
     groups, unchanged = take_out_unavailable(apart.groups, "after", request)
     paths = request.paths(messages)
-    types = _infer_row_types(groups, request)
+    types = infer_types_of_groups(groups, PLACES, request)
     samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
     path_types = {name: request.path_type(name, samples) for name in paths}
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad]
@@ -246,11 +246,13 @@ def _read_values(messages: Messages, request: ReadOptions, keys: Keys, *, may_la
     return _Values(changes, np.sort(np.concatenate([np.flatnonzero(~is_valid), apart.empty])), [*bad, *more])
 
 
-def _infer_row_types(groups: list[Group], request: ReadOptions) -> dict[str, pa.DataType]:
+def infer_types_of_groups(
+    groups: Sequence[Group], places: tuple[str, ...], request: ReadOptions
+) -> dict[str, pa.DataType]:
     """Return the types of the rows' columns over all groups."""
     if request.types is not None:
         return {name: t for name, t in request.types.items() if name not in request.metadata}
-    row = merge_types([pa.struct(list(list_row_types(group, PLACES, request).items())) for group in groups])
+    row = merge_types([pa.struct(list(list_row_types(group, places, request).items())) for group in groups])
     return {f.name: f.type for f in row} if pat.is_struct(row) else {}
 
 

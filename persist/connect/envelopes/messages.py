@@ -291,10 +291,10 @@ def choose_reader(
         inner = {
             f.name: choose_reader(f.type, list_values(samples, f.name), f"{name}.{f.name}", binary) for f in target
         }
-        return _add_cast(make_row_reader(inner), target, name)
+        return add_cast(make_row_reader(inner), target, name)
     if pat.is_list(target) or pat.is_large_list(target) or pat.is_fixed_size_list(target):
         values = [value for sample in samples if isinstance(sample, list) for value in sample if value is not None]
-        return _add_cast(make_list_reader(choose_reader(target.value_type, values, name, binary)), target, name)
+        return add_cast(make_list_reader(choose_reader(target.value_type, values, name, binary)), target, name)
     if pat.is_map(target):
         raise InvalidUsage(
             f"column {name!r} is a map, and maps are not read from JSON. Give it type string or a struct, and let the "
@@ -304,12 +304,15 @@ def choose_reader(
     return Reader(wire, convert, target)
 
 
-def _add_cast(inner: Reader, target: pa.DataType, name: str) -> Reader:
-    return Reader(inner.wire, lambda column: _cast_exactly(inner.convert(column), target, name), target)
+def add_cast(inner: Reader, target: pa.DataType | None, name: str) -> Reader:
+    """Return a reader that casts to a target type, if there is one."""
+    if target is None or inner.target == target:
+        return inner
 
+    def convert(column: pa.Array) -> pa.Array:
+        return cast_column(pa.chunked_array([inner.convert(column)]), target, name).combine_chunks()
 
-def _cast_exactly(column: pa.Array, target: pa.DataType, name: str) -> pa.Array:
-    return cast_column(pa.chunked_array([column]), target, name).combine_chunks()
+    return Reader(inner.wire, convert, target)
 
 
 def _parse_documents(texts: pa.Array, target: pa.DataType) -> pa.Array:

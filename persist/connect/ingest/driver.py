@@ -97,13 +97,8 @@ def _open_collections(client: Client, source: Source) -> dict[str, Collection]:
     moments_collection = _open_collection(client, make_moments_target(moments, source.name), source_properties)
     moments_properties = {**source_properties, MOMENTS: moments_collection.handle.id}
     collections = {target.name: _open_collection(client, target, moments_properties) for target in targets}
-    _warn_of_retired(source, moments_collection, sorted(collections))
-    return {**collections, moments: moments_collection}
-
-
-def _warn_of_retired(source: Source, moments: Collection, names: list[str]) -> None:
-    """Warn of collections that the source filled before, and fills no longer."""
-    earlier_names: list[str] = msgspec.json.decode(moments.about.properties.get(FILLED, "[]"))
+    names = sorted(collections)
+    earlier_names: list[str] = msgspec.json.decode(moments_collection.about.properties.get(FILLED, "[]"))
     if earlier_names != names:
         if dropped_names := {*earlier_names} - {*names}:
             logger.warning(
@@ -111,7 +106,8 @@ def _warn_of_retired(source: Source, moments: Collection, names: list[str]) -> N
                 "stay as they are. If their tables come back, drop them first, and they are copied again",
                 source.name, ", ".join(sorted(dropped_names)),
             )  # fmt: skip
-        moments.describe(properties={FILLED: msgspec.json.encode(names).decode()}).result()
+        moments_collection.describe(properties={FILLED: msgspec.json.encode(names).decode()}).result()
+    return {**collections, moments: moments_collection}
 
 
 def _open_collection(client: Client, target: Target, properties: Mapping[str, str]) -> Collection:

@@ -1,6 +1,7 @@
 """Commands that look at a location and read no data: ls, show, log, holds."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -155,7 +156,7 @@ def cost(
     price_list = LIST_PRICES if prices is None else Prices.from_file(prices)
     with at.open_reader() as client:
         costs = estimate_costs(client, price_list)
-        COSTS.write(at, [kind.as_json() for kind in costs.kinds])
+        COSTS.write(at, [asdict(kind) for kind in costs.kinds])
     print_remark(
         f"Of the objects that were made since {format_moment(costs.since_s)}, {costs.made:,} are still there: "
         "there were "

@@ -114,12 +114,9 @@ class RecordTexts:
         name = f"a collection that is gone ({id_[:8]})" if present_name is None else repr(present_name)
         if isinstance(mutation, kinds.SetHold):
             mutation = msgspec.structs.replace(mutation, hold=format_hold(mutation.hold, self._names))
-        return mutation.describe(name, self._time_format(id_))
-
-    def _time_format(self, id_: str) -> TimeText:
         if id_ not in self._times:
             self._times[id_] = str  # For a collection that is dropped, also while this runs.
             if id_ in self._names:
                 with suppress(persist.errors.CollectionNotFound):
                     self._times[id_] = make_time_format(self._client.load(self._names[id_]))
-        return self._times[id_]
+        return mutation.describe(name, self._times[id_])

@@ -1,6 +1,7 @@
 """How a location fares, on one screen: status."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
 from persist.core.rendering import format_count, format_duration
@@ -30,7 +31,7 @@ def status(at: Place, watch: Watch = False) -> int:
             return OK
         health = report_health(client)
     if at.as_json:
-        print_json(health.as_json())
+        print_json(asdict(health))
     else:
         print_health(health)
     return OK

@@ -13,10 +13,9 @@ newest records. The log lacks the bytes that garbage collection will free, so th
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import persist
 from persist.connect.egress.sink import SINK
@@ -191,10 +190,6 @@ class Health:
     due: tuple[DueWork, ...]
     clients: tuple[ClientActivity, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the health for programs."""
-        return asdict(self)
-
 
 def report_health(client: "persist.Client", now_s: float | None = None, *, known: FactsCache | None = None) -> Health:
     """Return a location's health. Cost: the facts of all collections, new records, and listings.
@@ -211,6 +206,10 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
     listed = [facts for facts in all_facts if not facts.name.startswith(".")]
     waiting = list_waiting_blobs(client, now_s)
     views = [_compute_view_lag(facts, by_id) for facts in listed if facts.contents.view is not None]
+    lags = [
+        Lag(f.name, f.upper, f.moment(f.upper), f.lag_s(now_s), 0 if f.unsealed is None else f.unsealed.updates)
+        for f in listed
+    ]
     live = sum(map(_sum_live_bytes, all_facts))
     sizes = [blobs.bytes for blobs in waiting]
     return Health(
@@ -223,7 +222,7 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
         history_bytes=sum(facts.bytes for facts in all_facts) - live,
         waiting_bytes=None if None in sizes else sum(size or 0 for size in sizes),
         keeps_all=sum(facts.contents.allowed == 0 for facts in listed),
-        collections=tuple(sorted(map(_make_lag_function(now_s), listed), key=lambda lag: -(lag.behind_s or 0.0))),
+        collections=tuple(sorted(lags, key=lambda lag: -(lag.behind_s or 0.0))),
         views=tuple(sorted(views, key=lambda view: not view.is_due)),
         sources=_list_sources(client, listed, now_s),
         sinks=_list_sinks(client, listed),
@@ -232,15 +231,6 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
         due=tuple(_list_due_work(client, listed, views, waiting, state.control, now_s)),
         clients=_list_clients(state.control, recent),
     )
-
-
-def _make_lag_function(now_s: float) -> Callable[[Facts], Lag]:
-    def lag(facts: Facts) -> Lag:
-        hidden = facts.unsealed
-        unsealed = 0 if hidden is None else hidden.updates
-        return Lag(facts.name, facts.upper, facts.moment(facts.upper), facts.lag_s(now_s), unsealed)
-
-    return lag
 
 
 def _compute_view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
