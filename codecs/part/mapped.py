@@ -18,7 +18,6 @@ repeats the name, and is parsed before any check is possible), compression (it c
 """
 
 import struct
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +40,8 @@ Rows = npt.NDArray[np.int64]
 def encode_mapped_file(batch: pa.RecordBatch, name: bytes) -> list[bytes | memoryview]:
     """Return the pieces of a file that holds rows. Cost: one copy of the rows, and their checksums."""
     message = memoryview(batch.serialize())
-    checksums = [xxhash.xxh3_64_intdigest(chunk) for chunk in _split_chunks(message)]
+    starts = range(0, len(message), CHUNK_BYTES)
+    checksums = [xxhash.xxh3_64_intdigest(message[at : at + CHUNK_BYTES]) for at in starts]
     head = b"".join(
         [
             _NAME.pack(len(name)),
@@ -169,7 +169,3 @@ def _has_whole_bytes(kind: pa.DataType) -> bool:
     """Return whether values take the same number of bytes each, one after the other in one buffer."""
     is_fixed = pat.is_primitive(kind) or pat.is_decimal(kind) or pat.is_fixed_size_binary(kind)
     return is_flat(kind) and is_fixed and not pat.is_boolean(kind)
-
-
-def _split_chunks(message: memoryview) -> Iterator[memoryview]:
-    return (message[at : at + CHUNK_BYTES] for at in range(0, len(message), CHUNK_BYTES))

@@ -43,7 +43,8 @@ _TICKS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_
 
 def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedArray:
     """Return the column in type `target`; itself, without a copy, when it has that type already."""
-    column = _strip_extension(column)
+    if isinstance(column.type, pa.BaseExtensionType) and get_stored_type(column.type) != column.type:
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     source = column.type
     if source.equals(target, check_metadata=True):
         return _check_values(column, name)
@@ -61,13 +62,6 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
             f"update {row} has {_format_value(column, row)} in column {name!r} of type {source}, and the collection "
             f"stores {target}, which cannot hold it: {error}. Change the value, or use a collection with a wider type."
         ) from error
-
-
-def _strip_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the storage of a column of UUIDs or JSON."""
-    if not isinstance(column.type, pa.BaseExtensionType) or get_stored_type(column.type) == column.type:
-        return column
-    return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
 
 
 def find_first_failing(column: pa.ChunkedArray, attempt: Callable[[pa.ChunkedArray], object]) -> int:

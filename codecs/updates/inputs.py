@@ -189,7 +189,8 @@ def _convert_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
         if not columns:
             raise _make_no_table_error(frame, error) from error
         return _convert_columns({name: frame[name] for name in frame.columns}, schema)
-    for name in _list_object_columns(frame):
+    kinds = zip(getattr(frame, "columns", ()), getattr(frame, "dtypes", ()), strict=False)
+    for name in [name for name, kind in kinds if str(kind) == "object"]:  # They hold Python values of any types.
         at = table.schema.get_field_index(str(name))
         if at >= 0 and not _fits_inferred_type(_list_values(frame[name]), table.schema.field(at).type):
             table = table.set_column(at, str(name), _convert_column(str(name), frame[name], schema))
@@ -340,12 +341,6 @@ def _check_column_type(name: Any, kind: Any) -> None:
         and np.datetime_data(kind)[0] not in ("D", "s", "ms", "us", "ns")
     ):
         raise SchemaMismatch(f"column {name!r} is of numpy's type {kind}, whose unit Arrow has not: cast it, as to ns")
-
-
-def _list_object_columns(frame: Any) -> list[Any]:
-    """Return the columns of a pandas frame that hold Python values, of whatever types."""
-    kinds = getattr(frame, "dtypes", ())
-    return [name for name, kind in zip(getattr(frame, "columns", ()), kinds, strict=False) if str(kind) == "object"]
 
 
 def _fits_inferred_type(values: list[Any], t: pa.DataType) -> bool:

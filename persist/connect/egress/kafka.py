@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.connect.egress.files import Nan, encode_json_lines
 from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name
@@ -158,7 +159,9 @@ class KafkaSink:
         elif not piece.leaving.is_keyed:
             values = self._encode_rows(batch.select([*schema.names, "_diff"]))
         else:
-            deleted = [False] * batch.num_rows if is_contents else _is_delete(batch)
+            deleted = (
+                [False] * batch.num_rows if is_contents else pc.equal(batch.column("_change"), "delete").to_pylist()
+            )
             values = [None if is_gone else line for line, is_gone in zip(self._encode_rows(rows), deleted, strict=True)]
         for key, value, at in zip(keys, values, times, strict=True):
             self._produce(topic, key, value, at)
@@ -282,7 +285,3 @@ class KafkaSink:
                     f"{self.name} refuses what is sent: {reason}. Nothing of this step was sent"
                 ) from None
             raise TargetUnavailable(f"{self.name} does not answer: {reason}") from None
-
-
-def _is_delete(batch: pa.RecordBatch) -> list[bool]:
-    return [change == "delete" for change in batch.column("_change").to_pylist()]

@@ -138,14 +138,10 @@ class Copy:
         for rows, last in self._server.pieces(point, name, copied.after):
             copied = msgspec.structs.replace(copied, after=last if key else None)
             self._copied[name] = copied
-            changes = [Change(name, _stamp_rows(rows, point.time, is_keyed=bool(key)))]
-            yield Batch(changes, None, rows.num_rows, properties={name: copied.to_properties()})
+            stamped = rows.append_column("_time", make_int64_array(np.full(len(rows), point.time, np.int64)))
+            if not key:
+                stamped = stamped.append_column("_diff", make_int64_array(np.ones(len(rows), np.int64)))
+            yield Batch([Change(name, stamped)], None, rows.num_rows, properties={name: copied.to_properties()})
         copied = msgspec.structs.replace(copied, is_done=True)
         self._copied[name] = copied
         yield Batch((), None, properties={name: copied.to_properties()})
-
-
-def _stamp_rows(rows: pa.Table, time: int, *, is_keyed: bool) -> pa.Table:
-    """Return rows as events, or as updates, at a time."""
-    stamped = rows.append_column("_time", make_int64_array(np.full(len(rows), time, np.int64)))
-    return stamped if is_keyed else stamped.append_column("_diff", make_int64_array(np.ones(len(rows), np.int64)))

@@ -106,7 +106,7 @@ class Kafka(Source):
     def targets(self, client: Client) -> Sequence[Target]:
         """Return the collections of rows, and of rejected messages if any; messages may determine types."""
         missing = [route for route in self._brokers.routes if route.collection not in client]
-        untold = [route for route in missing if not self._has_all_types(route)]
+        untold = [r for r in missing if not r.columns or any(name not in r.columns for name in r.key)]
         peeked = self._peek_messages() if untold else {}
         targets = []
         for route in self._brokers.routes:
@@ -267,10 +267,6 @@ class Kafka(Source):
                 collection.evolve(add={path: to_arrow_type(kind, path)})
                 logger.warning("%s: %r has a new column from now on: %s", self.name, route.collection, path)
         return collection.schema.version != version
-
-    def _has_all_types(self, route: Route) -> bool:
-        """Return whether the options have the types of all columns that they name."""
-        return bool(route.columns) and all(name in route.columns for name in route.key)
 
     def _make_target(self, route: Route, messages: pa.Table | None) -> Target:
         """Return the collection for a route, with inferred types if needed."""

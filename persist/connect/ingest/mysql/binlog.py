@@ -79,7 +79,8 @@ def parse_effect(statement: str, schema: str, followed: Sequence[Table]) -> Effe
     elif words[:4] == ["CREATE", "OR", "REPLACE", "TABLE"]:
         effect.emptied = [_parse_table_name(tokens, 4, schema)[0]]
     elif words[0] == "RENAME" and words[1] in ("TABLE", "TABLES"):
-        moved = {name for at, token in enumerate(tokens) for name in _parse_single_table(tokens, at, schema) if token}
+        starts = [at for at in range(1, len(tokens)) if tokens[at - 1].word != "."]
+        moved = {_parse_table_name(tokens, at, schema)[0] for at in starts}
         effect.refused = "it gives tables other names" if moved & tables else ""
     elif words[0] == "ALTER":
         _parse_alter(tokens, schema, tables, effect)
@@ -168,11 +169,6 @@ def _parse_table_list(tokens: list[_Token], at: int, schema: str) -> Iterator[Ta
         if at >= len(tokens) or tokens[at].word != ",":
             return
         at += 1
-
-
-def _parse_single_table(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
-    if at and tokens[at - 1].word != ".":
-        yield _parse_table_name(tokens, at, schema)[0]
 
 
 STEP = 1 << 20

@@ -101,7 +101,9 @@ class Server:
         self._mode = query.get("ssl_mode", "disabled" if is_near else "required")
         if self._mode not in ("disabled", "required", "verify"):
             raise InvalidUsage(f"ssl_mode={self._mode!r} is not disabled, required or verify")
-        self._password = self._load_password(unquote(parts.password or ""))
+        self._password = unquote(parts.password or "") or (
+            os.environ.get("MYSQL_PWD", "") if config.password_file is None else load_password(config.password_file)
+        )
         self.settings: dict[str, Any] = {
             "host": host, "port": port, "user": unquote(parts.username or "") or None, "password": self._password,
             "unix_socket": query.get("unix_socket"), "charset": "utf8mb4", "connect_timeout": 10,
@@ -111,11 +113,6 @@ class Server:
             if self._mode == "required":
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             self.settings["ssl"] = context
-
-    def _load_password(self, given: str) -> str:
-        if given or self.config.password_file is None:
-            return given or os.environ.get("MYSQL_PWD", "")
-        return load_password(self.config.password_file)
 
     def open_connection(self, **more: Any) -> Any:
         """Return a connection.

@@ -145,7 +145,8 @@ class Stream:
                     if is_end:
                         return
                     if mark is None and clock.monotonic_s() - asked_s >= self._database.config.heartbeat_s:
-                        mark, asked_s = self._load_log_end(), clock.monotonic_s()
+                        with closing(self._database.open_connection()) as looking, looking.cursor() as query:
+                            mark, asked_s = _query_log_end(query), clock.monotonic_s()
                 if mark is not None and cursor.wal_end < mark[0]:
                     cursor.send_feedback(reply=True, force=True)  # It answers with how far it has come.
                 select.select([cursor], [], [], POLL_S)
@@ -154,11 +155,6 @@ class Stream:
             yield from self._process(message.payload, cursor)
             if flow.upper != previous:
                 cursor.send_feedback(flush_lsn=flow.upper)
-
-    def _load_log_end(self) -> tuple[int, int]:
-        """Return the log's end, and its moment in µs since 1970."""
-        with closing(self._database.open_connection()) as connection, connection.cursor() as cursor:
-            return _query_log_end(cursor)
 
     def _count_bytes_behind(self) -> int:
         """Return the bytes of the log that are not ingested yet."""
@@ -240,7 +236,9 @@ class Stream:
             self._follow_schema(collection, table, have, types, now, is_now=is_now)
         self._kept[relation.id] = [at for at, column in enumerate(relation.columns) if column in columns]
         _check_identity(name, table, relation, [*collection.schema.key_names] if collection.handle.keyed else None)
-        self._relations[relation.id] = self._flow.open_rows(name, table, types, _parse_values)
+        self._relations[relation.id] = self._flow.open_rows(
+            name, table, types, lambda texts, kind, where: parse_texts(pa.array(texts, pa.string()), kind, where)
+        )
 
     def _follow_schema(
         self,
@@ -311,10 +309,6 @@ def _query_log_end(cursor: Any) -> tuple[int, int]:
     cursor.execute("SELECT pg_current_wal_lsn()")
     [position] = cursor.fetchone()
     return parse_lsn(position), now_us
-
-
-def _parse_values(texts: list[Any], kind: pa.DataType, where: str) -> pa.Array:
-    return parse_texts(pa.array(texts, pa.string()), kind, where)
 
 
 def _find_renames(
