@@ -184,7 +184,7 @@ class _Cluster:
                         return None
                     if not job.is_due:
                         return replace(plan, reads="changes", reason="nothing is sealed that is not there already")
-                    tasks = job.tasks(self.partitions or choose_partitions(get_parallelism(self.spark), job.bytes))
+                    tasks = job.make_tasks(self.partitions or choose_partitions(get_parallelism(self.spark), job.bytes))
                     return replace(plan, seqno=job.commit(_run_stages(self.spark, tasks)))
             except UpdatesBeyondUpper:
                 return None  # Another writer writes an output: a running program reports which one.

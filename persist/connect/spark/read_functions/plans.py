@@ -348,7 +348,9 @@ class _NativeFrame:
     def _scan_files(self, names: Sequence[str], parts: Sequence[Part], *, is_inside: bool) -> DataFrame:
         """Return rows within the times of the scan, without tombstones, by Spark's own scan."""
         needed = self._tombstoned.add_column([*names] if is_inside else [*names, TIME])
-        rows = self._tombstoned.select_live(scan_parts(self._spark, self._address.url, self._scan.schema, needed, parts))
+        rows = self._tombstoned.select_live(
+            scan_parts(self._spark, self._address.url, self._scan.schema, needed, parts)
+        )
         if not is_inside:
             rows = rows.where((F.col(TIME) >= self._scan.time_lower) & (F.col(TIME) < self._scan.time_upper))
         return rows if len(needed) == len(names) else rows.select(*map(quote_column, names))

@@ -110,7 +110,7 @@ class _Writer:
         """Spark Connect sends the function to its server; engines stay here."""
         return self.__dict__ | {"engines": {}}
 
-    def _open_engine(self, query: str) -> Engine:
+    def open_engine(self, query: str) -> Engine:
         """Return the engine of all batches of a query: only the first batch finds nothing decoded.
 
         It closes after an error, and with the last reference to the function.
@@ -125,7 +125,7 @@ class _Writer:
         """Write one batch."""
         check_workers(df.sparkSession)
         mark = self._make_mark(df, batch)
-        engine = self._open_engine(mark.query)
+        engine = self.open_engine(mark.query)
         try:
             self._write(engine, df, mark)
         except BaseException:

@@ -197,7 +197,8 @@ def test_a_task_that_fails_in_the_middle_deletes_what_it_has_stored(location: st
     assert (
         len(
             upload(
-                write.planned.target, map(write.rows.to_updates, [pa.table({"id": [1], "status": ["x"], "amount": [1.0]})])
+                write.planned.target,
+                map(write.rows.to_updates, [pa.table({"id": [1], "status": ["x"], "amount": [1.0]})]),
             )
         )
         == 1
