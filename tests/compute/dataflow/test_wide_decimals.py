@@ -34,7 +34,9 @@ def test_wide_decimals_are_the_same_after_they_were_words(values: list[int | Non
     assert words.tolist() == domain.encode(array).tolist()
     by_word = dict(zip(words.tolist(), array.to_pylist(), strict=True))
     assert len(by_word) == len(set(array.to_pylist()))
-    assert all(domain.get_interner(KIND).get_value(word) == value for word, value in by_word.items() if value is not None)
+    assert all(
+        domain.get_interner(KIND).get_value(word) == value for word, value in by_word.items() if value is not None
+    )
     order = sorted(range(len(words)), key=compute_ranks(domain, words, KIND).tolist().__getitem__)
     expected = sorted(array.to_pylist(), key=lambda each: (each is None, each or Decimal(0)))
     assert [array[at].as_py() for at in order] == expected

@@ -220,7 +220,9 @@ class _StageProgram:
             running.run()
             for exchange, updates in self._results:
                 yield exchange, _with_placeholder_column(updates.updates(), exchange)
-            self.outputs = [(name, self._task.select_uncommitted(name, updates.updates())) for name, updates in self._sinks]
+            self.outputs = [
+                (name, self._task.select_uncommitted(name, updates.updates())) for name, updates in self._sinks
+            ]
 
     def _add_input(self, number: int, columns: pa.Schema) -> int:
         kinds = {column.name: column.type for column in (columns or _NOTHING)}

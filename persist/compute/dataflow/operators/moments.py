@@ -142,7 +142,9 @@ def _make_statistic(
     product: str, size: Callable[[int], int], round_: Callable[[int, int], float] = divide_and_round, least: int = 1
 ) -> Statistic:
     """Return a statistic: a sum of products of deviations over a size."""
-    return lambda sums: round_(sums.sum_deviations(product), size(sums.count) << _SQUARE) if sums.count >= least else None
+    return lambda sums: (
+        round_(sums.sum_deviations(product), size(sums.count) << _SQUARE) if sums.count >= least else None
+    )
 
 
 def _get_population_size(n: int) -> int:
@@ -197,7 +199,9 @@ def _intercept(sums: Sums) -> float | None:
     spread = sums.sum_deviations("yy")
     if not spread:
         return None
-    return divide_and_round(sums.get("x") * spread - sums.sum_deviations("xy") * sums.get("y"), sums.count * spread << LOWEST)
+    return divide_and_round(
+        sums.get("x") * spread - sums.sum_deviations("xy") * sums.get("y"), sums.count * spread << LOWEST
+    )
 
 
 def _r2(sums: Sums) -> float | None:

@@ -374,7 +374,7 @@ class CaptureOperator(ConsolidateOperator):
     def __init__(self, at: Position, schema: pa.Schema, captured: Captured, domain: Domain) -> None:
         super().__init__(at, schema)
         self._captured = captured
-        captured.reset(schema, domain, self.dimensions, self.stash.list_chunks)
+        captured.attach(schema, domain, self.dimensions, self.stash.list_chunks)
 
     def run(self) -> None:
         super().run()

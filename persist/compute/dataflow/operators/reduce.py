@@ -170,7 +170,9 @@ class TotalReduce(ReduceOperator):
             worthwhile = self.large.find_rankable(sizes, numbers, new[-2])
             for at in worthwhile.tolist():
                 records = old[:, old_numbers == at]
-                self.large.add_group(tuple(keys[:, at].tolist()), self.arrangement.layout.value_rows(records), records[-1])
+                self.large.add_group(
+                    tuple(keys[:, at].tolist()), self.arrangement.layout.value_rows(records), records[-1]
+                )
             if len(worthwhile):
                 ranked = np.zeros(count, np.bool_)
                 ranked[worthwhile] = True

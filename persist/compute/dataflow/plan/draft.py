@@ -66,7 +66,7 @@ class Captured:
         self._waiting: Callable[[], list[Ints]] = list
         self._layout = Layout(0, 0, 1)
 
-    def reset(self, schema: pa.Schema, domain: Domain, dimensions: int, waiting: Callable[[], list[Ints]]) -> None:
+    def attach(self, schema: pa.Schema, domain: Domain, dimensions: int, waiting: Callable[[], list[Ints]]) -> None:
         """Begin anew for an opened program."""
         self._schema, self._domain, self._complete, self._waiting = schema, domain, [], waiting
         self._layout = Layout(len(schema), 0, dimensions)

@@ -135,7 +135,9 @@ class Ports:
             for source, schema, gate, alternatives in sources
         ]
         try:
-            begin = self.outputs.choose_beginning(self.sources, self._conditions, self._program.make_outline(), resume_time)
+            begin = self.outputs.choose_beginning(
+                self.sources, self._conditions, self._program.make_outline(), resume_time
+            )
             for source in self.sources:
                 source.start(begin)
         except SourceLost:
