@@ -296,15 +296,7 @@ def decode_scalar(j: Json, t: pa.DataType) -> pa.Scalar:
     if type(j) is not expected:
         raise ValueError(f"{j!r:.80} is not the written form of a value of type {t}")
     try:
-        if pat.is_temporal(t):
-            return pa.array([j], pa.int32() if t.bit_width == 32 else pa.int64()).view(t)[0]
-        if pat.is_floating(t):
-            return pa.scalar(float(j), t)
-        if pat.is_decimal(t):
-            return pa.scalar(decimal.Decimal(j), t)
-        if pat.is_binary(t) or pat.is_large_binary(t) or pat.is_fixed_size_binary(t):
-            return pa.scalar(base64.b64decode(j, validate=True), t)
-        return pa.scalar(j, t)
+        return _decode_written(j, t)
     except (pa.ArrowException, OverflowError, decimal.InvalidOperation, ValueError) as error:
         raise ValueError(f"{j!r:.80} is not the written form of a value of type {t}: {error}") from error
 
@@ -315,6 +307,19 @@ def get_written_type(t: pa.DataType) -> type:
     if pat.is_boolean(t):
         return bool
     return int if pat.is_integer(t) or pat.is_temporal(t) else str
+
+
+def _decode_written(j: Any, t: pa.DataType) -> pa.Scalar:
+    """Return a scalar of a flat type from its written form."""
+    if pat.is_temporal(t):
+        return pa.array([j], pa.int32() if t.bit_width == 32 else pa.int64()).view(t)[0]
+    if pat.is_floating(t):
+        return pa.scalar(float(j), t)
+    if pat.is_decimal(t):
+        return pa.scalar(decimal.Decimal(j), t)
+    if pat.is_binary(t) or pat.is_large_binary(t) or pat.is_fixed_size_binary(t):
+        return pa.scalar(base64.b64decode(j, validate=True), t)
+    return pa.scalar(j, t)
 
 
 Bound = list[Any]  # A whole key, its fields in their written form.

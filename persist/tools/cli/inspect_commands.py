@@ -1,6 +1,5 @@
 """Commands that look at a location and read no data: ls, show, log, holds."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -13,15 +12,11 @@ from persist.tools.cli.listing import Listing, Watch, make_column, make_time_col
 from persist.tools.cli.place import Place
 from persist.tools.cli.text import print_json, print_remark, print_text
 
-
-def _format_unsealed(row: Mapping[str, Any]) -> object:
-    return f"{row['unsealed']:,}" if row["unsealed"] else "-"
-
-
 COLLECTIONS = Listing(
     shown={
         "name": make_column("name"), "rows": lambda row: "?" if row["rows"] is None else f"{row['rows']:,}",
-        "bytes": make_column("bytes"), "upper": make_time_column("upper"), "unsealed": _format_unsealed,
+        "bytes": make_column("bytes"), "upper": make_time_column("upper"),
+        "unsealed": lambda row: f"{row['unsealed']:,}" if row["unsealed"] else "-",
     },
     right=["rows", "bytes", "upper", "unsealed"],
 )  # fmt: skip

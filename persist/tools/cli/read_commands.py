@@ -206,7 +206,9 @@ def follow(collection: "persist.Collection", as_of: int | str | None, *, until: 
         sealed_to = "for ever" if sealed.time is None else f"before {brief(sealed.time)}"
         print_remark(f"-- complete {sealed_to}")  # Nothing of before now is shown.
         return
-    with _start_listen(collection, as_of) as listen:
+    upper = collection.upper.time
+    after = as_of if as_of is not None else upper - 1 if upper else None
+    with collection.listen(after, times="int") as listen:
         printed = False
         for progress in listen:
             _print_updates(progress.updates, format, brief, with_head=not printed)
@@ -217,13 +219,6 @@ def follow(collection: "persist.Collection", as_of: int | str | None, *, until: 
             sys.stdout.flush()
             if end is not None and progress.upper >= persist.Antichain(end):
                 return
-
-
-def _start_listen(collection: "persist.Collection", as_of: int | str | None) -> "persist.Listen":
-    if as_of is not None:
-        return collection.listen(as_of, times="int")
-    upper = collection.upper.time
-    return collection.listen(None if not upper else upper - 1, times="int")
 
 
 def _print_updates(updates: "pa.Table", format: str, brief: Callable[[int], str], *, with_head: bool) -> None:

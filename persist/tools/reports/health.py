@@ -26,7 +26,6 @@ from persist.core.log.keys import CHECKPOINTS, get_second_part, get_table_root, 
 from persist.core.log.records import read_record
 from persist.core.names import read_release
 from persist.core.rendering import format_moment
-from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import list_due_parts as events_due
 from persist.core.state_rules.location import Dropped, LocationState, is_still_readable
 from persist.engine.collection.failures import load_failures
@@ -329,7 +328,7 @@ def _find_since_blockers(facts: Facts, names: Mapping[str, str], control: Locati
     holders = [
         (
             format_hold(None if held_time.lease else hold, names),
-            None if held_time.lease is None else _get_holder(control, held_time.lease),
+            control.leases[held_time.lease].holder if held_time.lease in control.leases else None,
         )
         for hold, held_time in contents.holds.items()
         if held_time.time <= since
@@ -340,10 +339,6 @@ def _find_since_blockers(facts: Facts, names: Mapping[str, str], control: Locati
         SinceBlocker(facts.name, hold, holder, since, facts.moment(since), then, facts.moment(then))
         for hold, holder in holders
     ]
-
-
-def _get_holder(control: LocationState, lease: str) -> str | None:
-    return control.leases[lease].holder if lease in control.leases else None
 
 
 def _sum_live_bytes(facts: Facts) -> int:
@@ -445,7 +440,9 @@ def _list_due_work(
     tuning, skew_s = client.engine.settings.tuning, client.engine.follower.policies.newest.clock_skew_s
     work = {
         ("refresh views", "persist refresh"): [view.view for view in views if view.is_due],
-        ("resolve events", "persist compact"): [f.name for f in all_facts if _is_unresolved(f.contents)],
+        ("resolve events", "persist compact"): [
+            f.name for f in all_facts if f.contents.keyed is not None and events_due(f.contents, f.contents.upper)
+        ],
         ("compact", "persist maintain"): [f.name for f in all_facts if choose_next_work(f.contents, tuning)],
         ("destroy what was retracted", "persist compact"): [
             f.name for f in all_facts if must_destroy(f.contents) is not None
@@ -456,10 +453,6 @@ def _list_due_work(
         ],
     }
     return [DueWork(*what, len(names), tuple(names[:3])) for what, names in work.items() if names]
-
-
-def _is_unresolved(contents: CollectionState) -> bool:
-    return contents.keyed is not None and bool(events_due(contents, contents.upper))
 
 
 def _list_recent_records(

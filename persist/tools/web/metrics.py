@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -135,15 +134,15 @@ def serve_metrics(
     client: "persist.Client", address: str, *, token: str | None, insecure: bool, write_token: str | None = None
 ) -> Iterator[str]:
     """Serve metrics at HOST:PORT; yield their URL. Port 0 takes a free one."""
-    make_app = partial(_make_app, Exposition(client))
+    exposition = Exposition(client)
+
+    def make_app(gate: Gate) -> Starlette:
+        async def answer(request: Request) -> Response:
+            if refusal := gate.refuse(request, "metrics"):
+                return PlainTextResponse(f"{refusal[1]}\n", refusal[0])
+            return await exposition.make_response()
+
+        return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])
+
     with serve_beside(make_app, "--metrics", address, Tokens(token, write_token), insecure=insecure) as url:
         yield f"{url}/metrics"
-
-
-def _make_app(exposition: Exposition, gate: Gate) -> Starlette:
-    async def answer(request: Request) -> Response:
-        if refusal := gate.refuse(request, "metrics"):
-            return PlainTextResponse(f"{refusal[1]}\n", refusal[0])
-        return await exposition.make_response()
-
-    return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])
