@@ -21,8 +21,7 @@ import xxhash
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.stream_hold import Position
-from persist.core.errors import InvalidUsage
-from persist.core.errors.conflicts import SinkMoved
+from persist.core.errors import InvalidUsage, SinkMoved
 
 VERSION = 1
 SINK = "egress."  # A property of collections begins so, and goes on with the name of a hold: which sink it is of.
