@@ -16,6 +16,7 @@ import persist.core.state_rules.collection_rules
 import persist.core.state_rules.contents
 import persist.core.state_rules.draft
 import persist.core.state_rules.state
+import persist.engine.collection.commit
 import persist.engine.collection.planned_commits
 import persist.engine.compact.rewriter
 import persist.engine.follow.follower
@@ -25,7 +26,7 @@ import persist.engine.upkeep.references
 import persist.engine.write.group_commit
 import persist.services.erase.erasure
 import persist.services.publish.planning
-from persist.blob.errors import Indeterminate
+from persist.blob.errors import Indeterminate, StoreFull
 from persist.compute.sql.redefine import RecreatedViews
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
@@ -33,6 +34,7 @@ from persist.core.log.keys import make_checkpoint_key, make_record_key
 from persist.core.log.records import create_record, encode_record
 from persist.core.state_rules.annotations import add_tokens
 from persist.core.state_rules.state import State
+from persist.engine.collection.plain_rows import make_restore_steps
 from persist.engine.follow.checkpoint import read_checkpoint
 from persist.engine.follow.log_identity import Past
 from persist.engine.read.lookups.part_rows import find_places
@@ -52,6 +54,18 @@ def acknowledged_before_the_answer(create: Callable[..., Any]) -> Callable[..., 
         except Indeterminate:
             return None
         return create(blob, record, clock, **options)
+
+    return planted
+
+
+def acknowledged_without_room(create: Callable[..., Any]) -> Callable[..., Any]:
+    """A record that there is no room for counts as created."""
+
+    def planted(*args: Any, **options: Any) -> Any:
+        try:
+            return create(*args, **options)
+        except StoreFull:
+            return None
 
     return planted
 
@@ -157,6 +171,16 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
             "create_record",
             acknowledged_before_the_answer(create_record),
         )
+    ],
+    "what there is no room for is acknowledged": lambda: [
+        (persist.engine.write.group_commit, "create_record", acknowledged_without_room(create_record)),
+    ],
+    "a restoration goes back less far than is asked": lambda: [
+        (
+            persist.engine.collection.commit,
+            "make_restore_steps",
+            lambda handle, then, *rest: make_restore_steps(handle, then + 1, *rest),
+        ),
     ],
     "since passes what readers hold": lambda: [
         (
