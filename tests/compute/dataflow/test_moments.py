@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.compute.dataflow.operators.moments import (
-    LOWEST,
-    STATISTICS,
-    round_square_root,
-    statistics,
-    sum_products,
-)
+from persist.compute.dataflow.operators.moments import LOWEST, STATISTICS, round_square_root, statistics, sum_products
 from tests.support.tiers import examples
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

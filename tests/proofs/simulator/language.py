@@ -554,10 +554,7 @@ class _Generator(Drawing):
         step["stop"] = {"request": request, "skipped": chance.randrange(skipped), "seconds": chance.choice(seconds)}
 
     def _crash_in(self, step: Step, calls: int) -> None:
-        step["crash"] = {
-            "calls": self.chance.randrange(calls),
-            "how": self.chance.choice(["before", "after", "limbo"]),
-        }
+        step["crash"] = {"calls": self.chance.randrange(calls), "how": self.chance.choice(["before", "after", "limbo"])}
         self._forget(step["slot"], "crash")
 
     def _hold(self, step: Step, belief: _Belief) -> None:
