@@ -5,6 +5,7 @@ A version v is the state after the commits with seqno < v, so version 0 is the e
 version and may be changed further, without effect on the location, to follow a commit operation by operation.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -222,9 +223,10 @@ class View:
         updates = [*self.contents(id_).updates, *(u for name, some in self.appended if name == id_ for u in some)]
         if model.changes(updates, upper, model.EMPTY):
             raise model.Refused("UpdatesBeyondUpper")
-        now, then = model.contents(updates, upper), model.contents(updates, as_of)
+        sums: Counter[Any] = Counter(model.contents(updates, as_of))
+        sums.subtract(model.contents(updates, upper))
         at = upper if time is None else time
-        return [[k, v, at, n] for k, v in {*now, *then} if (n := then.get((k, v), 0) - now.get((k, v), 0))]
+        return [[k, v, at, n] for (k, v), n in sums.items() if n]
 
     def allow(self, id_: str, since: int) -> None:
         self._change(id_, lambda collection: collection.allowing(since))
