@@ -267,7 +267,7 @@ class ValueFilter:
         return cls(*rewritten, entry, footer.group_rows, part.name)
 
     def read(self, groups: Sequence[int], fetch: Callable[[int, int], bytes | memoryview]) -> pa.Table:
-        """Return the values of some row groups; as dictionaries if that is one column of these alone.
+        """Return the filter's columns of some row groups; a single column keeps its dictionary.
 
         Args:
             fetch: returns the bytes of the part from one position to another.
