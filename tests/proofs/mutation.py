@@ -52,6 +52,11 @@ ROOMS = {
     ]
     + [f"tests/engine/test_evolve{what}.py" for what in ("", "_keyed", "_narrower")],
     "core/log": ["tests/core/log"],
+    "compute/index": [
+        "tests/compute/index",
+        "tests/compute/sql/test_redefine.py",
+        "tests/services/erase/test_derived.py",
+    ],
     "engine/follow": [
         "tests/engine/follow",
         "tests/engine/write/test_look_back.py",
@@ -99,7 +104,7 @@ ROOMS = {
 } | {
     room: [f"tests/{room}"]
     for room in (
-        *("blob", "codecs", "engine/compact", "compute/index", "services/backup", "services/erase", "services/fsck"),
+        *("blob", "codecs", "engine/compact", "services/backup", "services/erase", "services/fsck"),
         *("services/publish", "connect/egress", "connect/ingest", "tools/cli"),
     )
 }
