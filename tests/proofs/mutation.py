@@ -52,11 +52,7 @@ ROOMS = {
     ]
     + [f"tests/engine/test_evolve{what}.py" for what in ("", "_keyed", "_narrower")],
     "core/log": ["tests/core/log"],
-    "compute/index": [
-        "tests/compute/index",
-        "tests/compute/sql/test_redefine.py",
-        "tests/services/erase/test_derived.py",
-    ],
+    "compute/index": ["tests/compute/index", "tests/services/erase/test_erase.py"],
     "engine/follow": [
         "tests/engine/follow",
         "tests/engine/write/test_look_back.py",
