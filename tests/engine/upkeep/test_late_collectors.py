@@ -217,7 +217,7 @@ def late_while_a_checkpoint_comes_and_is_kept(at: int | None) -> tuple[list[str]
 
     def make_checkpoint() -> None:
         client.collections()
-        write_checkpoint(world.store, *client.engine.follower.recent())
+        write_checkpoint(world.store, *client.engine.follower.get_recent_records())
 
     def meanwhile() -> None:
         world.commit(1)
