@@ -95,6 +95,18 @@ def test_a_collection_that_is_small_is_read_whole_and_once(client: persist.Clien
     assert [reading.columns for reading in past.readings] == [None]
 
 
+def test_requests_read_only_keys_that_no_earlier_request_has_read(client: persist.Client) -> None:
+    rows, domain = filled(client, random.Random(1)), Domain()
+    past = Past("p", "rows", rows.handle, COLUMNS, domain, 5)
+    (text,) = domain.encode(pa.array(["x"])).tolist()
+    with requests_by_key():
+        everything = past.contents(None)
+        for columns, words in [((0,), [[1, 2]]), ((0,), [[2]]), ((1, 0), [[text], [1]]), ((0,), [[2, 3, 4]])]:
+            keys = Keys(columns, np.array(words))
+            assert summed(past.contents(keys)) == summed(everything[:, keys.selects(everything)])
+    assert [(reading.columns, reading.keys) for reading in past.readings[1:]] == [(("k",), 2), (("k",), 2)]
+
+
 def test_who_refuses_to_read_everything_names_the_source(client: persist.Client) -> None:
     rows = filled(client, random.Random(1))
     past = Past("the program", "read rows", rows.handle, COLUMNS, Domain(), 5)

@@ -101,7 +101,8 @@ class Past:
         self._snapshot: Snapshot | None = None
         self._bytes: int | None = None
         self._everything: Ints | None = None
-        self._requested: dict[tuple[tuple[int, ...], bytes], Ints] = {}
+        # By columns: the keys that were read, and all records that have one.
+        self._requested: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
         self._null: dict[str, bool] = {}
 
     @property
@@ -183,14 +184,23 @@ class Past:
         return self._everything if keys is None else self._everything[:, keys.selects(self._everything)]
 
     def _read_keys_once(self, keys: Keys) -> Ints:
-        """Return the records of some keys, cached for operators that request the same."""
-        name = keys.columns, keys.words.tobytes()
-        if name not in self._requested:
-            records = self._read_keys(keys)
-            if sum(updates.nbytes for updates in self._requested.values()) + records.nbytes > KEPT_BYTES:
-                return records
-            self._requested[name] = records
-        return self._requested[name]
+        """Return the records of some keys; what an earlier request has read is not read again."""
+        words, known = keys.words, None
+        for columns, (read_words, records) in self._requested.items():
+            if {*columns} <= {*keys.columns}:
+                requested = words.take([keys.columns.index(column) for column in columns], axis=0)
+                is_read = Keys(tuple(range(len(columns))), read_words).selects(requested)
+                if is_read.all():
+                    return records[:, keys.selects(records)]
+                if columns == keys.columns:
+                    words, known = words[:, ~is_read], (read_words, records)
+        records = self._read_keys(Keys(keys.columns, words))
+        if known is not None:
+            words, records = np.concatenate((known[0], words), axis=1), np.concatenate((known[1], records), axis=1)
+        others = sum(kept.nbytes for columns, (_, kept) in self._requested.items() if columns != keys.columns)
+        if others + records.nbytes <= KEPT_BYTES:
+            self._requested[keys.columns] = words, records
+        return records if known is None else records[:, keys.selects(records)]
 
     def _read_keys(self, keys: Keys) -> Ints:
         names = tuple(self._columns.names[column] for column in keys.columns)
