@@ -30,6 +30,7 @@ from persist.compute.dataflow.plan.plan import (
     Constant,
     Join,
     Linear,
+    Node,
     Persist,
     Plan,
     Reduce,
@@ -39,7 +40,7 @@ from persist.compute.dataflow.plan.plan import (
 from persist.compute.dataflow.plan.stages import move_times
 from persist.compute.dataflow.ports.output import Output
 from persist.compute.dataflow.ports.past import Past, Reading
-from persist.compute.dataflow.running.seeds import Accumulation, NullsAndSigns, Seeds
+from persist.compute.dataflow.running.seeds import Accumulation, FirstRecords, NullsAndSigns, Seeds
 from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
@@ -83,6 +84,7 @@ class Partial:
         operators: Sequence[Operator],
         entries: Mapping[int, EntryOperator],
         accumulations: Sequence[Accumulation],
+        limits: Mapping[Operator, Node],
         sources: Mapping[int, Past],
         outputs: Sequence[Output],
         domain: Domain,
@@ -113,6 +115,9 @@ class Partial:
             if operator in by_operator:
                 seeds = Seeds.find(past, by_operator[operator], plan, nulls, domain)
                 by_operator[operator].operator.arrangement.seeds = None if seeds is None else seeds.updates
+            if operator in limits and isinstance(operator, TotalReduce):
+                first = FirstRecords.find(past, operator, limits[operator], nulls)
+                operator.read_first = None if first is None else first.updates
         return state
 
     def move(self, as_of: int) -> None:

@@ -234,6 +234,7 @@ class Running(Closes):
             self._graph.operators,
             self._graph.entries,
             self._graph.accumulations,
+            self._graph.limits,
             self._make_pasts(at),
             self._outputs.every,
             self._domain,
