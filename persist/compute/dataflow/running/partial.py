@@ -39,7 +39,7 @@ from persist.compute.dataflow.plan.plan import (
 )
 from persist.compute.dataflow.plan.stages import move_times
 from persist.compute.dataflow.ports.output import Output
-from persist.compute.dataflow.ports.past import Past, Reading
+from persist.compute.dataflow.ports.past import KEPT_BYTES, Past, Reading
 from persist.compute.dataflow.running.seeds import Accumulation, FirstRecords, NullsAndSigns, Seeds
 from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
@@ -119,6 +119,11 @@ class Partial:
                 first = FirstRecords.find(past, operator, limits[operator], nulls)
                 operator.read_first = None if first is None else first.updates
         return state
+
+    def note_changes(self) -> None:
+        """Let readers see which records change in the pass that begins."""
+        for entry, past in self.entries.items():
+            past.changes = None if entry.out is None or entry.out.nbytes > KEPT_BYTES else entry.out
 
     def move(self, as_of: int) -> None:
         """Read requests as of a later time, which the program has processed."""

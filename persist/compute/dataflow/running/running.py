@@ -315,6 +315,8 @@ class Running(Closes):
             return 0  # Nothing has come, and nothing that waits has become ready.
         self._complete = complete
         self._return_memory(count)  # Reading them has freed memory.
+        if self.partial is not None:
+            self.partial.note_changes()
         try:
             self._graph.run()
             if self._outputs is not None:
