@@ -116,7 +116,7 @@ def _estimate_part_bytes(part: Part, scan: Scan, first: SortedKeys) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Consecutive row groups of a part, or, without any, all of it. `is_base`: whether the part is of the keyframe."""
+    """Row groups of a part, or, without any, all of it. `is_base`: whether the part is of the keyframe."""
 
     part: Part
     is_base: bool
@@ -148,7 +148,7 @@ class _Search:
                 yield from (_Piece(part, is_base, run) for run in self._list_requests(part))
 
     def _list_requests(self, part: Part) -> Iterator[list[int]]:
-        """Yield the row groups of a part that may hold a key, one list for each request."""
+        """Yield the row groups of a part that may hold a key, one list for each request, which covers small gaps."""
         index = self.reader.index(part, self.scan.schema)
         groups = [*range(len(index.groups))]
         if self.first is not None:
@@ -156,7 +156,10 @@ class _Search:
             groups = bounds.hit(KeySamples.of(part, self.scan.schema, 1), self.first).tolist()
         run: list[int] = []
         for group in groups:
-            if run and (run[-1] + 1 != group or index.groups[group].end - index.groups[run[0]].start > FETCH_BYTES):
+            _, _, start, end = index.groups[group]
+            if run and (
+                start - index.groups[run[-1]].end > WHOLE_BYTES_MAX or end - index.groups[run[0]].start > FETCH_BYTES
+            ):
                 yield run
                 run = []
             run.append(group)
@@ -181,7 +184,7 @@ class _Search:
         return table
 
     def _read_groups(self, part: Part, groups: Sequence[int], columns: list[str]) -> pa.Table:
-        """Return columns of the rows of consecutive row groups; others are decoded if a group has a key."""
+        """Return columns of the rows of row groups; others than those of keys are decoded if a group has a key."""
         schema, tested = self.scan.schema.arrow, [name for name, _ in self.tests]
         fields = pa.schema([schema.field(name) for name in columns])
         other_names = [name for name in columns if name not in tested]
