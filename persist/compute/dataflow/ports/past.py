@@ -20,7 +20,7 @@ from persist.codecs.errors import SchemaMismatch
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part
 from persist.compute.dataflow.state.costs import USUAL
-from persist.compute.dataflow.updates.batch import Keys, distinct_columns
+from persist.compute.dataflow.updates.batch import Keys, find_distinct_columns
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.compute.index import PAYS, Path, is_indexable, plan_paths
@@ -165,7 +165,7 @@ class Past:
         """Whether requests read all of it."""
         return self.bytes <= SMALL_BYTES
 
-    def contents(self, keys: Keys | None) -> Ints:
+    def read(self, keys: Keys | None) -> Ints:
         """Return the collection's records of some keys, or all, as updates.
 
         Raises:
@@ -200,7 +200,7 @@ class Past:
                     words, known = words[:, ~is_read], (read_words, records)
         if known is None:
             words = self._add_changed(keys)
-        records = self._read_keys(Keys(keys.columns, words))
+        records = self._read_keys_from_store(Keys(keys.columns, words))
         is_same = known is None and words.shape == keys.words.shape
         if known is not None:
             words, records = np.concatenate((known[0], words), axis=1), np.concatenate((known[1], records), axis=1)
@@ -213,12 +213,12 @@ class Past:
         """Return the words of keys, or those of all changed records if keys are a good part of these."""
         if self.changes is None:
             return keys.words
-        changed = distinct_columns(self.changes.take(keys.columns, axis=0))
+        changed = find_distinct_columns(self.changes.take(keys.columns, axis=0))
         is_part = keys.words.shape[1] < changed.shape[1] <= CHANGED_RATIO * keys.words.shape[1]
         every = Keys(tuple(range(len(changed))), changed)
         return changed if is_part and every.selects(keys.words).all() else keys.words
 
-    def _read_keys(self, keys: Keys) -> Ints:
+    def _read_keys_from_store(self, keys: Keys) -> Ints:
         names = tuple(self._columns.names[column] for column in keys.columns)
         table = self._to_key_table(names, keys)
         reader, path = self._handle.engine.reader(), None if table is None else self._choose_index(names)
@@ -318,7 +318,7 @@ class ExplainLoss:
 
 def encode_contents(domain: Domain, columns: pa.Schema, tables: Iterable[pa.Table], time: int) -> Ints:
     """Return the rows of tables as updates at a time: the words of the columns, the time and diffs."""
-    encoded = [encode(domain, columns, table) for table in tables]
+    encoded = [encode_table(domain, columns, table) for table in tables]
     updates = np.empty((len(columns) + 2, sum(len(rows[-1]) for rows in encoded)), np.int64)
     updates[-2] = time
     end = 0
@@ -329,7 +329,7 @@ def encode_contents(domain: Domain, columns: pa.Schema, tables: Iterable[pa.Tabl
     return updates
 
 
-def encode(domain: Domain, columns: pa.Schema, table: pa.Table) -> list[Ints]:
+def encode_table(domain: Domain, columns: pa.Schema, table: pa.Table) -> list[Ints]:
     """Return the words of each column of a table, and the diffs."""
     rows = []
     for column in columns:
