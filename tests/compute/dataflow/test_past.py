@@ -121,6 +121,17 @@ def test_a_good_part_of_changed_keys_is_read_with_the_others(
     assert past.readings[1].keys == count
 
 
+def test_records_of_two_earlier_requests_are_not_taken_for_all(client: persist.Client) -> None:
+    rows, domain = filled(client, random.Random(1)), Domain()
+    past = Past("p", "rows", rows.handle, COLUMNS, domain, 5)
+    text = domain.encode(pa.array(["x"]))[0]
+    with requests_by_key():
+        everything = past.read(None)
+        for columns, words in [((1, 0), [[text], [1]]), ((0,), [[2]]), ((1, 0), [[text, text], [1, 2]])]:
+            keys = Keys(columns, np.array(words))
+            assert summed(past.read(keys)) == summed(everything[:, keys.selects(everything)])
+
+
 def test_who_refuses_to_read_everything_names_the_source(client: persist.Client) -> None:
     rows = filled(client, random.Random(1))
     past = Past("the program", "read rows", rows.handle, COLUMNS, Domain(), 5)

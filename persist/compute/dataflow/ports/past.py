@@ -189,28 +189,28 @@ class Past:
 
     def _read_keys_once(self, keys: Keys) -> Ints:
         """Return the records of some keys; what an earlier request has read is not read again."""
-        words, known = keys.words, None
+        words, base = keys.words, None
         for columns, (read_words, records) in self._requested.items():
             if {*columns} <= {*keys.columns}:
-                requested = words.take([keys.columns.index(column) for column in columns], axis=0)
+                requested = keys.words.take([keys.columns.index(column) for column in columns], axis=0)
                 is_read = Keys(tuple(range(len(columns))), read_words).selects(requested)
                 if is_read.all():
                     return records[:, keys.selects(records)]
                 if columns == keys.columns:
-                    words, known = words[:, ~is_read], (read_words, records)
-        if known is None:
+                    words, base = words[:, ~is_read], (read_words, records)
+        if base is None:
             words = self._add_changed(keys)
         records = self._read_keys_from_store(Keys(keys.columns, words))
-        is_same = known is None and words.shape == keys.words.shape
-        if known is not None:
-            words, records = np.concatenate((known[0], words), axis=1), np.concatenate((known[1], records), axis=1)
-        others = sum(kept.nbytes for columns, (_, kept) in self._requested.items() if columns != keys.columns)
-        if others + records.nbytes <= KEPT_BYTES:
+        is_same = base is None and words.shape == keys.words.shape
+        if base is not None:
+            words, records = np.concatenate((base[0], words), axis=1), np.concatenate((base[1], records), axis=1)
+        sizes = {columns: cached.nbytes for columns, (_, cached) in self._requested.items()}
+        if sum(size for columns, size in sizes.items() if columns != keys.columns) + records.nbytes <= KEPT_BYTES:
             self._requested[keys.columns] = words, records
         return records if is_same else records[:, keys.selects(records)]
 
     def _add_changed(self, keys: Keys) -> Ints:
-        """Return the words of keys, or those of all changed records if keys are a good part of these."""
+        """Return the words of keys, or of all changed keys if these are a good part."""
         if self.changes is None:
             return keys.words
         changed = find_distinct_columns(self.changes.take(keys.columns, axis=0))
