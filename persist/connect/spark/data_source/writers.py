@@ -63,7 +63,8 @@ from persist.core.errors import CollectionExists, InvalidUsage, UpdateNotBeyondU
 from persist.core.expression.filters import parse_where
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.opening import create_row_target, load_handle, open_engine, read_engine
-from persist.engine.read.keyed.key_replacement import check_one_row_per_key
+from persist.engine.read.keyed.key_replacement import check_kept_rows, check_one_row_per_key, make_kept_filter
+from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.merging import compute_differences
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.part_writer import open_run
@@ -242,7 +243,11 @@ def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool)
         where = None if planned.where is None else parse_where(planned.where, target.schema)
         present = Scan(target.schema, (), 0, 0, target.schema.names, where)
         as_of = present_time(planned)
+        kept = None
         if as_of is not None:
+            if not multiset and (kept_filter := make_kept_filter(where, target.schema)) is not None:
+                others = snapshot(target.at(engine), as_of, form="diff", where=kept_filter)
+                kept = Lookup(stack.enter_context(others).scan)
             present = stack.enter_context(snapshot(target.at(engine), as_of, form="diff", where=where)).scan
         reader = engine.reader()
         writer = stack.enter_context(target.writer())
@@ -252,6 +257,8 @@ def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool)
         def check(rows: pa.Table) -> None:
             if not multiset:
                 check_one_row_per_key(rows, target.schema, target.name, "overwrite")
+            if kept is not None:
+                check_kept_rows(kept, rows, target.name, reader)
 
         for rows in compute_differences(present, [*parts], reader, check):
             uploads.add(stream.add(set_time(rows, time, target.schema)))
