@@ -31,6 +31,15 @@ class Acting(Caller):
             record = Record(format=step["format"], seqno=0, written_ms=BEGAN_MS, mutations=mutations, **made)  # type: ignore[arg-type]
             self.tap.create("old", make_record_key(0), encode_record(record))
 
+    def _fill(self, step: Step) -> None:
+        self.tap.room_bytes = step["bytes"]
+
+    def _empty(self, step: Step) -> None:
+        self.tap.room_bytes = None
+
+    def _restore(self, slot: Slot, step: Step) -> None:
+        self._submit(slot, step, {"as_of": step["as_of"], "assigned": None}, lambda c: c.restore(step["as_of"]))
+
     def _upgrade(self, slot: Slot, step: Step) -> None:
         def call() -> list[int | None]:
             report = slot.client.upgrade()

@@ -134,6 +134,7 @@ class Judgement:
         self.named: dict[str, Commit] = {}  # Which record brought a blob.
         self.markers: dict[int, Counter[tuple[str, int]]] = {}  # Of each commit.
         self.marked: set[tuple[str, int]] = set()  # By events that have come.
+        self.brought: set[tuple[str, int]] = set()  # By writes that have come.
         self.namers: dict[str, set[str]] = {}  # Which collections name a blob.
         self.cloned: dict[str, tuple[Commit, dict[str, Any]]] = {}
         self.dropped: dict[str, list[Dropped]] = {}
