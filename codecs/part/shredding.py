@@ -9,10 +9,10 @@ documents have a text, number or boolean there. Items of arrays are not chosen, 
 average. A column has at most 16 paths, shorter chains first, then in the documents' order. Parts of less than 1,024
 rows have none, because parsing these takes 2 ms. A writer without DuckDB stores none.
 
-Where at least 90% of the documents have numbers at a path, the value is also stored as a double, whose name is that of
-the text and `::DOUBLE`. A text of at most 15 digits on each side of the point has its double, another text NaN, and
-NULL has NULL. A condition that casts the text to a number compares doubles then. It also passes what is near its bound,
-and NaN: its caller tests again what passes.
+A path with numbers in at least 90% of the documents also has a column of doubles. Its name ends with ` ::DOUBLE`. A
+text of at most 15 digits on each side of the point becomes its double, another text NaN, and NULL stays. Conditions
+that cast the text to a number compare these doubles. They also pass NaN and values near the bound, and their caller
+tests again.
 
 A small Parquet file for each row group has the values. It lies right behind the pages of that group, within the length
 and checksum of the group. So the columns of the part stay what they are: readers of the file alone, published tables
@@ -86,7 +86,7 @@ def compute_values(names: Sequence[str], rows: pa.Table, schema: CollectionSchem
     """Return the values of some rows, as texts or doubles in one chunk; None without the DuckDB that computes them.
 
     Args:
-        names: of values; that of a text comes before that of its double.
+        names: of values; a text comes before its double.
     """
     if not _has_duckdb():
         return None
@@ -285,7 +285,7 @@ def _read_tree(filter: pc.Expression) -> tuple[list[tuple[str, ...]], list[pa.Ar
 
 
 def _make_number_filter(name: str, test: str) -> pc.Expression | None:
-    """Return a filter on doubles that passes what a test of a number passes, and what is near; None for some tests.
+    """Return a filter on doubles that passes at least the numbers of a test; None for some tests.
 
     A cast to integers rounds, and a value beyond their range passes, because DuckDB refuses it.
     """

@@ -75,8 +75,8 @@ class NotOneValue(InvalidUsage):
 class DuplicateKeys(InvalidUsage):
     """Rows repeat keys, and nothing was written. `keys` are the first ten.
 
-    action is the requested operation: "overwrite", of a collection that may have several rows for a key or of one that
-    is "keyed" and may not, or "upsert"; or "kept", if a condition leaves present rows with the keys of new ones.
+    action is the requested operation: "overwrite", of a collection that may have several rows for a key; "keyed", an
+    overwrite of a keyed collection; "upsert"; or "kept", if a condition leaves present rows with the keys of new ones.
     """
 
     name: str

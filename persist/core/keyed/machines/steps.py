@@ -350,7 +350,7 @@ class Event:
         value: the event's fields: a scalar for one, a tuple for several; None if the key is gone, or if the only field
             is NULL.
         time: when it takes place.
-        is_deletion: whether the key is gone, which a value of None does not tell.
+        is_deletion: whether the key is gone, as opposed to a NULL.
     """
 
     value: Any
@@ -366,7 +366,7 @@ class PerKey:
 
     Args:
         function: takes the key, the list of its present values (with repetitions, in any order), and an `Event`;
-            returns the values after it. `Event.is_deletion` tells a deletion from a NULL. The function must depend on
+            returns the values after it. Deletions have `Event.is_deletion`. The function must depend on
             nothing else, and not on the seals: see the promises of `Machine`. It may be called again for the same
             event.
         name, version: stored with the collection. Use another version for another function.
