@@ -75,8 +75,8 @@ class NotOneValue(InvalidUsage):
 class DuplicateKeys(InvalidUsage):
     """Rows repeat keys, and nothing was written. `keys` are the first ten.
 
-    action is the requested operation: "overwrite", of a collection that may have several rows for a key; "keyed", an
-    overwrite of a keyed collection; "upsert"; or "kept", if a condition leaves present rows with the keys of new ones.
+    action is the requested operation: "overwrite"; "keyed", which is an overwrite of a keyed collection; or "upsert".
+    It is "kept" if the condition of an overwrite leaves rows with keys of new rows.
     """
 
     name: str

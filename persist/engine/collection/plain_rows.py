@@ -140,7 +140,7 @@ def make_overwrite_steps(
         multiset: whether keys may have several rows.
 
     Raises:
-        DuplicateKeys: rows repeat a key, or have one that a row beside where has, and may not.
+        DuplicateKeys: rows repeat a key, or have the key of a row that stays, and may not.
         InvalidUsage: where is not true for some of the rows, or time is none.
         UpdateNotBeyondUpper: the time is sealed.
         UpdatesBeyondUpper: another client has written unsealed updates.
@@ -205,13 +205,13 @@ class NewContents:
             new, rows_digest = self._get_new_rows()
             request = Asked(handle.id, compute_overwrite_digest(rows_digest, self._at, text))
             kept_filter = None if self._multiset else make_kept_filter(where, handle.schema)
-            kept, reader = None if kept_filter is None else Lookup(plan(kept_filter)), handle.engine.reader()
+            kept_lookup, reader = None if kept_filter is None else Lookup(plan(kept_filter)), handle.engine.reader()
 
             def check(rows: pa.Table) -> None:
                 if not isinstance(new, pa.Table):
                     self._check_rows(rows)
-                if kept is not None:
-                    check_kept_rows(kept, rows, handle.name, reader)
+                if kept_lookup is not None:
+                    check_kept_rows(kept_lookup, rows, handle.name, reader)
 
             replaced = self._drop_repeated_rows if self._by_key else None
             writes = _store_difference(handle, present, new, self._at or 0, self._writer, check, replaced)

@@ -242,11 +242,11 @@ def _upload_difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset
         engine = stack.enter_context(writing(target.location, target.storage))
         where = None if planned.where is None else parse_where(planned.where, target.schema)
         present = Scan(target.schema, (), 0, 0, target.schema.names, where)
-        kept, as_of = None, find_replaced_time(planned)
+        kept_lookup, as_of = None, find_replaced_time(planned)
         if as_of is not None:
             if not multiset and (kept_filter := make_kept_filter(where, target.schema)) is not None:
-                others = snapshot(target.at(engine), as_of, form="diff", where=kept_filter)
-                kept = Lookup(stack.enter_context(others).scan)
+                kept_snapshot = snapshot(target.at(engine), as_of, form="diff", where=kept_filter)
+                kept_lookup = Lookup(stack.enter_context(kept_snapshot).scan)
             present = stack.enter_context(snapshot(target.at(engine), as_of, form="diff", where=where)).scan
         reader = engine.reader()
         writer = stack.enter_context(target.writer())
@@ -256,8 +256,8 @@ def _upload_difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset
         def check(rows: pa.Table) -> None:
             if not multiset:
                 check_one_row_per_key(rows, target.schema, target.name, "overwrite")
-            if kept is not None:
-                check_kept_rows(kept, rows, target.name, reader)
+            if kept_lookup is not None:
+                check_kept_rows(kept_lookup, rows, target.name, reader)
 
         for rows in compute_differences(present, [*parts], reader, check):
             uploads.add(stream.add(set_time(rows, time, target.schema)))
