@@ -202,7 +202,7 @@ class Answering(Deriving):
     def _expect_owed(self, view: View, expected: Expected) -> None:
         """Allow for tables that erasures gave up, and that cannot be published anew as long as rows are negative."""
         for id_ in {m["collection"] for c in self.commits for m in c.mutations if m["kind"] == "erase"}:
-            if self.tables.get(id_) and view.alive(id_) and view.upper(id_):
+            if (self.tables.get(id_) or self.iceberg_tables.get(id_)) and view.alive(id_) and view.upper(id_):
                 self._expect_rows(id_, min(view.upper(id_), EMPTY - 1) - 1, view, expected)
 
     def _expect_rows(self, id_: str, time: int, view: View, expected: Expected) -> None:

@@ -67,6 +67,9 @@ class Episode:
         steps = generate(self.seed, self.size, features(), **kinds, **more)
         if self.scheduler == "served":
             return served_steps(steps, self.seed)
+        if self.scheduler == "on files":  # Iceberg names files by absolute paths.
+            chance = random.Random(self.seed)
+            return [step | {"table": chance.choice(["delta", "iceberg"])} for step in steps]
         return relayed_steps(steps, self.seed) if self.through and self.scheduler == "shuffled" else steps
 
     @property

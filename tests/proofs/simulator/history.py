@@ -49,7 +49,7 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     compact         c, full                                           None
     gc, maintain                                                      None
     crash                                                             None: the client is no more
-    publish         c, as_of (None: latest)                           as_of; as a Delta table
+    publish         c, as_of (None: latest)                           as_of; as a Delta or an Iceberg table
     unpublish       c                                                 whether there was one
     table           c                                                 what another program finds: None, or [version,
                                                                       as_of, [[k, v, n]]]

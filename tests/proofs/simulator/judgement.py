@@ -139,6 +139,7 @@ class Judgement:
         self.cloned: dict[str, tuple[Commit, dict[str, Any]]] = {}
         self.dropped: dict[str, list[Dropped]] = {}
         self.tables: dict[str, list[tuple[int, int, Table | None]]] = {}  # From when to when a record of it came.
+        self.iceberg_tables: dict[str, list[tuple[int, int, Table | None]]] = {}
         self.ended: dict[str, int] = {}  # When leases ended.
         self.reads_from: dict[str, list[tuple[int, int]]] = {}  # What leases said of it, and when.
         self.reentrance = {e.client: e.args.get("reentrance_id") for e in self.events if e.op == "open"}

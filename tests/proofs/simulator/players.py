@@ -348,15 +348,6 @@ class Run(Acting):
 
         self._on_handle(slot, step, {"target": step["target"], "as_of": step["as_of"]}, call)
 
-    def _publish(self, slot: Slot, step: Step) -> None:
-        def call(c: persist.Collection) -> int:
-            return c.publish("delta", step["as_of"], deletes=step["deletes"], feed=step["feed"]).as_of
-
-        self._on_handle(slot, step, {"as_of": step["as_of"]}, call)
-
-    def _unpublish(self, slot: Slot, step: Step) -> None:
-        self._on_handle(slot, step, {}, lambda c: c.unpublish("delta"))
-
     def _table(self, slot: Slot, step: Step) -> None:
         """Read the table as a program does that has the files alone, all at one moment."""
         self._on_handle(slot, step, {}, lambda c: found_table(self.tap.inner, c.id))

@@ -223,7 +223,8 @@ class Replay(Expectations):
         for wrong in wrongs:
             self.blame("published", f"{wrong}: {commit}")
         table = physical.tables.get(mutation["table"])
-        self.tables.setdefault(id_, []).append((commit.at, latest_moment(commit), table))
+        known = self.tables if mutation["table"] == "delta" else self.iceberg_tables
+        known.setdefault(id_, []).append((commit.at, latest_moment(commit), table))
         self._drop(commit, id_, {*mutation.get("unused", ())}, view)
 
     def _check_clone(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
