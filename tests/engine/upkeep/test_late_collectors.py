@@ -221,7 +221,7 @@ def late_while_a_checkpoint_comes_and_is_kept(at: int | None) -> tuple[list[str]
 
     def make_checkpoint() -> None:
         client.collections()
-        write_checkpoint(world.store, *client.engine.follower.recent())
+        write_checkpoint(world.store, *client.engine.follower.get_recent_records())
 
     def meanwhile() -> None:
         world.commit(1)
@@ -302,7 +302,7 @@ def test_any_number_of_late_collectors_and_makers_of_checkpoints_leave_a_locatio
                 actors.append(Actor(path, chance.randrange(CALLS), client.gc))
             else:
                 client.collections()
-                make = partial(write_checkpoint, path, *client.engine.follower.recent())
+                make = partial(write_checkpoint, path, *client.engine.follower.get_recent_records())
                 actors.append(Actor(path, chance.randrange(16), make))
             if chance.random() < 0.3:
                 world.make_quiet()

@@ -23,7 +23,7 @@ from persist.compute.dataflow.state.costs import USUAL
 from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
-from persist.compute.index import PAYS, Path, is_indexable, plan_paths
+from persist.compute.index import PAYS, IndexPath, is_indexable, plan_paths
 from persist.core.errors import AsOfCompacted, CollectionNotFound, LeaseExpired, SourceLost, WouldRecompute
 from persist.engine.compact import release_unused_memory
 from persist.engine.location.collection_handle import CollectionHandle
@@ -203,7 +203,7 @@ class Past:
         scan = replace(narrow_scan(self._scan, _make_pruning_filter(table)) or self._scan, filter=None)
         size = estimate_matching(scan, table)
         if path is not None and PAYS * (by_index := path.estimate_bytes(table)) <= size:
-            size, tables = by_index, path.records(table, reader)
+            size, tables = by_index, path.find_records(table, reader)
         else:
             tables = read_matching(scan, table, reader)
         self.readings.append(Reading(self.title, names, keys.words.shape[1], size, least))
@@ -232,7 +232,7 @@ class Past:
             columns, schema=pa.schema([(name, column.type) for name, column in zip(names, columns, strict=True)])
         )
 
-    def _choose_index(self, names: Sequence[str]) -> Path | None:
+    def _choose_index(self, names: Sequence[str]) -> IndexPath | None:
         """Return the index by which records are found by as many of some columns as possible."""
         handle = self._handle
         paths = plan_paths(

@@ -160,7 +160,7 @@ def check_kept_rows(kept: Lookup, new: pa.Table, name: str, reader: PartReader) 
     if not schema.key_names or not len(new):
         return
     keys = find_distinct_keys(new.select([*schema.key_names]), schema)
-    if len(found := kept.contents(Wanted.of(keys, schema), "diff", reader)):
+    if len(found := kept.read_contents(Wanted.of(keys, schema), "diff", reader)):
         raise DuplicateKeys(name, find_repeated_keys(found, schema.key_names, np.arange(len(found))), "kept")
 
 

@@ -67,8 +67,10 @@ def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa
     assert scan.filter is None, "what passes a filter is looked for by a scan"
     keys = _cast_keys(scan, keys)
     search = _Search(scan, _list_tests(keys, scan), _sort_first_key(scan, keys), reader)
-    pieces = [*search.pieces()]
-    tables = reader.map(search.updates, pieces) if len(pieces) > ALONE_PIECES else [*map(search.updates, pieces)]
+    pieces = [*search.iterate_pieces()]
+    tables = (
+        reader.map(search.read_updates, pieces) if len(pieces) > ALONE_PIECES else [*map(search.read_updates, pieces)]
+    )
     if scan.narrow is None:
         yield from tables
     else:
@@ -136,7 +138,7 @@ class _Search:
     first: SortedKeys | None
     reader: PartReader
 
-    def pieces(self) -> Iterator[_Piece]:
+    def iterate_pieces(self) -> Iterator[_Piece]:
         """Yield the pieces to read."""
         scan = self.scan
         in_time = (part for part in scan.parts if part.time_min < scan.time_upper and part.time_max >= scan.time_lower)
@@ -152,7 +154,7 @@ class _Search:
         groups = [*range(len(index.groups))]
         if self.first is not None:
             bounds = GroupBounds.of(part, index, self.scan.schema)
-            groups = bounds.hit(KeySamples.of(part, self.scan.schema, 1), self.first).tolist()
+            groups = bounds.find_groups(KeySamples.of(part, self.scan.schema, 1), self.first).tolist()
         run: list[int] = []
         for group in groups:
             if run and (run[-1] + 1 != group or index.groups[group].end - index.groups[run[0]].start > FETCH_BYTES):
@@ -162,14 +164,14 @@ class _Search:
         if run:
             yield run
 
-    def updates(self, piece: _Piece) -> pa.Table:
+    def read_updates(self, piece: _Piece) -> pa.Table:
         """Return the updates of a piece that may be requested, with the scan's sign."""
         scan, part = self.scan, piece.part
         cuts_time = not piece.is_base and not scan.is_inside(part)
         columns = [*scan.columns, *(["_diff"] if not part.is_plain else []), *(["_time"] if cuts_time else [])]
         table = self._read_groups(part, piece.groups, columns) if piece.groups else self._read_part(part, columns)
         if cuts_time:
-            table = scan.within_time(table).drop_columns("_time")
+            table = scan.select_within_time(table).drop_columns("_time")
         table = add_diff(table)
         return negate_diffs(table) if scan.sign < 0 and not piece.is_base else table
 

@@ -82,7 +82,7 @@ class PartReader:
     def _leftovers(self) -> SliceLeftovers:
         return SliceLeftovers(self._compute_share(4))  # Made at first use: a point read has none.
 
-    def keeping_leftovers(self, bytes_max: int) -> "PartReader":
+    def with_leftovers(self, bytes_max: int) -> "PartReader":
         """Return a reader for another read, with so much room for leftovers of its slices.
 
         Each slice of many overlapping parts cuts a row group of each part. Without room for these, most of them are
