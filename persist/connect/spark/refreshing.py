@@ -178,7 +178,7 @@ class _Cluster:
             return None
         for tries_left in reversed(range(TRIES)):
             try:
-                with Ports.of_job(program, engine) as ports, self._job(program, ports) as job:
+                with Ports.of_plan(program, engine, program.plan.drop_unused()) as ports, self._job(program, ports) as job:
                     plan = self._choose(job)
                     if plan is None:
                         return None
@@ -200,7 +200,7 @@ class _Cluster:
         """Return how tasks would do it; None if it is better done here."""
         if self._cannot(program):
             return None
-        with Ports.of_job(program, engine) as ports, self._job(program, ports) as job:
+        with Ports.of_plan(program, engine, program.plan.drop_unused()) as ports, self._job(program, ports) as job:
             return self._choose(job)
 
     def _cannot(self, program: Program) -> bool:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from persist.compute.dataflow.operators.operators import EntryOperator, Position, SinkOperator
 from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.origin import fingerprint
-from persist.compute.dataflow.plan.plan import Persist, Source
+from persist.compute.dataflow.plan.plan import Persist, Plan, Source
 from persist.compute.dataflow.ports.hints import list_conditions
 from persist.compute.dataflow.ports.inputs import Gate
 from persist.compute.dataflow.ports.output import KeptLinear
@@ -90,9 +90,9 @@ class Ports:
             raise
 
     @classmethod
-    def of_job(cls, program: Draft, engine: Engine) -> "Ports":
-        """Open the sources and outputs of a program that tasks compute."""
-        domain, sources, sinks, plan = Domain(), [], [], program.plan.drop_unused()
+    def of_plan(cls, program: Draft, engine: Engine, plan: Plan) -> "Ports":
+        """Open the sources and outputs of a plan of a program, for tasks or DuckDB."""
+        domain, sources, sinks = Domain(), [], []
         for node in plan.nodes.values():
             match node.operator:
                 case Source() as source:
