@@ -194,7 +194,7 @@ class _Build:
             if isinstance(node.operator, Source):
                 read += self._lend_source(node, self._readers[number], time)
             elif isinstance(node.operator, Constant):
-                self._connection.register(f"n{number}", node.operator.table.select(node.schema.names))
+                self._register(f"n{number}", node.operator.table.select(node.schema.names))
         for number, text in self.kept.items():
             if number in translated:
                 self._connection.execute(f"CREATE OR REPLACE TEMP TABLE n{number} AS {text}")
@@ -246,9 +246,10 @@ class _Build:
         """Return the changes between two contents."""
         names = ", ".join(quote_name(name) for name in table.column_names[:-1])
         both = f"SELECT {names}, _diff FROM after_it UNION ALL SELECT {names}, -_diff FROM before_it"
-        self._connection.register("after_it", table)
-        self._connection.register("before_it", before)
-        text = f"SELECT {names}, CAST(sum(_diff) AS BIGINT) AS _diff FROM ({both}) GROUP BY {names} HAVING sum(_diff) <> 0"
+        self._register("after_it", table)
+        self._register("before_it", before)
+        summed = f"SELECT {names}, CAST(sum(_diff) AS BIGINT) AS _diff FROM ({both}) GROUP BY {names}"
+        text = f"{summed} HAVING sum(_diff) <> 0"
         changes: pa.Table = self._connection.sql(text).to_arrow_table()
         return changes.cast(table.schema)
 
@@ -261,7 +262,7 @@ class _Build:
             scan = contents.scan
             if not _is_plain(scan, node.schema):
                 table = contents.to_arrow().select(names).cast(node.schema)
-                self._connection.register(view, table)
+                self._register(view, table)
                 return len(table)
             scan = scan if reader.filter is None else narrow_scan(scan, reader.filter) or scan
             files = [part for part in scan.all_parts if not part.inline]
@@ -272,13 +273,18 @@ class _Build:
                     self._files[part.blob] = fetch_checked(store.blob, part, partial(self._write_file, part))
             tables = [store.table(part, scan.schema, names) for part in small]
         texts = [f"SELECT * FROM n{node.number}_inline"]
-        self._connection.register(f"n{node.number}_inline", pa.concat_tables([node.schema.empty_table(), *tables]))
+        self._register(f"n{node.number}_inline", pa.concat_tables([node.schema.empty_table(), *tables]))
         if files:
             paths = ", ".join(f"'{self._files[part.blob]}'" for part in files)
             columns = ", ".join(map(quote_name, names)) or "0 AS nothing"
             texts.append(f"SELECT {columns} FROM read_parquet([{paths}])")
         self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS {' UNION ALL '.join(texts)}")
         return sum(part.rows for part in scan.all_parts)
+
+    def _register(self, name: str, table: pa.Table) -> None:
+        """Let DuckDB read a table by a name, in place of what had the name before."""
+        self._connection.execute(f"DROP VIEW IF EXISTS {name}")
+        self._connection.register(name, table)
 
     def _write_file(self, part: Part, data: bytes) -> str:
         """Verify a part; write its bytes to a file in memory, and return its path."""

@@ -14,6 +14,7 @@ they do the work. Rows stand for records, and a row that is there twice has the 
   the next join or reduction sums up.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -54,7 +55,23 @@ _SIGNS = {
 _PATTERNS = {"prefix": "starts_with", "suffix": "ends_with", "contains": "contains"}
 _FUNCTIONS = ("coalesce", "nullif", "year", "quarter", "month", "day")
 _NUMBERS = {"add": "+", "subtract": "-", "multiply": "*"}
-_OF_PROGRAMS = ("and", "or", "not", "is_null")  # Functions of programs that mean the same.
+_OF_PROGRAMS = ("and", "or", "not", "is_null")  # Functions of programs that mean the same as those of queries.
+_OF_WHOLE_NUMBERS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+# Knuth's exact addition, twice: the sum is h + g, rounded once, if nothing is lost.
+_SUM = (
+    ("h", "s0 + s1"), ("b", "h - s0"), ("e", "(s0 - (h - b)) + (s1 - b)"),
+    ("g", "e + s2"), ("c", "g - e"), ("lost", "(e - (g - c)) + (s2 - c)"), ("sum", "h + g"), ("sure", "lost = 0"),
+)  # fmt: skip
+# Dekker's division: q, and what it lacks, d. Either d is exact, or its error is too small to change how q + d rounds.
+_MEAN = (
+    *_SUM[:-1], ("t", "sum - h"), ("low", "(h - (sum - t)) + (g - t)"), ("q", "sum / n"), ("k", "134217729.0 * q"),
+    ("u", "k - (k - q)"), ("r", "(sum - u * n) - (q - u) * n"), ("rest", "r + low"), ("x", "rest - r"),
+    ("d", "rest / n"), ("mean", "q + d"), ("y", "134217729.0 * d"), ("slack", "d * 8.881784197001252e-16"),
+    ("even", "(r - (rest - x)) + (low - x) = 0 AND y - (y - d) = d AND d * n = rest"),
+    ("sure", "lost = 0 AND (even OR q + (d - slack) = q + (d + slack))"),
+)  # fmt: skip
+_ROUNDINGS = {"sum": _SUM, "mean": _MEAN}
+_VARIABLE = re.compile(r"\b[a-z]\w*")
 
 
 class Untranslatable(Exception):
@@ -233,24 +250,27 @@ def _reduce(reduce: Reduce, relation: Relation) -> Relation:
         return _apply_stages(Relation(text, pa.schema(fields)), reduce.after)
     if not isinstance(reduce.logic, Aggregates):
         raise Untranslatable
-    columns, text = [], relation.text
+    columns, text, floats = [], relation.text, list[tuple[int, str]]()
     for at, (name, kind, of) in enumerate(reduce.logic.outputs):
         of_type, column = relation.schema.field(of).type, quote_name(of)
-        result = result_type(kind, of_type, name)
-        fields.append(pa.field(name, result))
-        if kind == "sum" and pat.is_floating(of_type):
+        fields.append(pa.field(name, result_type(kind, of_type, name)))
+        if kind in _ROUNDINGS and pat.is_floating(of_type):
             text = _split_floats(text, column, at)
-            columns.append(f"{_sum_floats(column, at)} AS {quote_name(name)}")
+            columns += _sum_parts(column, at)
+            floats.append((at, kind))
         else:
-            columns.append(f"{_write_aggregate(kind, column, of_type, result)} AS {quote_name(name)}")
+            columns.append(f"{_write_aggregate(kind, column, of_type, fields[-1].type)} AS {quote_name(name)}")
     schema = pa.schema(fields)
     check_columns(schema)
     group = f"GROUP BY {', '.join(keys)}" if keys else "HAVING count(*) > 0"
     text = f"SELECT {', '.join([*keys, *columns])} FROM ({text}) {group}"
+    for at, kind in floats:
+        text = _round_floats(text, at, kind, quote_name(reduce.logic.outputs[at][0]))
     if reduce.logic.is_complete:
         shown = " OR ".join(f"{quote_name(name)} <> 0" for name, *_ in reduce.logic.outputs)
         text = f"SELECT * FROM ({text}) WHERE {shown}"
-    return _apply_stages(Relation(text, schema), reduce.after)
+    relation = Relation(text, schema)
+    return _apply_stages(_select(relation, relation.names, schema) if floats else relation, reduce.after)
 
 
 def _write_aggregate(kind: str, column: str, of_type: pa.DataType, result: pa.DataType) -> str:
@@ -282,23 +302,24 @@ def _split_floats(text: str, column: str, at: int) -> str:
     return text
 
 
-def _sum_floats(column: str, at: int) -> str:
-    """Return the sum of a column's floats from those of their parts, rounded once."""
-    first, second, third = (f'sum(" part {at} {number}")' for number in range(len(_DIGITS)))
-    high, low = _add_exactly(first, second)
-    low, lost = _add_exactly(low, third)
+def _sum_parts(column: str, at: int) -> list[str]:
+    """Return the sums of the parts of a column's floats, their count, and whether all that is exact."""
+    count = f"count({column})"
     is_exact = (
-        f"count({column}) < {_COUNT_MAX} AND count({column}) * max(abs({column})) < {float(EXACT >> _DIGITS[0])!r}"
-        f' AND bool_and(" rest {at} {len(_DIGITS)}" = 0) AND {lost} = 0'
+        f"{count} < {_COUNT_MAX} AND {count} * max(abs({column})) < {float(EXACT >> _DIGITS[0])!r}"
+        f' AND bool_and(" rest {at} {len(_DIGITS)}" = 0)'
     )
-    return f"CASE WHEN count({column}) = 0 THEN NULL WHEN {is_exact} THEN {high} + {low} + 0.0 ELSE error('inexact') END"
+    sums = [f'sum(" part {at} {number}") AS " s{number} {at}"' for number in range(len(_DIGITS))]
+    return [*sums, f'{count} AS " n {at}"', f'{is_exact} AS " exact {at}"']
 
 
-def _add_exactly(one: str, other: str) -> tuple[str, str]:
-    """Return the sum of two floats, and what rounding took from it (Knuth's addition)."""
-    total = f"({one} + {other})"
-    part = f"({total} - {one})"
-    return total, f"(({one} - ({total} - {part})) + ({other} - {part}))"
+def _round_floats(text: str, at: int, kind: str, name: str) -> str:
+    """Return a relation with the sum or the mean of floats, from the sums of their parts."""
+    for variable, formula in _ROUNDINGS[kind]:
+        formula = _VARIABLE.sub(lambda match: f'" {match[0]} {at}"', formula)
+        text = f'SELECT *, {formula} AS " {variable} {at}" FROM ({text})'
+    result = f'CASE WHEN " exact {at}" AND " sure {at}" THEN " {kind} {at}" + 0.0 ELSE error(\'inexact\') END'
+    return f'SELECT *, CASE WHEN " n {at}" = 0 THEN NULL ELSE {result} END AS {name} FROM ({text})'
 
 
 def _take_digits(text: str, scale: int) -> str:
@@ -338,10 +359,11 @@ def write_term(term: Term, schema: pa.Schema) -> tuple[str, pa.DataType]:
             pairs = [write_term(column, schema) for column in columns]
             if is_plain(kind) and all(is_plain(of) for _, of in pairs):
                 return _cast(fill_in_columns(text.as_py(), [f"({column})" for column, _ in pairs]), kind), kind
-        case Call(function, arguments, options) if function.startswith(SQL) or function in _OF_PROGRAMS:
-            kind = options[0] if options else pa.bool_()
+        case Call(function, arguments, options):
+            kind = options[0] if function.startswith(SQL) else pa.bool_()
             texts, kinds = zip(*(write_term(argument, schema) for argument in arguments), strict=True)
-            if is_plain(kind) and all(map(is_plain, kinds)):
+            is_same = function in _OF_PROGRAMS or (function in _OF_WHOLE_NUMBERS and all(map(pat.is_integer, kinds)))
+            if (function.startswith(SQL) or is_same) and is_plain(kind) and all(map(is_plain, kinds)):
                 return f"({_write_call(function.removeprefix(SQL), texts, kinds, kind)})", kind
     raise Untranslatable
 
@@ -361,6 +383,8 @@ def _write_call(name: str, texts: Sequence[str], kinds: Sequence[pa.DataType], k
             if not pat.is_decimal(kind):
                 texts = [_cast(text, kind) for text in texts]
             return _cast(f" {_NUMBERS[name]} ".join(texts), kind)
+        case "subtract" if len(texts) == 1 and pat.is_signed_integer(kind):
+            return _cast(f"-{_cast(texts[0], kind)}", kind)
         case "divide" if kind == pa.float64():
             return " / ".join(_to_double(text, of) for text, of in zip(texts, kinds, strict=True))
         case "cast" if kind == pa.float64() and is_number and not pat.is_string(kinds[0]):
@@ -383,8 +407,8 @@ def _write_call(name: str, texts: Sequence[str], kinds: Sequence[pa.DataType], k
             lower = f"({digits} & ({limb} - 1))"
             return _cast(lower if name == "lower_limb" else f"(({digits} - {lower}) // {limb})", pa.int64())
         case "joined_limbs":
-            total = _cast(_join_limbs(texts), pa.decimal128(38, 0))
-            return _cast(f"{total} * CAST('{10.0**-kind.scale:.{kind.scale}f}' AS DECIMAL({kind.scale + 1},{kind.scale}))", kind)
+            last_digit = _cast(_quote(f"{Decimal(1).scaleb(-kind.scale):f}"), pa.decimal128(kind.scale + 1, kind.scale))
+            return _cast(f"{_cast(_join_limbs(texts), pa.decimal128(38, 0))} * {last_digit}", kind)
         case "mean_of_limbs":
             count = f"CAST({texts[2]} AS HUGEINT) * CAST(10 ** {texts[3]} AS HUGEINT)"
             return _divide_exactly(f"({_join_limbs(texts)})", f"({count})", f"{texts[0]} IS NULL OR {texts[2]} = 0")
@@ -400,4 +424,5 @@ def _to_double(text: str, of: pa.DataType) -> str:
     if not pat.is_decimal(of) or of.precision <= 15:
         return f"CAST({text} AS DOUBLE)"
     few = _cast(_quote(f"{Decimal(10**15 - 1).scaleb(-of.scale):f}"), pa.decimal128(38, of.scale))
-    return f"CASE WHEN abs({text}) <= {few} THEN CAST({text} AS DOUBLE) ELSE CAST(CAST({text} AS VARCHAR) AS DOUBLE) END"
+    by_text = f"CAST(CAST({text} AS VARCHAR) AS DOUBLE)"
+    return f"CASE WHEN abs({text}) <= {few} THEN CAST({text} AS DOUBLE) ELSE {by_text} END"
