@@ -39,7 +39,7 @@ from persist.compute.query import quote_name
 from persist.compute.sql.graph import ViewProgram
 from persist.compute.sql.plan_text import Relation, Untranslatable, check_columns, write_column, write_node
 from persist.core.errors import HoldMoved, NegativeMultiplicity, UpperMismatch, ViewRedefined
-from persist.core.progress import check_limits
+from persist.core.progress import check_limits, report_work
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.engine import Engine
 from persist.engine.read.parts.caches import fetch_checked
@@ -57,18 +57,25 @@ def build_first(program: ViewProgram, engine: Engine, options: Options) -> int |
     plan = program.optimise()
     if not _is_new(program, plan) or explain_why_not_partial(plan) is not None:
         return None
+    sources = [plan.nodes[number].operator.collection for number in _list_sources(plan)]
+    states = [program.load_source(engine, name).get_known_state() for name in sources]
+    if sum(part.rows for state in states for part in state.parts) < options.costs.first_build_rows:
+        return None
     with suppress(ImportError, Untranslatable, NegativeMultiplicity, UpperMismatch, HoldMoved, ViewRedefined):
-        import duckdb
+        import duckdb  # Here: it takes long to load.
 
         if not is_supported_version(duckdb.__version__) or not hasattr(os, "memfd_create"):
             return None
         with suppress(duckdb.Error), Ports.of_plan(program, engine, plan) as ports:
             times = _choose_times(ports.sources, options)
             if times and all(output.upper == 0 for output in ports.outputs.every):
-                with _Build(plan, ports.sources, duckdb) as build:
-                    tables = build.compute_updates(times)
-                check_limits()
-                return ports.outputs.commit_tables(times[-1] + 1, tables)
+                with report_work("refresh", program.name, unit="updates") as tell:
+                    with _Build(plan, ports.sources, duckdb) as build:
+                        tables = build.compute_updates(times)
+                    check_limits()
+                    seqno = ports.outputs.commit_tables(times[-1] + 1, tables)
+                    tell(sum(map(len, tables.values())))
+                return seqno
     return None
 
 

@@ -292,8 +292,9 @@ def _write_aggregate(kind: str, column: str, of_type: pa.DataType, result: pa.Da
 
 
 def _split_floats(text: str, column: str, at: int) -> str:
-    """Return a relation with the three parts of each float, and what remains of it."""
-    text = f'SELECT *, CAST({column} AS DOUBLE) AS " rest {at} 0" FROM ({text})'
+    """Return a relation with the three parts of each finite float, and what remains of it."""
+    finite = f"CASE WHEN isfinite({column}) THEN CAST({column} AS DOUBLE) ELSE 0.0 END"
+    text = f'SELECT *, {finite} AS " rest {at} 0" FROM ({text})'
     for number, digits in enumerate(_DIGITS):
         large = f"CAST({1.5 * 2.0 ** (52 - digits)!r} AS DOUBLE)"
         text = f'SELECT *, (" rest {at} {number}" + {large}) - {large} AS " part {at} {number}" FROM ({text})'
@@ -304,13 +305,13 @@ def _split_floats(text: str, column: str, at: int) -> str:
 
 def _sum_parts(column: str, at: int) -> list[str]:
     """Return the sums of the parts of a column's floats, their count, and whether all that is exact."""
-    count = f"count({column})"
     is_exact = (
-        f"{count} < {_COUNT_MAX} AND {count} * max(abs({column})) < {float(EXACT >> _DIGITS[0])!r}"
+        f'count(*) < {_COUNT_MAX} AND count(*) * max(abs(" rest {at} 0")) < {float(EXACT >> _DIGITS[0])!r}'
         f' AND bool_and(" rest {at} {len(_DIGITS)}" = 0)'
     )
     sums = [f'sum(" part {at} {number}") AS " s{number} {at}"' for number in range(len(_DIGITS))]
-    return [*sums, f'{count} AS " n {at}"', f'{is_exact} AS " exact {at}"']
+    special = f'sum(CAST({column} AS DOUBLE)) FILTER (NOT isfinite({column})) AS " special {at}"'
+    return [*sums, special, f'count({column}) AS " n {at}"', f'{is_exact} AS " exact {at}"']
 
 
 def _round_floats(text: str, at: int, kind: str, name: str) -> str:
@@ -318,8 +319,13 @@ def _round_floats(text: str, at: int, kind: str, name: str) -> str:
     for variable, formula in _ROUNDINGS[kind]:
         formula = _VARIABLE.sub(lambda match: f'" {match[0]} {at}"', formula)
         text = f'SELECT *, {formula} AS " {variable} {at}" FROM ({text})'
-    result = f'CASE WHEN " exact {at}" AND " sure {at}" THEN " {kind} {at}" + 0.0 ELSE error(\'inexact\') END'
-    return f'SELECT *, CASE WHEN " n {at}" = 0 THEN NULL ELSE {result} END AS {name} FROM ({text})'
+    cases = [
+        (f'" n {at}" = 0', "NULL"),
+        (f'" special {at}" IS NOT NULL', f'" special {at}"'),
+        (f'" exact {at}" AND " sure {at}"', f'" {kind} {at}" + 0.0'),
+    ]
+    result = " ".join(f"WHEN {condition} THEN {value}" for condition, value in cases)
+    return f"SELECT *, CASE {result} ELSE error('inexact') END AS {name} FROM ({text})"
 
 
 def _take_digits(text: str, scale: int) -> str:

@@ -178,7 +178,8 @@ class _Cluster:
             return None
         for tries_left in reversed(range(TRIES)):
             try:
-                with Ports.of_plan(program, engine, program.plan.drop_unused()) as ports, self._job(program, ports) as job:
+                needed = program.plan.drop_unused()
+                with Ports.of_plan(program, engine, needed) as ports, self._job(program, ports) as job:
                     plan = self._choose(job)
                     if plan is None:
                         return None
