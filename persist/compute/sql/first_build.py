@@ -10,8 +10,8 @@ as any other refresh does. Afterwards the program goes on from its sealed output
   snapshots.
 - **Times.** The first time is where the view begins. If the inputs were written at a few times after it, the contents
   at each of them are computed, and their differences are the updates.
-- **The other way.** If a node that reads much has no text, if DuckDB raises or is not there, or if much has changed at
-  many times, our operators compute everything, as if nothing had been tried.
+- **Fallback.** Our operators compute everything if DuckDB raises, or is not installed. They also do if it would return
+  most of the rows, or if much has changed at many times.
 """
 
 import os
@@ -37,7 +37,14 @@ from persist.compute.dataflow.running.running import Options
 from persist.compute.dataflow.stream import Stream
 from persist.compute.query import quote_name
 from persist.compute.sql.graph import ViewProgram
-from persist.compute.sql.plan_text import Relation, Untranslatable, check_columns, write_column, write_node
+from persist.compute.sql.plan_text import (
+    Relation,
+    Untranslatable,
+    check_columns,
+    sum_weights,
+    write_column,
+    write_node,
+)
 from persist.core.errors import HoldMoved, NegativeMultiplicity, UpperMismatch, ViewRedefined
 from persist.core.progress import check_limits, report_work
 from persist.engine.collection.reads import snapshot
@@ -46,7 +53,7 @@ from persist.engine.read.parts.caches import fetch_checked
 from persist.engine.read.planning.scan import Scan, narrow_scan
 
 TIMES_MAX = 8  # The contents at so many times are computed; later changes are left to refreshes.
-SMALL_ROWS = 1 << 14  # So few rows are no matter.
+SMALL_ROWS = 1 << 14  # Fewer returned rows cost little.
 _NOTHING = pa.table({})
 REMAINING_SHARE = 16  # If more than this share of the rows comes later, refreshes would look up too much.
 RETURNED_SHARE = 4  # If DuckDB returns more than this share of the rows, our operators would do most of the work.
@@ -57,8 +64,7 @@ def build_first(program: ViewProgram, engine: Engine, options: Options) -> int |
     plan = program.optimise()
     if not _is_new(program, plan) or explain_why_not_partial(plan) is not None:
         return None
-    sources = [plan.nodes[number].operator.collection for number in _list_sources(plan)]
-    states = [program.load_source(engine, name).get_known_state() for name in sources]
+    states = [program.load_source(engine, name).get_known_state() for name in _list_sources(plan).values()]
     if sum(part.rows for state in states for part in state.parts) < options.costs.first_build_rows:
         return None
     with suppress(ImportError, Untranslatable, NegativeMultiplicity, UpperMismatch, HoldMoved, ViewRedefined):
@@ -121,7 +127,7 @@ class _Build:
         }
         self.cuts: dict[int, pa.Table] = {}
         for sink in self.sinks.values():
-            self._cut(sink.inputs[0])
+            self._find_cuts(sink.inputs[0])
         if not any(isinstance(plan.nodes[number].operator, Join | Reduce) for number in self._list_translated()):
             raise Untranslatable
         self._open = ExitStack()
@@ -138,13 +144,13 @@ class _Build:
     def compute_updates(self, times: Sequence[int]) -> dict[str, pa.Table]:
         """Return the updates of each output at some times."""
         updates: dict[str, list[pa.Table]] = {name: [] for name in self.sinks}
-        before: dict[str, pa.Table] = {}
+        previous: dict[str, pa.Table] = {}
         for time in times:
             contents = self._compute_contents(time)
             for name, table in contents.items():
-                changed = self._subtract(table, before[name]) if before and len(before[name]) else table
+                changed = self._subtract(table, previous[name]) if previous and len(previous[name]) else table
                 updates[name].append(changed.append_column("_time", pa.array(np.full(len(changed), time))))
-            before = contents
+            previous = contents
         return {name: pa.concat_tables(tables) for name, tables in updates.items()}
 
     def _list_translated(self) -> set[int]:
@@ -157,13 +163,13 @@ class _Build:
                 todo += self._plan.nodes[number].inputs
         return numbers
 
-    def _cut(self, number: int) -> None:
-        """Cut the plan at the topmost nodes at or below a node that have a text."""
+    def _find_cuts(self, number: int) -> None:
+        """Find the topmost nodes at or below a node that have a text."""
         if self._translate(number) is not None:
             self.cuts[number] = _NOTHING
             return
         for below in self._plan.nodes[number].inputs:
-            self._cut(below)
+            self._find_cuts(below)
 
     def _translate(self, number: int) -> Relation | None:
         """Return the contents of a node as a text; None if it has none."""
@@ -207,8 +213,8 @@ class _Build:
                 self._connection.execute(f"CREATE OR REPLACE TEMP TABLE n{number} AS {text}")
         outputs = {sink.inputs[0] for sink in self.sinks.values()}
         for number in self.cuts:
-            relation = self.relations[number]
-            if not relation.names or relation.is_weighted:
+            relation = sum_weights(self.relations[number])
+            if not relation.names:
                 raise Untranslatable
             columns = ", ".join(write_column(column.name, column.type) for column in relation.schema)
             answer = self._connection.sql(f"SELECT {columns} FROM ({relation.text})")
@@ -249,13 +255,13 @@ class _Build:
             running.run()
             return contents | {name: capture.updates().drop_columns(["_time"]) for name, capture in captured.items()}
 
-    def _subtract(self, table: pa.Table, before: pa.Table) -> pa.Table:
+    def _subtract(self, table: pa.Table, previous: pa.Table) -> pa.Table:
         """Return the changes between two contents."""
         names = ", ".join(quote_name(name) for name in table.column_names[:-1])
-        both = f"SELECT {names}, _diff FROM after_it UNION ALL SELECT {names}, -_diff FROM before_it"
-        self._register("after_it", table)
-        self._register("before_it", before)
-        summed = f"SELECT {names}, CAST(sum(_diff) AS BIGINT) AS _diff FROM ({both}) GROUP BY {names}"
+        union = f"SELECT {names}, _diff FROM present UNION ALL SELECT {names}, -_diff FROM previous"
+        self._register("present", table)
+        self._register("previous", previous)
+        summed = f"SELECT {names}, CAST(sum(_diff) AS BIGINT) AS _diff FROM ({union}) GROUP BY {names}"
         text = f"{summed} HAVING sum(_diff) <> 0"
         changes: pa.Table = self._connection.sql(text).to_arrow_table()
         return changes.cast(table.schema)
@@ -303,12 +309,13 @@ class _Build:
         return f"/proc/self/fd/{descriptor}"
 
 
-def _list_sources(plan: Plan) -> list[int]:
-    return [node.number for node in plan.nodes.values() if isinstance(node.operator, Source)]
+def _list_sources(plan: Plan) -> dict[int, str]:
+    """Return the collections that a plan reads, by the number of the node."""
+    return {n: node.operator.collection for n, node in plan.nodes.items() if isinstance(node.operator, Source)}
 
 
 def _is_plain(scan: Scan, schema: pa.Schema) -> bool:
-    """Return whether the rows of a scan are those of its files, each once."""
+    """Return whether the files of a scan hold exactly its rows, each once."""
     return (
         scan.narrow is None
         and scan.filter is None

@@ -2,7 +2,7 @@
 
 A text means exactly what our operators compute, or there is none. So nodes are left out that order records, look at
 times, or call functions that DuckDB may compute in another way. A text may raise where our operators would not: then
-they do the work. Rows stand for records, and a row that is there twice has the multiplicity 2.
+they do the work. A record of multiplicity 2 is two rows.
 
 - **Sums of floats are exact**, whatever their order. Each value is the sum of a multiple of 2**-8, one of 2**-36 and
   one of 2**-64, each cut off by adding and subtracting a large number. The sums of each kind need no rounding, and two
@@ -55,7 +55,7 @@ _SIGNS = {
 _PATTERNS = {"prefix": "starts_with", "suffix": "ends_with", "contains": "contains"}
 _FUNCTIONS = ("coalesce", "nullif", "year", "quarter", "month", "day")
 _NUMBERS = {"add": "+", "subtract": "-", "multiply": "*"}
-_OF_PROGRAMS = ("and", "or", "not", "is_null")  # Functions of programs that mean the same as those of queries.
+_OF_PROGRAMS = ("and", "or", "not", "is_null")  # Functions that programs and queries share.
 _OF_WHOLE_NUMBERS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 # Knuth's exact addition, twice: the sum is h + g, rounded once, if nothing is lost.
 _SUM = (
@@ -105,7 +105,7 @@ def check_columns(schema: pa.Schema) -> None:
 
 
 def write_node(plan: Plan, node: Node, inputs: Sequence[Relation], relations: Mapping[int, Relation]) -> Relation:
-    """Return the contents of a node, from those of its inputs and of all nodes before it."""
+    """Return the contents of a node from the contents of its inputs and of earlier nodes."""
     check_columns(node.schema)
     relation = _write_operator(plan, node, inputs, relations)
     if relation.schema.names == node.schema.names:
@@ -170,7 +170,7 @@ def _concatenate(inputs: Sequence[Relation], schema: pa.Schema) -> Relation:
 
 
 def _find_anti_join(plan: Plan, node: Node, relations: Mapping[int, Relation]) -> Relation | None:
-    """Return records less those that a distinct key of the other side has, as an anti join; None for other unions."""
+    """Return a union that takes away the records with some keys, as an anti join; None for other unions."""
     if len(node.inputs) != 2:
         return None
     first, second = (plan.nodes[number] for number in node.inputs)
@@ -180,13 +180,13 @@ def _find_anti_join(plan: Plan, node: Node, relations: Mapping[int, Relation]) -
     keys, distinct = join.on[0], plan.nodes[second.inputs[1]]
     is_distinct = isinstance(distinct.operator, Reduce) and isinstance(distinct.operator.logic, Distinct)
     copies = [stage for stage in join.after if not isinstance(stage, Negate)]
-    left = relations[first.number]
+    minuend = relations[first.number]
     if (
         not is_distinct
         or {right for _, right in keys} != {*distinct.schema.names}
         or any(join.before)
         or len(copies) != len(join.after) - 1
-        or left.is_weighted
+        or minuend.is_weighted
         or second.schema.names != first.schema.names
         or not all(
             isinstance(stage, Map) and all(isinstance(term, Col) and term.name == name for name, term in stage.outputs)
@@ -196,26 +196,24 @@ def _find_anti_join(plan: Plan, node: Node, relations: Mapping[int, Relation]) -
         return None
     right = relations[distinct.number]
     condition = _match_keys([(f"l.{quote_name(a)}", f"r.{quote_name(b)}") for a, b in keys], join)
-    columns = ", ".join(f"l.{name}" for name in left.names) or "0 AS nothing"
+    columns = ", ".join(f"l.{name}" for name in minuend.names) or "0 AS nothing"
     return Relation(
-        f"SELECT {columns} FROM ({left.text}) AS l ANTI JOIN ({right.text}) AS r ON {condition}", node.schema
+        f"SELECT {columns} FROM ({minuend.text}) AS l ANTI JOIN ({right.text}) AS r ON {condition}", node.schema
     )
 
 
 def _match_keys(pairs: Sequence[tuple[str, str]], join: Join) -> str:
     sign = "IS NOT DISTINCT FROM" if join.null_equals else "="
-    return " AND ".join(f"{one} {sign} {other}" for one, other in pairs) or "true"
+    return " AND ".join(f"{key} {sign} {partner}" for key, partner in pairs) or "true"
 
 
 def _join(join: Join, inputs: Sequence[Relation]) -> Relation:
-    sides = [
-        _sum_weights(_apply_stages(relation, stages)) for relation, stages in zip(inputs, join.before, strict=True)
-    ]
+    sides = [sum_weights(_apply_stages(relation, stages)) for relation, stages in zip(inputs, join.before, strict=True)]
     places = {name: f"t0.{quote_name(name)}" for name in sides[0].schema.names}
     fields = [*sides[0].schema]
     text = f"({sides[0].text}) AS t0"
     for number, (side, pairs) in enumerate(zip(sides[1:], join.on, strict=True), 1):
-        keys = [(places[left], f"t{number}.{quote_name(right)}") for left, right in pairs]
+        keys = [(places[name], f"t{number}.{quote_name(right)}") for name, right in pairs]
         text += f" JOIN ({side.text}) AS t{number} ON {_match_keys(keys, join)}"
         named = {right for _, right in pairs}
         for column in side.schema:
@@ -228,8 +226,8 @@ def _join(join: Join, inputs: Sequence[Relation]) -> Relation:
     return _apply_stages(Relation(f"SELECT {columns} FROM {text}", schema), join.after)
 
 
-def _sum_weights(relation: Relation) -> Relation:
-    """Return each row as often as its weights say; a negative sum raises."""
+def sum_weights(relation: Relation) -> Relation:
+    """Return each row as often as the sum of its weights; a negative sum raises."""
     if not relation.is_weighted:
         return relation
     grouped = ", ".join(relation.names)
@@ -242,14 +240,15 @@ def _sum_weights(relation: Relation) -> Relation:
 
 
 def _reduce(reduce: Reduce, relation: Relation) -> Relation:
-    relation = _sum_weights(relation)
     keys = [quote_name(name) for name in reduce.keys]
     fields = [relation.schema.field(name) for name in reduce.keys]
-    if isinstance(reduce.logic, Distinct):
-        text = f"SELECT DISTINCT {', '.join(keys) or '0 AS nothing'} FROM ({relation.text})"
+    if isinstance(reduce.logic, Distinct) and keys:
+        counted = f"HAVING sum({WEIGHT}) > 0" if relation.is_weighted else ""
+        text = f"SELECT {', '.join(keys)} FROM ({relation.text}) GROUP BY {', '.join(keys)} {counted}"
         return _apply_stages(Relation(text, pa.schema(fields)), reduce.after)
     if not isinstance(reduce.logic, Aggregates):
         raise Untranslatable
+    relation = sum_weights(relation)
     columns, text, floats = [], relation.text, list[tuple[int, str]]()
     for at, (name, kind, of) in enumerate(reduce.logic.outputs):
         of_type, column = relation.schema.field(of).type, quote_name(of)
@@ -267,8 +266,8 @@ def _reduce(reduce: Reduce, relation: Relation) -> Relation:
     for at, kind in floats:
         text = _round_floats(text, at, kind, quote_name(reduce.logic.outputs[at][0]))
     if reduce.logic.is_complete:
-        shown = " OR ".join(f"{quote_name(name)} <> 0" for name, *_ in reduce.logic.outputs)
-        text = f"SELECT * FROM ({text}) WHERE {shown}"
+        condition = " OR ".join(f"{quote_name(name)} <> 0" for name, *_ in reduce.logic.outputs)
+        text = f"SELECT * FROM ({text}) WHERE {condition}"
     relation = Relation(text, schema)
     return _apply_stages(_select(relation, relation.names, schema) if floats else relation, reduce.after)
 
@@ -298,8 +297,8 @@ def _split_floats(text: str, column: str, at: int) -> str:
     for number, digits in enumerate(_DIGITS):
         large = f"CAST({1.5 * 2.0 ** (52 - digits)!r} AS DOUBLE)"
         text = f'SELECT *, (" rest {at} {number}" + {large}) - {large} AS " part {at} {number}" FROM ({text})'
-        rest = f'" rest {at} {number}" - " part {at} {number}" AS " rest {at} {number + 1}"'
-        text = f"SELECT *, {rest} FROM ({text})"
+        remainder = f'" rest {at} {number}" - " part {at} {number}" AS " rest {at} {number + 1}"'
+        text = f"SELECT *, {remainder} FROM ({text})"
     return text
 
 

@@ -19,7 +19,10 @@ Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
 def compute_by_tasks(view: View, *, partitions: int, seed: int = 0) -> None:
     """Bring a view up to date by tasks."""
     program, engine = view.live.program(), view.handle.engine
-    with Ports.of_plan(program, engine, program.plan.drop_unused()) as ports, Job(program, ports, engine.url, {}, 3) as job:
+    with (
+        Ports.of_plan(program, engine, program.plan.drop_unused()) as ports,
+        Job(program, ports, engine.url, {}, 3) as job,
+    ):
         job.commit(emulated(job.tasks(partitions), random.Random(seed)) if job.is_due else {})
 
 

@@ -126,7 +126,10 @@ def test_a_job_that_somebody_came_before_is_refused_as_a_whole_and_leaves_nothin
     other.close()
     write(client, 3, 2, 4)
     program = other.live.program()
-    with Ports.of_plan(program, client.engine, program.plan.drop_unused()) as ports, Job(program, ports, client.url, {}, 2) as job:
+    with (
+        Ports.of_plan(program, client.engine, program.plan.drop_unused()) as ports,
+        Job(program, ports, client.url, {}, 2) as job,
+    ):
         stored = emulated(job.tasks(2), random.Random(1))
         assert {*stored} == {"v", "o"}
         view.refresh()
