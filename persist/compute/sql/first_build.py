@@ -72,7 +72,7 @@ def build_first(program: ViewProgram, engine: Engine, options: Options) -> int |
 
         if not is_supported_version(duckdb.__version__) or not hasattr(os, "memfd_create"):
             return None
-        with suppress(duckdb.Error), Ports.of_plan(program, engine, plan) as ports:
+        with suppress(duckdb.Error, pa.ArrowException), Ports.of_plan(program, engine, plan) as ports:
             times = _choose_times(ports.sources, options)
             if times and all(output.upper == 0 for output in ports.outputs.every):
                 with report_work("refresh", program.name, unit="updates") as tell:
@@ -268,13 +268,14 @@ class _Build:
 
     def _lend_source(self, node: Node, reader: SourceReader, time: int) -> int:
         """Let DuckDB read what a source holds at a time; return how many rows these are at most."""
-        names, handle = node.schema.names, reader.handle
-        version = handle.schema.version
-        view = f"n{node.number}"
+        handle, view = reader.handle, f"n{node.number}"
+        version, arrow = handle.schema.version, handle.schema.arrow
+        schema = node.schema if len(node.schema) else pa.schema([arrow.field(handle.schema.names[0])])
+        names = schema.names
         with snapshot(handle, time, columns=names, form="rows", schema=version) as contents:
             scan = contents.scan
-            if not _is_plain(scan, node.schema):
-                table = contents.to_arrow().select(names).cast(node.schema)
+            if not _is_plain(scan, schema):
+                table = contents.to_arrow().select(names).cast(schema)
                 self._register(view, table)
                 return len(table)
             scan = scan if reader.filter is None else narrow_scan(scan, reader.filter) or scan
@@ -286,10 +287,10 @@ class _Build:
                     self._files[part.blob] = fetch_checked(store.blob, part, partial(self._write_file, part))
             tables = [store.table(part, scan.schema, names) for part in small]
         texts = [f"SELECT * FROM n{node.number}_inline"]
-        self._register(f"n{node.number}_inline", pa.concat_tables([node.schema.empty_table(), *tables]))
+        self._register(f"n{node.number}_inline", pa.concat_tables([schema.empty_table(), *tables]))
         if files:
             paths = ", ".join(f"'{self._files[part.blob]}'" for part in files)
-            columns = ", ".join(map(quote_name, names)) or "0 AS nothing"
+            columns = ", ".join(map(quote_name, names))
             texts.append(f"SELECT {columns} FROM read_parquet([{paths}])")
         self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS {' UNION ALL '.join(texts)}")
         return sum(part.rows for part in scan.all_parts)
@@ -320,7 +321,6 @@ def _is_plain(scan: Scan, schema: pa.Schema) -> bool:
         scan.narrow is None
         and scan.filter is None
         and scan.sign > 0
-        and bool(len(schema))
         and all(scan.schema.arrow.field(column.name).type == column.type for column in schema)
         and len({name.casefold() for name in scan.schema.arrow.names}) == len(scan.schema.arrow)
         and all(scan.is_inside(part) for part in scan.parts)

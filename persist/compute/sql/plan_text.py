@@ -178,7 +178,8 @@ def _find_anti_join(plan: Plan, node: Node, relations: Mapping[int, Relation]) -
     if not isinstance(join, Join) or second.inputs[:1] != (first.number,) or len(second.inputs) != 2:
         return None
     keys, distinct = join.on[0], plan.nodes[second.inputs[1]]
-    is_distinct = isinstance(distinct.operator, Reduce) and isinstance(distinct.operator.logic, Distinct)
+    reduce = distinct.operator
+    is_distinct = isinstance(reduce, Reduce) and isinstance(reduce.logic, Distinct) and not reduce.after
     copies = [stage for stage in join.after if not isinstance(stage, Negate)]
     minuend = relations[first.number]
     if (
