@@ -201,7 +201,10 @@ def split_changes(
     if not isinstance(drop, tuple) or not all(isinstance(path, str) for path in drop):
         schema.check_distinct("drop", drop)
     inner: dict[str, InnerChanges] = {}
-    steps = {path: _split_column_path(schema, path) for path in (*drop, *rename, *widen)}
+    steps = {
+        path: split_path(path) if path not in schema.names and ("." in path or path.startswith('"')) else [path]
+        for path in (*drop, *rename, *widen)
+    }
     added = {path: split_path(path) for path in add}
     named = {"add": [*added.values()]}
     named |= {"drop": [steps[path] for path in drop if len(steps[path]) > 1]}
@@ -246,11 +249,6 @@ def split_changes(
         {steps[path][0]: kind for path, kind in widen.items() if len(steps[path]) == 1},
         inner,
     )
-
-
-def _split_column_path(schema: CollectionSchema, path: str) -> list[str]:
-    is_plain = path in schema.names or not ("." in path or path.startswith('"'))
-    return [path] if is_plain else split_path(path)
 
 
 def _parse_new_name(path: str, new: str) -> str:

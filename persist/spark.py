@@ -27,7 +27,7 @@ except ImportError as error:
 from persist.compute.dataflow.running.refreshed import Refreshed
 from persist.connect.spark.catalog import catalog
 from persist.connect.spark.compacting import compact
-from persist.connect.spark.data_source.source import PersistDataSource, introduce, register
+from persist.connect.spark.data_source.source import PersistDataSource, register, register_with_active_session
 from persist.connect.spark.read_functions.locations import (
     SparkLocation,
     as_of_join,
@@ -62,4 +62,4 @@ __all__ = [
     "write",
 ]
 
-introduce()  # An import of this module makes format("persist") known to the active session.
+register_with_active_session()  # An import of this module makes format("persist") known to the active session.

@@ -4,11 +4,11 @@ A write is Unavailable only if no connection was made, or if the store itself an
 that it stored nothing. A 5xx, a dropped connection, a timeout, or an answer by something in between (which has no such
 code) leaves the outcome open: Indeterminate.
 
-obstore gives no status code and no code of the store: its classes of errors are the same for a 409 and a 412, and one
-class has most. Its text has both: a message with the status and body of the answer, then what Rust prints of its
-structures. This is the one place that reads it. A text that is not understood means the least that is certain: that a
-write may have happened. boto3 provides credentials; its errors are recognised by their classes, which obstore's text
-names.
+obstore's classes of errors tell which objects are missing or exist. They give no status and no code of the store: 409
+and 412 have one class, and 400, 416, 429 and all 5xx have another. The text has both: a message with the status and
+body of the answer, then what Rust prints of its structures. This is the one place that reads it. A text that is not
+understood means the least that is certain: that a write may have happened. boto3 provides credentials; the names of its
+classes show what its errors mean, and obstore's text has them.
 """
 
 import os
@@ -56,27 +56,9 @@ _REFUSED_FOR_NOW = {
     "RequestTimeout",
     "ServiceUnavailable",
 }
-_NO_CREDENTIALS = (
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "CredentialRetrievalError",
-    "NoAuthTokenError",
-    "TokenRetrievalError",
-    "SSOError",
-    "LoginError",
-    "UnknownCredentialError",
-)
-_BAD_SETUP = (
-    "ValidationError",
-    "ParamValidationError",
-    "BaseEndpointResolverError",
-    "NoRegionError",
-    "InvalidRegionError",
-    "ProfileNotFound",
-    "ConfigParseError",
-    "ConfigNotFound",
-    "EndpointProviderError",
-)
+# Names of boto3's errors that a correction of the set-up mends; the others may pass.
+_NO_CREDENTIALS = re.compile("Credential|Token|SSO|Login")
+_BAD_SETUP = re.compile("Validation|Parameter|Region|Profile|Config|Endpoint(?!Connection)")
 _ADVICE = {
     "NoSuchBucket": "Create it, or correct the URL, region or endpoint.",
     "NotImplemented": "The store must support conditional writes (If-None-Match): use one that does.",
@@ -140,8 +122,7 @@ class ObjectErrorMap:
 
     def is_absent(self, error: Exception) -> bool:
         """Return whether the server reported that the object is missing but the bucket exists."""
-        answer = self.parse_answer(error)
-        return answer.status == 404 and answer.code != "NoSuchBucket"
+        return isinstance(error, FileNotFoundError) and self.parse_answer(error).code != "NoSuchBucket"
 
     def is_success(self, error: Exception) -> bool:
         """Return whether the server reported success, although obstore misses something in the answer."""
@@ -216,17 +197,18 @@ class ObjectErrorMap:
         if code == "NoSuchBucket":
             return StoreMisconfigured(f"{what}: {self.place} does not exist. {_ADVICE[code]}")
         no_token = _NO_TOKEN.search(str(error))
-        if _has_class_name(error, _NO_CREDENTIALS) or (no_token and no_token[2] in _NO_CREDENTIALS):
+        name = no_token[2] if no_token else type(error).__name__
+        if _NO_CREDENTIALS.search(name):
             return StoreMisconfigured(
                 f"{what}: no AWS credentials ({self._format_error(error)}). Give storage options access_key_id and "
                 "secret_access_key, or profile, or set up credentials as for the aws command."
             )
         text = str(error)
-        if _has_class_name(error, _BAD_SETUP) or "InvalidCertificate" in text or "UnknownIssuer" in text:
+        if _BAD_SETUP.search(name) or "InvalidCertificate" in text or "UnknownIssuer" in text:
             return StoreMisconfigured(f"{what}: {self._format_error(error)}. Correct the URL or the storage options.")
         if "redirect without LOCATION" in text:
             return StoreMisconfigured(f"{what}: {self.place} is in another region. Give the storage option region.")
-        if _has_class_name(error, ("InvalidPathError",)):
+        if name == "InvalidPathError":
             return StoreMisconfigured(
                 f"{what}: {text.partition(chr(10))[0]}. Move that object elsewhere, or keep the location below a "
                 "prefix of its own."
@@ -265,8 +247,3 @@ def _find_local_limit(error: Exception) -> str | None:
         if int(code) in FULL:
             return f"{os.strerror(int(code))}. {FULL[int(code)]}"
     return find_exceeded_limit(error)
-
-
-def _has_class_name(error: Exception, names: tuple[str, ...]) -> bool:
-    """Tell by class name, so that this module imports neither."""
-    return any(cls.__name__ in names for cls in type(error).__mro__)

@@ -79,6 +79,7 @@ class ObjectBlob:
         self._url, self._base, self._errors = url.rstrip("/"), f"{prefix}/" if prefix else "", errors
         self._timeouts_s = connect_timeout_s, read_timeout_s, attempt_s
         try:
+            import obstore.exceptions
             import obstore.store
         except ImportError as error:
             raise make_missing_packages_error(url) from error
@@ -119,11 +120,9 @@ class ObjectBlob:
         try:
             has_tag = self._upload(key, value, "create")
         except Exception as error:
-            # Some servers answer 304 or with a code of their own, and 409 even for an old object.
-            answer = self._errors.parse_answer(error)
-            if answer.status in (304, 412):
-                return False
-            if answer.status == 409 and self._exists(key):
+            # obstore takes 304, 409 and 412 for this. A 409 may also mean that another upload is under way.
+            is_there = isinstance(error, self._obstore.exceptions.AlreadyExistsError)
+            if is_there and (self._errors.parse_answer(error).status in (304, 412) or self._exists(key)):
                 return False
             raise self._errors.map_write_error("create", key, error) from self._errors.choose_cause(error)
         if not has_tag:

@@ -128,7 +128,11 @@ def _hash_values_except_nulls(array: pa.Array, key: np.uint64) -> Words:
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
         return _hash_lists(array, key)
     if pt.is_decimal(kind):
-        return _hash_decimals(array, key)
+        width = array.type.bit_width // 8
+        values = get_stored_numbers(array, f"i{min(width, 8)}").reshape(len(array), -1).astype(np.int64)
+        signs = np.repeat(values[:, -1:] >> 63, 4 - values.shape[1], axis=1)
+        words = np.concatenate([values, signs], axis=1).view(np.uint64)
+        return _chain_words(words.reshape(-1), np.full(len(array), 4), np.full(len(array), 32), key)
     is_number = pt.is_integer(kind) or pt.is_floating(kind) or pt.is_temporal(kind)
     return _widen_numbers(array) if is_number else _hash_bytes(array, key)
 
@@ -140,14 +144,6 @@ def _widen_numbers(array: pa.Array) -> Words:
         values = values // _DAY_MS
     words: Words = values.astype(f"{values.dtype.kind}8").view(np.uint64)
     return words
-
-
-def _hash_decimals(array: pa.Array, key: np.uint64) -> Words:
-    width = array.type.bit_width // 8
-    values = get_stored_numbers(array, f"i{min(width, 8)}").reshape(len(array), -1).astype(np.int64)
-    signs = np.repeat(values[:, -1:] >> 63, 4 - values.shape[1], axis=1)
-    words = np.concatenate([values, signs], axis=1).view(np.uint64)
-    return _chain_words(words.reshape(-1), np.full(len(array), 4), np.full(len(array), 32), key)
 
 
 def _hash_lists(array: pa.Array, key: np.uint64) -> Words:

@@ -195,7 +195,11 @@ def _split_digits(column: pa.Array) -> Iterator[Bits | None]:
     elif pt.is_primitive(column.type):
         yield to_ordered_bits(_replace_nulls(column, get_stored_numbers(column))).astype(np.uint64, copy=False)
     elif pt.is_decimal(column.type):
-        yield from _split_decimal_digits(column)
+        words = column.type.bit_width // 64
+        raw = get_stored_numbers(column, "u8").reshape(-1, words)
+        for limb in reversed(range(words)):
+            values: Bits = _replace_nulls(column, raw[:, limb])
+            yield values ^ _SIGN if limb == words - 1 else values
     else:
         yield from _split_byte_digits(column)
 
@@ -224,14 +228,6 @@ def _replace_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[An
     valid = get_boolean_values(column.is_valid())
     fill = values[int(np.argmax(valid))] if valid.any() else 0
     return np.where(valid, values, np.asarray(fill, dtype=values.dtype))
-
-
-def _split_decimal_digits(column: pa.Array) -> Iterator[Bits]:
-    words = column.type.bit_width // 64
-    raw = get_stored_numbers(column, "u8").reshape(-1, words)
-    for limb in reversed(range(words)):
-        values: Bits = _replace_nulls(column, raw[:, limb])
-        yield values ^ _SIGN if limb == words - 1 else values
 
 
 def _split_byte_digits(column: pa.Array) -> Iterator[Bits | None]:

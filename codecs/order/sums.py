@@ -202,7 +202,14 @@ def _read_unscaled(column: pa.ChunkedArray) -> Ints:
 def from_whole_numbers(values: Ints, type_: pa.DataType) -> pa.Array:
     """Return whole numbers that are within `get_limits` as an array of a type: an integer, a decimal or a duration."""
     if pat.is_decimal(type_):
-        return _make_decimals(values, type_)
+        width = type_.bit_width // 8
+        if values.dtype == object:
+            data = b"".join(int(value).to_bytes(width, "little", signed=True) for value in values)
+        else:
+            raw = np.repeat(values[:, None] >> 63, width // 8, axis=1)
+            raw[:, 0] = values
+            data = raw.tobytes()
+        return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(data)])
     if pat.is_duration(type_):
         return pa.array(values.astype(np.int64)).view(type_)
     return pa.array(values.astype(np.uint64 if pat.is_uint64(type_) else np.int64))
@@ -214,14 +221,3 @@ def get_limits(type_: pa.DataType) -> tuple[int, int]:
         largest: int = 10**type_.precision - 1
         return -largest, largest
     return (0, 2**64 - 1) if pat.is_uint64(type_) else (-(2**63), 2**63 - 1)
-
-
-def _make_decimals(unscaled: Ints, type_: pa.DataType) -> pa.Array:
-    width = type_.bit_width // 8
-    if unscaled.dtype == object:
-        data = b"".join(int(value).to_bytes(width, "little", signed=True) for value in unscaled)
-    else:
-        raw = np.repeat(unscaled[:, None] >> 63, width // 8, axis=1)
-        raw[:, 0] = unscaled
-        data = raw.tobytes()
-    return pa.Array.from_buffers(type_, len(unscaled), [None, pa.py_buffer(data)])

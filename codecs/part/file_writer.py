@@ -99,6 +99,11 @@ class FileWriter:
         """Start an empty file with the writer's options."""
         self._sink = io.BytesIO()
         self._file = pa.PythonFile(self._sink, mode="w")
+        leading: list[pq.SortingColumn] = []  # Up to the first nested column: Parquet can only name leaves.
+        for i in range(self._sorted_by):
+            if pt.is_nested(self._schema.field(i).type):
+                break
+            leading.append(pq.SortingColumn(i, nulls_first=False))
         self._writer = pq.ParquetWriter(
             self._file,
             self._schema,
@@ -107,7 +112,7 @@ class FileWriter:
             max_rows_per_page=1 << 30,  # They end at 1 MiB, or with the row group.
             store_decimal_as_integer=True,
             **self._compression,
-            sorting_columns=_list_sorting_columns(self._schema, self._sorted_by),
+            sorting_columns=leading,
             **_make_column_options(self._schema, self._dictionaries, self.without_statistics),
         )
         self.groups = []
@@ -192,16 +197,6 @@ def find_misleading_columns(group: pa.Table) -> frozenset[str]:
         for field, column in zip(group.schema, group.columns, strict=True)
         if pt.is_floating(field.type) and (has_nan(column) or _has_zeros_only(column))
     )
-
-
-def _list_sorting_columns(schema: pa.Schema, sorted_by: int) -> list[pq.SortingColumn]:
-    """The sorted columns up to the first nested one: Parquet can only name leaves."""
-    leading: list[pq.SortingColumn] = []
-    for i in range(sorted_by):
-        if pt.is_nested(schema.field(i).type):
-            break
-        leading.append(pq.SortingColumn(i, nulls_first=False))
-    return leading
 
 
 def _make_column_options(

@@ -18,7 +18,6 @@ repeats the name, and is parsed before any check is possible), compression (it c
 """
 
 import struct
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +40,8 @@ Rows = npt.NDArray[np.int64]
 def encode_mapped_file(batch: pa.RecordBatch, name: bytes) -> list[bytes | memoryview]:
     """Return the pieces of a file that holds rows. Cost: one copy of the rows, and their checksums."""
     message = memoryview(batch.serialize())
-    checksums = [xxhash.xxh3_64_intdigest(chunk) for chunk in _split_chunks(message)]
+    starts = range(0, len(message), CHUNK_BYTES)
+    checksums = [xxhash.xxh3_64_intdigest(message[at : at + CHUNK_BYTES]) for at in starts]
     head = b"".join(
         [
             _NAME.pack(len(name)),
@@ -140,7 +140,9 @@ class MappedRows:
         kind, rows = column.type, rows + column.offset
         buffers = column.buffers()
         if not is_text(kind) and not _has_whole_bytes(kind):
-            self._mark_all(marks, buffers)
+            for buffer in buffers:
+                if buffer is not None and buffer.size:
+                    self._mark_bytes(marks, buffer, np.zeros(1, np.int64), np.array([buffer.size], np.int64))
             return
         if buffers[0] is not None:
             self._mark_bytes(marks, buffers[0], rows >> 3, (rows >> 3) + 1)
@@ -156,11 +158,6 @@ class MappedRows:
         if buffers[2] is not None:
             self._mark_bytes(marks, buffers[2], ends[rows].astype(np.int64), ends[rows + 1].astype(np.int64))
 
-    def _mark_all(self, marks: Rows, buffers: list[pa.Buffer | None]) -> None:
-        for buffer in buffers:
-            if buffer is not None and buffer.size:
-                self._mark_bytes(marks, buffer, np.zeros(1, np.int64), np.array([buffer.size], np.int64))
-
     def _mark_bytes(self, marks: Rows, buffer: pa.Buffer, starts: Rows, ends: Rows) -> None:
         some = ends > starts
         at = int(buffer.address) - self._address
@@ -172,7 +169,3 @@ def _has_whole_bytes(kind: pa.DataType) -> bool:
     """Return whether values take the same number of bytes each, one after the other in one buffer."""
     is_fixed = pat.is_primitive(kind) or pat.is_decimal(kind) or pat.is_fixed_size_binary(kind)
     return is_flat(kind) and is_fixed and not pat.is_boolean(kind)
-
-
-def _split_chunks(message: memoryview) -> Iterator[memoryview]:
-    return (message[at : at + CHUNK_BYTES] for at in range(0, len(message), CHUNK_BYTES))

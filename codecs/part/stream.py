@@ -222,7 +222,10 @@ class PartStream:
         """Return after how many rows of the next group the part ends; None if later."""
         if self._writer is None:
             if not self._row_bytes and group.nbytes > self._part_bytes_target:
-                self._row_bytes = self._measure_row_bytes(group)
+                probe = group.slice(max(len(group) - _PROBE_ROWS, 0) // 2, _PROBE_ROWS)
+                writer = FileWriter(self._schema.compute_once(make_file_schema), probe, sorted_by=0)
+                writer.write(probe)
+                self._row_bytes = writer.size / len(probe)
             encoded, row_bytes = 0, self._row_bytes
         else:
             if self._summary.memory >= GROUPS_MAX * self._row_group_bytes_max:
@@ -237,13 +240,6 @@ class PartStream:
         if self._writer is not None and rows < len(group) * _SHORT:
             return 0
         return min(max(rows, 1), len(group))
-
-    def _measure_row_bytes(self, group: pa.Table) -> float:
-        """Bytes that a row takes when it is encoded, from the middle of a row group."""
-        probe = group.slice(max(len(group) - _PROBE_ROWS, 0) // 2, _PROBE_ROWS)
-        writer = FileWriter(self._schema.compute_once(make_file_schema), probe, sorted_by=0)
-        writer.write(probe)
-        return writer.size / len(probe)
 
     def _find_next_key(self, rows: pa.Table, position: int) -> int:
         """Return the next row from position on with a new key; the row count without one."""
@@ -343,7 +339,7 @@ class RunStream:
         """Add consolidated rows to the run in progress, or start a new run."""
         if not len(rows):
             return []
-        done = [] if self._is_after_run(rows) else self._finish_run()
+        done = [] if self._last_key is None or self._compare_keys(self._last_key, rows) > 0 else self._finish_run()
         if self._stream is None:
             self._stream = PartStream(self._schema, row_group_bytes_max=self._group_bytes)
         self._stream.drop_statistics(find_misleading_columns(rows))
@@ -353,10 +349,6 @@ class RunStream:
     def _finish_run(self) -> list[Encoded]:
         stream, self._stream, self._last_key = self._stream, None, None
         return stream.finish() if stream is not None else []
-
-    def _is_after_run(self, rows: pa.Table) -> bool:
-        """Whether the first key of rows is greater than the last key of the run in progress."""
-        return self._last_key is None or self._compare_keys(self._last_key, rows) > 0
 
     def _compare_keys(self, before: pa.Table, after: pa.Table) -> int:
         """Return 1, 0 or -1: the next first key against the last one."""

@@ -43,7 +43,8 @@ _TICKS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_
 
 def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedArray:
     """Return the column in type `target`; itself, without a copy, when it has that type already."""
-    column = _strip_extension(column)
+    if isinstance(column.type, pa.BaseExtensionType) and get_stored_type(column.type) != column.type:
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     source = column.type
     if source.equals(target, check_metadata=True):
         return _check_values(column, name)
@@ -61,13 +62,6 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
             f"update {row} has {_format_value(column, row)} in column {name!r} of type {source}, and the collection "
             f"stores {target}, which cannot hold it: {error}. Change the value, or use a collection with a wider type."
         ) from error
-
-
-def _strip_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the storage of a column of UUIDs or JSON."""
-    if not isinstance(column.type, pa.BaseExtensionType) or get_stored_type(column.type) == column.type:
-        return column
-    return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
 
 
 def find_first_failing(column: pa.ChunkedArray, attempt: Callable[[pa.ChunkedArray], object]) -> int:
@@ -114,8 +108,12 @@ def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
         return _cast(pa.chunked_array(chunks, plain), target)
     if pat.is_large_binary(source) and pat.is_fixed_size_binary(target):
         column = column.cast(pa.binary())
-    if pat.is_floating(source) and pat.is_integer(target):
-        _check_bounds(column, target)
+    if pat.is_floating(source) and pat.is_integer(target):  # Beyond the integers, each processor casts differently.
+        bits = target.bit_width
+        low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1)) if pat.is_signed_integer(target) else (0.0, 2.0**bits)
+        ends = pc.min_max(column.cast(pa.float64())).as_py()
+        if ends["min"] is not None and not low <= ends["min"] <= ends["max"] < high:
+            raise pa.ArrowInvalid(f"a value is out of the range of {target}")
     if pat.is_integer(source) and pat.is_decimal(target):  # Arrow looks at the type of integers, and not at them.
         column = column.cast(pa.decimal128(INTEGER_DIGITS))
     result = column.cast(target)
@@ -153,15 +151,6 @@ def _undo_encodings(array: pa.Array) -> pa.Array:
     if is_flat(plain):
         return array.cast(plain)
     return rebuild_nested(array, plain, [_undo_encodings(inner) for inner in list_inner_arrays(array)])
-
-
-def _check_bounds(column: pa.ChunkedArray, target: pa.DataType) -> None:
-    """Refuse floats beyond an integer type, because each processor casts them differently."""
-    bits = target.bit_width
-    low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1)) if pat.is_signed_integer(target) else (0.0, 2.0**bits)
-    ends = pc.min_max(column.cast(pa.float64())).as_py()
-    if ends["min"] is not None and not low <= ends["min"] <= ends["max"] < high:
-        raise pa.ArrowInvalid(f"a value is out of the range of {target}")
 
 
 def _may_round(source: pa.DataType, target: pa.DataType) -> bool:

@@ -56,7 +56,8 @@ def find_unwritable(table: pa.Table | pa.RecordBatch) -> str | None:
         if pat.is_date(kind) or pat.is_timestamp(kind):
             unit = 1 / _DAY_S if pat.is_date(kind) else _PER_SECOND[kind.unit]
             numbers = column.cast(pa.date32()).cast(pa.int32()) if pat.is_date(kind) else column.cast(pa.int64())
-            low, high = _find_min_max(numbers)
+            ends = pc.min_max(numbers).as_py()
+            low, high = (ends["min"], ends["max"]) if ends["min"] is not None else (0, 0)
             if low < -_ARROW_S * unit or high > _ARROW_S * unit:
                 return str(name)
     return None
@@ -87,11 +88,6 @@ def _iterate_units(kind: pa.DataType) -> Iterator[str]:
             yield from _iterate_units(kind.field(at).type)
     elif pat.is_time(kind) or pat.is_timestamp(kind) or pat.is_duration(kind):
         yield kind.unit
-
-
-def _find_min_max(numbers: pa.Array | pa.ChunkedArray) -> tuple[int, int]:
-    ends = pc.min_max(numbers).as_py()
-    return (ends["min"], ends["max"]) if ends["min"] is not None else (0, 0)
 
 
 def _to_microseconds(kind: pa.DataType) -> pa.DataType:

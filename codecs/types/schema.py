@@ -327,7 +327,15 @@ class CollectionSchema:
             CodecMismatch: a codec's name or version differs.
             SchemaMismatch: anything else differs; the message lists every difference.
         """
-        _check_codecs(self, stored, collection)
+        for side, ours, stored_side in (("key", self.key, stored.key), ("value", self.value, stored.value)):
+            if ours.codec_name is None or stored_side.codec_name is None:
+                continue
+            if (ours.codec_name, ours.codec_version) != (stored_side.codec_name, stored_side.codec_version):
+                raise CodecMismatch(
+                    f"the {side} of collection {collection!r} is stored with codec {stored_side.codec_name!r} version "
+                    f"{stored_side.codec_version}, and codec {ours.codec_name!r} version {ours.codec_version} was "
+                    "given. Give the stored codec, or use another collection name."
+                )
         differences = _list_differences("key", self.key, stored.key) + _list_differences(
             "value", self.value, stored.value
         )
@@ -457,19 +465,6 @@ def _decode_field(pair: Any) -> pa.Field:
         case [str(name), kind, "not null"]:
             return pa.field(name, decode_type(kind), nullable=False)
     raise ValueError(f"{pair!r:.80} is not the written form of a field")
-
-
-def _check_codecs(schema: CollectionSchema, stored: CollectionSchema, collection: str) -> None:
-    """Raise SchemaMismatch unless the caller's codecs are the stored ones."""
-    for side, ours, stored_side in (("key", schema.key, stored.key), ("value", schema.value, stored.value)):
-        if ours.codec_name is None or stored_side.codec_name is None:
-            continue
-        if (ours.codec_name, ours.codec_version) != (stored_side.codec_name, stored_side.codec_version):
-            raise CodecMismatch(
-                f"the {side} of collection {collection!r} is stored with codec {stored_side.codec_name!r} version "
-                f"{stored_side.codec_version}, and codec {ours.codec_name!r} version {ours.codec_version} was given. "
-                "Give the stored codec, or use another collection name."
-            )
 
 
 def _list_differences(side: str, requested: Side, stored: Side) -> list[str]:

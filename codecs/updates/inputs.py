@@ -189,7 +189,8 @@ def _convert_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
         if not columns:
             raise _make_no_table_error(frame, error) from error
         return _convert_columns({name: frame[name] for name in frame.columns}, schema)
-    for name in _list_object_columns(frame):
+    kinds = zip(getattr(frame, "columns", ()), getattr(frame, "dtypes", ()), strict=False)
+    for name in [name for name, kind in kinds if str(kind) == "object"]:  # They hold Python values of any types.
         at = table.schema.get_field_index(str(name))
         if at >= 0 and not _fits_inferred_type(_list_values(frame[name]), table.schema.field(at).type):
             table = table.set_column(at, str(name), _convert_column(str(name), frame[name], schema))
@@ -342,12 +343,6 @@ def _check_column_type(name: Any, kind: Any) -> None:
         raise SchemaMismatch(f"column {name!r} is of numpy's type {kind}, whose unit Arrow has not: cast it, as to ns")
 
 
-def _list_object_columns(frame: Any) -> list[Any]:
-    """Return the columns of a pandas frame that hold Python values, of whatever types."""
-    kinds = getattr(frame, "dtypes", ())
-    return [name for name, kind in zip(getattr(frame, "columns", ()), kinds, strict=False) if str(kind) == "object"]
-
-
 def _fits_inferred_type(values: list[Any], t: pa.DataType) -> bool:
     """Return whether the type that Arrow inferred fits all values: it infers a date from a date before a moment."""
     if {*map(type, values)} - {type(None)} in ({np.datetime64}, {np.timedelta64}):
@@ -450,11 +445,6 @@ def _convert_values(name: str, values: list[Any], schema: CollectionSchema | Non
         except InvalidUpdate:
             if any(isinstance(value, datetime) for value in values):
                 raise
-    return _infer_array(name, values)
-
-
-def _infer_array(name: str, values: list[Any]) -> pa.Array:
-    """Return values in the type that Arrow infers; moments of several types get that of the first."""
     try:
         array = pa.array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

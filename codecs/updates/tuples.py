@@ -58,10 +58,18 @@ def convert_tuples(
     if not rows:
         return schema.arrow.empty_table(), [], []
     try:
-        columns = _transpose_updates(rows, schema)
+        pairs, times, diffs = _transpose(rows, 3)
+        keys, values = _transpose(pairs, 2)
+        if find_misordered(rows, _UPDATE) or find_misordered(pairs, _PAIR):
+            raise _Malformed
+        columns = [*_transpose_side(keys, schema.key), *_transpose_side(values, schema.value), times, diffs]
         if to_times is not None and {*map(type, columns[-2])} != _INT:
             columns[-2] = to_times(columns[-2])
-        return make_canonical(_build_table(columns, schema)), columns[-2], columns[-1]
+        split = len(schema.key.fields)
+        arrays = _convert_side(columns[:split], schema.key, "key")
+        arrays += _convert_side(columns[split:-2], schema.value, "value")
+        arrays += [_convert_integers(columns[-2], TIME), _convert_integers(columns[-1], DIFF)]
+        return make_canonical(pa.Table.from_arrays(arrays, schema=schema.arrow)), columns[-2], columns[-1]
     except (_Malformed, InvalidUpdate) as error:
         for index, row in enumerate(rows):
             if problem := _describe_shape_problem(row, schema):
@@ -94,15 +102,6 @@ def iterate_tuples(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[
     if DIFF not in table.column_names:
         raise SchemaMismatch(f"column {DIFF!r} is missing: read with all columns to get tuples")
     return _iterate_tuples(table, schema, ends)
-
-
-def _transpose_updates(rows: Sequence[Any], schema: CollectionSchema) -> list[list[Any]]:
-    """Transpose updates: one list per key field, per value field, of times, of diffs."""
-    pairs, times, diffs = _transpose(rows, 3)
-    keys, values = _transpose(pairs, 2)
-    if find_misordered(rows, _UPDATE) or find_misordered(pairs, _PAIR):
-        raise _Malformed
-    return [*_transpose_side(keys, schema.key), *_transpose_side(values, schema.value), times, diffs]
 
 
 def _transpose_side(values: list[Any], side: Side) -> list[list[Any]]:
@@ -149,15 +148,6 @@ def _transpose(rows: Sequence[Any], width: int) -> list[list[Any]]:
         raise _Malformed
     # Not zip(*rows): its million iterators set off the garbage collector again and again.
     return [[*map(itemgetter(i), rows)] for i in range(width)]
-
-
-def _build_table(columns: list[list[Any]], schema: CollectionSchema) -> pa.Table:
-    """Return columns of Python values as a table of the schema."""
-    split = len(schema.key.fields)
-    arrays = _convert_side(columns[:split], schema.key, "key")
-    arrays += _convert_side(columns[split:-2], schema.value, "value")
-    arrays += [_convert_integers(columns[-2], TIME), _convert_integers(columns[-1], DIFF)]
-    return pa.Table.from_arrays(arrays, schema=schema.arrow)
 
 
 def _convert_side(columns: list[list[Any]], side: Side, name: str) -> list[pa.Array]:
@@ -296,22 +286,17 @@ def copy_if_mutable(value: Any) -> Any:
     try:
         hash(value)
     except Exception:  # A value's own methods may raise anything.
-        return _copy_value(value)
+        if is_named_tuple(value):
+            return type(value)._make(map(copy_if_mutable, value))
+        if type(value) in (tuple, list):
+            return type(value)(map(copy_if_mutable, value))
+        if type(value) is dict:
+            return {name: copy_if_mutable(inner) for name, inner in value.items()}
+        try:
+            return copy.deepcopy(value)
+        except Exception:  # As above. It is taken as it is, then.
+            return value
     return value
-
-
-def _copy_value(value: Any) -> Any:
-    """Return a deep copy of a mutable value."""
-    if is_named_tuple(value):
-        return type(value)._make(map(copy_if_mutable, value))
-    if type(value) in (tuple, list):
-        return type(value)(map(copy_if_mutable, value))
-    if type(value) is dict:
-        return {name: copy_if_mutable(inner) for name, inner in value.items()}
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # As above. It is taken as it is, then.
-        return value
 
 
 def is_named_tuple(value: Any) -> bool:

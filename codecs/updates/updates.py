@@ -80,8 +80,9 @@ def to_updates(
     if table is None:
         convert = None if moments is None else moments.convert_times
         table, times, diffs = convert_tuples(_check_iterable(data), schema, convert)
-        if times:
-            _check_listed_times(times)
+        if times and not 0 <= min(times) <= max(times) <= TIME_MAX:
+            row = next(i for i, time in enumerate(times) if not 0 <= time <= TIME_MAX)
+            raise _make_time_error(times[row], row)
         check_declared(table, schema)
         if 0 in diffs:
             table = _drop_zero_diffs(table)
@@ -90,8 +91,11 @@ def to_updates(
         table = make_canonical(_conform_table(table, schema, {TIME: default_time, DIFF: default_diff}))
         _check_times(table.column(TIME))
         check_declared(table, schema)
-        _check_encoded(table, schema)
-        if _may_have_zero(_check_no_nulls(table.column(DIFF), DIFF)):
+        for side in (schema.key, schema.value):
+            if side.codec is not None and side.fields:
+                side.codec.check_stored(table.column(side.fields[0].name))
+        ends = pc.min_max(_check_no_nulls(table.column(DIFF), DIFF)).as_py()
+        if ends["min"] is not None and ends["min"] <= 0 <= ends["max"]:
             table = _drop_zero_diffs(table)
     return table
 
@@ -135,13 +139,6 @@ def _convert_moments(table: pa.Table, moments: Moments | None) -> pa.Table:
     return table if times.type == kind else table.set_column(at, TIME, times)
 
 
-def _check_encoded(table: pa.Table, schema: CollectionSchema) -> None:
-    """Raise InvalidUpdate for a value that its column's codec would not write."""
-    for side in (schema.key, schema.value):
-        if side.codec is not None and side.fields:
-            side.codec.check_stored(table.column(side.fields[0].name))
-
-
 def check_declared(table: pa.Table, schema: CollectionSchema) -> None:
     """Raise InvalidUpdate for NULL in a required column, or invalid JSON in a JSON column."""
     for name in schema.json:
@@ -168,13 +165,6 @@ def _check_iterable(data: Any) -> Iterable[Any]:
     )
 
 
-def _check_listed_times(times: Sequence[int]) -> None:
-    """Raise InvalidUpdate for a time outside of its range."""
-    if min(times) < 0 or max(times) > TIME_MAX:
-        row = next(i for i, time in enumerate(times) if not 0 <= time <= TIME_MAX)
-        raise _make_time_error(times[row], row)
-
-
 def _check_times(column: pa.ChunkedArray) -> None:
     ends = pc.min_max(_check_no_nulls(column, TIME)).as_py()
     if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] <= TIME_MAX:
@@ -197,11 +187,6 @@ def _check_no_nulls(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     return column
 
 
-def _may_have_zero(diffs: pa.ChunkedArray) -> bool:
-    ends = pc.min_max(diffs).as_py()
-    return ends["min"] is not None and ends["min"] <= 0 <= ends["max"]
-
-
 def _drop_zero_diffs(table: pa.Table) -> pa.Table:
     """Return a table without the rows whose diff is zero."""
     keep = pc.not_equal(table.column(DIFF), 0)
@@ -220,7 +205,13 @@ def _conform_table(table: pa.Table, schema: CollectionSchema, defaults: dict[str
         raise _make_misfit_error(names_given, required, schema)
     for name in (TIME, DIFF):
         if name in present and not pat.is_integer(table.schema.field(name).type):
-            _check_integers(table.column(name), name)
+            column = table.column(name)
+            source = column.type.value_type if pat.is_dictionary(column.type) else column.type
+            if not (pat.is_integer(source) or pat.is_null(source)):
+                raise SchemaMismatch(
+                    f"column {name!r} has type {column.type}, and the collection stores int64, one for every update. "
+                    "Cast it to int64 first."
+                )
     columns = [
         cast_column(table.column(f.name), f.type, f.name)
         if f.name in present
@@ -228,16 +219,6 @@ def _conform_table(table: pa.Table, schema: CollectionSchema, defaults: dict[str
         for f in schema.arrow
     ]
     return pa.Table.from_arrays(columns, schema=schema.arrow)
-
-
-def _check_integers(column: pa.ChunkedArray, name: str) -> None:
-    """Refuse times and diffs of another type, for which a conversion would be a guess."""
-    source = column.type.value_type if pat.is_dictionary(column.type) else column.type
-    if not (pat.is_integer(source) or pat.is_null(source)):
-        raise SchemaMismatch(
-            f"column {name!r} has type {column.type}, and the collection stores int64, one for every update. Cast it "
-            "to int64 first."
-        )
 
 
 def _check_default(name: str, value: Any, low: int, high: int) -> None:

@@ -289,10 +289,7 @@ def test_a_snapshot_holds_what_a_plain_sum_holds(
 @settings(max_examples=examples(40))
 @given(st.lists(UPDATES, min_size=1, max_size=4), st.integers(0, 6), st.integers(0, 6), st.sampled_from(FILTERS))
 def test_changes_hold_what_a_plain_sum_holds(
-    batches: list[list[Any]],
-    a: int,
-    b: int,
-    filter_and_test: tuple[pc.Expression | None, Callable[[Any, Any], bool]],
+    batches: list[list[Any]], a: int, b: int, filter_and_test: tuple[pc.Expression | None, Callable[[Any, Any], bool]]
 ) -> None:
     filter, passes = filter_and_test
     lower, upper = min(a, b), max(a, b)

@@ -154,10 +154,7 @@ def test_a_collection_that_has_a_column_deleted_may_be_appended_to(client: persi
     client.write("x", rows, mode="append").result()
     assert client["x"].snapshot().count() == 1
     why = r"'x' has a column '_deleted', so rows cannot replace.* overwrite\(\), or rename"
-    upserts: list[Callable[[], Any]] = [
-        lambda: client.write("x", rows, key=["k"]),
-        lambda: client["x"].upsert(rows),
-    ]
+    upserts: list[Callable[[], Any]] = [lambda: client.write("x", rows, key=["k"]), lambda: client["x"].upsert(rows)]
     for upsert in upserts:
         with pytest.raises(persist.errors.SchemaMismatch, match=why):
             upsert().result()

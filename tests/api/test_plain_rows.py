@@ -223,12 +223,12 @@ def test_who_writes_in_between_makes_an_overwrite_fail_and_leave_nothing(
 
 
 def test_a_difference_larger_than_the_memory_budget_is_made_in_slices(blob: MemoryBlob) -> None:
-    count, changed_rows = 200_000, 2_000
+    count, changed_rows = 50_000, 2_000
     settings = persist.Settings(memory_budget=32 << 20)
     with persist.open(blob, settings=settings) as client:
         wide = client.create_or_load("wide", key={"k": pa.int64()}, value={"v": pa.string()})
         keys = pa.array(range(count))
-        before = pa.table({"k": keys, "v": pc.binary_join_element_wise(keys.cast(pa.string()), "x" * 100, "-")})
+        before = pa.table({"k": keys, "v": pc.binary_join_element_wise(keys.cast(pa.string()), "x" * 420, "-")})
         wide.overwrite(before, time=1).result()
         touched = pc.less(keys, changed_rows)
         after = before.set_column(1, "v", pc.if_else(touched, pa.scalar("new"), before["v"]))

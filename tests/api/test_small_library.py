@@ -221,11 +221,7 @@ def _options(client: persist.Client) -> OpenOptions:
 
 @pytest.mark.parametrize("what", ["client", "collection", "snapshot"])
 def test_what_no_other_process_can_open_says_what_to_pass(client: persist.Client, what: str, tmp_path: Path) -> None:
-    things: dict[str, Any] = {
-        "client": client,
-        "collection": client["orders"],
-        "snapshot": client["orders"].snapshot(),
-    }
+    things: dict[str, Any] = {"client": client, "collection": client["orders"], "snapshot": client["orders"].snapshot()}
     with pytest.raises(persist.InvalidUsage, match="cannot go to another process, because its store is an object"):
         pickle.dumps(things[what])
     with (

@@ -71,10 +71,7 @@ def place_of(kind: str, folder: Path, s3_options: dict[str, Any], bucket: str, p
         options = {
             "key": s3_options["access_key_id"],
             "secret": s3_options["secret_access_key"],
-            "client_kwargs": {
-                "endpoint_url": s3_options["endpoint_url"],
-                "region_name": s3_options["region"],
-            },
+            "client_kwargs": {"endpoint_url": s3_options["endpoint_url"], "region_name": s3_options["region"]},
         }
         return Place(f"fsspec+s3://{bucket}/{prefix}", options, is_shared=True)
     if kind == "cached-folder":

@@ -122,15 +122,9 @@ ENCRYPTIONS: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({}, {}),
     ({"server_side_encryption": "AES256"}, {"": "AES256"}),
     ({"server_side_encryption": "aws:kms"}, {"": "aws:kms"}),
-    (
-        {"server_side_encryption": "aws:kms", "sse_kms_key_id": "key-id"},
-        {"": "aws:kms", "-aws-kms-key-id": "key-id"},
-    ),
+    ({"server_side_encryption": "aws:kms", "sse_kms_key_id": "key-id"}, {"": "aws:kms", "-aws-kms-key-id": "key-id"}),
     ({"server_side_encryption": "aws:kms:dsse", "sse_kms_key_id": "k"}, {"": "aws:kms:dsse", "-aws-kms-key-id": "k"}),
-    (
-        {"sse_customer_key": CUSTOMER_KEY},
-        {"-customer-algorithm": "AES256", "-customer-key": CUSTOMER_KEY},
-    ),
+    ({"sse_customer_key": CUSTOMER_KEY}, {"-customer-algorithm": "AES256", "-customer-key": CUSTOMER_KEY}),
 ]
 
 

@@ -132,11 +132,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
         ("/some/folder", {"folder_mode": "0660"}, "folder_mode=0o660 is not allowed: give at least 0o700"),
         ("/some/folder", {"folder_mode": "4700"}, "folder_mode=0o4700 is not allowed.*at most 0o2777"),
         ("memory://name", {"fsync": True}, "'fsync' is not an option of memory://; it takes: none"),
-        (
-            "s3://bucket",
-            {"acess_key": "hunter2"},
-            "'acess_key' is not an option of S3; it takes: .*access_key_id",
-        ),
+        ("s3://bucket", {"acess_key": "hunter2"}, "'acess_key' is not an option of S3; it takes: .*access_key_id"),
         ("s3://bucket", {"region": 7}, "'region' of S3.*give text"),
     ],
 )

@@ -43,23 +43,12 @@ def flat_types() -> st.SearchStrategy[pa.DataType]:
         st.integers(1, 76).flatmap(lambda p: st.integers(0, p).map(lambda s: pa.decimal256(p, s))),
     )
     plain = [pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()]
-    plain += [
-        pa.uint64(),
-        pa.float16(),
-        pa.float32(),
-        pa.float64(),
-        pa.string(),
-        pa.large_string(),
-        pa.binary(),
-    ]
+    plain += [pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.string(), pa.large_string(), pa.binary()]
     plain += [pa.large_binary(), pa.date32(), pa.date64(), pa.time32("s"), pa.time32("ms"), pa.time64("us")]
     plain += [pa.time64("ns"), *(pa.duration(u) for u in _UNITS), *(pa.timestamp(u) for u in _UNITS)]
     zoned = [pa.timestamp(u, tz=z) for u in _UNITS for z in _ZONES]
     return st.one_of(
-        st.sampled_from(plain),
-        st.sampled_from(zoned),
-        decimals,
-        st.integers(1, 20).map(lambda n: pa.binary(n)),
+        st.sampled_from(plain), st.sampled_from(zoned), decimals, st.integers(1, 20).map(lambda n: pa.binary(n))
     )
 
 

@@ -22,8 +22,7 @@ VALUES: dict[str, Any] = {
     "is_empty": False, "failed": {"a key": "it is gone"},
 }  # fmt: skip
 KINDS = sorted(
-    {each for name in errors.__all__ if isinstance(each := getattr(errors, name), type)},
-    key=lambda kind: kind.__name__,
+    {each for name in errors.__all__ if isinstance(each := getattr(errors, name), type)}, key=lambda kind: kind.__name__
 )
 
 

@@ -91,7 +91,7 @@ def test_metrics_are_data(source: Source) -> None:
     assert found["store"]["set"]["requests"] == 1
     assert found["store"]["get"]["bytes"] == 1000
     assert set(found["store"]["get"]) == {
-        *("requests", "errors", "bytes", "seconds", "p50_s", "p90_s", "p99_s", "max_s"),
+        *("requests", "errors", "bytes", "seconds", "p50_s", "p90_s", "p99_s", "max_s")
     }
     assert found["cache"]["hits"] == 2
     assert found["retries"]["get"]["retries"] == 0

@@ -264,10 +264,7 @@ def test_a_program_reads_its_source_as_of_a_moment(client: persist.Client, click
             running.step()
         at = NOON_MS if as_of != "2026-11-21T12:59" else NOON_MS + 59 * 60_000
         found = seen.updates().to_pylist()
-        assert found == [
-            {"k": 1, "_time": at, "_diff": 1},
-            {"k": 2, "_time": NOON_MS + 3600_000, "_diff": 1},
-        ]
+        assert found == [{"k": 1, "_time": at, "_diff": 1}, {"k": 2, "_time": NOON_MS + 3600_000, "_diff": 1}]
 
 
 def test_a_program_cannot_begin_at_a_moment_without_a_timeline(

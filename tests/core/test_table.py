@@ -114,9 +114,7 @@ def test_keys_give_what_they_were_asked_in(orders: persist.Collection) -> None:
     assert orders.get([9]) == []
 
 
-def test_changes_show_what_goes_before_what_comes_and_moments_if_there_is_a_timeline(
-    client: persist.Client,
-) -> None:
+def test_changes_show_what_goes_before_what_comes_and_moments_if_there_is_a_timeline(client: persist.Client) -> None:
     made = client.create_or_load("clicks", key={"id": int}, value={"n": int}, timeline="s")
     made.write([(1, 1), (2, 2)], time="2026-01-01", seal="2026-01-02").result()
     made.overwrite([(1, 5), (2, 0)], time="2026-01-02").result()

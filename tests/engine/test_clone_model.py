@@ -66,11 +66,7 @@ class Run:
         self.models: dict[str, Modelled] = {}
         self.snapshots: list[tuple[persist.Snapshot, list[str], dict[Any, int]]] = []
         self.made = 0
-        for name, keyed in (
-            ("plain", None),
-            ("keyed", persist.Keyed()),
-            ("late", persist.Keyed(resolve="background")),
-        ):
+        for name, keyed in (("plain", None), ("keyed", persist.Keyed()), ("late", persist.Keyed(resolve="background"))):
             self.clients[0].create_or_load(name, key={"k": pa.int64()}, value={"v": pa.string()}, keyed=keyed)
             self.models[name] = Modelled(keyed is not None)
 

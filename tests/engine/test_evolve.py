@@ -447,10 +447,7 @@ def test_what_was_said_of_a_column_that_is_dropped_takes_no_room(orders: persist
     orders.describe(columns={"s": "x" * 60_000, "v": {"comment": "kept", "properties": {"unit": "m"}}}).result()
     seen = orders.about
     orders.evolve(drop=["s"], add={"note": pa.string()}, comments={"note": "y" * 60_000})
-    assert orders.about.columns == {
-        "v": persist.About("kept", {"unit": "m"}),
-        "note": persist.About("y" * 60_000),
-    }
+    assert orders.about.columns == {"v": persist.About("kept", {"unit": "m"}), "note": persist.About("y" * 60_000)}
     with pytest.raises(persist.errors.DescriptionMoved):
         orders.describe("late", expected=seen).result()
     orders.evolve(drop=["note"])
@@ -461,10 +458,7 @@ def test_what_was_said_of_a_column_that_is_dropped_takes_no_room(orders: persist
 def test_words_about_a_column_are_about_the_one_seen(client: persist.Client, orders: persist.Collection) -> None:
     old = client.load("orders")
     orders.evolve(rename={"v": "s", "s": "v"}, add={"note": pa.string()})
-    for said in (
-        lambda: old.describe(columns={"v": "a number"}),
-        lambda: old.evolve(comments={"v": "a number"}),
-    ):
+    for said in (lambda: old.describe(columns={"v": "a number"}), lambda: old.evolve(comments={"v": "a number"})):
         with pytest.raises(
             persist.errors.SchemaMismatch, match=r"'v' of collection 'orders' is another one by now.*Load it"
         ):
@@ -524,10 +518,7 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"add": {"n": pa.list_(pa.int8())}, "defaults": {"n": [1]}}, "flat"),
         ({"add": {"n": pa.int8()}, "defaults": {"m": 3}}, "not added"),
         ({"defaults": {"v": 3}}, "no change"),
-        (
-            {"add": {"n": pa.string()}, "defaults": {"n": "x" * (64 << 10)}},
-            "65538 bytes as JSON.*at most 65536",
-        ),
+        ({"add": {"n": pa.string()}, "defaults": {"n": "x" * (64 << 10)}}, "65538 bytes as JSON.*at most 65536"),
         ({"add": {"a": pa.string(), "b": pa.string()}, "defaults": dict.fromkeys("ab", "x" * 40_000)}, "80004 bytes"),
         (
             {"add": {"n": pa.float32()}, "defaults": {"n": 1e300}},

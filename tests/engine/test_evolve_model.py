@@ -5,7 +5,7 @@ compactions and new clients; after each step, reads of all kinds at old times an
 """
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -13,14 +13,12 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 import persist
-from persist.core.settings import Tuning
+from tests.engine.evolving import EvolvingMachine
 from tests.support.tiers import examples
 
-POLICY = Tuning(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=3, inline_runs=4)
-SETTINGS = persist.Settings(background=False, tuning=replace(POLICY, hold_linger_s=0))
 NAMES = ("a", "b", "c", "d", "e")
 WIDER = {pa.int8(): [pa.int16(), pa.int32()], pa.int16(): [pa.int64(), pa.float32()], pa.string(): [pa.large_string()]}
 TOO_WIDE = {
@@ -58,39 +56,24 @@ class Version:
         )
 
 
-class Evolving(RuleBasedStateMachine):
+class Evolving(EvolvingMachine[Version]):
     """See the module's docstring."""
 
     @initialize()
     def begin(self) -> None:
-        self.blob = persist.MemoryBlob()
-        self.client = persist.open(self.blob, settings=SETTINGS)
         self.collection = self.client.create_or_load(
             "c", key={"k": pa.int32()}, value={"a": pa.int8(), "b": pa.string()}
         )
         self.versions = [Version([(1, "a", pa.int8()), (2, "b", pa.string())])]
         self.next_id = 3
-        self.updates: list[tuple[int, dict[int, Any], int, int, int]] = []  # key, record, time, diff, version
-        self.upper = self.since = 0
-        self.handles: dict[int, persist.Collection] = {1: self.client.load("c")}
+        self.handles = {1: self.client.load("c")}
         self.key_name = "k"
-
-    def teardown(self) -> None:
-        if hasattr(self, "client"):
-            assert not self.client.fsck().problems
-            self.client.close()
-
-    @property
-    def newest(self) -> Version:
-        return self.versions[-1]
 
     # Changes.
 
     def evolve(self, version: Version, **change: Any) -> None:
         version.defaults = {id_: self.newest.defaults.get(id_) for id_, _, _ in version.columns} | version.defaults
-        self.versions.append(version)
-        assert self.collection.evolve(**change) == len(self.versions)
-        self.handles[len(self.versions)] = self.client.load("c")
+        super().evolve(version, **change)
 
     @rule(data=st.data())
     def add(self, data: st.DataObject) -> None:
@@ -198,30 +181,10 @@ class Evolving(RuleBasedStateMachine):
         later = max(self.upper, max(update[2] for update in self.updates))
         self.write(len(self.versions), [(key, record, later, -1)])
 
-    @rule(by=st.integers(0, 2))
-    def seal(self, by: int) -> None:
-        self.upper += by
-        self.collection.seal(self.upper).result()
-
-    @precondition(lambda self: self.upper > self.since)
-    @rule(data=st.data())
-    def allow_compaction(self, data: st.DataObject) -> None:
-        self.since = data.draw(st.integers(self.since, self.upper - 1))
-        self.collection.allow_compaction(self.since).result()
-
-    @rule(only_due=st.booleans())
-    def compact(self, only_due: bool) -> None:
-        self.collection.compact(only_due=only_due)
-
-    @rule()
-    def reopen(self) -> None:
-        self.client.close()
-        self.client = persist.open(self.blob, settings=SETTINGS)
-        self.collection = self.client.load("c")
-        newest = len(self.versions)
-        self.handles = {newest: self.client.load("c")}
-
     # Reads.
+
+    def counted(self, table: pa.Table) -> Counter[tuple[int, tuple[Any, ...]]]:
+        return counted(table)
 
     def contents(self, version: Version, as_of: int, since: int = -1) -> Counter[tuple[int, tuple[Any, ...]]]:
         found: Counter[tuple[int, tuple[Any, ...]]] = Counter()
@@ -259,13 +222,6 @@ class Evolving(RuleBasedStateMachine):
                 value: count for value, count in sums.items() if count
             }
 
-    @precondition(lambda self: self.upper > self.since + 1)
-    @rule(data=st.data())
-    def read_changes(self, data: st.DataObject) -> None:
-        lower = data.draw(st.integers(self.since + 1, self.upper - 1))
-        table = self.collection.changes(lower, self.upper).to_arrow()
-        assert counted(table.drop_columns(["_time"])) == self.contents(self.newest, self.upper - 1, lower - 1)
-
     @precondition(lambda self: self.upper > self.since)
     @rule(data=st.data())
     def read_with_an_old_version(self, data: st.DataObject) -> None:
@@ -286,12 +242,6 @@ class Evolving(RuleBasedStateMachine):
         later = [v for _, _, time, _, v in self.updates if time <= as_of and v > number]
         assert all(wanted <= {id_ for id_, _, _ in self.versions[v - 1].columns} for v in later)
         assert counted(table) == expected
-
-    @invariant()
-    def the_digest_does_not_depend_on_how_it_is_stored(self) -> None:
-        if getattr(self, "upper", 0) > getattr(self, "since", 0):
-            one, two = (self.collection.snapshot(form="diff") for _ in range(2))
-            assert one.digest() == two.digest()
 
 
 def keys_of(snapshot: persist.Snapshot, key: int) -> pa.Table:

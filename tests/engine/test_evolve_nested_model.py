@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 import persist
-from tests.engine.test_evolve_model import SETTINGS
+from tests.engine.evolving import EvolvingMachine
 from tests.support.tiers import examples
 
 KINDS = {"int8": pa.int8(), "int16": pa.int16(), "int64": pa.int64(), "string": pa.string()}
@@ -85,13 +85,11 @@ class Type:
         return Type(self.kind, {id_: (name, of.copy()) for id_, (name, of) in self.inner.items()})
 
 
-class EvolvingInside(RuleBasedStateMachine):
+class EvolvingInside(EvolvingMachine[Type]):
     """See the module's docstring."""
 
     @initialize()
     def begin(self) -> None:
-        self.blob = persist.MemoryBlob()
-        self.client = persist.open(self.blob, settings=SETTINGS)
         self.next_id = 0
         inside = [("list", "element"), ("map", "value")]
         structs = [self.struct() for _ in range(3)]
@@ -101,13 +99,6 @@ class EvolvingInside(RuleBasedStateMachine):
         value = {name: of.arrow() for name, of in self.newest.inner.values()}
         self.collection = self.client.create_or_load("c", key={"k": pa.int32()}, value=value)
         self.handles = {1: self.client.load("c")}
-        self.updates: list[tuple[int, dict[int, Any], int, int, int]] = []  # key, record, time, diff, version
-        self.upper = self.since = 0
-
-    def teardown(self) -> None:
-        if hasattr(self, "client"):
-            assert not self.client.fsck().problems
-            self.client.close()
 
     def new_id(self) -> int:
         self.next_id += 1
@@ -116,20 +107,11 @@ class EvolvingInside(RuleBasedStateMachine):
     def struct(self) -> Type:
         return Type("struct", {self.new_id(): ("a", Type("int8")), self.new_id(): ("b", Type("string"))})
 
-    @property
-    def newest(self) -> Type:
-        return self.versions[-1]
-
     # Changes.
 
     def place(self, data: st.DataObject, version: Type, kind: str) -> tuple[str, Type]:
         structs = [(path[1:], of) for path, of in version.places() if of.kind == kind and path]
         return data.draw(st.sampled_from(structs))
-
-    def evolve(self, version: Type, **change: Any) -> None:
-        self.versions.append(version)
-        assert self.collection.evolve(**change) == len(self.versions)
-        self.handles[len(self.versions)] = self.client.load("c")
 
     @rule(data=st.data(), kind=st.sampled_from(["int8", "string", "struct", "list"]))
     def add(self, data: st.DataObject, kind: str) -> None:
@@ -214,29 +196,10 @@ class EvolvingInside(RuleBasedStateMachine):
         if self.contents(self.newest, later)[self.row(self.newest, key, record)] > 0:
             self.write(len(self.versions), [(key, record, later, -1)])
 
-    @rule(by=st.integers(0, 2))
-    def seal(self, by: int) -> None:
-        self.upper += by
-        self.collection.seal(self.upper).result()
-
-    @precondition(lambda self: self.upper > self.since)
-    @rule(data=st.data())
-    def allow_compaction(self, data: st.DataObject) -> None:
-        self.since = data.draw(st.integers(self.since, self.upper - 1))
-        self.collection.allow_compaction(self.since).result()
-
-    @rule(only_due=st.booleans())
-    def compact(self, only_due: bool) -> None:
-        self.collection.compact(only_due=only_due)
-
-    @rule()
-    def reopen(self) -> None:
-        self.client.close()
-        self.client = persist.open(self.blob, settings=SETTINGS)
-        self.collection = self.client.load("c")
-        self.handles = {len(self.versions): self.client.load("c")}
-
     # Reads.
+
+    def counted(self, table: pa.Table) -> Counter[str]:
+        return counted(table)
 
     def row(self, version: Type, key: int, record: dict[int, Any]) -> str:
         return repr((key, list(version.read(record).values())))
@@ -269,13 +232,6 @@ class EvolvingInside(RuleBasedStateMachine):
                 nulls[self.row(self.newest, key, record)] += diff
         assert counted(filtered) == Counter({each: count for each, count in nulls.items() if count})
 
-    @precondition(lambda self: self.upper > self.since + 1)
-    @rule(data=st.data())
-    def read_changes(self, data: st.DataObject) -> None:
-        lower = data.draw(st.integers(self.since + 1, self.upper - 1))
-        table = self.collection.changes(lower, self.upper).to_arrow()
-        assert counted(table.drop_columns(["_time"])) == self.contents(self.newest, self.upper - 1, lower - 1)
-
     @precondition(lambda self: self.upper > self.since)
     @rule(data=st.data())
     def read_with_an_old_version(self, data: st.DataObject) -> None:
@@ -293,12 +249,6 @@ class EvolvingInside(RuleBasedStateMachine):
         later = [v for _, _, time, _, v in self.updates if time <= as_of and v > number]
         assert all(version.ids() <= self.versions[v - 1].ids() for v in later)
         assert counted(table) == expected
-
-    @invariant()
-    def the_digest_does_not_depend_on_how_it_is_stored(self) -> None:
-        if getattr(self, "upper", 0) > getattr(self, "since", 0):
-            one, two = (self.collection.snapshot(form="diff") for _ in range(2))
-            assert one.digest() == two.digest()
 
 
 def is_extended(before: Type, after: Type) -> bool:

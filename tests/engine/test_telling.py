@@ -189,22 +189,7 @@ def test_a_tag_moves_only_when_it_is_told_to(orders: persist.Collection) -> None
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "7",
-        "-7",
-        "2026",
-        "2026-11-21",
-        "20261121",
-        "2026-11",
-        "1.5",
-        "1e9",
-        "latest",
-        "Now",
-        "12:00",
-        "inf",
-        "",
-        "a/b",
-    ],
+    ["7", "-7", "2026", "2026-11-21", "20261121", "2026-11", "1.5", "1e9", "latest", "Now", "12:00", "inf", "", "a/b"],
 )
 def test_a_tag_with_a_name_that_looks_like_a_time_is_refused(orders: persist.Collection, name: str) -> None:
     with pytest.raises(persist.InvalidUsage, match="tag name"):

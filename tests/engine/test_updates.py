@@ -276,7 +276,7 @@ ROWS = st.fixed_dictionaries(
 )
 PARTIAL = st.tuples(st.just("update"), st.lists(ROWS, max_size=4), st.sampled_from(["insert", "ignore"]))
 WHOLE = st.fixed_dictionaries(
-    {"id": st.integers(0, 1), "a": st.integers(0, 9), "b": st.sampled_from("xyz"), "ts": st.integers(0, 4)},
+    {"id": st.integers(0, 1), "a": st.integers(0, 9), "b": st.sampled_from("xyz"), "ts": st.integers(0, 4)}
 )
 EVENTS = st.tuples(
     st.just("events"), st.lists(st.tuples(WHOLE, st.booleans(), st.integers(0, 3)), max_size=3), st.booleans()

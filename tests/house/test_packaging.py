@@ -46,13 +46,7 @@ def test_every_package_on_disk_is_declared_once() -> None:
 
 def test_a_child_started_in_the_checkout_sees_the_stdlib_codecs() -> None:
     code = "import codecs, persist.codecs; print(codecs.__file__)"
-    child = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not child.stdout.startswith(str(ROOT))
 
 

@@ -119,13 +119,7 @@ def test_the_root_has_sixty_six_names_at_most_and_of_errors_only_their_groups() 
 
 
 def test_every_error_is_in_one_group_and_says_so() -> None:
-    groups = (
-        persist.InvalidUsage,
-        persist.Conflict,
-        persist.Unavailable,
-        persist.Indeterminate,
-        persist.Corruption,
-    )
+    groups = (persist.InvalidUsage, persist.Conflict, persist.Unavailable, persist.Indeterminate, persist.Corruption)
     for error in (getattr(persist.errors, name) for name in persist.errors.__all__):
         assert issubclass(error, persist.PersistError)
         if error is not persist.PersistError:

@@ -96,6 +96,12 @@ ROOMS = {
         "tests/services/erase/test_erase.py::test_a_view_with_a_tag_refuses_and_is_named",
         "tests/services/erase/test_erase.py::test_published_tables_are_published_anew",
     ],
+} | {
+    room: [f"tests/{room}"]
+    for room in (
+        *("blob", "codecs", "engine/compact", "compute/index", "services/backup", "services/erase", "services/fsck"),
+        *("services/publish", "connect/egress", "connect/ingest", "tools/cli"),
+    )
 }
 TEST_S = 2.0  # Tests that take longer judge nothing: they are not fast tests.
 # A test hangs if it waits, or uses the processor, this many times as long as without a mutant, and so much longer. What

@@ -159,10 +159,7 @@ def test_golden_files_hold_every_member_of_what_is_stored(kind: type[msgspec.Str
 def test_golden_files_hold_a_record_that_was_committed_for_others() -> None:
     assert members(Record) == {
         name for each in objects(PRESENT) if each.get("persist") == "record" for name in each
-    } - {
-        "persist",
-        "checksum",
-    }, PROCEDURE
+    } - {"persist", "checksum"}, PROCEDURE
 
 
 def test_golden_files_hold_parts_of_both_forms_in_the_log() -> None:

@@ -52,19 +52,7 @@ OTHER = "0123456789abcdef" * 2
 DIGITS = "f" * 32
 NOW = tuned(grace_s=0, orphan_grace_s=0, background=False, log_retention_records=16)
 ESCAPES = ["..", "../../x", "/etc/passwd", "a/../../b", "a//b", "a\\..\\b", "a\0b", "a\nb", "x" * 300]
-ODD = [
-    "%2e%2e",
-    "%2e%2e%2fx",
-    "con",
-    "a.tmp-x",
-    "a:b?c*d",
-    "~",
-    "$HOME",
-    "`id`",
-    "\u202egpj.exe",
-    "$(id)",
-    "'; --",
-]
+ODD = ["%2e%2e", "%2e%2e%2fx", "con", "a.tmp-x", "a:b?c*d", "~", "$HOME", "`id`", "\u202egpj.exe", "$(id)", "'; --"]
 
 
 def everything(blob: Blob) -> Mapping[str, bytes | None]:

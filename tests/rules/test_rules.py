@@ -113,9 +113,7 @@ def test_rule_3_a_snapshot_that_waits_succeeds_when_another_client_seals(
         assert waiting.result(WAIT_S) == 1
 
 
-def test_rule_4_allow_compaction_before_since_is_an_error_and_it_may_pass_upper(
-    orders: persist.Collection,
-) -> None:
+def test_rule_4_allow_compaction_before_since_is_an_error_and_it_may_pass_upper(orders: persist.Collection) -> None:
     orders.allow_compaction(5).result()
     assert (orders.since, orders.upper) == (persist.Antichain(5), persist.Antichain(0))
     with pytest.raises(persist.errors.FrontierRegression):

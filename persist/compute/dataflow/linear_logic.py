@@ -33,7 +33,7 @@ from persist.compute.dataflow.plan.stages import (
     check_function,
     to_record_schema,
 )
-from persist.compute.dataflow.plan.types import Columns, as_names
+from persist.compute.dataflow.plan.types import Columns, check_names
 from persist.core.expression.term import Col, Expression, Term, to_term
 
 Function: TypeAlias = Callable[..., Any]
@@ -93,7 +93,7 @@ class LinearMethods(ABC, Generic[Made]):
         """Return some of the columns. Equal records add up."""
         return self.then(
             LinearStep(
-                "project", lambda given: Map(tuple((name, Col(name)) for name in as_names("project", names, given)))
+                "project", lambda given: Map(tuple((name, Col(name)) for name in check_names("project", names, given)))
             )
         )
 
@@ -102,7 +102,7 @@ class LinearMethods(ABC, Generic[Made]):
         given_names = dict(names)
 
         def stage(input_schema: pa.Schema) -> Stage:
-            as_names("rename", list(given_names), input_schema)
+            check_names("rename", list(given_names), input_schema)
             return Map(tuple((given_names.get(name, name), Col(name)) for name in input_schema.names))
 
         return self.then(LinearStep("rename", stage))

@@ -33,7 +33,7 @@ from persist.compute.dataflow.plan.plan import (
 from persist.compute.dataflow.plan.stages import to_record_schema
 from persist.compute.dataflow.plan.types import Columns, format_schema
 from persist.compute.dataflow.ports.output import list_hidden_collections, make_kept_name
-from persist.compute.dataflow.ports.sources import writable
+from persist.compute.dataflow.ports.sources import check_writable
 from persist.compute.dataflow.running.running import Options, Running
 from persist.compute.dataflow.stream import Stream
 from persist.core.errors import CollectionNotFound, HoldNotFound, NotConsolidated
@@ -120,7 +120,7 @@ class Program(Draft):
         self.check_output(collection)
         columns = self._look_up_columns(collection)
         assert self.engine is not None
-        schema = writable(load_handle(self.engine, collection)).schema
+        schema = check_writable(load_handle(self.engine, collection)).schema
         source = self.plan.add(Source(collection, written=True), (), columns)
         self.plan.add(Persist(collection, schema.key_names), (source.number,), columns)
         return Stream(self, source.number)
@@ -191,7 +191,7 @@ class Program(Draft):
             options: see `persist.compute.dataflow.running.running.Options`.
         """
         self.check()
-        return Running(self, engine_or_none(client), Options.of(options))
+        return Running(self, get_engine(client), Options.of(options))
 
     def drop(self, client: OnEngine | Engine) -> None:
         """End the program: release its holds on its sources, and drop what it keeps in hidden collections. Its outputs
@@ -309,10 +309,10 @@ class Looped(Stream):
                 f"{format_schema(result.schema)}: map one to the other"
             )
         whole = result if self._initial is None else result.concat(self._initial.negate())
-        plan.change(self._variable, operator=Variable(variable.operator.name, whole.number))
+        plan.replace_node(self._variable, operator=Variable(variable.operator.name, whole.number))
         cycle = _find_unconsolidated_cycle(plan, self._variable)
         if cycle:
-            plan.change(self._variable, operator=variable.operator)
+            plan.replace_node(self._variable, operator=variable.operator)
             raise NotConsolidated(plan.scopes[variable.scope].name, [plan.nodes[number].title for number in cycle])
 
 
@@ -331,7 +331,7 @@ def _find_unconsolidated_cycle(plan: Plan, variable: int) -> list[int]:
     return []
 
 
-def engine_or_none(client: OnEngine | Engine | None) -> Engine | None:
+def get_engine(client: OnEngine | Engine | None) -> Engine | None:
     """Return the engine of the client that a program is opened with; None without a client."""
     return None if client is None else to_engine("Program.open", client)
 
@@ -360,14 +360,14 @@ class Together(Draft):
             self._add_program(program)
         self._check_disjoint()
 
-    def holders(self, collection: str) -> list[str]:
+    def list_holds(self, collection: str) -> list[str]:
         names = []
         for program in self._programs:
             reads = any(
                 isinstance(node.operator, Source) and node.operator.collection == collection
                 for node in program.plan.nodes.values()
             )
-            names += program.holders(collection) if reads else []
+            names += program.list_holds(collection) if reads else []
         return names
 
     def name_hidden_collection(self, number: int) -> str | None:
@@ -417,4 +417,4 @@ def open_together(programs: Sequence[Program], client: OnEngine | Engine | None 
 
     Their captures and probes work as if they ran alone. Inputs have their names.
     """
-    return Running(Together(programs), engine_or_none(client), Options.of(options))
+    return Running(Together(programs), get_engine(client), Options.of(options))

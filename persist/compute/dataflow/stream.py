@@ -15,7 +15,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import TIME
 from persist.compute.dataflow.linear_logic import Function, LinearMethods, LinearStep, Logic
-from persist.compute.dataflow.operators.aggregates import result_type
+from persist.compute.dataflow.operators.aggregates import find_result_type
 from persist.compute.dataflow.plan.draft import Captured, Draft, Probed
 from persist.compute.dataflow.plan.plan import (
     ROOT,
@@ -48,12 +48,12 @@ from persist.compute.dataflow.plan.stages import FlatMap, Map, Stage, check_func
 from persist.compute.dataflow.plan.types import (
     Columns,
     On,
-    as_names,
     check_column_names,
+    check_names,
     check_same_schema,
     join_schemas,
     pair_join_columns,
-    pick,
+    select_fields,
 )
 from persist.compute.dataflow.updates.words import is_interned
 from persist.core.expression.term import Aggregate, Col, Expression, Lit, Term, col, list_columns, lit, to_term
@@ -84,7 +84,7 @@ class Stream(LinearMethods["Stream"]):
 
     def named(self, name: str) -> "Stream":
         """Give the operator a name, which errors and `explain` call it by."""
-        self.program.plan.change(self.number, name=name)
+        self.program.plan.replace_node(self.number, name=name)
         return self
 
     # Linear operators; most are methods of `LinearMethods`.
@@ -139,7 +139,7 @@ class Stream(LinearMethods["Stream"]):
 
     def arrange_by_key(self, *keys: str) -> "Stream":
         """Keep an index by key, which every join and reduction by this key on the result shares."""
-        return self._add_node(Arrange(as_names("arrange_by_key", keys, self.schema)), [self], self.schema)
+        return self._add_node(Arrange(check_names("arrange_by_key", keys, self.schema)), [self], self.schema)
 
     def join(self, other: "Stream", on: On, *, null_equals: bool = False) -> "Stream":
         """Return the pairs of records that agree in key: this one's columns, then the other's that are not its key.
@@ -184,7 +184,7 @@ class Stream(LinearMethods["Stream"]):
 
     def group_by(self, *names: str, **keys: Any) -> "Grouped":
         """Return the records by key: column names, and expressions under new names. Without any, all are one group."""
-        as_names("group_by", names, self.schema)
+        check_names("group_by", names, self.schema)
         return Grouped(self, {name: Col(name) for name in names} | {name: to_term(key) for name, key in keys.items()})
 
     def distinct(self) -> "Stream":
@@ -207,9 +207,9 @@ class Stream(LinearMethods["Stream"]):
             order_by: columns; what they leave undecided, the other columns decide.
             tombstone: a boolean column; where it is true the key is deleted.
         """
-        keys = as_names("upsert", tuple([key] if isinstance(key, str) else key), self.schema)
+        keys = check_names("upsert", tuple([key] if isinstance(key, str) else key), self.schema)
         if tombstone is not None:
-            as_names("upsert", (tombstone,), self.schema)
+            check_names("upsert", (tombstone,), self.schema)
         last = self.group_by(*keys).top_k(1, order_by, descending=True)
         # Several copies of the last event are one value.
         last = last.distinct().project(*self.columns)
@@ -236,8 +236,8 @@ class Stream(LinearMethods["Stream"]):
             initial: the state of a key before its first event. It is copied for each key.
         """
         check_function(function, "machine")
-        keys = as_names("machine", tuple([key] if isinstance(key, str) else key), self.schema)
-        order = as_names("machine", tuple([order_by] if isinstance(order_by, str) else order_by), self.schema)
+        keys = check_names("machine", tuple([key] if isinstance(key, str) else key), self.schema)
+        order = check_names("machine", tuple([order_by] if isinstance(order_by, str) else order_by), self.schema)
         ordered = [*order, *(name for name in self.columns if name not in order and name not in keys)]
         places = [[n for n in self.columns if n not in keys].index(name) for name in ordered if name not in keys]
 
@@ -321,7 +321,7 @@ class Stream(LinearMethods["Stream"]):
                 f"persist: times of this program have {self.program.dimensions} dimensions, and those of a "
                 "collection one. Take the updates of capture(), and write them with columns for the coordinates"
             )
-        keys = as_names("persist", tuple([key] if isinstance(key, str) else key), self.schema)
+        keys = check_names("persist", tuple([key] if isinstance(key, str) else key), self.schema)
         check_name(collection)
         self.program.check_output(collection)
         self._add_node(Persist(collection, keys), [self], self.schema)
@@ -449,11 +449,11 @@ class Grouped:
                 )
             if name in self._keys:
                 raise SchemaMismatch(f"agg: {name!r} is a column of the key already; choose another name")
-            column = self._free_name(len(values))
+            column = self._choose_free_name(len(values))
             values[column] = aggregate.of
             outputs.append((name, aggregate.kind, column))
         mapped = self._map_terms(values)
-        kinds = [(name, result_type(kind, mapped.schema.field(of).type, name)) for name, kind, of in outputs]
+        kinds = [(name, find_result_type(kind, mapped.schema.field(of).type, name)) for name, kind, of in outputs]
         return self._reduce(mapped, tuple(values), Aggregates(tuple(outputs), is_complete), pa.schema(kinds))
 
     def count(self, name: str = "count") -> Stream:
@@ -487,7 +487,7 @@ class Grouped:
             raise InvalidUsage(f"top_k: skip={skip!r} is not a whole number of at least 0")
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidUsage(f"top_k: count={count!r} is not a whole number of at least 1")
-        names = as_names("top_k", tuple([by] if isinstance(by, str) else by), self._stream.schema)
+        names = check_names("top_k", tuple([by] if isinstance(by, str) else by), self._stream.schema)
         down = [descending] * len(names) if isinstance(descending, bool) else list(descending)
         if len(down) != len(names):
             raise InvalidUsage(
@@ -498,14 +498,14 @@ class Grouped:
             mapped,
             values,
             TopK(count, tuple(zip(names, down, strict=True)), skip, tuple(nulls_first), counted),
-            pick(mapped.schema, values),
+            select_fields(mapped.schema, values),
         )
 
     def windows(self, calls: Sequence[WindowFunction]) -> Stream:
         """Return the records, each with the results of window functions over its key."""
         mapped, values = self._map_all_columns()
         added = [pa.field(call.name, call.result) for call in calls]
-        columns = pa.schema([*pick(mapped.schema, values), *added])
+        columns = pa.schema([*select_fields(mapped.schema, values), *added])
         return self._reduce(mapped, values, Windowed(tuple(calls)), columns)
 
     def fold(self, calls: Sequence[WindowFunction]) -> Stream:
@@ -529,7 +529,7 @@ class Grouped:
         """Return each key of records with positive multiplicity in sum, once."""
         return self._map_terms({}).distinct()
 
-    def _free_name(self, number: int) -> str:
+    def _choose_free_name(self, number: int) -> str:
         """Return a column name that the key does not have."""
         name = f"_{number}"
         while name in self._keys:

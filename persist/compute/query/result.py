@@ -158,7 +158,7 @@ class QueryResult(ArrowResult):
             for path in timed.keys() - {path for path, table in collections.items() if table is not None}:
                 raise timed[path].explain_refusal(self._collections)
             if pins or changes:  # The latest contents of a transaction are those of its beginning.
-                read = {path: _strip_times(table) for path, table in read.items()}
+                read = {path: TableAt(table.name) if table.as_of == LATEST else table for path, table in read.items()}
             for path, table in [*read.items()]:
                 if table.as_of is None and changes is not None and table.name in changes:
                     register_table(self._connection, path, changes[table.name])
@@ -363,10 +363,6 @@ def check_arrow_types(relation: Any) -> None:
         text = str(kind).rstrip("[]")
         if text in _WITHOUT_ARROW or text.startswith("UNION("):
             raise InvalidUsage(f"column {name!r} has the type {kind}, which Arrow does not have: cast it to VARCHAR")
-
-
-def _strip_times(table: TableAt) -> TableAt:
-    return TableAt(table.name) if table.as_of == LATEST else table
 
 
 def _list_tables(parsed: Any) -> list[Path]:

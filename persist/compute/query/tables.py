@@ -299,7 +299,14 @@ def rename_timed_tables(sql: str, named: Callable[[TimedTable], str]) -> str:
         if match["asked"] is None:
             return match[0]
         if match["time"] is None:
-            return _explain_time_syntax(sql, match)
+            rest = sql[match.end() :].split("\n")[0][:40].strip()
+            if match["for"] is None and (not rest or rest[0] in ",);"):
+                return match[0]  # A column with the name version, here called "of".
+            raise InvalidUsage(
+                f"{match['table']} is to be read as of {rest!r}: a time is a whole number, or a moment or the name of "
+                "a tag in quotes, such as VERSION AS OF 7, TIMESTAMP AS OF '2026-11-21T12:00:00Z' or VERSION AS OF "
+                "'quarter-end'"
+            )
         return named(TimedTable(split_name(match["table"]), _unquote(match["time"])))
 
     return _TOKEN.sub(renamed, sql) if isinstance(sql, str) else sql
@@ -338,16 +345,6 @@ def iterate_paths(sql: str) -> Iterator[Path]:
 def list_paths(sql: str) -> Iterable[Path]:
     """Return all names of a statement as `iterate_paths`, each once."""
     return dict.fromkeys(iterate_paths(sql))
-
-
-def _explain_time_syntax(sql: str, match: re.Match[str]) -> str:
-    rest = sql[match.end() :].split("\n")[0][:40].strip()
-    if match["for"] is None and (not rest or rest[0] in ",);"):
-        return match[0]  # A column with the name version, here called "of".
-    raise InvalidUsage(
-        f"{match['table']} is to be read as of {rest!r}: a time is a whole number, or a moment or the name of a tag in "
-        "quotes, such as VERSION AS OF 7, TIMESTAMP AS OF '2026-11-21T12:00:00Z' or VERSION AS OF 'quarter-end'"
-    )
 
 
 def _unquote(text: str) -> int | str:

@@ -52,7 +52,11 @@ def read_touched(
     duckdb = require_package(DUCKDB)
     try:
         if statement.is_upsert:
-            return _read_inserted_keys(connection, statement, schema, read)
+            keys = ", ".join(map(quote_name, schema.key_names))
+            new = quote_name("the new keys")
+            connection.execute(f"CREATE OR REPLACE TEMP TABLE {new} AS FROM {format_path(statement.table)} LIMIT 0")
+            connection.execute(statement.new_rows("the new keys"))
+            return read(_table(connection, f"SELECT DISTINCT {keys} FROM {new}", schema, schema.key_names))
         touched = statement.find_touched_rows()
         if touched is None:
             return None
@@ -69,17 +73,6 @@ def read_touched(
         raise
     except duckdb.Error:
         return None  # The statement itself is refused then, or DuckDB needs its whole text.
-
-
-def _read_inserted_keys(
-    connection: Any, statement: StatementText, schema: CollectionSchema, read: ReadRows
-) -> Iterator[pa.Table]:
-    """Return the rows whose keys an INSERT brings again."""
-    keys = ", ".join(map(quote_name, schema.key_names))
-    new = quote_name("the new keys")
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE {new} AS FROM {format_path(statement.table)} LIMIT 0")
-    connection.execute(statement.new_rows("the new keys"))
-    return read(_table(connection, f"SELECT DISTINCT {keys} FROM {new}", schema, schema.key_names))
 
 
 def _columns(connection: Any, source: str) -> list[str]:

@@ -72,7 +72,7 @@ def build_first(program: ViewProgram, engine: Engine, options: Options) -> int |
 
         if not is_supported_version(duckdb.__version__) or not hasattr(os, "memfd_create"):
             return None
-        with suppress(duckdb.Error, pa.ArrowException), Ports.of_plan(program, engine, plan) as ports:
+        with suppress(duckdb.Error, pa.ArrowException), Ports.of_job(program, engine, plan) as ports:
             times = _choose_times(ports.sources, options)
             if times and all(output.upper == 0 for output in ports.outputs.every):
                 with report_work("refresh", program.name, unit="updates") as tell:

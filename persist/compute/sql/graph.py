@@ -138,7 +138,7 @@ class ViewProgram(Program):
             self._optimised = self._merge_plans([*plans])
         return self._optimised
 
-    def outline(self) -> Plan:
+    def make_outline(self) -> Plan:
         return self.optimise()
 
     def check(self) -> None:
@@ -171,7 +171,7 @@ class ViewProgram(Program):
                 _adapt_readers(plan, node, whole.nodes[numbers[id_]].schema)
             answer = whole.add_plan(plan, places)[last]
             numbers[view.handle.id] = answer
-            answered = whole.change(answer, name=self._make_title(view_name))
+            answered = whole.replace_node(answer, name=self._make_title(view_name))
             end = Probe("probe") if self._is_rehearsal else Persist(view_name, view.definition.key)
             node = whole.add(end, (answer,), answered.schema)
             if self._is_rehearsal:
@@ -194,7 +194,7 @@ class ViewProgram(Program):
         definition = self._views[collection].definition
         return DefinedAs(definition.number, definition.since, definition.start, has_past=find_owner(collection) is None)
 
-    def holders(self, collection: str) -> list[str]:
+    def list_holds(self, collection: str) -> list[str]:
         """Return the names of the permanent holds on a source: one for each view that depends on it."""
         id_ = self._sources[collection].id
         return [make_view_hold_name(view.handle.id) for view in self._views.values() if id_ in view.definition.inputs]
@@ -231,7 +231,7 @@ def _adapt_readers(plan: Plan, source: Node, schema: pa.Schema) -> None:
         picked = plan.add(Linear((Map(tuple(outputs)),)), (source.number,), source.schema).number
         for node in readers:
             inputs = tuple(picked if number == source.number else number for number in node.inputs)
-            plan.change(node.number, inputs=inputs)
+            plan.replace_node(node.number, inputs=inputs)
 
 
 def estimate_sizes(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statistics]:

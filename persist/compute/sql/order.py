@@ -126,7 +126,7 @@ def _estimate_join(one: Statistics, other: Statistics, keys: Sequence[tuple[Term
 
 
 def _estimate_values(statistics: Statistics, key: Term) -> float:
-    return statistics.values(key.index if isinstance(key, Place) else None)
+    return statistics.estimate_distinct(key.index if isinstance(key, Place) else None)
 
 
 def _shift_columns(statistics: Statistics, by: int) -> Statistics:

@@ -90,17 +90,12 @@ def egress(
         for feed in feeds:
             stack.callback(feed.close)
         if drop:
-            return _drop_target(client, writing, feeds)
+            names = tuple(feed.leaving.name for feed in feeds if feed.release())
+            clear_failure([_first_collection(feeds)], writing.hold)
+            writing.forget(_get_location_id(client), [feed.leaving for feed in feeds])
+            return Egressed(writing.name, 0, 0, {}, names)
         with record_failures([_first_collection(feeds)], writing.hold):
             return _Egress(client, writing, feeds, once, stop or threading.Event()).run()
-
-
-def _drop_target(client: Client, sink: Sink, feeds: Sequence[Feed]) -> Egressed:
-    """Release the holds and delete the positions of a sink."""
-    names = tuple(feed.leaving.name for feed in feeds if feed.release())
-    clear_failure([_first_collection(feeds)], sink.hold)
-    sink.forget(_get_location_id(client), [feed.leaving for feed in feeds])
-    return Egressed(sink.name, 0, 0, {}, names)
 
 
 def _first_collection(feeds: Sequence[Feed]) -> CollectionHandle:
@@ -140,7 +135,10 @@ class _Egress:
         with report_work("egress", self.sink.name, streams=True) as done:
             while True:
                 try:
-                    self._load_positions()
+                    leaving = [feed.leaving for feed in self.feeds]
+                    standing = self.sink.begin(_get_location_id(self.client), leaving)
+                    for feed in self.feeds:
+                        feed.resume(standing.get(feed.leaving.id))
                     for step in self._make_steps():
                         self._take_step(step)
                         done(sum(piece.count for piece in step))
@@ -155,12 +153,6 @@ class _Egress:
             feed.keep()
         uppers = {feed.leaving.name: feed.reached.upper for feed in self.feeds if feed.reached is not None}
         return Egressed(self.sink.name, self.rows, self.commits, uppers)
-
-    def _load_positions(self) -> None:
-        """Open the target, and resume each feed at its position there."""
-        standing = self.sink.begin(_get_location_id(self.client), [feed.leaving for feed in self.feeds])
-        for feed in self.feeds:
-            feed.resume(standing.get(feed.leaving.id))
 
     def _take_step(self, step: Sequence[Piece]) -> None:
         """Apply a step to the target, and release what it has."""

@@ -39,7 +39,6 @@ from persist.core.antichain import END, to_time
 from persist.core.errors import HoldNotFound, InvalidUsage, LeaseExpired
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, get_last_sealed
 from persist.engine.collection.descriptions import make_describe_step, take_hold
-from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import Changes, Transitions
 from persist.engine.read.merging import Form, read_snapshot
 from persist.engine.read.parts.reader import ClaimedRead
@@ -152,6 +151,7 @@ class Feed:
     """The outgoing updates of one collection. For one thread at a time.
 
     Attributes:
+        handle: of the collection.
         reached: how far the target has come; None if it has nothing.
         held: how far the hold knows that.
         seen: up to which time it is known that nothing more has to be sent.
@@ -159,22 +159,17 @@ class Feed:
 
     def __init__(self, collection: Collection, hold: str, sink: str) -> None:
         """Make a feed. `hold` is the name of its hold, `sink` the sink's name."""
-        self._handle = collection.handle
+        self.handle = collection.handle
         self._name = hold
         self._sink = sink
-        self._hold = StreamHold(self._handle, ANEW)
+        self._hold = StreamHold(self.handle, ANEW)
         self._reading: ClaimedRead | None = None
         self._ends = BatchEnds()
-        self.leaving = Leaving(self._handle.id, collection.name, bool(self._handle.reading_schema().key_names))
+        self.leaving = Leaving(self.handle.id, collection.name, bool(self.handle.reading_schema().key_names))
         self.reached: Reached | None = None
         self.seen = 0
         self._promised: Reached | None = None
         self.held: Reached | None = None
-
-    @property
-    def handle(self) -> CollectionHandle:
-        """The collection."""
-        return self._handle
 
     def resume(self, standing: Standing | None) -> None:
         """Continue at the target's position.
@@ -184,7 +179,7 @@ class Feed:
             AsOfCompacted: contents that are being copied cannot be read any more.
             InvalidUsage: the collection was put back to an earlier state.
         """
-        self._release_reading()
+        self.close()
         reached = None if standing is None else standing.reached
         self.reached = self.held = reached
         self._promised = None if standing is None else standing.promised
@@ -196,7 +191,7 @@ class Feed:
             return
         if reached.stage != "following":  # A process that died before it took the hold has begun.
             self._hold.take(reached.position(self._name))
-        contents = self._handle.contents()
+        contents = self.handle.contents()
         self._hold.check(contents, reached.position(self._name))
         self._store_sink_name(contents)
         if contents.upper < (END if reached.upper is None else reached.upper):
@@ -215,7 +210,7 @@ class Feed:
                 f"the target has no position of {self.leaving.name!r}, and there is a hold {self._name!r} already: the "
                 f"target has lost what it knew, or another sink has that name. Choose another name, or {ANEW}"
             )
-        schema = self._handle.load_schema(contents, None)
+        schema = self.handle.load_schema(contents, None)
         as_of: int | None = None
         if contents.since < contents.upper:
             as_of = get_last_sealed(contents)
@@ -234,7 +229,7 @@ class Feed:
         assert at is not None
         assert at.stage == "copying"
         if at.as_of is None:
-            schema = self._handle.reading_schema(at.schema)
+            schema = self.handle.reading_schema(at.schema)
             yield Piece(self.leaving, at, replace(at, stage="copied"), schema, schema)
             return
         scan, schema, reading = self._plan_contents(at, None)
@@ -265,7 +260,7 @@ class Feed:
         if is_taken:
             if self.reached is None:
                 self._hold.take(after.position(self._name))
-                self._store_sink_name(self._handle.contents())
+                self._store_sink_name(self.handle.contents())
             self.reached = after
         else:
             assert after.upper is not None, "what ends all is taken"
@@ -275,7 +270,7 @@ class Feed:
         """Return the scan of contents that are not sent yet, below a key."""
         assert at.as_of is not None
         contents, reading = self._claim_times(at.as_of, end=at.as_of + 1)
-        schema = self._handle.load_schema(contents, at.schema)
+        schema = self.handle.load_schema(contents, at.schema)
         bounds = (at.below, below) if schema.key_names else ()
         keys = KeyRange(*(None if bound is None else [*bound] for bound in bounds))
         scan = replace(plan_snapshot(contents, schema, at.as_of, None), keys=keys).prune()
@@ -300,15 +295,18 @@ class Feed:
         """Return the piece that makes copied contents visible to readers."""
         at = self.reached
         assert at is not None
-        schema = self._handle.reading_schema(at.schema)
+        schema = self.handle.reading_schema(at.schema)
         return Piece(self.leaving, at, replace(at, stage="following", below=None), schema, schema)
 
     def end(self, contents: CollectionState, limit: int) -> int | None:
         """Return the end of a piece of about `limit` updates; None if complete."""
-        lower, upper = self._compute_next_times(contents)
-        contents = self._handle.fold(contents, end=upper)
-        scan = plan_changes_scan(contents, self._handle.load_schema(contents, None), lower, upper, ())
-        end = self._ends.end(scan, self._handle.engine.reader(), BatchLimits(updates=limit))
+        at = self.reached
+        assert at is not None
+        assert at.upper is not None
+        lower, upper = at.upper, contents.upper
+        contents = self.handle.fold(contents, end=upper)
+        scan = plan_changes_scan(contents, self.handle.load_schema(contents, None), lower, upper, ())
+        end = self._ends.end(scan, self.handle.engine.reader(), BatchLimits(updates=limit))
         return to_time(end)
 
     def changes(self, end: int | None, at: Reached | None = None, *, schema: int | None = None) -> Piece:
@@ -319,8 +317,8 @@ class Feed:
         lower, upper = at.upper, END if end is None else end
         contents, reading = self._claim_times(max(0, lower - 1), end=upper)
         check_changes_readable(contents, lower)
-        newest = self._handle.load_schema(contents, schema)
-        earlier = self._handle.load_schema(contents, at.schema)
+        newest = self.handle.load_schema(contents, schema)
+        earlier = self.handle.load_schema(contents, at.schema)
         scan = plan_changes_scan(contents, newest, lower, upper, None)
         scan.check_columns()
         pairs = Transitions.of_columns(newest, None) if self.leaving.is_keyed else None
@@ -354,16 +352,12 @@ class Feed:
 
     def release(self) -> bool:
         """Release the hold; return whether there was one."""
-        self._release_reading()
+        self.close()
         with suppress(HoldNotFound):
-            take_hold(self._handle, None, self._name).release()
+            take_hold(self.handle, None, self._name).release()
             self._set_sink_name(None)
             return True
         return False
-
-    def close(self) -> None:
-        """Release the reader's lease."""
-        self._release_reading()
 
     def _store_sink_name(self, contents: CollectionState) -> None:
         """Store the sink's name on the collection, for `persist status`."""
@@ -371,14 +365,8 @@ class Feed:
             self._set_sink_name(self._sink)
 
     def _set_sink_name(self, sink: str | None) -> None:
-        step = make_describe_step(self._handle, None, {SINK + self._name: sink}, None, None)
-        self._handle.submit("egress", [step]).result()
-
-    def _compute_next_times(self, contents: CollectionState) -> tuple[int, int]:
-        at = self.reached
-        assert at is not None
-        assert at.upper is not None
-        return at.upper, contents.upper
+        step = make_describe_step(self.handle, None, {SINK + self._name: sink}, None, None)
+        self.handle.submit("egress", [step]).result()
 
     def _read_rows(self, scan: Scan, reading: ClaimedRead) -> Iterator[pa.RecordBatch]:
         form: Form = "rows" if self.leaving.is_keyed else "diff"
@@ -393,13 +381,14 @@ class Feed:
                 self._reading()
             # This process was stopped for a long time. The permanent hold still covers its position.
             except LeaseExpired:
-                self._release_reading()
+                self.close()
             else:
-                return self._handle.fold(self._handle.get_known_state(), end=end), self._reading
-        contents, self._reading = self._handle.claim(time, end=end)
+                return self.handle.fold(self.handle.get_known_state(), end=end), self._reading
+        contents, self._reading = self.handle.claim(time, end=end)
         return contents, self._reading
 
-    def _release_reading(self) -> None:
+    def close(self) -> None:
+        """Release the reader's lease."""
         if self._reading is not None:
             self._reading.close()
             self._reading = None

@@ -32,8 +32,9 @@ import pyarrow.compute as pc
 from persist.blob.protocol import Blob
 from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.types.objects import find_unwritable, to_dicts
-from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name
-from persist.core.errors import Indeterminate, InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
+from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name, make_moved_error
+from persist.connect.ingest.source import PositiveInt
+from persist.core.errors import Indeterminate, InvalidUsage, TargetUnavailable, Unavailable
 from persist.core.rendering import hide_passwords
 from persist.core.settings import open_storage
 
@@ -52,8 +53,8 @@ class FilesConfig(msgspec.Struct, kw_only=True):
     collections: list[str]
     format: Literal["parquet", "csv", "json"] = "parquet"
     name: str | None = None
-    batch_rows: int = 1_000_000
-    file_bytes: int = 64 << 20
+    batch_rows: PositiveInt = 1_000_000
+    file_bytes: PositiveInt = 64 << 20
     nan: Nan = "refuse"
     storage_options: dict[str, Any] = {}
 
@@ -83,9 +84,6 @@ class FilesSink:
         self.hold = config.name or build_sink_name("files", where)
         self.collections = config.collections
         self.batch_rows = config.batch_rows
-        for option in ("batch_rows", "file_bytes"):
-            if (value := getattr(config, option)) < 1:
-                raise InvalidUsage(f"{option}={value} must be at least 1")
         self._storage = open_storage(config.sink, config.storage_options)
         self._next: dict[str, int] = {}  # By collection: the number of the file that begins where it is.
         self._open: dict[str, tuple[_Step, bool]] = {}  # The last promise of a step that is not whole; is its file?
@@ -186,10 +184,7 @@ class FilesSink:
         promise = msgspec.json.encode(_Step(written, piece.after.to_json(), file, rows, goes_on))
         key = self._get_promise_key(leaving, self._next[leaving.id])
         if not self._blob.create(key, promise) and self._blob.get(key) != promise:
-            raise SinkMoved(
-                f"{self.name}: another process sends {leaving.name!r} as {self.hold!r}, and was first. Let one of them "
-                "run; if the other one is to go elsewhere, give it a name of its own"
-            )
+            raise make_moved_error(self, leaving.name)
         if file is None:
             self._next[leaving.id] += 1
 

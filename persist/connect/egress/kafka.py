@@ -19,10 +19,12 @@ from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.connect.egress.files import Nan, encode_json_lines
 from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name
 from persist.connect.ingest.kafka.config import parse_brokers
+from persist.connect.ingest.source import PositiveInt
 from persist.core.errors import InvalidUsage, SinkMoved, TargetUnavailable
 from persist.engine.read.results.result import require_package
 
@@ -47,7 +49,7 @@ class KafkaSinkConfig(msgspec.Struct, kw_only=True):
     format: Literal["json", "debezium"] = "json"
     positions: str = "persist-positions"
     name: str | None = None
-    batch_rows: int = 100_000
+    batch_rows: PositiveInt = 100_000
     nan: Nan = "refuse"
     password_file: str | None = None
     client: dict[str, str | int | float | bool] = {}
@@ -66,8 +68,6 @@ class KafkaSink:
         self.batch_rows = config.batch_rows
         if topic:
             raise InvalidUsage(f'{self.name}: name topics by topics = {{ "orders" = "{topic}" }}, and not in the URL')
-        if config.batch_rows < 1:
-            raise InvalidUsage(f"batch_rows={config.batch_rows} must be at least 1")
         if unknown := {*config.topics} - {*config.collections}:
             raise InvalidUsage(f"topics: {min(unknown)!r} is not one of the collections {config.collections}")
         self._producer: Any = None
@@ -159,7 +159,9 @@ class KafkaSink:
         elif not piece.leaving.is_keyed:
             values = self._encode_rows(batch.select([*schema.names, "_diff"]))
         else:
-            deleted = [False] * batch.num_rows if is_contents else _is_delete(batch)
+            deleted = (
+                [False] * batch.num_rows if is_contents else pc.equal(batch.column("_change"), "delete").to_pylist()
+            )
             values = [None if is_gone else line for line, is_gone in zip(self._encode_rows(rows), deleted, strict=True)]
         for key, value, at in zip(keys, values, times, strict=True):
             self._produce(topic, key, value, at)
@@ -283,7 +285,3 @@ class KafkaSink:
                     f"{self.name} refuses what is sent: {reason}. Nothing of this step was sent"
                 ) from None
             raise TargetUnavailable(f"{self.name} does not answer: {reason}") from None
-
-
-def _is_delete(batch: pa.RecordBatch) -> list[bool]:
-    return [change == "delete" for change in batch.column("_change").to_pylist()]

@@ -162,7 +162,11 @@ class PgTable:
     def apply(self, cursor: Any, batches: Iterable[pa.RecordBatch]) -> None:
         """Apply transitions by key to the table."""
         names = [*self.columns, "_time", "_was", "_is"]
-        self._make_stage(cursor)
+        self._run(
+            cursor,
+            "CREATE TEMP TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS SELECT {columns}, 0::bigint AS _time, "
+            "true AS _was, true AS _is FROM {table} LIMIT 0",
+        )
         is_empty = True
         for batch in batches:
             is_empty = False
@@ -207,14 +211,6 @@ class PgTable:
                 "applied: the key has several rows there, or somebody has changed the table. Nothing of this step "
                 f"was sent. {COUNTED}"
             )
-
-    def _make_stage(self, cursor: Any) -> None:
-        """Create the temporary table for changes, once per connection."""
-        self._run(
-            cursor,
-            "CREATE TEMP TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS SELECT {columns}, 0::bigint AS _time, "
-            "true AS _was, true AS _is FROM {table} LIMIT 0",
-        )
 
     def _copy(self, cursor: Any, into: Any, names: Sequence[str], rows: pa.RecordBatch) -> None:
         sql = self._sql

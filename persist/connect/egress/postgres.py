@@ -12,9 +12,10 @@ import msgspec
 import xxhash
 
 from persist.connect.egress.pg_table import COUNTED, PgTable
-from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name
+from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name, make_moved_error
 from persist.connect.ingest.postgres.database import PgAddress, to_line
-from persist.core.errors import InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
+from persist.connect.ingest.source import PositiveInt
+from persist.core.errors import InvalidUsage, TargetUnavailable, Unavailable
 
 POSITIONS = "persist_positions"
 NAME_BYTES_MAX = 63
@@ -28,7 +29,7 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
     tables: dict[str, str] = {}
     schema: str = "public"
     name: str | None = None
-    batch_rows: int = 100_000
+    batch_rows: PositiveInt = 100_000
 
 
 class PostgresSink:
@@ -41,8 +42,6 @@ class PostgresSink:
         self.hold = config.name or build_sink_name("postgres", self.name, config.schema)
         self.collections = config.collections
         self.batch_rows = config.batch_rows
-        if config.batch_rows < 1:
-            raise InvalidUsage(f"batch_rows={config.batch_rows} must be at least 1")
         if unknown := {*config.tables} - {*config.collections}:
             raise InvalidUsage(f"tables: {min(unknown)!r} is not one of the collections {config.collections}")
         self._connection: Any = None
@@ -139,10 +138,7 @@ class PostgresSink:
                 (*after, *key, piece.before.to_json()),
             )
         if cursor.rowcount != 1:
-            raise SinkMoved(
-                f"{self.name}: another process sends {piece.leaving.name!r} as {self.hold!r}, and was first. Let "
-                "one of them run; if the other one is to go elsewhere, give it a name of its own"
-            )
+            raise make_moved_error(self, piece.leaving.name)
 
     @contextmanager
     def _transaction(self, what: str) -> Iterator[Any]:

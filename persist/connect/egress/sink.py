@@ -21,7 +21,7 @@ import xxhash
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.stream_hold import Position
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, SinkMoved
 
 VERSION = 1
 SINK = "egress."  # A property of collections begins so, and goes on with the name of a hold: which sink it is of.
@@ -143,23 +143,21 @@ class Piece:
 
 
 class Sink(Protocol):
-    """A target of collections."""
+    """A target of collections.
 
-    @property
-    def name(self) -> str:
-        """Its name in messages and logs, without secrets."""
+    Attributes:
+        name: in messages and logs, without secrets.
+        hold: the name of the hold on each collection, and of the target's positions.
+        batch_rows: the most updates in a step that spans several times.
+    """
 
-    @property
-    def hold(self) -> str:
-        """The name of the hold on each collection, and of the target's positions."""
+    name: str
+    hold: str
+    batch_rows: int
 
     @property
     def collections(self) -> Sequence[str]:
         """The names of the collections that are sent."""
-
-    @property
-    def batch_rows(self) -> int:
-        """The most updates in a step that spans several times."""
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
         """Open the target, or reopen it; return its positions by collection id.
@@ -183,6 +181,14 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Close connections and files."""
+
+
+def make_moved_error(sink: Sink, collection: str) -> SinkMoved:
+    """Return the error for a step that another process of the same name has taken."""
+    return SinkMoved(
+        f"{sink.name}: another process sends {collection!r} as {sink.hold!r}, and was first. Let one of them run; if "
+        "the other one is to go elsewhere, give it a name of its own"
+    )
 
 
 def build_sink_name(kind: str, *where: str) -> str:

@@ -141,7 +141,12 @@ def read_events(messages: Any, request: ReadOptions, table: str | None, dialect:
     """Return the events of a dialect's messages; see `maxwell` and `canal`."""
     batch = Messages.of(messages)
     stream = _select_table(batch, table, dialect)
-    key = _choose_key(stream, request, dialect)
+    named = [tuple(names) for names in list_values(stream.samples, dialect.key_at) if isinstance(names, list)]
+    key = request.key or next(iter(named), ())
+    if not key and len(stream.rows):
+        raise InvalidUsage(
+            f"these messages do not name the columns of their key ({dialect.key_at}): name them, such as key=['id']."
+        )
     types = _choose_types(stream, request, dialect)
     paths = request.paths(batch)
     path_types = {name: request.path_type(name, stream.samples) for name in paths}
@@ -223,17 +228,6 @@ def _explain_other_kind(kind: str | None) -> str:
         f"it has type {kind!r}, which says nothing about single rows: if it changed the table, see that the schema "
         "still fits, and go on"
     )
-
-
-def _choose_key(stream: _Stream, request: ReadOptions, dialect: Dialect) -> tuple[str, ...]:
-    """Return the key columns, by the options or else by the messages."""
-    named = [tuple(names) for names in list_values(stream.samples, dialect.key_at) if isinstance(names, list)]
-    key = request.key or next(iter(named), ())
-    if not key and len(stream.rows):
-        raise InvalidUsage(
-            f"these messages do not name the columns of their key ({dialect.key_at}): name them, such as key=['id']."
-        )
-    return key
 
 
 def _choose_types(stream: _Stream, request: ReadOptions, dialect: Dialect) -> Mapping[str, pa.DataType]:

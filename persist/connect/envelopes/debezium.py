@@ -164,15 +164,12 @@ def read_keys(messages: Messages, request: ReadOptions) -> Keys:
     row = merge_types([pa.struct(list(types.items())) for types in known_types])
     names = request.key or tuple(row.names)
     types = {n: (request.types or {}).get(n) or _get_member_type(row, n) for n in names}
-    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), list(apart.bad)
-    for group in groups:
-        plan = RowPlan((), types, make_reader_factory(group.described, request.logical))
-        sifted_keys = read_separately(group.texts, plan, group.rows)
-        pieces += sifted_keys.pieces
-        bad += sifted_keys.bad
-    empty = pa.record_batch([pa.array([], pa.struct(list(types.items())))], ["row"])
-    rows, columns = merge_pieces(pieces, empty)
-    return Keys(names, _scatter_rows(columns["row"], rows, len(messages)), bad)
+    rows, columns, bad = read_groups(
+        groups,
+        lambda group: RowPlan((), types, make_reader_factory(group.described, request.logical)),
+        {"row": pa.struct(list(types.items()))},
+    )
+    return Keys(names, _scatter_rows(columns["row"], rows, len(messages)), [*apart.bad, *bad])
 
 
 def _get_member_type(row: pa.StructType, name: str) -> pa.DataType:
@@ -227,30 +224,31 @@ def _read_values(messages: Messages, request: ReadOptions, keys: Keys, *, may_la
     )
     groups, unchanged = take_out_unavailable(apart.groups, "after", request)
     paths = request.paths(messages)
-    types = _infer_row_types(groups, request)
+    types = infer_types_of_groups(groups, PLACES, request)
     samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
     path_types = {name: request.path_type(name, samples) for name in paths}
-    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad]
-    for group in groups:
+    path_types = {OP: pa.string(), **path_types}
+
+    def plan_group(group: Group) -> RowPlan:
         check_encodings(group, PLACES, types, request)
         how = make_reader_factory(_find_described_row(group.described, PLACES), request.logical)
-        plan = RowPlan(PLACES, types, how, {OP: "op", **paths}, {OP: pa.string(), **path_types})
-        sifted_rows = read_separately(group.texts, plan, group.rows)
-        pieces += sifted_rows.pieces
-        bad += sifted_rows.bad
+        return RowPlan(PLACES, types, how, {OP: "op", **paths}, path_types)
+
     row = pa.struct(list(types.items()))
-    names = [*PLACES, OP, *paths]
-    empty = pa.record_batch([pa.array([], t) for t in (row, row, pa.string(), *path_types.values())], names)
-    numbers, columns = merge_pieces(pieces, empty)
+    numbers, columns, bad = read_groups(groups, plan_group, {**dict.fromkeys(PLACES, row), **path_types})
     changes, more = _make_changes(numbers, columns, messages, request, keys, unchanged, may_lack=may_lack)
-    return _Values(changes, np.sort(np.concatenate([np.flatnonzero(~is_valid), apart.empty])), [*bad, *more])
+    return _Values(
+        changes, np.sort(np.concatenate([np.flatnonzero(~is_valid), apart.empty])), [*apart.bad, *bad, *more]
+    )
 
 
-def _infer_row_types(groups: list[Group], request: ReadOptions) -> dict[str, pa.DataType]:
+def infer_types_of_groups(
+    groups: Sequence[Group], places: tuple[str, ...], request: ReadOptions
+) -> dict[str, pa.DataType]:
     """Return the types of the rows' columns over all groups."""
     if request.types is not None:
         return {name: t for name, t in request.types.items() if name not in request.metadata}
-    row = merge_types([pa.struct(list(list_row_types(group, PLACES, request).items())) for group in groups])
+    row = merge_types([pa.struct(list(list_row_types(group, places, request).items())) for group in groups])
     return {f.name: f.type for f in row} if pat.is_struct(row) else {}
 
 
@@ -275,14 +273,20 @@ def check_encodings(
             raise InvalidUsage(f"{problems[0]}.")
 
 
-def merge_pieces(
-    pieces: list[tuple[np.ndarray, pa.RecordBatch]], empty: pa.RecordBatch
-) -> tuple[np.ndarray, dict[str, pa.Array]]:
-    """Return message numbers, ascending, and the columns of all pieces."""
+def read_groups(
+    groups: Sequence[Group], plan_group: Callable[[Group], RowPlan], types: Mapping[str, pa.DataType]
+) -> tuple[np.ndarray, dict[str, pa.Array], list[Bad]]:
+    """Return the numbers of all groups' messages, ascending, their columns of some types, and bad messages."""
+    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), list[Bad]()
+    for group in groups:
+        separated = read_separately(group.texts, plan_group(group), group.rows)
+        pieces += separated.pieces
+        bad += separated.bad
+    empty = pa.record_batch([pa.array([], kind) for kind in types.values()], [*types])
     rows, table = merge_in_order(
         pieces, pa.Table.from_batches([batch for _, batch in pieces] or [empty]).combine_chunks()
     )
-    return rows, {name: to_one_array(table[name]) for name in table.column_names}
+    return rows, {name: to_one_array(table[name]) for name in table.column_names}, bad
 
 
 def _make_changes(

@@ -80,7 +80,10 @@ def parse(
     import pyarrow.json as pj
 
     _check_ends(texts)
-    stream = _join_documents(texts)
+    whole = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts.cast(pa.large_string()))
+    stream = pc.binary_join(whole, pa.scalar("\n", pa.large_string()))[0].as_buffer()
+    if not np.frombuffer(stream, np.uint8).all():
+        raise Unreadable("it is not JSON: it holds a zero byte")
     options = pj.ParseOptions() if fields is None else pj.ParseOptions(fields, False, others)
     reading = pj.ReadOptions(use_threads=False, block_size=stream.size + 1)
     table = pj.read_json(pa.BufferReader(stream), read_options=reading, parse_options=options)
@@ -190,15 +193,6 @@ def _check_ends(texts: pa.Array) -> None:
     if not pc.all(good, min_count=0).as_py():
         first = trimmed.filter(pc.invert(good))[0].as_py()
         raise Unreadable(f"it is not a JSON object: {first!r:.60}" if first else "it is empty")
-
-
-def _join_documents(texts: pa.Array) -> pa.Buffer:
-    """Return the documents with newlines between, as one buffer of valid UTF-8."""
-    whole = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts.cast(pa.large_string()))
-    stream = pc.binary_join(whole, pa.scalar("\n", pa.large_string()))[0].as_buffer()
-    if not np.frombuffer(stream, np.uint8).all():
-        raise Unreadable("it is not JSON: it holds a zero byte")
-    return stream
 
 
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|Infinity', re.DOTALL)

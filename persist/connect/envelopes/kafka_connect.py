@@ -21,12 +21,12 @@ import pyarrow.types as pat
 from persist.blob.errors import InvalidUsage
 from persist.codecs.order.arrays import get_boolean_values, make_boolean_array
 from persist.codecs.types.arrow_types import is_bytes
-from persist.codecs.types.casts import cast_column
 from persist.connect.envelopes.json_rows import Bad
 from persist.connect.envelopes.messages import (
     PRECISION_MAX,
     Reader,
     Unreadable,
+    add_cast,
     choose_reader,
     decode_base64,
     list_values,
@@ -111,20 +111,20 @@ def make_reader(what: Described, target: pa.DataType | None, samples: list[Any],
     if what.name == DECIMAL:
         return _make_decimal_reader(what, target, samples, name)
     if what.name in COUNTED:
-        return _add_cast(choose_reader(COUNTED[what.name], samples, name), target, name)
+        return add_cast(choose_reader(COUNTED[what.name], samples, name), target, name)
     if what.type == "struct":
         _check_nested(what, target, pat.is_struct, name)
         inner = {
-            n: make_reader(f, _get_field_type(target, n), list_values(samples, n), f"{name}.{n}")
+            n: make_reader(f, None if target is None else target.field(n).type, list_values(samples, n), f"{name}.{n}")
             for n, f in what.fields.items()
             if target is None or target.get_field_index(n) >= 0
         }
-        return _add_cast(make_row_reader(inner), target, name)
+        return add_cast(make_row_reader(inner), target, name)
     if what.type == "array" and what.items is not None:
         _check_nested(what, target, pat.is_list, name)
         values = [value for sample in samples if isinstance(sample, list) for value in sample if value is not None]
         item = make_reader(what.items, None if target is None else target.value_type, values, name)
-        return _add_cast(make_list_reader(item), target, name)
+        return add_cast(make_list_reader(item), target, name)
     natural = TEXTS.get(what.name) or PRIMITIVES.get(what.type)
     if natural is None:
         raise InvalidUsage(
@@ -136,23 +136,9 @@ def make_reader(what: Described, target: pa.DataType | None, samples: list[Any],
     return choose_reader(natural if target is None else target, samples, name)
 
 
-def _get_field_type(target: pa.DataType | None, name: str) -> pa.DataType | None:
-    return None if target is None else target.field(name).type
-
-
 def _check_nested(what: Described, target: pa.DataType | None, fits: Callable[[pa.DataType], bool], name: str) -> None:
     if target is not None and not fits(target):
         raise InvalidUsage(f"column {name!r} holds a value of Connect type {what.type!r}, and the schema has {target}.")
-
-
-def _add_cast(natural: Reader, target: pa.DataType | None, name: str) -> Reader:
-    if target is None or natural.target == target:
-        return natural
-
-    def convert(column: pa.Array) -> pa.Array:
-        return cast_column(pa.chunked_array([natural.convert(column)]), target, name).combine_chunks()
-
-    return Reader(natural.wire, convert, target)
 
 
 def _make_decimal_reader(what: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
@@ -163,9 +149,9 @@ def _make_decimal_reader(what: Described, target: pa.DataType | None, samples: l
     precision = what.parameters.get("connect.decimal.precision", str(PRECISION_MAX))
     natural = pa.decimal128(min(int(precision), PRECISION_MAX), int(scale))
     if samples and not isinstance(samples[0], str):
-        return _add_cast(Reader(natural, lambda column: column, natural), target, name)
+        return add_cast(Reader(natural, lambda column: column, natural), target, name)
     read = Reader(pa.string(), lambda column: to_decimals(decode_base64(column), natural), natural)
-    return _add_cast(read, target, name)
+    return add_cast(read, target, name)
 
 
 def _make_variable_decimal_reader(target: pa.DataType | None, name: str) -> Reader:
@@ -225,7 +211,13 @@ def unwrap_messages(texts: pa.Array, rows: np.ndarray) -> UnwrappedMessages:
         groups.append(Group(rows[plain], _select(texts, plain), None))
     _split_by_schema_bytes(_select(texts, schema_first), rows[schema_first], groups, bad)
     _split_one_by_one(_select(texts, payload_first), rows[payload_first], groups, bad)
-    return _drop_empty(groups, bad)
+    groups_with_rows, empty = [], [np.empty(0, np.int64)]
+    for group in groups:
+        null = get_boolean_values(pc.equal(group.texts, b"null"))
+        empty.append(group.rows[null])
+        if not null.all():
+            groups_with_rows.append(Group(group.rows[~null], _select(group.texts, ~null), group.described))
+    return UnwrappedMessages(groups_with_rows, np.concatenate(empty), bad)
 
 
 def _split_by_schema_bytes(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
@@ -273,16 +265,6 @@ def _parse_description(outer: _SchemaAndPayload) -> Described | None:
 
 def _format_reason(error: Exception) -> str:
     return str(error) if isinstance(error, Unreadable) else f"it is not JSON: {error}"
-
-
-def _drop_empty(groups: list[Group], bad: list[Bad]) -> UnwrappedMessages:
-    groups_with_rows, empty = [], [np.empty(0, np.int64)]
-    for group in groups:
-        null = get_boolean_values(pc.equal(group.texts, b"null"))
-        empty.append(group.rows[null])
-        if not null.all():
-            groups_with_rows.append(Group(group.rows[~null], _select(group.texts, ~null), group.described))
-    return UnwrappedMessages(groups_with_rows, np.concatenate(empty), bad)
 
 
 def _select(array: pa.Array, mask: npt.NDArray[np.bool_]) -> pa.Array:

@@ -135,7 +135,11 @@ def decode_base64(texts: pa.Array) -> pa.Array:
     codes = _make_base64_codes()[data]
     if (lengths % 4).any() or (codes == _NONE).any():
         raise Unreadable(f"{_quote_example(texts)} is not base64")
-    pads = _count_padding(codes, offsets, texts)
+    places = np.flatnonzero(codes == _PAD)
+    owners = np.searchsorted(offsets[1:], places, "right")
+    pads = np.bincount(owners, minlength=len(offsets) - 1)
+    if (pads > 2).any() or (places < offsets[1:][owners] - pads[owners]).any():
+        raise Unreadable(f"{_quote_example(texts)} is not base64")
     codes[codes == _PAD] = 0
     quads = codes.reshape(-1, 4).astype(np.uint32)
     bits = quads[:, 0] << 18 | quads[:, 1] << 12 | quads[:, 2] << 6 | quads[:, 3]
@@ -191,16 +195,6 @@ def _get_offsets_and_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     offsets = np.frombuffer(offset_buffer, np.int64, len(plain) + 1, plain.offset * 8)
     data = np.frombuffer(data_buffer or b"", np.uint8)[offsets[0] : offsets[-1]]
     return offsets - offsets[0], data
-
-
-def _count_padding(codes: np.ndarray, offsets: np.ndarray, texts: pa.Array) -> np.ndarray:
-    """Return the number of trailing `=` of each text, 0 to 2."""
-    places = np.flatnonzero(codes == _PAD)
-    owners = np.searchsorted(offsets[1:], places, "right")
-    pads = np.bincount(owners, minlength=len(offsets) - 1)
-    if (pads > 2).any() or (places < offsets[1:][owners] - pads[owners]).any():
-        raise Unreadable(f"{_quote_example(texts)} is not base64")
-    return pads
 
 
 def _quote_example(texts: pa.Array) -> str:
@@ -297,10 +291,10 @@ def choose_reader(
         inner = {
             f.name: choose_reader(f.type, list_values(samples, f.name), f"{name}.{f.name}", binary) for f in target
         }
-        return _add_cast(make_row_reader(inner), target, name)
+        return add_cast(make_row_reader(inner), target, name)
     if pat.is_list(target) or pat.is_large_list(target) or pat.is_fixed_size_list(target):
         values = [value for sample in samples if isinstance(sample, list) for value in sample if value is not None]
-        return _add_cast(make_list_reader(choose_reader(target.value_type, values, name, binary)), target, name)
+        return add_cast(make_list_reader(choose_reader(target.value_type, values, name, binary)), target, name)
     if pat.is_map(target):
         raise InvalidUsage(
             f"column {name!r} is a map, and maps are not read from JSON. Give it type string or a struct, and let the "
@@ -310,12 +304,15 @@ def choose_reader(
     return Reader(wire, convert, target)
 
 
-def _add_cast(inner: Reader, target: pa.DataType, name: str) -> Reader:
-    return Reader(inner.wire, lambda column: _cast_exactly(inner.convert(column), target, name), target)
+def add_cast(inner: Reader, target: pa.DataType | None, name: str) -> Reader:
+    """Return a reader that casts to a target type, if there is one."""
+    if target is None or inner.target == target:
+        return inner
 
+    def convert(column: pa.Array) -> pa.Array:
+        return cast_column(pa.chunked_array([inner.convert(column)]), target, name).combine_chunks()
 
-def _cast_exactly(column: pa.Array, target: pa.DataType, name: str) -> pa.Array:
-    return cast_column(pa.chunked_array([column]), target, name).combine_chunks()
+    return Reader(inner.wire, convert, target)
 
 
 def _parse_documents(texts: pa.Array, target: pa.DataType) -> pa.Array:
@@ -356,7 +353,7 @@ def _choose_flat_reader(
     if pat.is_decimal(target):
         return target, _keep_column  # Arrow reads both numbers and text, and refuses what it would have to round.
     if is_bytes(target):
-        return pa.string(), lambda column: _cast_bytes(binary(column), target)
+        return pa.string(), lambda column: binary(column).cast(pa.binary()).cast(target)
     if pat.is_timestamp(target):
         return (
             (pa.int64(), lambda column: column.cast(target))
@@ -376,10 +373,6 @@ def _parse_booleans(numbers: pa.Array) -> pa.Array:
     if not pc.all(pc.and_(pc.greater_equal(numbers, 0), pc.less_equal(numbers, 1)), min_count=0).as_py():
         raise Unreadable("a boolean is a number other than 0 and 1")
     return numbers.cast(pa.bool_())
-
-
-def _cast_bytes(column: pa.Array, target: pa.DataType) -> pa.Array:
-    return column.cast(pa.binary()).cast(target)
 
 
 def _build_counter(target: pa.DataType) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]]:

@@ -27,16 +27,16 @@ from persist.connect.envelopes.assembly import (
 )
 from persist.connect.envelopes.debezium import (
     check_encodings,
-    list_row_types,
+    infer_types_of_groups,
     make_empty_rows,
     merge_changes,
-    merge_pieces,
+    read_groups,
     read_keys,
 )
-from persist.connect.envelopes.json_rows import Bad, read_separately
-from persist.connect.envelopes.kafka_connect import unwrap_messages
+from persist.connect.envelopes.json_rows import Bad
+from persist.connect.envelopes.kafka_connect import Group, unwrap_messages
 from persist.connect.envelopes.messages import Messages, decode_samples
-from persist.connect.envelopes.rows import RowPlan, make_reader_factory, merge_types
+from persist.connect.envelopes.rows import RowPlan, make_reader_factory
 from persist.connect.envelopes.unavailable import (
     Unchanged,
     make_unchanged_column,
@@ -84,21 +84,17 @@ def plain(
     values = batch.values if len(valid_rows) == len(batch) else batch.values.take(make_int64_array(valid_rows))
     apart = unwrap_messages(values, valid_rows)
     groups, lacking = take_out_unavailable(apart.groups, None, request)  # Connect may have unwrapped Debezium's rows.
-    row = _infer_row_type(groups, request)
+    types_of_row = infer_types_of_groups(groups, (), request)
+    row = pa.struct(list(types_of_row.items()))
     paths = request.paths(batch)
     samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
     path_types = {name: request.path_type(name, samples) for name in paths}
-    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad]
-    for group in groups:
-        types_of_row = {f.name: f.type for f in row}
+
+    def plan_group(group: Group) -> RowPlan:
         check_encodings(group, (), types_of_row, request)
-        plan = RowPlan((), types_of_row, make_reader_factory(group.described, request.logical), paths, path_types)
-        rows = read_separately(group.texts, plan, group.rows)
-        pieces += rows.pieces
-        bad += rows.bad
-    names = ["row", *paths]
-    empty = pa.record_batch([pa.array([], t) for t in (row, *path_types.values())], names)
-    numbers, columns = merge_pieces(pieces, empty)
+        return RowPlan((), types_of_row, make_reader_factory(group.described, request.logical), paths, path_types)
+
+    numbers, columns, bad = read_groups(groups, plan_group, {"row": row, **path_types})
     other_columns = {name: columns[name] for name in paths} | request.make_metadata_columns(batch, numbers)
     other_columns |= make_unchanged_column(numbers, lacking)
     none = pa.nulls(len(numbers), row)
@@ -112,15 +108,7 @@ def plain(
         deleted, more = _make_deletions(batch, deleted_rows, request, row, changes)
         changes, bad = merge_changes(changes, deleted), [*bad, *more]
     events = assemble_events(changes, request.key)
-    return deliver_events(request, batch, lambda: events.table, [*bad, *events.bad])
-
-
-def _infer_row_type(groups: Sequence[Any], request: ReadOptions) -> pa.StructType:
-    """Return the struct of a message's columns, over all groups."""
-    if request.types is not None:
-        return pa.struct([(name, t) for name, t in request.types.items() if name not in request.metadata])
-    row = merge_types([pa.struct(list(list_row_types(group, (), request).items())) for group in groups])
-    return row if pat.is_struct(row) else pa.struct([])
+    return deliver_events(request, batch, lambda: events.table, [*apart.bad, *bad, *events.bad])
 
 
 def _make_deletions(

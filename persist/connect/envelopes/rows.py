@@ -88,11 +88,7 @@ class RowPlan:
             n: choose_reader(self.path_types[n], list_values(samples, *p.split(".")), n) for n, p in self.paths.items()
         }
         wires: list[tuple[tuple[str, ...], pa.DataType]] = [((place,), rows.wire) for place in self.places]
-        wires += [
-            ((name,), f.wire)
-            for name, f in zip(row.wire.names, _list_column_readers(row), strict=True)
-            if not self.places
-        ]
+        wires += [] if self.places else [((f.name,), f.type) for f in row.wire]
         wires += [(tuple(self.paths[name].split(".")), extra_reader.wire) for name, extra_reader in extra.items()]
         return _PieceReaders(row, rows, extra, pa.schema(_nest_fields(wires)))
 
@@ -105,10 +101,6 @@ class _PieceReaders:
     rows: Reader
     extra: Mapping[str, Reader]
     fields: pa.Schema
-
-
-def _list_column_readers(row: Reader) -> list[Reader]:
-    return [Reader(f.type, lambda column: column, f.type) for f in row.wire]
 
 
 def _pick_members(whole: pa.StructArray, wire: pa.StructType) -> pa.StructArray:

@@ -10,6 +10,7 @@ A source is described by a URL with options, a TOML file, or what such a file wo
 import json
 import logging
 import os
+import re
 import threading
 import tomllib
 from collections.abc import Generator, Mapping
@@ -96,13 +97,8 @@ def _open_collections(client: Client, source: Source) -> dict[str, Collection]:
     moments_collection = _open_collection(client, make_moments_target(moments, source.name), source_properties)
     moments_properties = {**source_properties, MOMENTS: moments_collection.handle.id}
     collections = {target.name: _open_collection(client, target, moments_properties) for target in targets}
-    _warn_of_retired(source, moments_collection, sorted(collections))
-    return {**collections, moments: moments_collection}
-
-
-def _warn_of_retired(source: Source, moments: Collection, names: list[str]) -> None:
-    """Warn of collections that the source filled before, and fills no longer."""
-    earlier_names: list[str] = msgspec.json.decode(moments.about.properties.get(FILLED, "[]"))
+    names = sorted(collections)
+    earlier_names: list[str] = msgspec.json.decode(moments_collection.about.properties.get(FILLED, "[]"))
     if earlier_names != names:
         if dropped_names := {*earlier_names} - {*names}:
             logger.warning(
@@ -110,7 +106,8 @@ def _warn_of_retired(source: Source, moments: Collection, names: list[str]) -> N
                 "stay as they are. If their tables come back, drop them first, and they are copied again",
                 source.name, ", ".join(sorted(dropped_names)),
             )  # fmt: skip
-        moments.describe(properties={FILLED: msgspec.json.encode(names).decode()}).result()
+        moments_collection.describe(properties={FILLED: msgspec.json.encode(names).decode()}).result()
+    return {**collections, moments: moments_collection}
 
 
 def _open_collection(client: Client, target: Target, properties: Mapping[str, str]) -> Collection:
@@ -294,15 +291,17 @@ def parse_config(kind: type[T], config: Mapping[str, Any], where: str, end: str 
     try:
         return msgspec.convert(dict(config), kind)
     except msgspec.ValidationError as error:
-        raise InvalidUsage(f"{where}: {_explain_config_error(str(error), kind)}") from None
+        raise InvalidUsage(f"{where}: {_explain_config_error(str(error), kind, config)}") from None
 
 
-def _explain_config_error(message: str, kind: type[msgspec.Struct]) -> str:
+def _explain_config_error(message: str, kind: type[msgspec.Struct], config: Mapping[str, Any]) -> str:
     """Return a message of msgspec with the option's name and allowed values."""
     text, _, path = message.partition(" - at `$.")
     if not path:
         return text.replace("Object missing required field", "they must say")
     name = path.rstrip("`")
+    if re.match("Expected `(int|float)` >", text):
+        return f"{name}={config[name]} must be {'at least 0' if text.endswith('>= 0.0') else 'above 0'}"
     hint = get_type_hints(kind).get(name)
     choices = (word for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part))
     words = ", ".join(map(json.dumps, choices))

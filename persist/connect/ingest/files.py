@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -31,7 +31,16 @@ from persist.connect.ingest.row_columns import RowColumns
 from persist.connect.ingest.row_files import read_names, read_pieces
 from persist.connect.ingest.row_formats import MEND, RowFile, get_format_by_name, read_stored_schema
 from persist.connect.ingest.row_types import contains_null, infer_types
-from persist.connect.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target
+from persist.connect.ingest.source import (
+    Batch,
+    Change,
+    PositiveFloat,
+    Run,
+    Source,
+    SourceMoved,
+    SourceUnavailable,
+    Target,
+)
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.rendering import hide_passwords
 from persist.core.timeline import Timeline
@@ -55,8 +64,8 @@ class FilesConfig(msgspec.Struct, kw_only=True):
     timeline: Literal["s", "ms", "us", "ns"] = "ms"
     drift: Literal["refuse", "add", "ignore"] = "refuse"
     changed: Literal["refuse", "again", "ignore"] = "refuse"
-    poll_s: float = 5.0
-    settle_s: float = 1.0
+    poll_s: PositiveFloat = 5.0
+    settle_s: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     storage_options: dict[str, Any] = {}
 
 
@@ -71,10 +80,8 @@ class SourceFile:
     changed_s: float | None
 
 
-class Files:
+class Files(Source):
     """A source of files."""
-
-    moments = None
 
     def __init__(self, config: FilesConfig) -> None:
         self.config = config
@@ -90,8 +97,6 @@ class Files:
         except OSError as error:
             raise SourceUnavailable(f"{self.name} does not answer: {hide_passwords(str(error))}") from None
         self._is_pattern = any(mark in self._path for mark in "*?[")
-        if not config.poll_s > 0 or not config.settle_s >= 0:
-            raise InvalidUsage(f"poll_s={config.poll_s} must be above 0, and settle_s={config.settle_s} not below it")
 
     def targets(self, client: Client) -> Sequence[Target]:
         """Return the collections of rows and of files; the first file determines new types."""
@@ -134,10 +139,7 @@ class Files:
                     return
             if run.once and not waiting:
                 return
-            run.wait(min(self.config.poll_s, self.config.settle_s) if waiting else self.config.poll_s)
-
-    def close(self) -> None:
-        """Do nothing: no file stays open."""
+            run.stop.wait(min(self.config.poll_s, self.config.settle_s) if waiting else self.config.poll_s)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -254,25 +256,24 @@ class Files:
             run.client.engine.check_clock()
             time = max(time, Timeline(timeline).get_current_time(run.client.engine.clock.wall_ms()))
         batch = Batch((), time + 1)
-        batch.changes = self._iterate_changes(self._read_changes(collection, file, time, batch))
+        batch.changes = self._read_changes(collection, file, time, batch)
         return batch
-
-    def _iterate_changes(self, changes: Iterator[Change]) -> Iterator[Change]:
-        with self._translate_errors():
-            yield from changes
 
     def _read_changes(self, collection: Collection, file: SourceFile, time: int, batch: Batch) -> Iterator[Change]:
         """Yield the rows of a file, then its mark. Raises SourceMoved if the file changed meanwhile."""
-        if file.size:
-            rows = self._read_rows(collection, file, batch)
-            first = next(rows, None)
-            if first is not None:
-                yield Change(collection.name, chain([first], rows), time)
-        now = self._files.info(file.path)
-        if _parse_listing(file.path, file.name, now) != file:
-            raise SourceMoved(f"{file.path} changed while it was read: nothing of it was taken in, and it is read anew")
-        mark = {"file": file.name, "size": file.size, "version": file.version, "rows": batch.rows, "time": time}
-        yield Change(f"{collection.name}.files", [mark], time)
+        with self._translate_errors():
+            if file.size:
+                rows = self._read_rows(collection, file, batch)
+                first = next(rows, None)
+                if first is not None:
+                    yield Change(collection.name, chain([first], rows), time)
+            now = self._files.info(file.path)
+            if _parse_listing(file.path, file.name, now) != file:
+                raise SourceMoved(
+                    f"{file.path} changed while it was read: nothing of it was taken in, and it is read anew"
+                )
+            mark = {"file": file.name, "size": file.size, "version": file.version, "rows": batch.rows, "time": time}
+            yield Change(f"{collection.name}.files", [mark], time)
 
     def _read_rows(self, collection: Collection, file: SourceFile, batch: Batch) -> Iterator[pa.Table]:
         """Yield the rows of a file in the collection's types; raise InvalidUsage for misfits."""

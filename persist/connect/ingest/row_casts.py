@@ -152,7 +152,10 @@ def _parse_texts(array: pa.Array, natural: pa.DataType) -> pa.Array:
     if array.type == natural:
         return array
     if is_bytes(natural):
-        return _decode_bytes(array, natural)
+        try:
+            return decode_base64(array).cast(pa.binary()).cast(natural)
+        except Unreadable as error:
+            raise pa.ArrowInvalid(str(error)) from None
     if is_flat(natural):
         return parse_column(pa.chunked_array([array]), natural).combine_chunks()
     inner = [
@@ -160,13 +163,6 @@ def _parse_texts(array: pa.Array, natural: pa.DataType) -> pa.Array:
         for part, field in zip(list_inner_arrays(array), list_inner_fields(natural), strict=True)
     ]
     return rebuild_nested(array, natural, inner)
-
-
-def _decode_bytes(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    try:
-        return decode_base64(texts).cast(pa.binary()).cast(kind)
-    except Unreadable as error:
-        raise pa.ArrowInvalid(str(error)) from None
 
 
 def check_text_types(types: dict[str, pa.DataType], format: str) -> None:

@@ -152,8 +152,8 @@ def _infer_json_schema(file: RowFile, known_types: Mapping[str, pa.DataType]) ->
         try:
             block_schema = parse(texts, wires, "infer").schema
         except (Unreadable, pa.ArrowException, UnicodeDecodeError) as error:
-            line = _find_bad_line(texts, wires)
-            reason = _explain_bad_line(texts, line, wires, error)
+            line, error = _find_bad_line(texts, wires, error)
+            reason = f"{describe_error(error)}, in {shorten(texts[line].as_py().decode(errors='replace'))}"
             raise InvalidUsage(f"{file.name} cannot be read as json: line {numbers[line]}: {reason}. {MEND}") from None
         try:
             schema = pa.schema(list(_merge_types(pa.struct(list(schema)), pa.struct(list(block_schema)), "")))
@@ -202,25 +202,17 @@ def _replace_moments(
     return guess.kind if pat.is_timestamp(kind) and guess is not None else kind
 
 
-def _find_bad_line(texts: pa.Array, wires: pa.Schema) -> int:
-    """Return the first line that cannot be read together with those before it."""
+def _find_bad_line(texts: pa.Array, wires: pa.Schema, error: Exception) -> tuple[int, Exception]:
+    """Return the first line that cannot be read together with those before it, and its error."""
     low, high = 0, len(texts)
-    while high - low > 1:
+    while low < high:
         middle = (low + high) // 2
         try:
-            parse(texts.slice(0, middle), wires, "infer")
-            low = middle
-        except (Unreadable, pa.ArrowException, UnicodeDecodeError):
-            high = middle
-    return low
-
-
-def _explain_bad_line(texts: pa.Array, line: int, wires: pa.Schema, error: Exception) -> str:
-    try:
-        parse(texts.slice(0, line + 1), wires, "infer")
-    except (Unreadable, pa.ArrowException, UnicodeDecodeError) as found:
-        error = found
-    return f"{describe_error(error)}, in {shorten(texts[line].as_py().decode(errors='replace'))}"
+            parse(texts.slice(0, middle + 1), wires, "infer")
+            low = middle + 1
+        except (Unreadable, pa.ArrowException, UnicodeDecodeError) as found:
+            high, error = middle, found
+    return min(low, len(texts) - 1), error
 
 
 class _TypesDiffer(ValueError):

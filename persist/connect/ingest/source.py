@@ -4,7 +4,9 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, Self
+
+import msgspec
 
 from persist.api.client import Client
 from persist.api.collection import Collection
@@ -59,6 +61,36 @@ class Outage:
         if not self._backoff.wait():
             raise problem
         logger.warning("%s; it is tried again", problem)
+
+
+PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class StoredProperty(msgspec.Struct, frozen=True):
+    """A value that a source stores as the property `NAME` of a collection, as JSON."""
+
+    NAME: ClassVar[str]
+
+    @classmethod
+    def from_properties(cls, collection: Collection) -> Self | None:
+        """Return the stored value of a collection, or None."""
+        text = collection.about.properties.get(cls.NAME)
+        return None if text is None else msgspec.json.decode(text, type=cls)
+
+    def to_properties(self) -> dict[str, str]:
+        """Return the properties that store the value."""
+        return {self.NAME: msgspec.json.encode(self).decode()}
+
+
+def load_password(path: str) -> str:
+    """Return the first line of a password file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.readline().rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidUsage(f"password_file={path!r} cannot be read: {reason}") from None
 
 
 UNSENT: Any = object()  # A long value that an update leaves as it is, and the source does not send.
@@ -171,25 +203,20 @@ class Run:
         """The collection that stores problems of the source."""
         return self.collections[min(self.collections)].handle
 
-    def wait(self, seconds: float) -> bool:
-        """Wait some seconds or until the loop stops; return whether it stops."""
-        return self.stop.wait(seconds)
-
 
 class Source(Protocol):
     """A producer of batches.
 
     `batches` begins at the uppers of the collections. Its positions are times, or it keeps them in a collection of its
     own that is sealed with the others.
+
+    Attributes:
+        name: in messages and logs, without secrets.
+        moments: the collection that maps moments to times; None if times are moments.
     """
 
-    @property
-    def name(self) -> str:
-        """Its name in messages and logs, without secrets."""
-
-    @property
-    def moments(self) -> str | None:
-        """The collection that maps moments to times; None if times are moments."""
+    name: str
+    moments: str | None = None
 
     def targets(self, client: Client) -> Sequence[Target]:
         """Return the collections that the source fills, except that of moments."""
@@ -201,4 +228,5 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Close files and connections."""
+        """Close files and connections that stay open between batches."""
+        return

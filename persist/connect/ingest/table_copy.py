@@ -21,15 +21,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from persist.api.collection import Collection
+from persist.api.client import Client
 from persist.codecs.order.arrays import make_int64_array
-from persist.connect.ingest.source import Batch, Change, Run
+from persist.connect.ingest.source import SOURCE, Batch, Change, Run, Source, StoredProperty, Target
 from persist.core.errors import Unavailable
 
-PROPERTY = "ingest.copy"
 
-
-class CopyProgress(msgspec.Struct, frozen=True):
+class CopyProgress(StoredProperty, frozen=True):
     """The progress of a table's copy.
 
     Attributes:
@@ -38,6 +36,8 @@ class CopyProgress(msgspec.Struct, frozen=True):
         after: the last key that was copied, as the server writes it; None for none.
         is_done: whether all rows were copied.
     """
+
+    NAME = "ingest.copy"
 
     times: list[int]
     begin_us: int
@@ -53,16 +53,6 @@ class CopyProgress(msgspec.Struct, frozen=True):
     def reached(self) -> int:
         """The time of its last run."""
         return self.times[-1]
-
-    @classmethod
-    def from_properties(cls, collection: Collection) -> "CopyProgress | None":
-        """Return the progress stored on a collection; None if not begun."""
-        text = collection.about.properties.get(PROPERTY)
-        return None if text is None else msgspec.json.decode(text, type=cls)
-
-    def to_properties(self) -> dict[str, str]:
-        """Return the properties that store the progress."""
-        return {PROPERTY: msgspec.json.encode(self).decode()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +79,17 @@ class Server(Protocol):
 
     def key(self, table: str) -> Sequence[str]:
         """Return the key columns of a table; [] without a key."""
+
+
+def drop_unfinished(source: Source, client: Client, target: Target) -> None:
+    """Drop a target's collection if its interrupted copy cannot be continued."""
+    if target.name not in client or (collection := client.load(target.name)).upper.time:
+        return
+    if collection.about.properties.get(SOURCE) == source.name:
+        copied = CopyProgress.from_properties(collection)
+        have = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
+        if copied is None or have != {**target.key, **target.value} or not (target.key or copied.is_done):
+            collection.drop().result()
 
 
 class Copy:
@@ -137,14 +138,10 @@ class Copy:
         for rows, last in self._server.pieces(point, name, copied.after):
             copied = msgspec.structs.replace(copied, after=last if key else None)
             self._copied[name] = copied
-            changes = [Change(name, _stamp_rows(rows, point.time, is_keyed=bool(key)))]
-            yield Batch(changes, None, rows.num_rows, properties={name: copied.to_properties()})
+            stamped = rows.append_column("_time", make_int64_array(np.full(len(rows), point.time, np.int64)))
+            if not key:
+                stamped = stamped.append_column("_diff", make_int64_array(np.ones(len(rows), np.int64)))
+            yield Batch([Change(name, stamped)], None, rows.num_rows, properties={name: copied.to_properties()})
         copied = msgspec.structs.replace(copied, is_done=True)
         self._copied[name] = copied
         yield Batch((), None, properties={name: copied.to_properties()})
-
-
-def _stamp_rows(rows: pa.Table, time: int, *, is_keyed: bool) -> pa.Table:
-    """Return rows as events, or as updates, at a time."""
-    stamped = rows.append_column("_time", make_int64_array(np.full(len(rows), time, np.int64)))
-    return stamped if is_keyed else stamped.append_column("_diff", make_int64_array(np.ones(len(rows), np.int64)))

@@ -3,9 +3,9 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from persist.api.collection import Collection
 from persist.codecs.order.arrays import get_boolean_values, make_boolean_array, make_int64_array
 from persist.codecs.types.schema import TIME_MAX
-from persist.connect.ingest.source import UNSENT, advise_copy
+from persist.connect.ingest.source import UNSENT, StoredProperty, advise_copy
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.events import list_event_fields, make_event_schema
 from persist.core.keyed.machine import DELETED, SEQ
@@ -22,69 +22,55 @@ from persist.engine.read.planning.snapshot_plan import plan_snapshot
 from persist.engine.read.results.snapshot import Snapshot
 
 SLICE_ROWS = 100_000
-PIECE = "ingest.piece"  # A property: how much of a transaction that is not sealed yet the collection has.
 Key = tuple[Any, ...]
 Typed = Callable[[list[Any], pa.DataType, str], pa.Array]  # Values as they came, the type of the column, and its name.
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Piece(StoredProperty, frozen=True):
     """The committed part of an unsealed transaction: its number of changes and truncates."""
+
+    NAME = "ingest.piece"
 
     time: int
     changes: int = 0
     truncates: int = 0
 
-    @classmethod
-    def from_properties(cls, collection: Collection) -> "Piece":
-        """Return the piece that is stored on a collection."""
-        text = collection.about.properties.get(PIECE)
-        return cls(-1) if text is None else msgspec.json.decode(text, type=cls)
 
-    def to_properties(self) -> dict[str, str]:
-        """Return the properties that store the piece."""
-        return {PIECE: msgspec.json.encode(self).decode()}
-
-
+@dataclass(eq=False)
 class TableRows:
     """The uncommitted changes of one table, in order.
 
     A table with a key produces events: a new row, or a deleted key. Any other produces updates.
 
     Attributes:
+        table: its name, for errors.
         types: what each column becomes, in the order of rows.
         key: the columns that identify a row; empty without a key.
         begin: changes up to that time are in the copy of the table.
         reached: earlier contents are unknown, so a changed row may have been deleted later.
+        typed: makes arrays of values.
         piece: what the collection has of a transaction that is not sealed yet; so many changes of it are passed over.
         place: what the server calls the transaction of a time.
     """
 
-    def __init__(
-        self,
-        table: str,
-        types: dict[str, pa.DataType],
-        key: list[str],
-        begin: int,
-        reached: int,
-        typed: Typed,
-        piece: Piece,
-        place: Callable[[int], str],
-    ) -> None:
-        self.place = place
-        self.begin = begin
-        self.reached = reached
-        self.table = table
-        self.names = [*types]
-        self.types = types
-        self.key = key
-        self.piece = piece
-        self._typed = typed
-        self._key_at = [self.names.index(name) for name in key]
-        self._rows: list[list[Any]] = []
-        self._times: list[int] = []
-        self._signs: list[bool] = []  # Whether the row is gone.
-        self._partial: dict[int, Key] = {}  # Rows with values that were not sent, and the key of the row that has them.
-        self._seen = Piece(-1)  # The part of the current transaction that has arrived.
+    table: str
+    types: dict[str, pa.DataType]
+    key: list[str]
+    begin: int
+    reached: int
+    typed: Typed
+    piece: Piece
+    place: Callable[[int], str]
+    _rows: list[list[Any]] = field(default_factory=list)
+    _times: list[int] = field(default_factory=list)
+    _signs: list[bool] = field(default_factory=list)  # Whether the row is gone.
+    # Rows with values that were not sent, and the key of the row that has them.
+    _partial: dict[int, Key] = field(default_factory=dict)
+    _seen: Piece = field(default_factory=lambda: Piece(-1))  # The part of the current transaction that has arrived.
+
+    def __post_init__(self) -> None:
+        self.names = [*self.types]
+        self._key_at = [self.names.index(name) for name in self.key]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -210,11 +196,11 @@ class TableRows:
         """Return values of a column as an array."""
         where = f"{self.table}.{name}"
         try:
-            return self._typed(values, self.types[name], where)
+            return self.typed(values, self.types[name], where)
         except InvalidUsage:
             for value, time in zip(values, self._times, strict=True):
                 try:
-                    self._typed([value], self.types[name], where)
+                    self.typed([value], self.types[name], where)
                 except InvalidUsage as error:
                     raise InvalidUsage(f"{self.place(time)}: {error}") from None
             raise
@@ -257,7 +243,7 @@ class TableRows:
         """
         values = zip(self.key, zip(*absent.values(), strict=True), strict=True)
         keys = pa.table(
-            {name: self._typed([*texts], self.types[name], f"{self.table}.{name}") for name, texts in values}
+            {name: self.typed([*texts], self.types[name], f"{self.table}.{name}") for name, texts in values}
         )
         with open_snapshot(collection, upper, self.reached) as snapshot:
             rows = [snapshot.get(keys.group_by(self.key).aggregate([])).select(self.names)]

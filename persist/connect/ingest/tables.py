@@ -13,7 +13,7 @@ import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ from persist.codecs.nested import (
 from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.types.arrow_types import list_inner_fields
 from persist.codecs.types.casts import cast_column
-from persist.connect.ingest.source import Batch, Change, Run, Target
+from persist.connect.ingest.source import Batch, Change, PositiveFloat, Run, Source, Target
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.rendering import hide_passwords
 from persist.core.timeline import Timeline
@@ -63,7 +63,7 @@ class TablesConfig(msgspec.Struct, kw_only=True):
     timeline: str = "ms"
     first: int | None = None
     catalog: dict[str, str] | None = None
-    poll_s: float = 5.0
+    poll_s: PositiveFloat = 5.0
     storage_options: dict[str, str] = {}
 
 
@@ -75,36 +75,16 @@ class Version:
     at_ms: int
 
 
-class Table(Protocol):
-    """Queries on a table in some format."""
-
-    def list_versions(self) -> list[Version]:
-        """Return all versions, oldest first."""
-
-    def columns(self, version: Version) -> Columns:
-        """Return the columns of a version, by id or else by name."""
-
-    def load_inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
-        """Return the ids of fields inside of columns, depth first; {} without ids."""
-
-    def changes(self, before: Version | None, version: Version) -> Signed:
-        """Yield (sign, rows) that a version added or removed. They have its columns."""
-
-
-class Tables:
+class Tables(Source):
     """A source of one table."""
-
-    moments = None
 
     def __init__(self, config: TablesConfig) -> None:
         self.config = config
         self.name = hide_passwords(config.source)
         kind, _, place = config.source.partition(":")
-        if not config.poll_s > 0:
-            raise InvalidUsage(f"poll_s={config.poll_s} must be above 0")
         if kind == "delta" and config.catalog is not None:
             raise InvalidUsage("catalog goes with iceberg:, and not with delta:")
-        self._table: Table = _Delta(place, config) if kind == "delta" else _Iceberg(place, config)
+        self._table = _Delta(place, config) if kind == "delta" else _Iceberg(place, config)
 
     def targets(self, client: Client) -> Sequence[Target]:
         """Return the collections of rows and versions; the first version determines types of a new one."""
@@ -134,11 +114,8 @@ class Tables:
                 self._follow_columns(collection, previous, version)
                 yield self._make_batch(run, collection, previous, version)
                 previous = version
-            if run.once or run.wait(self.config.poll_s):
+            if run.once or run.stop.wait(self.config.poll_s):
                 return
-
-    def close(self) -> None:
-        """Do nothing: files are closed where they are read."""
 
     def _find_first_version(self) -> Version:
         """Return the version at which a new collection begins."""
@@ -280,19 +257,23 @@ class _Delta:
         self._storage = dict(config.storage_options)
 
     def list_versions(self) -> list[Version]:
+        """Return all versions, oldest first."""
         history = sorted(
             (commit["version"], commit.get("timestamp", 0)) for commit in self._open_version(None).history()
         )
         return [Version(number, at_ms) for number, at_ms in history]
 
     def columns(self, version: Version) -> Columns:
+        """Return the columns of a version, by name."""
         schema = pa.schema(self._open_version(version.number).schema().to_arrow())
         return {field.name: _simplify_field(field) for field in schema}
 
     def load_inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
+        """Return {}: the format has no ids."""
         return {}
 
     def changes(self, before: Version | None, version: Version) -> Signed:
+        """Yield (sign, rows) that a version added or removed. They have its columns."""
         try:
             if before is not None and self._has_feed(version.number):
                 yield from self._read_feed(version.number)
@@ -364,6 +345,7 @@ class _Iceberg:
         self._config = config
 
     def list_versions(self) -> list[Version]:
+        """Return all versions, oldest first."""
         metadata = self._load_table().metadata
         snapshot_ids = {snapshot.snapshot_id for snapshot in metadata.snapshots}
         return [

@@ -13,12 +13,14 @@ a warning.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.api.collection import Collection
+from persist.codecs.nested import quote_name
 from persist.codecs.order.arrays import make_int64_array
 from persist.connect.ingest.source import Batch, Change, Run, Target, advise_copy
 from persist.connect.ingest.table_copy import CopyProgress
@@ -27,6 +29,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.timeline import Timeline
 from persist.engine.location.moments import MOMENT, MOMENT_TYPE, TIME
 
+logger = logging.getLogger(__name__)
 Position = Callable[[], Mapping[str, Mapping[str, str]]]
 
 
@@ -97,9 +100,26 @@ class Transactions:
             )
         collection, copied = self._run.collections[name], self._copied[name]
         key = [*collection.schema.key_names] if collection.handle.keyed else []
-        piece = Piece.from_properties(collection) if rows is None else rows.piece
+        piece = (Piece.from_properties(collection) or Piece(-1)) if rows is None else rows.piece
         rows = self._rows[name] = TableRows(table, types, key, copied.begin, copied.reached, typed, piece, self.place)
         return rows
+
+    def evolve(self, collection: Collection, table: str, properties: Mapping[str, str], **changes: Any) -> None:
+        """Change the columns of a collection as its table did, with some properties."""
+        changes = {what: names for what, names in changes.items() if names}
+        for what in changes.keys() & {"add", "defaults"}:
+            changes[what] = {quote_name(name): value for name, value in changes[what].items()}
+        if "rename" in changes:
+            changes["rename"] = {old: quote_name(new) for old, new in changes["rename"].items()}
+        try:  # In one commit, so that a crash cannot separate properties and columns.
+            collection.evolve(**changes, properties=properties)
+        except InvalidUsage as error:
+            raise InvalidUsage(
+                f"{self.place(self.time)}: the table {table} changed its columns in a way that {collection.name!r} "
+                f"cannot follow: {error}. {advise_copy([collection.name])}"
+            ) from error
+        if changes:
+            logger.warning("%s has other columns from here on: %s", table, changes)
 
     def find_rows(self, name: str) -> TableRows | None:
         """Return the rows that collect changes of a collection, or None."""
@@ -214,7 +234,6 @@ class Transactions:
         return min(times, default=None)
 
 
-logger = logging.getLogger(__name__)
 BACK_US_MIN = 1_000_000  # Clocks of several processors and processes differ by less.
 
 

@@ -42,12 +42,12 @@ from persist.api.collection import Collection
 from persist.codecs.nested import quote_name
 from persist.codecs.types.schema import CollectionSchema
 from persist.connect.spark.data_source.source import register
-from persist.connect.spark.data_source.writers import DataFrameWrite, present_time
+from persist.connect.spark.data_source.writers import DataFrameWrite, find_replaced_time
 from persist.connect.spark.jar import find_jar
 from persist.connect.spark.options import WriteOptions, resolve_for_tasks
 from persist.connect.spark.read_functions.locations import SparkLocation
-from persist.connect.spark.read_functions.plans import count_rows, read_extremes, repeat_rows, tells_count
-from persist.connect.spark.read_functions.store import local_frame
+from persist.connect.spark.read_functions.plans import can_count_by_descriptors, count_rows, read_extremes, repeat_rows
+from persist.connect.spark.read_functions.store import make_local_frame
 from persist.connect.spark.types import quote_column, spark_schema, to_stored_schema
 from persist.connect.spark.uploads import partition_by_key, upload_by_tasks
 from persist.connect.spark.write_functions.dataframes import write
@@ -181,7 +181,7 @@ class Planner:
                     field.nullable,
                     {"comment": about.columns[field.name].comment} if field.name in about.columns else None,
                 )
-                for field in _columns(handle.schema).fields
+                for field in _to_spark_schema(handle.schema).fields
             ]
             properties = {**about.properties, "provider": "persist", "key": ",".join(handle.schema.key_names)}
             properties |= {"comment": about.comment} if about.comment else {}
@@ -190,40 +190,40 @@ class Planner:
                 "id": handle.id,
                 "keyed": handle.keyed is not None,
                 "version": handle.schema.version,
-                **_state(handle, options["kind"], options["time"]),
+                **_resolve_time(handle, options["kind"], options["time"]),
                 "schema": StructType(columns).json(),
                 "properties": properties,
             }
 
     def read(self, options: Mapping[str, Any]) -> DataFrame:
         """Return the contents of a collection as of the time of its table."""
-        with self._reading(options) as (at, _, schema):
+        with self._open_collection(options) as (at, _, schema):
             if options["as_of"] is None:
-                return self._empty(schema)
+                return self._make_empty_frame(schema)
             columns = options.get("columns")
             return at.snapshot(options["name"], as_of=options["as_of"], columns=columns, schema=options["version"])
 
     def extremes(self, options: Mapping[str, Any]) -> DataFrame | None:
         """Return rows with the least and the greatest value of columns; None if they have to be read."""
-        with self._reading(options) as (_, handle, _):
+        with self._open_collection(options) as (_, handle, _):
             if options["as_of"] is None:
                 return None
             reading: dict[str, Any] = {"columns": options["columns"], "schema": options["version"], "timeout_s": 0}
             with engine_snapshot(handle, options["as_of"], **reading) as contents:
                 extremes = read_extremes(contents.scan)
-        return None if extremes is None else local_frame(self._spark, extremes)
+        return None if extremes is None else make_local_frame(self._spark, extremes)
 
     def changes(self, options: Mapping[str, Any]) -> DataFrame:
         """Return the updates in a range of times, one row per record and time."""
-        with self._reading(options) as (at, handle, schema):
-            start, until = _range(handle, options)
+        with self._open_collection(options) as (at, handle, schema):
+            start, until = _resolve_range(handle, options)
             if start >= until:
-                frame = self._empty(schema)
+                frame = self._make_empty_frame(schema)
                 frame = frame.withColumns({"_time": F.lit(0).cast("long"), "_diff": F.lit(1).cast("long")})
             else:
                 frame = at.changes(options["name"], start, until, schema=options["version"], timeout_s=0)
             timeline = handle.timeline
-        moment = F.lit(None).cast("timestamp") if timeline is None else _moment(timeline)
+        moment = F.lit(None).cast("timestamp") if timeline is None else _make_moment_column(timeline)
         names = schema.names
         if fixed := {"_change_type", "_commit_version", "_commit_timestamp"} & {*names}:
             raise InvalidUsage(f"CHANGES and the collection have a column {min(fixed)!r}: use persist.spark.changes")
@@ -246,7 +246,7 @@ class Planner:
 
     def insert(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
         """Add rows to a collection at the time of the commit; to a keyed one, as events."""
-        named = self._write_options(options, {"time", "seal", "token"})
+        named = self._parse_write_options(options, {"time", "seal", "token"})
         is_keyed = self._check_unchanged(options)
         if is_keyed:
             upsert(rows, self._location, options["name"], storage_options=self._storage, **named)
@@ -255,7 +255,7 @@ class Planner:
 
     def overwrite(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
         """Replace the contents, or the part that fulfils a condition, by the rows of a DataFrame."""
-        named = self._write_options(options, {"time", "token", "multiset"})
+        named = self._parse_write_options(options, {"time", "token", "multiset"})
         named["multiset"] = named.get("multiset", "false").lower() == "true"
         named |= {"mode": "overwrite", "where": options["where"]}
         self._check_unchanged(options)
@@ -271,7 +271,7 @@ class Planner:
         planned = write.planned
         target = planned.target
         _check_same(target.id, target.schema, options)
-        if present_time(planned) != options["as_of"]:
+        if find_replaced_time(planned) != options["as_of"]:
             expected = 0 if options["as_of"] is None else options["as_of"] + 1
             raise UpperMismatch(to_antichain(expected), to_antichain(planned.upper))
         planned.commit(upload_by_tasks(partition_by_key(updates, target.schema), write.task).parts)
@@ -293,7 +293,7 @@ class Planner:
         stored = pa.schema([field.with_nullable(True) for field in to_stored_schema(columns, creates=True)])
         comments = {field.name: field.metadata["comment"] for field in columns.fields if "comment" in field.metadata}
         texts = {name: value for name, value in properties.items() if name not in _PROPERTIES}
-        with self._client() as client:
+        with self._get_client() as client:
             if options["name"] in client.collections():
                 return False
             timeline = properties.get("timeline", "ms")
@@ -315,7 +315,7 @@ class Planner:
         comments: dict[str, str] = {}
         properties: dict[str, str | None] = {}
         comment: str | None = None
-        with self._client() as client:
+        with self._get_client() as client:
             try:
                 collection = client.load(options["name"])
             except CollectionNotFound:
@@ -353,7 +353,7 @@ class Planner:
 
     def drop(self, options: Mapping[str, Any]) -> bool:
         """Drop a collection; return False without one."""
-        with self._client() as client:
+        with self._get_client() as client:
             try:
                 collection = client.load(options["name"])
                 if options["id"] not in (None, collection.id):
@@ -365,7 +365,7 @@ class Planner:
 
     def rename(self, options: Mapping[str, Any]) -> str:
         """Rename a collection; return "renamed", "missing" or "taken"."""
-        with self._client() as client:
+        with self._get_client() as client:
             try:
                 client.rename(options["name"], options["renamed"]).result()
             except CollectionNotFound:
@@ -374,14 +374,14 @@ class Planner:
                 return "taken"
             return "renamed"
 
-    def _client(self) -> Client:
+    def _get_client(self) -> Client:
         return open_client(self._location, storage_options=self._storage, settings=Settings(background=False))
 
     @contextmanager
-    def _reading(
+    def _open_collection(
         self, options: Mapping[str, Any]
     ) -> Iterator[tuple[SparkLocation, CollectionHandle, CollectionSchema]]:
-        """Open the location to read the collection of a table."""
+        """Open the location, and load the collection and the schema of a table."""
         with read_engine(self._location, self._storage) as engine:
             handle = load_handle(engine, options["name"])
             if handle.id != options["id"]:
@@ -389,8 +389,8 @@ class Planner:
             at = SparkLocation(self._spark, engine, self._storage)
             yield at, handle, handle.reading_schema(options["version"])
 
-    def _empty(self, schema: CollectionSchema) -> DataFrame:
-        return self._spark.createDataFrame([], _columns(schema))
+    def _make_empty_frame(self, schema: CollectionSchema) -> DataFrame:
+        return self._spark.createDataFrame([], _to_spark_schema(schema))
 
     def _check_unchanged(self, options: Mapping[str, Any]) -> bool:
         """Return whether a collection is keyed; raise if it was replaced, or its schema has changed."""
@@ -399,7 +399,7 @@ class Planner:
             _check_same(handle.id, handle.schema, options)
             return handle.keyed is not None
 
-    def _write_options(self, options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    def _parse_write_options(self, options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
         named = {name.lower(): value for name, value in options["options"].items()}
         if unknown := sorted({*named} - known):
             raise InvalidUsage(f"the option {unknown[0]!r} is unknown here: use some of {sorted(known)}")
@@ -417,7 +417,7 @@ def _check_same(id_: str, schema: CollectionSchema, options: Mapping[str, Any]) 
         raise SchemaMoved(options["version"], schema.version, ("a statement of Spark SQL",), ("by another writer",))
 
 
-def _columns(schema: CollectionSchema) -> StructType:
+def _to_spark_schema(schema: CollectionSchema) -> StructType:
     return spark_schema(pa.schema([schema.arrow.field(name) for name in schema.names]))
 
 
@@ -426,7 +426,7 @@ def _get_stored_type(schema: str) -> pa.DataType:
     return to_stored_schema(StructType.fromJson(json.loads(schema)), creates=True).field(0).type
 
 
-def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, Any]:
+def _resolve_time(handle: CollectionHandle, kind: str, named: Any) -> dict[str, Any]:
     """Return the time that a query names, and the size; no time if nothing was ever sealed."""
     time = named
     if kind == "latest":
@@ -437,7 +437,7 @@ def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, Any]:
         time = int(named)
     try:
         with engine_snapshot(handle, time, timeout_s=0) as contents:
-            size, counted = sum(part.bytes for part in contents.scan.all_parts), tells_count(contents)
+            size, counted = sum(part.bytes for part in contents.scan.all_parts), can_count_by_descriptors(contents)
             return {"as_of": contents.as_of, "bytes": size, "rows": count_rows(contents.scan), "counted": counted}
     except AsOfNotSealed:
         if kind == "latest":
@@ -445,14 +445,14 @@ def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, Any]:
         raise
 
 
-def _moment(timeline: Timeline) -> Column:
-    """Return the moment of `_time`, in microseconds."""
+def _make_moment_column(timeline: Timeline) -> Column:
+    """Return the column of the moments of `_time`, in microseconds."""
     fine = timeline.per_second
     micros = f"_time * {1_000_000 // fine}" if fine <= 1_000_000 else f"_time DIV {fine // 1_000_000}"
     return F.timestamp_micros(F.expr(micros))
 
 
-def _range(handle: CollectionHandle, options: Mapping[str, Any]) -> tuple[int, int]:
+def _resolve_range(handle: CollectionHandle, options: Mapping[str, Any]) -> tuple[int, int]:
     """Return the first time of a range of changes, and the first after it."""
     contents = handle.contents()
     start, until = contents.since + 1, contents.upper
@@ -470,7 +470,7 @@ def _find_time_bound(handle: CollectionHandle, kind: str, named: Any, *, is_befo
             raise InvalidUsage(f"times of {handle.name!r} are not moments: say VERSION and a number")
         moment = _EPOCH + timedelta(microseconds=named)
         return handle.timeline.to_bound(moment) if is_before else handle.timeline.to_time(moment) + 1
-    time = int(named) if str(named).isdigit() else _state(handle, "version", named)["as_of"]
+    time = int(named) if str(named).isdigit() else _resolve_time(handle, "version", named)["as_of"]
     assert time is not None, "a text names a time, or raises"
     return time if is_before else time + 1
 

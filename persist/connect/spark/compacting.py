@@ -119,7 +119,7 @@ def _compact_all(engine: Engine, compactor: Compactor, *, full: bool) -> Compact
 
 
 class SparkPartMaker:
-    """The part maker that the tasks of a cluster are; see `persist.engine.compact.rewriter.PartMaker`."""
+    """Makes the parts of a compaction in tasks; see `persist.engine.compact.rewriter.PartMaker`."""
 
     def __init__(
         self,
@@ -146,14 +146,14 @@ class SparkPartMaker:
     def build_change_test(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
         """See `PartMaker`: all regions are looked at now, at the same time."""
         sizes = [estimate_encoded_bytes(replace(region, base=())) for region in regions]
-        if self._is_for_here(sum(sizes)):
+        if self._is_too_small_for_tasks(sum(sizes)):
             return self._here.build_change_test(regions)
         # To look at a region takes less time than to write it, by the share of the history that makes it worth while.
         looks = [
             Look(tuple(group))
-            for group in group_neighbours(regions, sizes, self._unit(sum(sizes), self._part_bytes // 4))
+            for group in group_neighbours(regions, sizes, self._choose_job_bytes(sum(sizes), self._part_bytes // 4))
         ]
-        is_touched = [region for answer in self._answers(looks) for region in answer.touched]
+        is_touched = [region for answer in self._collect_answers(looks) for region in answer.touched]
         touched = {id(region): region_touched for region, region_touched in zip(regions, is_touched, strict=True)}
         return lambda region: touched[id(region)]
 
@@ -161,24 +161,27 @@ class SparkPartMaker:
         """See `PartMaker`."""
         pieces = [list(run) for run in runs]
         rewritten = [piece for run in pieces for piece in run if isinstance(piece, Rewrite)]
-        if self._is_for_here(sum(estimate_encoded_bytes(piece.scan) for piece in rewritten)):
+        if self._is_too_small_for_tasks(sum(estimate_encoded_bytes(piece.scan) for piece in rewritten)):
             return self._here.make(collection, pieces, sources)
-        unit, seqno = self._unit(sum(map(estimate_result_bytes, rewritten)), self._part_bytes), self._next_seqno()
+        unit, seqno = (
+            self._choose_job_bytes(sum(map(estimate_result_bytes, rewritten)), self._part_bytes),
+            self._next_seqno(),
+        )
         laid_out = [cut_run(run, collection, unit, self._part_bytes, seqno) for run in pieces]
-        answers = iter(self._answers([piece for run in laid_out for piece in run if isinstance(piece, Job)]))
-        return [_put_together(run, answers) for run in laid_out]
+        answers = iter(self._collect_answers([piece for run in laid_out for piece in run if isinstance(piece, Job)]))
+        return [_assemble_run(run, answers) for run in laid_out]
 
     def discard(self, parts: Iterable[Part]) -> None:
         """See `PartMaker`."""
         self._here.discard(parts)
 
-    def _is_for_here(self, size: int) -> bool:
+    def _is_too_small_for_tasks(self, size: int) -> bool:
         return size < (HERE_BYTES if self._partitions is None else LEVEL_BYTES)
 
-    def _unit(self, size: int, otherwise: int) -> int:
+    def _choose_job_bytes(self, size: int, otherwise: int) -> int:
         return max(1, otherwise if self._partitions is None else size // self._partitions)
 
-    def _answers(self, jobs: Sequence[Job | Look]) -> list[Answer]:
+    def _collect_answers(self, jobs: Sequence[Job | Look]) -> list[Answer]:
         """Run jobs in tasks; return their answers, in order, or raise the first error among them."""
         answers: list[Answer] = []
         try:
@@ -194,17 +197,17 @@ class SparkPartMaker:
     def _run_jobs(self, jobs: Sequence[Job | Look]) -> list[Answer]:
         # One task for each, so that they are done where and when there is room, and again one by one.
         numbers = self._spark.range(0, len(jobs), 1, len(jobs))
-        rows = numbers.mapInArrow(_in_tasks(tuple(jobs), self._place), "job long, answer binary").collect()
+        rows = numbers.mapInArrow(_make_task_function(tuple(jobs), self._place), "job long, answer binary").collect()
         answers = {row["job"]: msgspec.json.decode(row["answer"], type=Answer) for row in rows}
         if len(rows) != len(jobs) or len(answers) != len(jobs):
             raise AssertionError(f"{len(jobs)} jobs of a compaction came back as {sorted(row['job'] for row in rows)}")
         return [answers[number] for number in range(len(jobs))]
 
 
-def _in_tasks(
+def _make_task_function(
     jobs: Sequence[Job | Look], place: TaskStore
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `DataFrame.mapInArrow` that does jobs by their numbers."""
+    """Return a function for `DataFrame.mapInArrow` that runs jobs by their numbers."""
 
     def do(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with surface_errors():
@@ -216,8 +219,8 @@ def _in_tasks(
     return do
 
 
-def _put_together(run: Sequence[int | Job], answers: Iterator[Answer]) -> MadeRun:
-    """Return the run whose jobs have the next of these answers."""
+def _assemble_run(run: Sequence[int | Job], answers: Iterator[Answer]) -> MadeRun:
+    """Return the run of existing parts and the next answers of its jobs."""
     parts: list[int | Part] = []
     added = 0
     for piece in run:

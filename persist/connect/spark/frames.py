@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 
 from persist.codecs.types.casts import cast_column
 from persist.connect.spark.types import (
-    as_collection_expects,
-    as_spark_expects,
+    convert_from_spark,
+    convert_to_spark,
     quote_column,
     spark_schema,
     to_stored_schema,
@@ -27,13 +27,13 @@ TaskFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def ignores_case(spark: SparkSession) -> bool:
-    """Return whether a session resolves columns without regard to case."""
+    """Return whether a session ignores the case of column names."""
     return str(spark.conf.get("spark.sql.caseSensitive")).lower() != "true"
 
 
 @contextmanager
-def set_for_now(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Give an option of a session a value while something is planned."""
+def set_temporarily(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Set an option of a session while something is planned."""
     old_value = spark.conf.get(name)
     spark.conf.set(name, value)
     try:
@@ -43,7 +43,7 @@ def set_for_now(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 
 
 def match_names(names: Sequence[str], known: Iterable[str], *, folds: bool = True) -> list[str]:
-    """Return names, with the spelling of those among known which they stand for.
+    """Return names with the spelling of the known names that they match.
 
     `folds`: case does not matter. A name in the right case comes first. An ambiguous name stays as it is.
     """
@@ -60,14 +60,14 @@ def match_names(names: Sequence[str], known: Iterable[str], *, folds: bool = Tru
     ]
 
 
-def rename(df: DataFrame, known: Iterable[str]) -> DataFrame:
-    """Return df with the spelling of known names that its columns stand for in its session."""
+def spell_columns(df: DataFrame, known: Iterable[str]) -> DataFrame:
+    """Return df with the spelling of known names that its columns match."""
     names = match_names(df.columns, known, folds=ignores_case(df.sparkSession))
     return df if names == df.columns else df.toDF(*names)
 
 
-def spell(value: Any, df: DataFrame) -> Any:
-    """Return the column of df that a text names; anything else as it is."""
+def spell_name(value: Any, df: DataFrame) -> Any:
+    """Return a name with the spelling of df's column; anything else as it is."""
     if not isinstance(value, str):
         return value
     return match_names([value], df.columns, folds=ignores_case(df.sparkSession))[0]
@@ -76,12 +76,12 @@ def spell(value: Any, df: DataFrame) -> Any:
 def map_in_tasks(df: DataFrame, function: TaskFunction, schema: StructType | str) -> DataFrame:
     """Apply a function in tasks, as `DataFrame.mapInArrow`; columns may have any names."""
     plain = df.toDF(*(f"c{at}" for at in range(len(df.columns))))
-    return plain.mapInArrow(_UnderNames(function, tuple(df.columns)).__call__, schema)
+    return plain.mapInArrow(_Renaming(function, tuple(df.columns)).__call__, schema)
 
 
 @dataclass(frozen=True)
-class _UnderNames:
-    """Calls a function with batches whose columns have their own names again."""
+class _Renaming:
+    """Calls a function with batches whose columns have their original names."""
 
     function: TaskFunction
     names: tuple[str, ...]
@@ -96,15 +96,15 @@ def cast_exactly(df: DataFrame, fields: pa.Schema) -> DataFrame:
     Tasks make the casts, not Spark, whose own casts round, and whose types for two columns may have room for neither.
     """
     cast = _Cast(fields)
-    cast.table(to_stored_schema(df.schema).empty_table())
+    cast.cast(to_stored_schema(df.schema).empty_table())
     target = spark_schema(fields)
     df = df.select(*map(quote_column, fields.names))
-    if _kinds(df.schema) == _kinds(target):
+    if _list_types(df.schema) == _list_types(target):
         return df
     return map_in_tasks(df, cast.__call__, target)
 
 
-def _kinds(schema: StructType) -> list[str]:
+def _list_types(schema: StructType) -> list[str]:
     return [field.dataType.simpleString() for field in schema]
 
 
@@ -118,9 +118,9 @@ class _Cast:
         schema = spark_schema(self.fields)
         with surface_errors():
             for batch in batches:
-                yield from as_spark_expects(self.table(pa.Table.from_batches([batch])), schema).to_batches()
+                yield from convert_to_spark(self.cast(pa.Table.from_batches([batch])), schema).to_batches()
 
-    def table(self, rows: pa.Table) -> pa.Table:
-        rows = as_collection_expects(rows.select(self.fields.names), self.fields)
+    def cast(self, rows: pa.Table) -> pa.Table:
+        rows = convert_from_spark(rows.select(self.fields.names), self.fields)
         columns = [cast_column(rows.column(field.name), field.type, field.name) for field in self.fields]
         return pa.Table.from_arrays(columns, schema=self.fields)

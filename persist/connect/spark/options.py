@@ -60,7 +60,7 @@ class Option:
     meaning: str
 
 
-def number(name: str, text: str, kind: type[int] | type[float], least: int, most: float) -> Any:
+def parse_number(name: str, text: str, kind: type[int] | type[float], least: int, most: float) -> Any:
     try:
         value = kind(text)
     except ValueError:
@@ -70,29 +70,29 @@ def number(name: str, text: str, kind: type[int] | type[float], least: int, most
     return value
 
 
-def check_time(name: str, text: str, most: int = TIME_MAX) -> int | str:
-    """Return a time; or the text of a moment, a word or a tag."""
+def parse_time_option(name: str, text: str, most: int = TIME_MAX) -> int | str:
+    """Return a time; or the text of a moment, a time word or a tag."""
     value = parse_time(text)
-    return value if isinstance(value, str) else int(number(name, str(value), int, 0, most))
+    return value if isinstance(value, str) else int(parse_number(name, str(value), int, 0, most))
 
 
-def _moment(name: str, text: str, most: int = TIME_MAX) -> int | str:
-    value = check_time(name, text, most)
+def _parse_moment(name: str, text: str, most: int = TIME_MAX) -> int | str:
+    value = parse_time_option(name, text, most)
     if is_tag(value) and not is_time_word(str(value)):
         raise InvalidUsage(f"option {name}={text!r} is neither a number nor a timestamp such as 2026-11-21T12:00:00Z")
     return value
 
 
-def _frontier(name: str, text: str) -> int | str | Antichain:
-    return Antichain() if text == "end" else _moment(name, text, TIME_MAX + 1)
+def _parse_frontier(name: str, text: str) -> int | str | Antichain:
+    return Antichain() if text == "end" else _parse_moment(name, text, TIME_MAX + 1)
 
 
-def _time_or_column(name: str, text: str) -> int | str:
+def _parse_time_or_column(name: str, text: str) -> int | str:
     value = parse_time(text)
-    return value if isinstance(value, str) else check_time(name, text)
+    return value if isinstance(value, str) else parse_time_option(name, text)
 
 
-def _names(name: str, text: str) -> tuple[str, ...]:
+def _parse_names(name: str, text: str) -> tuple[str, ...]:
     if not text.lstrip().startswith("["):
         return tuple(column.strip() for column in text.split(","))
     try:
@@ -104,7 +104,7 @@ def _names(name: str, text: str) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _one_of(*allowed: str) -> Kind:
+def _make_choice(*allowed: str) -> Kind:
     def parse(name: str, text: str) -> str:
         if text not in allowed:
             raise InvalidUsage(f"option {name}={text!r} is not one of {', '.join(map(repr, allowed))}")
@@ -113,23 +113,23 @@ def _one_of(*allowed: str) -> Kind:
     return Kind(", ".join(f'"{value}"' for value in allowed), parse)
 
 
-def _whole(least: int, most: int) -> Kind:
-    return Kind("whole number", lambda name, text: number(name, text, int, least, most))
+def _make_whole_number(least: int, most: int) -> Kind:
+    return Kind("whole number", lambda name, text: parse_number(name, text, int, least, most))
 
 
-def _time(most: int) -> Kind:
+def _make_time(most: int) -> Kind:
     words = 'time, timestamp or "latest"' if most == TIME_MAX else "time or timestamp"
-    return Kind(words, lambda name, text: check_time(name, text, most))
+    return Kind(words, lambda name, text: parse_time_option(name, text, most))
 
 
 _TEXT = Kind("text", lambda name, text: text)
-_YES = Kind('"true" or "false"', lambda name, text: _one_of("true", "false").parse(name, text.lower()) == "true")
+_YES = Kind('"true" or "false"', lambda name, text: _make_choice("true", "false").parse(name, text.lower()) == "true")
 _TOKEN = Kind("text", check_printable_text)
 _HOLD = Kind('name or "none"', lambda name, text: text if text == NO_HOLD else check_hold_name(text))
-_COLUMNS = Kind("a,b or a JSON list", _names)
-_SECONDS = Kind("seconds", lambda name, text: number(name, text, float, 0, 1e9))
-_TIME_OR_COLUMN = Kind("time, timestamp or column", _time_or_column)
-_FRONTIER = Kind('time, timestamp or "end"', _frontier)
+_COLUMNS = Kind("a,b or a JSON list", _parse_names)
+_SECONDS = Kind("seconds", lambda name, text: parse_number(name, text, float, 0, 1e9))
+_TIME_OR_COLUMN = Kind("time, timestamp or column", _parse_time_or_column)
+_FRONTIER = Kind('time, timestamp or "end"', _parse_frontier)
 # The names that other programs use for options of ours.
 _MEANT = {
     "from": "start",
@@ -144,37 +144,37 @@ _WRITES: tuple[Use, ...] = ("write", "streaming write")
 
 OPTIONS = (
     Option("collection", (*_READS, *_WRITES), _TEXT, None, "the name of the collection; needed"),
-    Option("form", ("read",), _one_of("rows", "diff", "changes", "transitions", "upserts"), "rows", "what a row is: a record; a record once, with its multiplicity `_diff`; an update, with `_time` and `_diff`. For `transitions`: what became of a key at `_time`, with `_change` and old values as `_old_…`. For `upserts`: what a key of a keyed collection holds from `_time` on, or with `_deleted` that it holds nothing"),
-    Option("form", ("stream",), _one_of("rows", "changes", "transitions", "upserts"), None, "the same; needed. `rows` are for collections that only grow: an update with a negative diff fails the query"),
-    Option("as_of", ("read",), _time(TIME_MAX), "latest", "for `rows` and `diff`: the time of the contents"),
-    Option("as_of", ("stream",), _time(TIME_MAX), "latest", "begin with the contents as of a time, which are one micro-batch, then follow what changes after it"),
-    Option("start", ("read",), _time(TIME_MAX), None, "for `changes`, `transitions` and `upserts`: the first time, inclusive"),
-    Option("start", ("stream",), _time(TIME_MAX), None, "begin without contents, with the updates from this time on; `latest`: with what is sealed after the query first starts"),
-    Option("until", ("read",), _time(TIME_MAX + 1), None, "for `changes`, `transitions` and `upserts`: the last time, exclusive"),
-    Option("times", _READS, _one_of("int", "timestamp"), "int", "how `changes` and `transitions` show `_time`; `timestamp` needs a timeline"),
+    Option("form", ("read",), _make_choice("rows", "diff", "changes", "transitions", "upserts"), "rows", "what a row is: a record; a record once, with its multiplicity `_diff`; an update, with `_time` and `_diff`. For `transitions`: what became of a key at `_time`, with `_change` and old values as `_old_…`. For `upserts`: what a key of a keyed collection holds from `_time` on, or with `_deleted` that it holds nothing"),
+    Option("form", ("stream",), _make_choice("rows", "changes", "transitions", "upserts"), None, "the same; needed. `rows` are for collections that only grow: an update with a negative diff fails the query"),
+    Option("as_of", ("read",), _make_time(TIME_MAX), "latest", "for `rows` and `diff`: the time of the contents"),
+    Option("as_of", ("stream",), _make_time(TIME_MAX), "latest", "begin with the contents as of a time, which are one micro-batch, then follow what changes after it"),
+    Option("start", ("read",), _make_time(TIME_MAX), None, "for `changes`, `transitions` and `upserts`: the first time, inclusive"),
+    Option("start", ("stream",), _make_time(TIME_MAX), None, "begin without contents, with the updates from this time on; `latest`: with what is sealed after the query first starts"),
+    Option("until", ("read",), _make_time(TIME_MAX + 1), None, "for `changes`, `transitions` and `upserts`: the last time, exclusive"),
+    Option("times", _READS, _make_choice("int", "timestamp"), "int", "how `changes` and `transitions` show `_time`; `timestamp` needs a timeline"),
     Option("columns", _READS, _COLUMNS, None, "the columns to read; not for `upserts`"),
-    Option("seqno", ("read",), _whole(0, TIME_MAX), None, "the point of the log at which `latest` is taken and up to which times can be read, so that reads of several collections belong together"),
-    Option("schema", ("read",), _whole(1, 2**31), None, "the version of the schema to read with; without it the newest when the DataFrame is made, which it keeps"),
-    Option("partitions", _READS, _whole(1, PARTITIONS_MAX), None, "at most so many tasks read the DataFrame or a micro-batch; without it by size"),
+    Option("seqno", ("read",), _make_whole_number(0, TIME_MAX), None, "the point of the log at which `latest` is taken and up to which times can be read, so that reads of several collections belong together"),
+    Option("schema", ("read",), _make_whole_number(1, 2**31), None, "the version of the schema to read with; without it the newest when the DataFrame is made, which it keeps"),
+    Option("partitions", _READS, _make_whole_number(1, PARTITIONS_MAX), None, "at most so many tasks read the DataFrame or a micro-batch; without it by size"),
     Option("timeout_s", ("read",), _SECONDS, str(READ_TIMEOUT_S), "how long to wait for the time to be sealed, if it is not"),
     Option("timeout_s", ("stream",), _SECONDS, None, "how long the query may run without `as_of` being sealed; without it for ever, and not at all with `Trigger.AvailableNow`"),
-    Option("max_updates_per_trigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many updates in a micro-batch, as they are stored; one time alone may exceed it"),
-    Option("max_times_per_trigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many different times in a micro-batch"),
+    Option("max_updates_per_trigger", ("stream",), _make_whole_number(1, COUNT_MAX), None, "at most so many updates in a micro-batch, as they are stored; one time alone may exceed it"),
+    Option("max_times_per_trigger", ("stream",), _make_whole_number(1, COUNT_MAX), None, "at most so many different times in a micro-batch"),
     Option("hold", ("stream",), _HOLD, None, "the permanent hold that keeps history for the query, also while it is stopped; without it a name is drawn. It stays until the collection is complete for ever or `collection.hold(name=…).release()`. `none`: nothing is kept and nothing is written to the location"),
-    Option("mode", _WRITES, _one_of("append", "upsert"), "append", "`upsert`: rows are events for a keyed collection"),
+    Option("mode", _WRITES, _make_choice("append", "upsert"), "append", "`upsert`: rows are events for a keyed collection"),
     Option("time", ("write",), _TIME_OR_COLUMN, None, "the time of all rows, or the name of the column that has the time of each, if the DataFrame has no column `_time`; overwriting, the time of the difference. By default that of the commit, which seals after it"),
     Option("time", ("streaming write",), _TEXT, None, "the name of the column that has the times, integers or timestamps. Without it and a column `_time`, each micro-batch gets one time, which is sealed"),
     Option("seal", ("write",), _FRONTIER, None, "seal to this upper in the same commit; `end` is for ever"),
-    Option("seal", ("streaming write",), _one_of("max", "none"), None, "where rows have times, seal beyond the largest time of the micro-batch, which is the default, or nothing"),
-    Option("watermark", ("streaming write",), _whole(0, TIME_MAX), None, "instead of `seal`: seal up to the largest time minus this, in units of times"),
+    Option("seal", ("streaming write",), _make_choice("max", "none"), None, "where rows have times, seal beyond the largest time of the micro-batch, which is the default, or nothing"),
+    Option("watermark", ("streaming write",), _make_whole_number(0, TIME_MAX), None, "instead of `seal`: seal up to the largest time minus this, in units of times"),
     Option("key", ("write",), _COLUMNS, None, "create the collection with this key, if there is none; `[]` for no key"),
     Option("where", ("write",), _TEXT, None, "with `mode(\"overwrite\")`: replace only records for which this is true, such as `status = 'new' and id > 5`"),
-    Option("multiset", ("write",), _one_of("true", "false"), "false", "with `mode(\"overwrite\")`: let keys have several rows; without it, that is an error"),
+    Option("multiset", ("write",), _make_choice("true", "false"), "false", "with `mode(\"overwrite\")`: let keys have several rows; without it, that is an error"),
     Option("token", ("write",), _TOKEN, None, "names the write, so that doing it again does nothing"),
     Option("allow_future", _WRITES, _YES, "false", "on a timeline, take times that are more than a day ahead of the clock"),
-    Option("late", _WRITES, _one_of("error", "drop", "collect"), None, "what becomes of late updates: an error, which is the default; left out and logged; or, of events, added to `late_collection`. For `write` only with mode `upsert`"),
+    Option("late", _WRITES, _make_choice("error", "drop", "collect"), None, "what becomes of late updates: an error, which is the default; left out and logged; or, of events, added to `late_collection`. For `write` only with mode `upsert`"),
     Option("late_collection", _WRITES, _TEXT, None, "the collection that late events are added to by the same commit, with their reasons"),
-    Option("first_batch", ("streaming write",), _whole(0, 2**63 - 1), "0", "the number of the batch at which a query that wrote elsewhere before goes on here"),
+    Option("first_batch", ("streaming write",), _make_whole_number(0, 2**63 - 1), "0", "the number of the batch at which a query that wrote elsewhere before goes on here"),
 )  # fmt: skip
 
 
@@ -250,7 +250,7 @@ def _parse_options(options: Mapping[str, str], use: Use) -> _Parsed:
 
 
 def resolve_for_tasks(location: str | os.PathLike[str]) -> str:
-    """Return the location as tasks must call it, whatever their working folders are."""
+    """Return the location as an absolute URL, since tasks have other working folders."""
     if not isinstance(location, (str, os.PathLike)) or os.fspath(location).startswith("memory:"):
         raise InvalidUsage(
             f"location {location!r} is not one that other processes can open: give a folder that all workers see, or a "
@@ -341,7 +341,7 @@ class StreamOptions(SourceOptions):
 
 
 def is_only_for_streams(options: Mapping[str, str]) -> bool:
-    """Return whether options make sense for a stream only, since a batch always has an end."""
+    """Return whether options make sense for a stream only."""
     names = {name.lower() for name in options}
     is_endless = "until" not in names and ("start" in names or options.get("form") in OF_TIMES)
     return is_endless or not names.isdisjoint(("max_updates_per_trigger", "max_times_per_trigger", "hold"))
@@ -413,7 +413,7 @@ def check_whole(name: str, value: Any, least: int, most: int) -> None:
 
 @dataclass(frozen=True)
 class StreamWriteOptions:
-    """The options of a streaming write; `times` adds the properties that depend on the columns.
+    """The options of a streaming write; `make_times` adds the properties that depend on the columns.
 
     `column`: which has the times of events, if the DataFrame has no column `_time`.
     """
@@ -436,8 +436,8 @@ class StreamWriteOptions:
         values = _parse_options(options, "streaming write").values
         return cls(column=values.pop("time", None), upserts=values.pop("mode") == "upsert", **values)
 
-    def times(self, columns: list[str]) -> BatchTimes:
-        """Return what the times of a DataFrame of those columns are; raises InvalidUsage where options contradict."""
+    def make_times(self, columns: list[str]) -> BatchTimes:
+        """Return the meaning of the times in a DataFrame of those columns."""
         is_plain = "_time" not in columns and self.column is None
         return BatchTimes.of(
             is_plain,

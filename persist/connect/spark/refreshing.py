@@ -33,7 +33,7 @@ from persist.compute.dataflow.running.refreshed import refresh as refresh_runnin
 from persist.compute.dataflow.running.running import Options
 from persist.compute.sql import OnView, load_live_view
 from persist.connect.spark.options import check_whole, resolve_for_tasks
-from persist.connect.spark.workers import check_workers, parallelism, surface_errors
+from persist.connect.spark.workers import check_workers, get_parallelism, surface_errors
 from persist.connect.spark.write_functions.upserting import PARTITIONS_MAX
 from persist.core.errors import (
     AsOfCompacted,
@@ -80,14 +80,14 @@ def refresh(
         what `View.refresh` raises. A failure that tasks find is looked into here.
     """
     live = load_live_view(view)
-    cluster = _cluster(live.engine, spark, where, partitions, storage_options)
+    cluster = _make_cluster(live.engine, spark, where, partitions, storage_options)
     return live.refresh(first=None if cluster is None else lambda program: cluster.refresh(program, live.engine))
 
 
 def explain_refresh(view: OnView, spark: SparkSession | None = None, *, where: Place = "auto") -> str:
     """Return where `refresh` would compute a view now, why, and what it reads."""
     live = load_live_view(view)
-    cluster = _cluster(live.engine, spark, where, None, None)
+    cluster = _make_cluster(live.engine, spark, where, None, None)
     by_tasks = None if cluster is None else cluster.explain(live.program(), live.engine)
     return live.explain_refresh() if by_tasks is None else str(by_tasks)
 
@@ -121,7 +121,7 @@ def run_program(
     limits = {"memory_budget": memory_budget, "spill_folder": spill_folder}
     set_limits = {name: value for name, value in limits.items() if value is not None}
     Options.of(set_limits)
-    cluster = _cluster(engine, spark, where, partitions, storage_options)
+    cluster = _make_cluster(engine, spark, where, partitions, storage_options)
     if until is not None:
         _wait_for(engine, program, until, timeout_s)
     engine.writer("refresh")
@@ -140,7 +140,7 @@ def _wait_for(engine: Engine, program: Program, until: int, timeout_s: float | N
                 snapshot(load_handle(engine, node.operator.collection), until, timeout_s=timeout_s).close()
 
 
-def _cluster(
+def _make_cluster(
     engine: Engine,
     session: SparkSession | None,
     where: Place,
@@ -161,7 +161,7 @@ def _cluster(
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The tasks of a session, for programs of one location.
+    """The tasks of a session, which compute programs of one location.
 
     `is_requested`: whether tasks are to be used whatever there is to read.
     """
@@ -174,18 +174,17 @@ class _Cluster:
 
     def refresh(self, program: Program, engine: Engine) -> Refreshed | None:
         """Bring outputs up to date by tasks; None if it is better done here."""
-        if self._cannot(program):
+        if self._must_run_here(program):
             return None
         for tries_left in reversed(range(TRIES)):
             try:
-                needed = program.plan.drop_unused()
-                with Ports.of_plan(program, engine, needed) as ports, self._job(program, ports) as job:
-                    plan = self._choose(job)
+                with Ports.of_job(program, engine) as ports, self._make_job(program, ports) as job:
+                    plan = self._choose_tasks(job)
                     if plan is None:
                         return None
                     if not job.is_due:
                         return replace(plan, reads="changes", reason="nothing is sealed that is not there already")
-                    tasks = job.tasks(self.partitions or shares(parallelism(self.spark), job.bytes))
+                    tasks = job.make_tasks(self.partitions or choose_partitions(get_parallelism(self.spark), job.bytes))
                     return replace(plan, seqno=job.commit(_run_stages(self.spark, tasks)))
             except UpdatesBeyondUpper:
                 return None  # Another writer writes an output: a running program reports which one.
@@ -199,12 +198,12 @@ class _Cluster:
 
     def explain(self, program: Program, engine: Engine) -> Refreshed | None:
         """Return how tasks would do it; None if it is better done here."""
-        if self._cannot(program):
+        if self._must_run_here(program):
             return None
-        with Ports.of_plan(program, engine, program.plan.drop_unused()) as ports, self._job(program, ports) as job:
-            return self._choose(job)
+        with Ports.of_job(program, engine) as ports, self._make_job(program, ports) as job:
+            return self._choose_tasks(job)
 
-    def _cannot(self, program: Program) -> bool:
+    def _must_run_here(self, program: Program) -> bool:
         program.check()
         if program.local_functions:
             if self.is_requested:
@@ -215,10 +214,10 @@ class _Cluster:
             return True
         return explain_why_not_partial(program.plan.drop_unused()) is not None
 
-    def _job(self, program: Program, ports: Ports) -> Job:
-        return Job(program, ports, self.location, self.storage, parallelism(self.spark))
+    def _make_job(self, program: Program, ports: Ports) -> Job:
+        return Job(program, ports, self.location, self.storage, get_parallelism(self.spark))
 
-    def _choose(self, job: Job) -> Refreshed | None:
+    def _choose_tasks(self, job: Job) -> Refreshed | None:
         if job.corrects:
             return None
         if self.is_requested:
@@ -230,8 +229,8 @@ class _Cluster:
         return None
 
 
-def shares(slots: int, size: int) -> int:
-    """Return how many tasks share a keyed stage, for a step that reads so many bytes."""
+def choose_partitions(slots: int, size: int) -> int:
+    """Return how many tasks share a keyed stage that reads so many bytes."""
     most, worth = -(-size // SHARE_BYTES_MIN), -(-size // SHARE_BYTES)
     return min(PARTITIONS_MAX, max(1, worth, min(slots, 4 * worth, most)))
 
@@ -256,7 +255,7 @@ def _run_stages(spark: SparkSession, tasks: Sequence[StageTask]) -> Stored:
 
 
 @dataclass(frozen=True)
-class _Surfaced:
+class _StageWork:
     """The work of a task, with errors in the form for Spark's user."""
 
     task: StageTask
@@ -271,7 +270,7 @@ def _collect_rows(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequenc
     cached: list[DataFrame] = []
     try:
         for task in tasks:
-            frame = _frame(
+            frame = _make_stage_frame(
                 spark, task, [(giver, frames[giver.stage.number]) for giver in tasks if giver.feeds_stage(task)]
             )
             if sum(task.feeds_stage(reader) for reader in tasks) + (any(task is end for end in ends)) > 1:
@@ -287,18 +286,18 @@ def _collect_rows(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequenc
             cached_frame.unpersist()
 
 
-def _frame(spark: SparkSession, task: StageTask, givers: Sequence[tuple[StageTask, DataFrame]]) -> DataFrame:
+def _make_stage_frame(spark: SparkSession, task: StageTask, givers: Sequence[tuple[StageTask, DataFrame]]) -> DataFrame:
     """Return the output rows of the tasks of a stage."""
     if task.slices is not None:
         count = len(task.slices.slices)
         worth = max(1, min(count, -(-task.slices.bytes // SHARE_BYTES_MIN)))
-        return spark.range(0, count, 1, worth).mapInArrow(_Surfaced(task).__call__, SHAPE)
+        return spark.range(0, count, 1, worth).mapInArrow(_StageWork(task).__call__, SHAPE)
     if not givers:
         wake = ("-1 AS exchange", "0 AS partition", "CAST(NULL AS BINARY) AS rows")
-        return spark.range(0, 1, 1, 1).selectExpr(*wake).mapInArrow(_Surfaced(task).__call__, SHAPE)
+        return spark.range(0, 1, 1, 1).selectExpr(*wake).mapInArrow(_StageWork(task).__call__, SHAPE)
     numbers = ", ".join(str(exchange.number) for exchange in task.stage.reads)
     inputs = _union_all([frame for _, frame in givers]).where(f"exchange IN ({numbers})")
-    return inputs.repartitionById(task.partitions, inputs["partition"]).mapInArrow(_Surfaced(task).__call__, SHAPE)
+    return inputs.repartitionById(task.partitions, inputs["partition"]).mapInArrow(_StageWork(task).__call__, SHAPE)
 
 
 def _union_all(frames: Sequence[DataFrame]) -> DataFrame:

@@ -17,8 +17,8 @@ from pyspark.sql.types import StructType, TimestampType
 
 from persist.compute.index import FoundByIndex
 from persist.compute.tasks.stream_source import CollectionAddress
-from persist.connect.spark.types import as_spark_expects
-from persist.connect.spark.workers import surface_errors, tell
+from persist.connect.spark.types import convert_to_spark
+from persist.connect.spark.workers import log, surface_errors
 from persist.core.errors import InvalidUsage
 from persist.core.timeline import read_timeline
 from persist.engine.read.following.changes import Transitions, UpsertEvents, read_changes, show_moments
@@ -55,13 +55,13 @@ class Slice(InputPartition):
         """Yield the rows in a task, as Spark expects them. `what`: "all" for contents, "changes" for updates."""
         with surface_errors(), self.address.open_store() as storage:
             rows = 0
-            for table in self._tables(form, what, PartReader(storage.blob)):
+            for table in self._read_tables(form, what, PartReader(storage.blob)):
                 rows += len(table)
-                table = as_spark_expects(self._with_moments(table, schema), schema)
+                table = convert_to_spark(self._with_moments(table, schema), schema)
                 yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
             gets, parts = storage.metered.get_counts()["get"], len(self.scan.all_parts)
             message = "read a slice of %s: %d rows, %d parts, %d bytes in %d requests"
-            tell(message, self.address.collection, rows, parts, gets.bytes, gets.requests)
+            log(message, self.address.collection, rows, parts, gets.bytes, gets.requests)
 
     def _with_moments(self, table: pa.Table, schema: StructType) -> pa.Table:
         """Return a table with `_time` as moments, if that is how the schema has it."""
@@ -76,33 +76,33 @@ class Slice(InputPartition):
             )
         return show_moments(table, timeline)
 
-    def _tables(self, form: Form, what: What, reader: PartReader) -> Iterator[pa.Table]:
+    def _read_tables(self, form: Form, what: What, reader: PartReader) -> Iterator[pa.Table]:
         scan = self.scan
         if isinstance(scan, FoundByIndex):
             return scan.tables(form, reader)
         if self.events is None:
-            return self._as_stored(scan, form, what, reader)
+            return self._read_stored(scan, form, what, reader)
         # One table, since an event needs all updates of its key.
-        stored = [*self._as_stored(scan, form, what, reader)]
+        stored = [*self._read_stored(scan, form, what, reader)]
         return iter([self.events.of(pa.concat_tables(stored) if stored else scan.schema.arrow.empty_table())])
 
-    def _as_stored(self, scan: Scan, form: Form, what: What, reader: PartReader) -> Iterator[pa.Table]:
+    def _read_stored(self, scan: Scan, form: Form, what: What, reader: PartReader) -> Iterator[pa.Table]:
         if what == "changes":
             updates = read_changes(scan, reader)
-            return iter([updates]) if form == "diff" else repeat_rows(_insertions(updates), scan)
+            return iter([updates]) if form == "diff" else repeat_rows(_check_insertions(updates), scan)
         contents = read_snapshot(scan, form, reader)
         if self.as_of is None or form == "rows":
             return contents
-        return (with_time_column(table, self.as_of, scan) for table in contents)
+        return (add_time_column(table, self.as_of, scan) for table in contents)
 
 
-def with_time_column(contents: pa.Table, time: int, scan: Scan) -> pa.Table:
+def add_time_column(contents: pa.Table, time: int, scan: Scan) -> pa.Table:
     """Return contents as updates of one time."""
     times = pa.repeat(pa.scalar(time, pa.int64()), len(contents))
     return contents.append_column(scan.schema.arrow.field("_time"), times)
 
 
-def _insertions(updates: pa.Table) -> pa.Table:
+def _check_insertions(updates: pa.Table) -> pa.Table:
     """Return updates if all of them insert something."""
     retractions = updates.filter(pc.less(updates["_diff"], 0))
     if len(retractions):

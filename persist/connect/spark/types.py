@@ -40,13 +40,13 @@ _WIDENED = {
 
 def spark_schema(arrow: pa.Schema) -> StructType:
     """Return the schema in which Spark reads an Arrow schema, with the same nullability."""
-    widened = pa.schema([field.with_type(_spark_type(field.type, field.name)) for field in arrow])
+    widened = pa.schema([field.with_type(_to_spark_type(field.type, field.name)) for field in arrow])
     # PySpark's own default has changed.
     return from_arrow_schema(widened, prefer_timestamp_ntz=True)
 
 
-def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
-    """Return table in exactly the Arrow form that Spark expects of schema."""
+def convert_to_spark(table: pa.Table, schema: StructType) -> pa.Table:
+    """Return table in exactly the Arrow types that Spark expects of schema."""
     target = utc_arrow_schema(schema)
     if not target.names:
         return make_rows_without_columns(len(table))
@@ -75,7 +75,7 @@ def _check_zones(given: Any, wanted: Any, column: str) -> None:
             _check_zones(inside.type, target.type, column)
 
 
-def as_collection_expects(table: pa.Table, arrow: pa.Schema) -> pa.Table:
+def convert_from_spark(table: pa.Table, arrow: pa.Schema) -> pa.Table:
     """Return table with columns that Spark has widened cast back to their types in arrow.
 
     `to_updates` refuses the columns that do not convert, because a value is out of range or has an unrelated type.
@@ -83,7 +83,11 @@ def as_collection_expects(table: pa.Table, arrow: pa.Schema) -> pa.Table:
     """
     for at, field in enumerate(table.schema):
         target = arrow.field(field.name).type if field.name in arrow.names else field.type
-        if target != field.type and (pt.is_nested(target) or pt.is_uint64(target)) and _is_held_as(target, field.type):
+        if (
+            target != field.type
+            and (pt.is_nested(target) or pt.is_uint64(target))
+            and _is_spark_form(target, field.type)
+        ):
             try:
                 table = table.set_column(at, field.with_type(target), table.column(at).cast(target))
             except pa.ArrowException:
@@ -91,31 +95,31 @@ def as_collection_expects(table: pa.Table, arrow: pa.Schema) -> pa.Table:
     return table
 
 
-def _is_held_as(wanted: Any, given: Any) -> bool:
+def _is_spark_form(wanted: Any, given: Any) -> bool:
     """Return whether the second type is Spark's form of the first, or both are integers."""
     if pt.is_struct(wanted):
         return (
             pt.is_struct(given)
             and [field.name for field in wanted] == [field.name for field in given]
-            and all(_is_held_as(a.type, b.type) for a, b in zip(wanted, given, strict=True))
+            and all(_is_spark_form(a.type, b.type) for a, b in zip(wanted, given, strict=True))
         )
     if pt.is_map(wanted):
         return (
             pt.is_map(given)
-            and _is_held_as(wanted.key_type, given.key_type)
-            and _is_held_as(wanted.item_type, given.item_type)
+            and _is_spark_form(wanted.key_type, given.key_type)
+            and _is_spark_form(wanted.item_type, given.item_type)
         )
     if pt.is_nested(wanted):
-        return pt.is_list(given) and _is_held_as(wanted.value_type, given.value_type)
+        return pt.is_list(given) and _is_spark_form(wanted.value_type, given.value_type)
     if pt.is_integer(wanted) and pt.is_integer(given):
         return True
     if pt.is_timestamp(wanted):
         return pt.is_timestamp(given) and (wanted.tz is None) == (given.tz is None)
     # Half a float is held as a whole one, of which not all values fit.
-    return not pt.is_float16(wanted) and bool(given == _spark_type(wanted, ""))
+    return not pt.is_float16(wanted) and bool(given == _to_spark_type(wanted, ""))
 
 
-def _spark_type(type_: pa.DataType, column: str) -> pa.DataType:
+def _to_spark_type(type_: pa.DataType, column: str) -> pa.DataType:
     if type_ in _WIDENED:
         return _WIDENED[type_]
     if pt.is_fixed_size_binary(type_):
@@ -127,13 +131,13 @@ def _spark_type(type_: pa.DataType, column: str) -> pa.DataType:
     if pt.is_time(type_):
         return pa.time64("us")
     if pt.is_decimal(type_):
-        return _decimal(type_, column)
+        return _to_spark_decimal(type_, column)
     if pt.is_nested(type_):
         return _parse_nested(type_, column)
     return type_
 
 
-def _decimal(type_: Any, column: str) -> pa.DataType:
+def _to_spark_decimal(type_: Any, column: str) -> pa.DataType:
     if type_.precision > 38:
         raise SchemaMismatch(
             f"column {column!r} of type {type_} does not fit Spark, whose decimals have at most 38 digits. "
@@ -144,10 +148,10 @@ def _decimal(type_: Any, column: str) -> pa.DataType:
 
 def _parse_nested(type_: Any, column: str) -> pa.DataType:
     if pt.is_struct(type_):
-        return pa.struct([field.with_type(_spark_type(field.type, column)) for field in type_])
+        return pa.struct([field.with_type(_to_spark_type(field.type, column)) for field in type_])
     if pt.is_map(type_):
-        return pa.map_(_spark_type(type_.key_type, column), _spark_type(type_.item_type, column))
-    return pa.list_(_spark_type(type_.value_type, column))
+        return pa.map_(_to_spark_type(type_.key_type, column), _to_spark_type(type_.item_type, column))
+    return pa.list_(_to_spark_type(type_.value_type, column))
 
 
 def quote_column(name: str) -> str:
@@ -212,7 +216,7 @@ def _check_type(kind: DataType, column: str, *, creates: bool) -> None:
         return _check_type(kind.valueType, column, creates=creates)
     elif isinstance(kind, _KEPT):
         return
-    elif same := _same_values(kind):
+    elif same := _find_equivalent_type(kind):
         if kind == same or not creates:
             return
         remedy = f"CAST(… AS {same.simpleString().upper()}) has the same values"
@@ -228,8 +232,8 @@ def _check_type(kind: DataType, column: str, *, creates: bool) -> None:
     )
 
 
-def _same_values(kind: DataType) -> DataType | None:
-    """Return the type in which Spark reads the same values again; None without one."""
+def _find_equivalent_type(kind: DataType) -> DataType | None:
+    """Return the type in which Spark reads the same values; None without one."""
     if isinstance(kind, types.StringType):
         return types.StringType()
     if isinstance(kind, types.DayTimeIntervalType):

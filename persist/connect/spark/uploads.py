@@ -34,8 +34,8 @@ from persist.compute.tasks.batch_times import LateFilter
 from persist.compute.tasks.keyed_work import KeyedWork
 from persist.compute.tasks.planned_write import DigestSum, SinkOptions, Target, add_digests, gather_tables, upload
 from persist.connect.spark.frames import map_in_tasks, match_names
-from persist.connect.spark.types import as_collection_expects, quote_column, to_stored_schema, utc_arrow_schema
-from persist.connect.spark.workers import surface_errors, writable
+from persist.connect.spark.types import convert_from_spark, quote_column, to_stored_schema, utc_arrow_schema
+from persist.connect.spark.workers import explain_missing_collection, surface_errors
 from persist.core.antichain import to_antichain, to_time
 from persist.core.errors import (
     FrontierRegression,
@@ -73,12 +73,12 @@ class Rows:
 
     def check(self, schema: StructType) -> None:
         """Check the columns of a DataFrame before any of its rows is made."""
-        self.updates(to_stored_schema(schema).empty_table())
+        self.to_updates(to_stored_schema(schema).empty_table())
 
-    def updates(self, table: pa.Table) -> pa.Table:
+    def to_updates(self, table: pa.Table) -> pa.Table:
         """Return rows as updates; raises what `add_times` and `to_updates` raise."""
         column, timeline = self.time if isinstance(self.time, str) else None, read_timeline(self.schema)
-        table = as_collection_expects(_rename_columns(table, self.schema, column, folds=self.folds), self.schema.arrow)
+        table = convert_from_spark(_rename_columns(table, self.schema, column, folds=self.folds), self.schema.arrow)
         if self.time is not None:
             table = add_times(table, self.schema, Stamp(self.time))
         kind = table.schema.field(TIME).type if TIME in table.column_names else pa.null()
@@ -122,24 +122,24 @@ class UploadTask:
         """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
         late, digest, keys = LateFilter(self.lower), DigestSum(self.digest_by), OnePerKey(self.target)
         with surface_errors():
-            tables = (late.drop_late(self._updates(table, digest, keys)) for table in gather_tables(batches))
+            tables = (late.drop_late(self._to_updates(table, digest, keys)) for table in gather_tables(batches))
             if self.only_digest:
                 tables = (table.slice(0, 0) for table in tables)
             return Uploaded(upload(self.target, tables), late.count, digest.total)
 
-    def _updates(self, table: pa.Table, digest: DigestSum, keys: "OnePerKey") -> pa.Table:
+    def _to_updates(self, table: pa.Table, digest: DigestSum, keys: "OnePerKey") -> pa.Table:
         if self.marker is None:
-            return digest.pass_table(self.rows.updates(table))
+            return digest.pass_table(self.rows.to_updates(table))
         rows = table.drop_columns([self.marker])
-        new = digest.pass_table(self.rows.updates(rows.filter(table[self.marker])))
+        new = digest.pass_table(self.rows.to_updates(rows.filter(table[self.marker])))
         if self.one_per_key:
             keys.check(new)
-        return self.rows.updates(rows)
+        return self.rows.to_updates(rows)
 
 
 @dataclass
 class OnePerKey:
-    """Finds repeated keys in tables; the rows of each key must be adjacent."""
+    """Finds repeated keys in tables in which the rows of each key are adjacent."""
 
     target: Target
     last: pa.Table | None = None
@@ -161,7 +161,7 @@ class Uploaded(msgspec.Struct, frozen=True, array_like=True):
     digest: int | None
 
     @classmethod
-    def together(cls, tasks: Sequence["Uploaded"]) -> "Uploaded":
+    def combine(cls, tasks: Sequence["Uploaded"]) -> "Uploaded":
         """Return the combined results of several tasks."""
         parts = tuple(part for task in tasks for part in task.parts)
         return cls(parts, sum(task.late for task in tasks), add_digests(task.digest for task in tasks))
@@ -173,7 +173,7 @@ def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:
     Only one attempt of each task counts; the parts of other attempts are garbage, as are all parts if the job fails.
     """
     rows = map_in_tasks(df, task.__call__, "uploaded binary").collect()
-    return Uploaded.together([msgspec.json.decode(row.uploaded, type=Uploaded) for row in rows])
+    return Uploaded.combine([msgspec.json.decode(row.uploaded, type=Uploaded) for row in rows])
 
 
 def partition_by_key(df: DataFrame, schema: CollectionSchema, partitions: int | None = None) -> DataFrame:
@@ -183,12 +183,12 @@ def partition_by_key(df: DataFrame, schema: CollectionSchema, partitions: int | 
     """
     if not _has_distinct_names(schema):
         return df if partitions is None else df.repartition(partitions)
-    keys = ascending(schema, schema.key_names)
+    keys = make_sort_order(schema, schema.key_names)
     if keys:
         df = df.repartitionByRange(*keys) if partitions is None else df.repartitionByRange(partitions, *keys)
     elif partitions is not None:
         df = df.repartition(partitions)
-    order = ascending(schema, (*schema.names, "_time") if "_time" in df.columns else schema.names)
+    order = make_sort_order(schema, (*schema.names, "_time") if "_time" in df.columns else schema.names)
     return df.sortWithinPartitions(*order) if order else df
 
 
@@ -204,8 +204,8 @@ def _has_distinct_names(schema: CollectionSchema) -> bool:
     return len({name.lower() for name in schema.arrow.names}) == len(schema.arrow.names)
 
 
-def ascending(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
-    """Return the order by columns, up to the first that Spark orders otherwise than parts."""
+def make_sort_order(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
+    """Return the ascending order by columns, up to the first that Spark orders differently."""
     flat = takewhile(lambda name: not pt.is_nested(schema.arrow.field(name).type), names)
     return [F.col(quote_column(name)).asc_nulls_last() for name in flat]
 
@@ -228,7 +228,7 @@ class EventRows:
         fields = list_event_fields(self.schema, self.form)
         expected = CollectionSchema(self.schema.key, Side(fields), self.schema.timeline)
         column = self.stamp.time if self.stamp is not None and isinstance(self.stamp.time, str) else None
-        rows = as_collection_expects(_rename_columns(rows, expected, column, folds=self.folds), expected.arrow)
+        rows = convert_from_spark(_rename_columns(rows, expected, column, folds=self.folds), expected.arrow)
         return to_events(rows, self.schema, self.form, self.stamp, read_timeline(self.schema), self.machine)
 
     def check(self, schema: StructType) -> None:
@@ -254,7 +254,7 @@ def plan_events(
         collects: late events are left out, so a time that all of them have may be one.
     """
     name = options.collection
-    with writable(name), read_engine(options.location, options.storage) as engine:
+    with explain_missing_collection(name), read_engine(options.location, options.storage) as engine:
         handle = load_handle(engine, name)
         for what, named in (("time", options.time), ("seal", options.seal)):
             handle.check_plausible(what, named, allow_future=options.allow_future)
@@ -305,7 +305,7 @@ def pack_rows(batches: Iterable[pa.RecordBatch], bytes_max: int | None) -> tuple
     return bytes(sink.getvalue()), size
 
 
-def rows_of(schema: StructType, streams: Sequence[bytes]) -> pa.Table:
+def unpack_rows(schema: StructType, streams: Sequence[bytes]) -> pa.Table:
     """Return the rows of Arrow streams as one table, with the columns of a DataFrame."""
     tables = [pa.ipc.open_stream(stream).read_all() for stream in streams]
     return pa.concat_tables(tables) if tables else utc_arrow_schema(schema).empty_table()
@@ -313,7 +313,7 @@ def rows_of(schema: StructType, streams: Sequence[bytes]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Replanning:
-    """Plans work again, with a time for rows without one, a seal, and new contents."""
+    """Plans work again: with a time for rows without one, a seal, and new contents."""
 
     work: KeyedWork
 

@@ -66,7 +66,7 @@ def check_workers(spark: SparkSession) -> None:
     if context.master.startswith("local"):
         check_python(context.pythonExec, sys.executable)
     else:
-        _check_there(context)
+        _check_worker(context)
 
 
 @lru_cache(maxsize=16)
@@ -74,29 +74,29 @@ def check_python(command: str, ours: str) -> None:
     """Raise InvalidUsage if local workers run a Python unlike the driver's."""
     python = shutil.which(command)
     if python is None:
-        raise InvalidUsage(_describe_error(f"{command}, which there is not"))
+        raise InvalidUsage(_describe_mismatch(f"{command}, which there is not"))
     if os.path.dirname(os.path.abspath(python)) == os.path.dirname(os.path.abspath(ours)):
         return
     result = subprocess.run([python, "-c", _ASKED], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     version, library = [*result.stdout.split(), "", ""][:2]
-    _check(python, version, library)
+    _check_versions(python, version, library)
 
 
 @lru_cache(maxsize=16)
-def _check_there(context: Any) -> None:
+def _check_worker(context: Any) -> None:
     # Workers that lack this module must be able to load it all the same: as a value, not by its name.
-    asking = FunctionType(_answer.__code__, {"__name__": "__main__"}, "answered")
+    asking = FunctionType(_report_versions.__code__, {"__name__": "__main__"}, "answered")
     asking.__module__ = "__main__"
     try:
         [(python, version, library)] = context.parallelize([0], 1).mapPartitions(asking).collect()
     except PySparkException as error:
         if "PYTHON_VERSION_MISMATCH" in str(error):
-            raise InvalidUsage(_describe_error("another version of Python")) from error
+            raise InvalidUsage(_describe_mismatch("another version of Python")) from error
         return  # The next call of Spark reports any other error better.
-    _check(python, version, library)
+    _check_versions(python, version, library)
 
 
-def _answer(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
+def _report_versions(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
     import sys
 
     try:
@@ -106,16 +106,16 @@ def _answer(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
     yield sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}", library
 
 
-def _check(python: str, version: str, library: str) -> None:
+def _check_versions(python: str, version: str, library: str) -> None:
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if version != ours:
-        raise InvalidUsage(_describe_error(f"{python} (Python {version or 'unknown'}, and the driver's is {ours})"))
+        raise InvalidUsage(_describe_mismatch(f"{python} (Python {version or 'unknown'}, and the driver's is {ours})"))
     if library != __version__:
         has = f"persist {library}" if library else "no persist"
-        raise InvalidUsage(_describe_error(f"{python} (which has {has}, and the driver has {__version__})"))
+        raise InvalidUsage(_describe_mismatch(f"{python} (which has {has}, and the driver has {__version__})"))
 
 
-def _describe_error(what: str) -> str:
+def _describe_mismatch(what: str) -> str:
     return (
         f"Spark's workers run {what}: set PYSPARK_PYTHON={sys.executable}, or where workers have this library, before "
         "the session is made."
@@ -139,7 +139,7 @@ def surface_errors() -> Iterator[None]:
 
 
 @contextmanager
-def writable(collection: str) -> Iterator[None]:
+def explain_missing_collection(collection: str) -> Iterator[None]:
     """Add to CollectionNotFound how to create the collection that is to be written."""
     try:
         yield
@@ -151,14 +151,14 @@ def writable(collection: str) -> Iterator[None]:
         raise
 
 
-def tell(message: str, *arguments: object) -> None:
+def log(message: str, *arguments: object) -> None:
     """Log a message, if Spark keeps it."""
     if _KEPT in os.environ:
         logger.setLevel(logging.INFO)
         logger.info(message, *arguments)
 
 
-def parallelism(spark: SparkSession) -> int:
+def get_parallelism(spark: SparkSession) -> int:
     """Return how many tasks can run at a time, or a default if Spark hides it."""
     context: Any = None
     try:

@@ -113,7 +113,10 @@ class LogExamination:
             if self._examine_record():
                 self.at += 1
                 continue
-            following = self._find_next_seqno()
+            self._list_checkpoints()
+            later = [seqno for seqno, _ in islice(list_records(self._blob, self.at), 1)]
+            later += [seqno + 1 for seqno in self._waiting if seqno >= self.at][:1]
+            following = min(later, default=None)
             # The record was created since, or a concurrent listing skipped it.
             if following is not None and self._examine_record():
                 self.at += 1
@@ -209,13 +212,6 @@ class LogExamination:
                     self.loose += [
                         LoosePart(mutation.collection, part, n >= first_event) for n, part in enumerate(mutation.parts)
                     ]
-
-    def _find_next_seqno(self) -> int | None:
-        """Return the next seqno with a record, or that could have one."""
-        self._list_checkpoints()
-        later = [seqno for seqno, _ in islice(list_records(self._blob, self.at), 1)]
-        later += [seqno + 1 for seqno in self._waiting if seqno >= self.at][:1]
-        return min(later, default=None)
 
     def _note_mutations(self, mutations: Iterable[Mutation]) -> None:
         for mutation in mutations:

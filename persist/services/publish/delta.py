@@ -320,33 +320,21 @@ def _make_add_action(
 ) -> dict[str, Any]:
     """Return the action that adds a part to the table."""
     part = contents.get_part(number)
-    add = {
-        "path": _get_path(contents, part),
-        "partitionValues": {},
-        "size": part.bytes,
-        "modificationTime": now_ms,
-        "dataChange": True,
-        "stats": json.dumps(_make_stats(part, load_schema_version(contents, schema), is_whole=file.deletes is None)),
-    }
-    return add if file.deletes is None else {**add, "deletionVector": _make_vector_descriptor(file.deletes)}
+    stats = _make_stats(part, load_schema_version(contents, schema), is_whole=file.deletes is None)
+    return _make_file_action(contents, part, file) | {"modificationTime": now_ms, "stats": json.dumps(stats)}
 
 
 def _make_remove_action(contents: CollectionState, number: int, file: PublishedFile, now_ms: int) -> dict[str, Any]:
     """Return the action that removes a part from the table."""
-    part = contents.get_part(number)
-    remove = {
-        "path": _get_path(contents, part),
-        "deletionTimestamp": now_ms,
-        "dataChange": True,
-        "extendedFileMetadata": True,
-        "partitionValues": {},
-        "size": part.bytes,
-    }
-    return remove if file.deletes is None else {**remove, "deletionVector": _make_vector_descriptor(file.deletes)}
+    action = _make_file_action(contents, contents.get_part(number), file)
+    return action | {"deletionTimestamp": now_ms, "extendedFileMetadata": True}
 
 
-def _get_path(contents: CollectionState, part: Part) -> str:
-    return part.blob.removeprefix(get_table_root(contents.id))
+def _make_file_action(contents: CollectionState, part: Part, file: PublishedFile) -> dict[str, Any]:
+    """Return what the actions that add and remove a part share."""
+    path = part.blob.removeprefix(get_table_root(contents.id))
+    action = {"path": path, "partitionValues": {}, "size": part.bytes, "dataChange": True}
+    return action if file.deletes is None else {**action, "deletionVector": _make_vector_descriptor(file.deletes)}
 
 
 def _make_vector_descriptor(deletes: Deletes) -> dict[str, Any]:

@@ -515,19 +515,14 @@ def register_publishing(engine: Engine) -> None:
     def look_after(contents: CollectionState) -> bool:
         alive = engine_ref() if contents.published else None
         if alive is not None:
-            publish_due(alive, contents)
+            for table, publication in contents.tables.items():
+                time = _find_due_time(alive, contents, table, publication)
+                if time is not None:
+                    handle = open_handle(alive, contents, contents.schema)
+                    publish(handle, make_format(handle, table, publication.options), time, options=publication.options)
         return bool(contents.published)  # Some are due after a while.
 
     engine.writer("publish").compaction.also.append(look_after)
-
-
-def publish_due(engine: Engine, contents: CollectionState) -> None:
-    """Publish a collection's tables that are due."""
-    for table, publication in contents.tables.items():
-        time = _find_due_time(engine, contents, table, publication)
-        if time is not None:
-            handle = open_handle(engine, contents, contents.schema)
-            publish(handle, make_format(handle, table, publication.options), time, options=publication.options)
 
 
 def _find_due_time(engine: Engine, contents: CollectionState, table: str, publication: Publication) -> int | None:

@@ -46,18 +46,16 @@ _KINDS = {
     503: "ServiceUnavailableException",
 }  # fmt: skip
 Namespace = tuple[str, ...]
-ENDPOINTS = (
-    "GET /v1/{prefix}/namespaces",
-    "GET /v1/{prefix}/namespaces/{namespace}",
-    "HEAD /v1/{prefix}/namespaces/{namespace}",
-    "GET /v1/{prefix}/namespaces/{namespace}/tables",
-    "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}",
-    "HEAD /v1/{prefix}/namespaces/{namespace}/tables/{table}",
-    "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials",
-    "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/plan",
-    "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/metrics",
-    "GET /v1/{prefix}/namespaces/{namespace}/views",
-)
+_TABLE = "namespaces/{namespace}/tables/{table}"
+ENDPOINTS = [
+    f"{method} /v1/{{prefix}}/{path}"
+    for path, methods in {
+        "namespaces": "GET", "namespaces/{namespace}": "GET HEAD", "namespaces/{namespace}/tables": "GET",
+        _TABLE: "GET HEAD", f"{_TABLE}/credentials": "GET", f"{_TABLE}/plan": "POST", f"{_TABLE}/metrics": "POST",
+        "namespaces/{namespace}/views": "GET",
+    }.items()
+    for method in methods.split()
+]  # fmt: skip
 
 
 class _Refused(Exception):
@@ -105,7 +103,7 @@ class _Routes:
 
     def app(self) -> Starlette:
         """Return the application that serves the endpoints."""
-        table = "/v1/namespaces/{namespace}/tables/{table}"
+        table = f"/v1/{_TABLE}"
         routes = [
             Route("/v1/config", self._make_endpoint(self._config)),
             Route("/v1/oauth/tokens", self._make_endpoint(self._answer_oauth, is_open=True), methods=["POST"]),
@@ -136,7 +134,8 @@ class _Routes:
                 missing = "Table" if "table" in request.path_params else "Namespace"
                 return _error(404, f"NoSuch{missing}Exception", str(error))
             except PersistError as error:
-                return _error(*_http_status(error), str(error))
+                code = encode_error(error, hidden="").http
+                return _error(code, _KINDS.get(code, "InternalServerError"), str(error))
 
         return respond
 
@@ -256,11 +255,6 @@ def _cut_page(request: Request, listed: Sequence[Any]) -> tuple[Sequence[Any], s
         raise _Refused(400, "BadRequestException", "pageSize has to be a number above 0, and pageToken one of ours.")
     start, end = int(token), int(token) + min(int(size[:9]), PAGE_MAX)
     return listed[start:end], str(end) if end < len(listed) else None
-
-
-def _http_status(error: PersistError) -> tuple[int, str]:
-    code = encode_error(error, hidden="").http
-    return code, _KINDS.get(code, "InternalServerError")
 
 
 def _error(code: int, kind: str, message: str) -> Response:

@@ -106,10 +106,6 @@ def _answer_infos(queries: Queries, request: Asked) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(supported, pa.uint32()), union], schema=_INFO)
 
 
-def _catalogs(queries: Queries, request: Asked) -> pa.RecordBatch:
-    return _make_batch(_CATALOGS, [[catalog] for catalog in queries.catalogs()])
-
-
 def _answer_schemas(queries: Queries, request: Asked) -> pa.RecordBatch:
     """Answer a question about the schemas."""
     fits = _make_matcher(request.texts.get(2))
@@ -137,10 +133,6 @@ def _answer_tables(queries: Queries, request: Asked) -> pa.RecordBatch:
     return _make_batch(schema, [row[: len(schema)] for row in every])
 
 
-def _types(queries: Queries, request: Asked) -> pa.RecordBatch:
-    return _make_batch(_TYPES, [["TABLE"], ["VIEW"]])
-
-
 def _answer_keys(queries: Queries, request: Asked) -> pa.RecordBatch:
     """Answer a question about primary keys."""
     catalog, schema, table = request.texts.get(1), request.texts.get(2), request.texts.get(3)
@@ -151,10 +143,6 @@ def _answer_keys(queries: Queries, request: Asked) -> pa.RecordBatch:
         for at, column in enumerate(about.key, 1)
     ]
     return _make_batch(_KEYS, rows)
-
-
-def _references(queries: Queries, request: Asked) -> pa.RecordBatch:
-    return _make_batch(_REFERENCES, [])  # Collections have no foreign keys.
 
 
 def _answer_types(queries: Queries, request: Asked) -> pa.RecordBatch:
@@ -200,16 +188,21 @@ def _make_batch(schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> pa.RecordBa
 
 
 Answer = Callable[[Queries, Asked], pa.RecordBatch]
+# Collections have no foreign keys.
+_NO_REFERENCES: tuple[pa.Schema, Answer] = (_REFERENCES, lambda queries, request: _make_batch(_REFERENCES, []))
 ANSWERS: dict[str, tuple[pa.Schema, Answer]] = {
     "CommandGetSqlInfo": (_INFO, _answer_infos),
-    "CommandGetCatalogs": (_CATALOGS, _catalogs),
+    "CommandGetCatalogs": (
+        _CATALOGS,
+        lambda queries, _: _make_batch(_CATALOGS, [[name] for name in queries.catalogs()]),
+    ),
     "CommandGetDbSchemas": (_SCHEMAS, _answer_schemas),
     "CommandGetTables": (_TABLES, _answer_tables),
-    "CommandGetTableTypes": (_TYPES, _types),
+    "CommandGetTableTypes": (_TYPES, lambda queries, request: _make_batch(_TYPES, [["TABLE"], ["VIEW"]])),
     "CommandGetPrimaryKeys": (_KEYS, _answer_keys),
-    "CommandGetExportedKeys": (_REFERENCES, _references),
-    "CommandGetImportedKeys": (_REFERENCES, _references),
-    "CommandGetCrossReference": (_REFERENCES, _references),
+    "CommandGetExportedKeys": _NO_REFERENCES,
+    "CommandGetImportedKeys": _NO_REFERENCES,
+    "CommandGetCrossReference": _NO_REFERENCES,
     "CommandGetXdbcTypeInfo": (_XDBC_TYPES, _answer_types),
 }
 

@@ -162,12 +162,17 @@ def close_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def confirm(question: str) -> bool:
-    """Ask a yes-or-no question; without a terminal, print how to skip it and return False."""
+class Declined(Exception):
+    """The user did not confirm a command; the text says what stays as it is."""
+
+
+def confirm(question: str, otherwise: str) -> None:
+    """Ask a yes-or-no question; raise Declined without a yes. Without a terminal, print how to skip it."""
     if not sys.stdin.isatty():
         print_remark(f"persist: {question} Nobody can be asked here: say --yes")
-        return False
-    return typer.confirm(question)
+        raise Declined(otherwise)
+    if not typer.confirm(question):
+        raise Declined(otherwise)
 
 
 @contextmanager
@@ -184,8 +189,8 @@ def catch_sigterm() -> Iterator[threading.Event]:
             signal.signal(signal.SIGTERM, previous)
 
 
-def command(function: Callable[..., int]) -> Callable[..., int]:
-    """Register a function as a command. Its docstring is the help, its result the status."""
+def command(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Register a function as a command. Its docstring is the help, its result the status; None is OK."""
     parameters = [*inspect.signature(function).parameters.values()][1:]
     hints = get_type_hints(function, include_extras=True)
     kinds: dict[str, Any] = {"location": Location}
@@ -204,7 +209,7 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
         store_timeout: float | None = None,
         verbose: bool = False,
         **asked: Any,
-    ) -> int:
+    ) -> int | None:
         place = Place(location, tuple(storage_option or ()), storage_options_file, as_json, store_timeout)
         from persist.core.progress import progress  # Here, because it loads what the help of a command does without.
         from persist.tools.cli.logs import log_to_stderr
@@ -215,6 +220,9 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
         except BrokenPipeError:  # The reader of the output has seen enough; Click would exit with 1.
             close_output()
             return OK
+        except Declined as declined:
+            print_remark(f"persist: {declined}")
+            return MISTAKE
         except Terminated:  # Typer would make 130 of it.
             print_remark("persist: ended by SIGTERM")
             return TERMINATED

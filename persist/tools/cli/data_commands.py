@@ -12,7 +12,7 @@ import typer
 
 import persist
 from persist.core.rendering import format_count
-from persist.tools.cli.command import OK, Name, Terminated, catch_sigterm, command
+from persist.tools.cli.command import Name, Terminated, catch_sigterm, command
 from persist.tools.cli.listing import Listing, make_column, make_time_column
 from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.read_commands import AsOf, Columns, Where, build_read_arguments
@@ -40,7 +40,7 @@ def evolve(
     order_by: OrderBy = None,
     tombstone: Tombstone = None,
     ties: Ties = "last",
-) -> int:
+) -> None:
     """Change the schema for every reader and every time from now on; no data is rewritten."""
     from persist.tools.cli.columns import parse_named_type
 
@@ -65,7 +65,6 @@ def evolve(
             {"collection": collection, "version": version, "columns": columns},
             f"{collection} has version {version} of its schema: {', '.join(f'{n}: {t}' for n, t in columns.items())}",
         )
-    return OK
 
 
 INDEXES = Listing(
@@ -85,7 +84,7 @@ def index(
         list[str] | None, typer.Argument(metavar="[COLUMN]...", help="To look up by; none to list the indexes.")
     ] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Remove the index by these columns; answers stay.")] = False,
-) -> int:
+) -> None:
     """Keep a collection in the order of other columns, too, or bring such an index up to date; or list them."""
     from persist.tools.reports.surveys import Facts
 
@@ -97,16 +96,15 @@ def index(
             loaded.drop_index(*columns or ()).result()
             answer = {"collection": collection, "columns": columns, "dropped": True}
             report_done(at, answer, f"dropped the index of {collection} by {', '.join(columns or ())}")
-            return OK
+            return
         if columns:
             entry = loaded.index(*columns)
             line = f"{collection} by {', '.join(entry.columns)}: as of {make_time_format(loaded)(entry.as_of)}"
             report_done(at, asdict(entry), f"{line}, {format_count(entry.rows, 'row')}, {entry.bytes:,} bytes")
-            return OK
+            return
         moment = Facts(loaded.handle.contents()).moment
         indexes = [{**asdict(entry), "as_of_moment": moment(entry.as_of)} for entry in loaded.indexes()]
         INDEXES.write(at, indexes)
-    return OK
 
 
 def _parse_defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +131,7 @@ def export(
     as_of: AsOf = None,
     columns: Columns = None,
     where: Where = None,
-) -> int:
+) -> None:
     """Write the contents of one time as a folder of Parquet files."""
     with at.open_reader() as client:
         loaded = client.load(collection)
@@ -141,7 +139,6 @@ def export(
             paths = snapshot.export_parquet(target)
         line = f"wrote {format_count(len(paths), 'file')} to {target}"
         report_done(at, {"collection": collection, "target": target, "made": paths}, line)
-    return OK
 
 
 TableFormat = Annotated[str, typer.Argument(metavar="FORMAT", help="delta or iceberg.")]
@@ -167,7 +164,7 @@ def publish(
     catalog: Annotated[str | None, typer.Option(help="Of Iceberg, as pyiceberg is configured with it.")] = None,
     identifier: Annotated[str | None, typer.Option(help="What the table is called in the catalog.")] = None,
     format_version: FormatVersion = None,
-) -> int:
+) -> None:
     """Let other programs read a sealed time as a table of theirs, without copying; or the next version of one."""
     with at.open_writer() as client:
         loaded = client.load(collection)
@@ -183,17 +180,15 @@ def publish(
             format_version=format_version,
         )
         report_done(at, asdict(published), f"{'published' if published.is_new else 'there already'}: {published}")
-    return OK
 
 
 @command
-def unpublish(at: Place, collection: Name, table: TableFormat = "delta") -> int:
+def unpublish(at: Place, collection: Name, table: TableFormat = "delta") -> None:
     """Give a published table up: readers find it no more, and gc deletes what only it needed."""
     with at.open_writer() as client:
         was_there = client.load(collection).unpublish(table)  # type: ignore[arg-type]
         line = f"unpublished the {table} table of {collection}" if was_there else f"{collection} has no {table} table"
         report_done(at, {"collection": collection, "table": table, "unpublished": was_there}, line)
-    return OK
 
 
 @command
@@ -236,7 +231,7 @@ def serve(
         typer.Option(metavar="FILE", help="JSON that Iceberg readers are given with each table: credentials of S3."),
     ] = None,
     format_version: FormatVersion = None,
-) -> int:
+) -> None:
     """Tell others of new records, and answer their queries, until it is interrupted.
 
     Clients must send the token of the environment variable PERSIST_SERVE_TOKEN. The token of PERSIST_SERVE_WRITE_TOKEN
@@ -288,7 +283,6 @@ def serve(
         report_done(at, addresses, line)
         typer.get_text_stream("stdout").flush()
         stop.wait()
-    return OK
 
 
 def _read_properties(path: Path) -> dict[str, str]:
@@ -335,7 +329,7 @@ def ui(
         typer.Option(metavar="NAME", help="A name by which it may be asked for, such as a proxy's; may be repeated."),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
-) -> int:
+) -> None:
     """Serve a page to look at a location with: it only reads, and runs until it is interrupted."""
     from persist.services.serve.messages import is_loopback
 
@@ -359,7 +353,6 @@ def ui(
 
             webbrowser.open(page.url)
         page.run()
-    return OK
 
 
 @command
@@ -388,7 +381,7 @@ def ingest(
         list[str] | None, typer.Option(metavar="TABLE.COLUMN", help="Keep a column as text; may be repeated.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when all that is there by now was taken in.")] = False,
-) -> int:
+) -> None:
     """Take in files, a database or a topic exactly once, and follow it. Given again, it goes on where it was."""
     options: dict[str, Any] = {"collection": collection, "key": key}
     options |= {"publication": publication, "tables": tables, "exclude": exclude, "as_text": as_text}
@@ -401,7 +394,6 @@ def ingest(
             {"source": done.source, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)},
             line if done.commits else f"nothing is new at {done.source}",
         )
-    return OK
 
 
 @command
@@ -417,7 +409,7 @@ def egress(
     drop: Annotated[
         bool, typer.Option("--drop", help="Send nothing: give up the holds and what the target knows of them.")
     ] = False,
-) -> int:
+) -> None:
     """Send collections to a database, topics or files exactly once, and follow. Given again, it goes on."""
     options: dict[str, Any] = {} if collection is None else {"collections": collection}
     with at.open_writer(background=True) as client, catch_sigterm() as stop:
@@ -426,7 +418,6 @@ def egress(
         if drop:
             line = f"gave up {format_count(len(done.dropped), 'hold')} of {done.sink}"
             report_done(at, {**answer, "dropped": list(done.dropped)}, line)
-            return OK
+            return
         line = f"sent {format_count(done.rows, 'row')} to {done.sink} in {format_count(done.commits, 'transaction')}"
         report_done(at, answer, line if done.commits else f"nothing is new for {done.sink}")
-    return OK

@@ -57,14 +57,10 @@ def doctor(
         if at.as_json:
             print_json(asdict(finding))
         else:
-            _print_finding(finding)
+            print_text(f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}")
+            if finding.advice:
+                print_text(f"{' ' * len(LEFT_OUT)}  {finding.advice}")
     return PROBLEMS if any(finding.result == WRONG for finding in findings) else OK
-
-
-def _print_finding(finding: Finding) -> None:
-    print_text(f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}")
-    if finding.advice:
-        print_text(f"{' ' * len(LEFT_OUT)}  {finding.advice}")
 
 
 def _check_python(at: Place) -> Iterator[Finding]:
@@ -169,19 +165,16 @@ def check_store(client: "persist.Client") -> Iterator[Finding]:
         yield Finding("writes", WARNING, *_split_remedy(format_error(error)))
         return
     yield Finding("writes", FINE, f"a blob was written, in {format_duration(after_s - before_s)}")
-    yield _make_conditional_finding(is_refused)
-    yield _check_clock(stored_s, before_s, after_s, client.engine.follower.policies.newest.clock_skew_s)
-
-
-def _make_conditional_finding(is_refused: bool) -> Finding:
     if is_refused:
-        return Finding("conditional writes", FINE, "the store refuses to create what exists")
-    return Finding(
-        "conditional writes",
-        WRONG,
-        "the store overwrote what exists, so writers would lose each other's commits",
-        "Use a server, and proxies before it, that refuse a PUT with If-None-Match: * of a key that exists.",
-    )
+        yield Finding("conditional writes", FINE, "the store refuses to create what exists")
+    else:
+        yield Finding(
+            "conditional writes",
+            WRONG,
+            "the store overwrote what exists, so writers would lose each other's commits",
+            "Use a server, and proxies before it, that refuse a PUT with If-None-Match: * of a key that exists.",
+        )
+    yield _check_clock(stored_s, before_s, after_s, client.engine.follower.policies.newest.clock_skew_s)
 
 
 def _check_clock(stored_s: float, before_s: float, after_s: float, skew_s: float) -> Finding:

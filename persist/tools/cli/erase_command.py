@@ -7,7 +7,7 @@ import typer
 
 import persist
 from persist.core.rendering import format_moment
-from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, command, confirm
+from persist.tools.cli.command import OK, PROBLEMS, Name, Yes, command, confirm
 from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.read_commands import Format, Where
 from persist.tools.cli.text import print_json, print_remark, print_text
@@ -51,9 +51,8 @@ def erase(
         what = f"those of {keys}" if where is None else f"where {where}"
         if not yes and (places := find_mentions(loaded.handle, key_rows, where)):
             print_remark(f"{format_mentions(places)}.")
-        if not yes and not confirm(f"Erase records of {collection!r}, {what}, from all times, for good?"):
-            print_remark("persist: nothing was erased")
-            return MISTAKE
+        if not yes:
+            confirm(f"Erase records of {collection!r}, {what}, from all times, for good?", "nothing was erased")
         report = loaded.erase(key_rows, where=where, reason=reason)
         report_done(at, asdict(report), str(report))
     return OK

@@ -1,26 +1,22 @@
 """Commands that look at a location and read no data: ls, show, log, holds."""
 
-from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 import persist
 from persist.core.rendering import format_moment
-from persist.tools.cli.command import OK, Name, command
+from persist.tools.cli.command import Name, command
 from persist.tools.cli.listing import Listing, Watch, make_column, make_time_column, show_listing
 from persist.tools.cli.place import Place
 from persist.tools.cli.text import print_json, print_remark, print_text
 
-
-def _format_unsealed(row: Mapping[str, Any]) -> object:
-    return f"{row['unsealed']:,}" if row["unsealed"] else "-"
-
-
 COLLECTIONS = Listing(
     shown={
         "name": make_column("name"), "rows": lambda row: "?" if row["rows"] is None else f"{row['rows']:,}",
-        "bytes": make_column("bytes"), "upper": make_time_column("upper"), "unsealed": _format_unsealed,
+        "bytes": make_column("bytes"), "upper": make_time_column("upper"),
+        "unsealed": lambda row: f"{row['unsealed']:,}" if row["unsealed"] else "-",
     },
     right=["rows", "bytes", "upper", "unsealed"],
 )  # fmt: skip
@@ -45,7 +41,7 @@ def ls(
     at: Place,
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin like this.")] = "",
     watch: Watch = False,
-) -> int:
+) -> None:
     """List the collections: rows, bytes, upper, and what is not sealed yet."""
     from persist.tools.reports.surveys import load_facts
 
@@ -55,11 +51,10 @@ def ls(
             return [facts.as_json() for facts in load_facts(client, client.collections(prefix))]
 
         show_listing(at, client, COLLECTIONS, look, watch=watch)
-    return OK
 
 
 @command
-def show(at: Place, collection: Name) -> int:
+def show(at: Place, collection: Name) -> None:
     """Show one collection: schema, times, holds, history, keyframes, sizes, and what reading it costs."""
     from persist.tools.cli.portrait import print_portrait
     from persist.tools.reports.surveys import load_portrait
@@ -70,7 +65,6 @@ def show(at: Place, collection: Name) -> int:
         print_json(summary.as_json())
     else:
         print_portrait(summary)
-    return OK
 
 
 @command
@@ -80,11 +74,10 @@ def holds(
         list[str] | None, typer.Argument(metavar="COLLECTION", help="Of which ones; all by default.")
     ] = None,
     watch: Watch = False,
-) -> int:
+) -> None:
     """List who keeps since back."""
     with at.open_reader() as client:
         show_listing(at, client, HOLDS, lambda: _list_holds(client, collections), watch=watch)
-    return OK
 
 
 def _list_holds(client: "persist.Client", collections: list[str] | None) -> list[dict[str, Any]]:
@@ -119,7 +112,7 @@ def log(
     at: Place,
     collection: Annotated[str | None, typer.Option("--collection", "-c", help="Only records about this one.")] = None,
     last: Annotated[int, typer.Option("--last", "-n", min=1, max=100_000, help="How many records.")] = 20,
-) -> int:
+) -> None:
     """Show the newest records of the log as a person reads them, the oldest of them first."""
     from persist.tools.cli.portrait import RecordTexts, read_last_records
 
@@ -139,7 +132,6 @@ def log(
             print_text(f"          {sentence}")
     if is_cut and not at.as_json:
         print_remark("Older records are not kept any more.")
-    return OK
 
 
 @command
@@ -148,18 +140,17 @@ def cost(
     prices: Annotated[
         str | None, typer.Option(metavar="FILE", help="A JSON object of dollars: puts_1000, gets_1000, lists_1000, …")
     ] = None,
-) -> int:
+) -> None:
     """Show the PUTs of the last day, the bytes stored, and the monthly price of both."""
     from persist.tools.reports.costs import LIST_PRICES, Prices, estimate_costs
 
     price_list = LIST_PRICES if prices is None else Prices.from_file(prices)
     with at.open_reader() as client:
         costs = estimate_costs(client, price_list)
-        COSTS.write(at, [kind.as_json() for kind in costs.kinds])
+        COSTS.write(at, [asdict(kind) for kind in costs.kinds])
     print_remark(
         f"Of the objects that were made since {format_moment(costs.since_s)}, {costs.made:,} are still there: "
         "there were "
         f"at least as many PUTs. This command itself has sent {costs.sent:,} requests. Each process counts its own "
         "requests in the metric persist_store_requests_total. The store's own metrics and its bill have all of them."
     )
-    return OK

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import persist
-from persist.tools.cli.command import MISTAKE, OK, Name, Yes, command, confirm
+from persist.tools.cli.command import Name, Yes, command, confirm
 from persist.tools.cli.listing import Listing, make_column, make_time_column
 from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.read_commands import AsOf
@@ -28,7 +28,7 @@ def tag(
     name: Tag,
     time: Annotated[str | None, typer.Argument(metavar="TIME", help="A sealed time; else the latest one.")] = None,
     move: Annotated[bool, typer.Option("--move", help="Let a tag that is at another time move.")] = False,
-) -> int:
+) -> None:
     """Name a sealed time, which stays readable as long as it has a name: --as-of TAG reads it."""
     with at.open_writer() as client:
         loaded = client.load(collection)
@@ -37,7 +37,6 @@ def tag(
         report_done(
             at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {time_text} is {name!r}"
         )
-    return OK
 
 
 TAGS = Listing(
@@ -47,7 +46,7 @@ TAGS = Listing(
 
 
 @command
-def tags(at: Place, collection: Name) -> int:
+def tags(at: Place, collection: Name) -> None:
     """List the tags of a collection."""
     from persist.tools.reports.surveys import Facts
 
@@ -56,27 +55,24 @@ def tags(at: Place, collection: Name) -> int:
         times = sorted((time, name) for name, time in loaded.tags().items())
         moment = Facts(loaded.handle.contents()).moment
     TAGS.write(at, [{"tag": name, "time": t, "time_moment": moment(t)} for t, name in times])
-    return OK
 
 
 @command
-def untag(at: Place, collection: Name, name: Tag) -> int:
+def untag(at: Place, collection: Name, name: Tag) -> None:
     """Drop a tag; the time that it named may be compacted then."""
     with at.open_writer() as client:
         client.load(collection).untag(name).result()
         report_done(at, {"collection": collection, "dropped": name}, f"dropped the tag {name!r} of {collection}")
-    return OK
 
 
 @command
 def rename(
     at: Place, collection: Name, name: Annotated[str, typer.Argument(metavar="NEW", help="The new name.")]
-) -> int:
+) -> None:
     """Give a collection another name."""
     with at.open_writer() as client:
         client.load(collection).rename(name).result()
         report_done(at, {"collection": name, "was": collection}, f"{collection} is called {name} now")
-    return OK
 
 
 @command
@@ -85,7 +81,7 @@ def clone(
     collection: Name,
     name: Annotated[str, typer.Argument(metavar="TARGET", help="What the new collection is called.")],
     as_of: AsOf = None,
-) -> int:
+) -> None:
     """Make another collection with the same contents as of a time, without copying data."""
     with at.open_writer() as client:
         copy = client.clone(collection, name, as_of=as_of)
@@ -96,7 +92,6 @@ def clone(
             {"collection": name, "source": collection, "as_of": since},
             f"{name} holds what {collection} held as of {time_text}",
         )
-    return OK
 
 
 @command
@@ -113,7 +108,7 @@ def view(
     redefine: Annotated[
         bool, typer.Option("--redefine", help="Give a view that is there this query: sealed times stay as they are.")
     ] = False,
-) -> int:
+) -> None:
     """Store a query's result as a collection and keep it up to date; without a query, show the view."""
     if redefine and (query is None or key):
         raise persist.InvalidUsage("--redefine goes with a query, and not with --key: a view keeps its key")
@@ -125,7 +120,7 @@ def view(
             report_done(
                 at, {"view": name, "sql": loaded.sql, "upper": loaded.upper.time}, f"{loaded.sql}\n\n{loaded.explain()}"
             )
-        return OK
+        return
     with at.open_writer() as client:
         if redefine:
             loaded_view = client.view(name)
@@ -135,7 +130,6 @@ def view(
         upper = loaded_view.refresh()
         loaded_view.close()
         report_done(at, {"view": name, "upper": upper.time}, _format_upper(client, name, upper))
-    return OK
 
 
 @command
@@ -150,7 +144,7 @@ def refresh(
     spill_folder: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where these files are made; they are gone at the end.")
     ] = None,
-) -> int:
+) -> None:
     """Bring views up to the times to which what they read is sealed; without names all of them, in one commit."""
     refreshed: list[dict[str, Any]] = []
     with at.open_writer() as client:
@@ -163,7 +157,6 @@ def refresh(
         print_json(refreshed)
     elif not refreshed:
         print_remark("persist: there is no view here. persist view makes one")
-    return OK
 
 
 def _refresh_each(
@@ -204,7 +197,7 @@ def apply(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Drop views that have no file, too.")] = False,
     yes: Yes = False,
-) -> int:
+) -> None:
     """Create, replace and drop views to match a folder of queries: a plan first, then one commit, then one refresh.
 
     A view whose query has changed is dropped and created again, with the views that read it, after a prompt. A file may
@@ -222,15 +215,13 @@ def apply(
             PLAN.print(changes)
         if dry_run:
             report_done(at, {"changes": changes, "seqno": None}, "nothing was done: this is the plan")
-            return OK
-        if lost and not yes and not confirm(f"Drop {', '.join(lost)} at {client.url} with all their history?"):
-            print_remark("persist: nothing was done")
-            return MISTAKE
+            return
+        if lost and not yes:
+            confirm(f"Drop {', '.join(lost)} at {client.url} with all their history?", "nothing was done")
         seqno = plan.commit()
         plan.refresh()
         done = "all is as defined" if seqno is None else f"done in record {seqno}"
         report_done(at, {"changes": changes, "seqno": seqno}, f"{done}, and refreshed")
-    return OK
 
 
 def _format_upper(client: "persist.Client", name: str, upper: "persist.Antichain") -> str:

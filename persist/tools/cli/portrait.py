@@ -23,7 +23,9 @@ def print_portrait(portrait: Portrait) -> None:
     facts = portrait.facts
     print_text(f"{facts.name} at {portrait.url}\n")
     print_table(("side", "column", "type"), portrait.columns)
-    print_text(f"\ntimes     {_format_times(portrait)}")
+    unit = facts.contents.timeline
+    meaning = "numbers without a meaning of their own" if unit is None else f"{unit} since 1970-01-01T00:00Z"
+    print_text(f"\ntimes     {meaning}")
     _print_origin(portrait)
     print_text(f"since     {facts.brief(facts.since)}")
     print_text(f"upper     {'none: complete for ever' if facts.upper is None else facts.brief(facts.upper)}")
@@ -40,11 +42,6 @@ def print_portrait(portrait: Portrait) -> None:
         print_table(("tag", "time"), tags)
     _print_runs(portrait, "history, runs", portrait.history, ("first", "last"))
     _print_runs(portrait, "keyframes", portrait.keyframes, ("as_of",))
-
-
-def _format_times(portrait: Portrait) -> str:
-    unit = portrait.facts.contents.timeline
-    return "numbers without a meaning of their own" if unit is None else f"{unit} since 1970-01-01T00:00Z"
 
 
 def _print_origin(portrait: Portrait) -> None:
@@ -114,12 +111,9 @@ class RecordTexts:
         name = f"a collection that is gone ({id_[:8]})" if present_name is None else repr(present_name)
         if isinstance(mutation, kinds.SetHold):
             mutation = msgspec.structs.replace(mutation, hold=format_hold(mutation.hold, self._names))
-        return mutation.describe(name, self._time_format(id_))
-
-    def _time_format(self, id_: str) -> TimeText:
         if id_ not in self._times:
             self._times[id_] = str  # For a collection that is dropped, also while this runs.
             if id_ in self._names:
                 with suppress(persist.errors.CollectionNotFound):
                     self._times[id_] = make_time_format(self._client.load(self._names[id_]))
-        return self._times[id_]
+        return mutation.describe(name, self._times[id_])

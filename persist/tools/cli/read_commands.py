@@ -55,7 +55,7 @@ def read(
     output: Output = None,
     schema: Version = None,
     timeout: Timeout = 0.0,
-) -> int:
+) -> None:
     """Read the contents of a collection as of a time."""
     from persist.tools.cli.row_output import choose_format, write_rows
 
@@ -66,7 +66,6 @@ def read(
         read = loaded.snapshot(as_of, form=form, schema=schema, timeout_s=timeout, **chosen)  # type: ignore[arg-type]
         with read as snapshot:
             write_rows(snapshot.schema, snapshot.to_batches(), row_format, output, limit)
-    return OK
 
 
 @command
@@ -87,7 +86,7 @@ def changes(
     output: Output = None,
     schema: Version = None,
     timeout: Timeout = 0.0,
-) -> int:
+) -> None:
     """Read the updates with START <= time < UNTIL, in the order of their times."""
     from persist.tools.cli.row_output import choose_format, write_rows
 
@@ -98,7 +97,6 @@ def changes(
         chosen |= {"form": form, "schema": schema, "timeout_s": timeout}
         with loaded.changes(start, until, **chosen) as updates:
             write_rows(updates.schema, updates.to_batches(), row_format, output, limit, in_order=True)
-    return OK
 
 
 @command
@@ -112,7 +110,7 @@ def diff(
     limit: Limit = None,
     format: Format = None,
     output: Output = None,
-) -> int:
+) -> None:
     """Show what differs between the contents as of FIRST and as of SECOND, old and new values side by side."""
     from persist.tools.cli.row_output import choose_format, write_rows
 
@@ -121,7 +119,6 @@ def diff(
         loaded = client.load(collection)
         table = loaded.diff(first, second, timeout_s=0, **build_read_arguments(columns, where))
         write_rows(table.schema, table.to_batches(), row_format, output, limit)
-    return OK
 
 
 @command
@@ -136,7 +133,7 @@ def tail(
         str | None, typer.Option("--until", metavar="TIME", help="End when all before this time was shown.")
     ] = None,
     format: Annotated[str, typer.Option("--format", "-f", help="table, csv or json (lines).")] = "table",
-) -> int:
+) -> None:
     """Follow a collection: print its updates as soon as they are sealed, until it is interrupted."""
     from persist.tools.cli.row_output import choose_format
 
@@ -150,7 +147,6 @@ def tail(
         _report_waiting(loaded, "what comes now is shown as it is sealed")
         with suppress(Terminated):  # It has no end of its own, so this one is as good as any.
             follow(loaded, as_of, until=until, format=row_format)
-    return OK
 
 
 @command
@@ -210,7 +206,9 @@ def follow(collection: "persist.Collection", as_of: int | str | None, *, until: 
         sealed_to = "for ever" if sealed.time is None else f"before {brief(sealed.time)}"
         print_remark(f"-- complete {sealed_to}")  # Nothing of before now is shown.
         return
-    with _start_listen(collection, as_of) as listen:
+    upper = collection.upper.time
+    after = as_of if as_of is not None else upper - 1 if upper else None
+    with collection.listen(after, times="int") as listen:
         printed = False
         for progress in listen:
             _print_updates(progress.updates, format, brief, with_head=not printed)
@@ -221,13 +219,6 @@ def follow(collection: "persist.Collection", as_of: int | str | None, *, until: 
             sys.stdout.flush()
             if end is not None and progress.upper >= persist.Antichain(end):
                 return
-
-
-def _start_listen(collection: "persist.Collection", as_of: int | str | None) -> "persist.Listen":
-    if as_of is not None:
-        return collection.listen(as_of, times="int")
-    upper = collection.upper.time
-    return collection.listen(None if not upper else upper - 1, times="int")
 
 
 def _print_updates(updates: "pa.Table", format: str, brief: Callable[[int], str], *, with_head: bool) -> None:

@@ -1,10 +1,11 @@
 """How a location fares, on one screen: status."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
 from persist.core.rendering import format_count, format_duration
-from persist.tools.cli.command import OK, command
+from persist.tools.cli.command import command
 from persist.tools.cli.listing import Watch, check_watch, watch_screen
 from persist.tools.cli.place import Place
 from persist.tools.cli.text import print_json, print_table, print_text
@@ -17,7 +18,7 @@ SHOWN_MAX = 8  # Rows of each kind: a screen is short.
 
 
 @command
-def status(at: Place, watch: Watch = False) -> int:
+def status(at: Place, watch: Watch = False) -> None:
     """Show the health of a location: lags, holders of history, waiting deletions, and due work."""
     from persist.tools.reports.health import report_health
     from persist.tools.reports.surveys import FactsCache
@@ -27,13 +28,12 @@ def status(at: Place, watch: Watch = False) -> int:
         if watch:
             facts = FactsCache(client)
             watch_screen(client, lambda: report_health(client, known=facts), print_health)
-            return OK
+            return
         health = report_health(client)
     if at.as_json:
-        print_json(health.as_json())
+        print_json(asdict(health))
     else:
         print_health(health)
-    return OK
 
 
 def print_health(health: "Health") -> None:

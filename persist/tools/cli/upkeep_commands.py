@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import persist
-from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, catch_sigterm, command, confirm
+from persist.tools.cli.command import OK, PROBLEMS, Name, Yes, catch_sigterm, command, confirm
 from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.text import format_error, print_json, print_remark, print_table, print_text
 from persist.tools.reports.times import make_time_format
@@ -24,7 +24,7 @@ def hold(
     collection: Name,
     name: Annotated[str, typer.Argument(metavar="HOLD", help="What it is called: whoever knows the name can move it.")],
     time: Annotated[str, typer.Argument(metavar="TIME", help="since stays at or before it.")],
-) -> int:
+) -> None:
     """Keep a time and all later ones readable until the hold is released; repeat to move it."""
     with at.open_writer() as client:
         loaded = client.load(collection)
@@ -37,22 +37,19 @@ def hold(
             {"collection": collection, "hold": name, "time": named_hold.time},
             f"{collection} is held at {make_time_format(loaded)(named_hold.time)} by {name}",
         )
-    return OK
 
 
 @command
-def release(at: Place, collection: Name, hold: HoldName, yes: Yes = False) -> int:
+def release(at: Place, collection: Name, hold: HoldName, yes: Yes = False) -> None:
     """Release a named hold whose owner is gone for good, after a prompt."""
     with at.open_writer() as client:
         loaded = client.load(collection)
         named_hold = loaded.hold(name=hold)
         what = f"the hold {hold!r} at {make_time_format(loaded)(named_hold.time)} of {collection!r}"
-        if not yes and not confirm(f"Release {what}? History that only it keeps goes for good."):
-            print_remark(f"persist: {what} was not released")
-            return MISTAKE
+        if not yes:
+            confirm(f"Release {what}? History that only it keeps goes for good.", f"{what} was not released")
         named_hold.release()
         report_done(at, {"released": hold, "collection": collection}, f"released {what}")
-    return OK
 
 
 @command
@@ -63,20 +60,18 @@ def retain(
         str, typer.Argument(metavar="RETENTION", help='"7 days", a number of times, or "all": nothing goes.')
     ],
     yes: Yes = False,
-) -> int:
+) -> None:
     """Let a collection forget, with each seal, history older than this before upper, after a prompt."""
     new_retention = None if retention == "all" else int(retention) if retention.isdecimal() else retention
     with at.open_writer() as client:
         loaded = client.load(collection)
         question = f"Let {collection!r} forget what is older than {retention}, from now on? Nothing brings it back."
-        if new_retention is not None and not yes and not confirm(question):
-            print_remark(f"persist: {collection!r} keeps what it kept")
-            return MISTAKE
+        if new_retention is not None and not yes:
+            confirm(question, f"{collection!r} keeps what it kept")
         loaded.retain(new_retention).result()
         new_value = loaded.retention
         line = f"{collection} keeps {'all of its history' if new_value is None else new_value}"
         report_done(at, {"collection": collection, "retention": None if new_value is None else new_value.times}, line)
-    return OK
 
 
 @command
@@ -93,7 +88,7 @@ def compact(
     ] = None,
     memory_budget: Annotated[int | None, typer.Option(metavar="BYTES", help="At most about this much memory.")] = None,
     yes: Yes = False,
-) -> int:
+) -> None:
     """Make reading cheap, and destroy what may not be read any more."""
     from persist.core.progress import report_work
 
@@ -104,9 +99,8 @@ def compact(
         names = collections or client.collections()
         if since is not None:
             what = f"what {', '.join(map(repr, names))} held before {since}"
-            if not yes and not confirm(f"Forget {what} at {client.url} for good?"):
-                print_remark("persist: nothing was forgotten")
-                return MISTAKE
+            if not yes:
+                confirm(f"Forget {what} at {client.url} for good?", "nothing was forgotten")
             _forget(client, names, since)
         with report_work("compact", total=len(names), unit="collections") as done:
             for name in names:
@@ -123,7 +117,6 @@ def compact(
                     print_text(f"{name}: {report.sentence(make_time_format(loaded))}")
     if at.as_json:
         print_json(reports)
-    return OK
 
 
 @command
@@ -133,7 +126,7 @@ def maintain(
         float | None,
         typer.Option(metavar="SECONDS", min=0.1, help="Again and again with this pause, until it is interrupted."),
     ] = None,
-) -> int:
+) -> None:
     """Do the work that is due: refresh views, compact, destroy deleted data, and collect garbage."""
     with at.open_writer(background=every is not None) as client, catch_sigterm() as stop:
         while True:
@@ -147,7 +140,7 @@ def maintain(
             if done or every is None:
                 report_done(at, done, ", ".join(f"{what} {n:,}" for what, n in done.items() if n) or "nothing is due")
             if every is None or stop.wait(every):
-                return OK
+                return
 
 
 def maintain_once(client: "persist.Client", *, is_repeated: bool = False) -> dict[str, int]:
@@ -196,24 +189,22 @@ def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
 def gc(
     at: Place,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be deleted.")] = False,
-) -> int:
+) -> None:
     """Delete blobs that nothing refers to any more."""
     with at.open_writer() as client:
         report = client.gc(dry_run=dry_run)
         did = "would delete" if dry_run else "deleted"
         report_done(at, {"dry_run": dry_run, **asdict(report)}, report.sentence(did))
-    return OK
 
 
 @command
 def upgrade(
     at: Place, dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be.")] = False
-) -> int:
+) -> None:
     """Raise the number of the location's format to the newest that this release writes; older releases stop then."""
     with at.open_reader() if dry_run else at.open_writer() as client:
         report = client.upgrade(dry_run=dry_run)
         report_done(at, {"dry_run": dry_run, **asdict(report)}, str(report))
-    return OK
 
 
 def _make_seconds_option(help: str) -> Any:
@@ -243,7 +234,7 @@ def policy(
         bool, typer.Option("--at-once", help="Let shorter times take effect now: no other client may be open. Asks.")
     ] = False,
     yes: Yes = False,
-) -> int:
+) -> None:
     """Show the times and limits that all clients of the location share, or change some of them."""
     named = {
         "lease_s": lease_s,
@@ -258,13 +249,11 @@ def policy(
     changes = {name: value for name, value in named.items() if value is not None}
     with at.open_writer() if changes or at_once else at.open_reader() as client:
         question = f"Let shorter times take effect at {client.url} now? Other clients may lose what they read or write."
-        if at_once and not yes and not confirm(question):
-            print_remark("persist: the policy stays as it is")
-            return MISTAKE
+        if at_once and not yes:
+            confirm(question, "the policy stays as it is")
         shared = client.set_policy(at_once=at_once, **changes) if changes or at_once else client.policy
         values = {name: getattr(shared, name) for name in named}
         report_done(at, values, "\n".join(f"{name:21} {value}" for name, value in values.items()))
-    return OK
 
 
 @command
@@ -302,15 +291,26 @@ def fsck(
 
 
 @command
-def bench(at: Place) -> int:
+def bench(at: Place) -> None:
     """Measure this client at this location, with a collection of its own that is destroyed afterwards."""
     with at.open_writer(may_be_new=True) as client:
         measures = measure(client)
     if at.as_json:
         print_json(measures)
     else:
-        print_measures(measures)
-    return OK
+        m = measures
+        rows = [
+            ("write and seal", f"{m['rows']:,} rows", f"{m['write_s']:.3f} s", f"{m['write_rows_per_s']:,.0f} rows/s"),
+            ("read", f"{m['rows']:,} rows", f"{m['read_s']:.3f} s", f"{m['read_rows_per_s']:,.0f} rows/s"),
+            (
+                "commit of a row",
+                f"{m['commits']} commits",
+                f"{m['commit_median_s'] * 1000:.1f} ms",
+                f"{m['commit_max_s'] * 1000:.1f} ms at most",
+            ),
+            ("look-up", f"{LOOKUPS} keys", f"{m['lookup_100_keys_s'] * 1000:.1f} ms", ""),
+        ]
+        print_table(("what", "how much", "took", "that is"), rows, right=(2, 3))
 
 
 BENCH_ROWS, COMMITS, LOOKUPS = 100_000, 20, 100
@@ -347,23 +347,6 @@ def measure(client: "persist.Client") -> dict[str, Any]:
         }
     finally:
         collection.drop().result()
-
-
-def print_measures(measures: dict[str, Any]) -> None:
-    """Print the measurements."""
-    m = measures
-    rows = [
-        ("write and seal", f"{m['rows']:,} rows", f"{m['write_s']:.3f} s", f"{m['write_rows_per_s']:,.0f} rows/s"),
-        ("read", f"{m['rows']:,} rows", f"{m['read_s']:.3f} s", f"{m['read_rows_per_s']:,.0f} rows/s"),
-        (
-            "commit of a row",
-            f"{m['commits']} commits",
-            f"{m['commit_median_s'] * 1000:.1f} ms",
-            f"{m['commit_max_s'] * 1000:.1f} ms at most",
-        ),
-        ("look-up", f"{LOOKUPS} keys", f"{m['lookup_100_keys_s'] * 1000:.1f} ms", ""),
-    ]
-    print_table(("what", "how much", "took", "that is"), rows, right=(2, 3))
 
 
 def _write_batch(made: "persist.Collection", n: int) -> None:

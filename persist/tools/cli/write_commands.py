@@ -8,7 +8,7 @@ import typer
 
 import persist
 from persist.core.rendering import format_count
-from persist.tools.cli.command import MISTAKE, OK, Name, Yes, command, confirm
+from persist.tools.cli.command import OK, Name, Yes, command, confirm
 from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.text import print_remark
 from persist.tools.reports.times import make_time_format, parse_write_time
@@ -92,7 +92,7 @@ def create(
         str, typer.Option(help='With --keyed: who turns events into updates, "seal" or "background".')
     ] = "seal",
     format: Format = None,
-) -> int:
+) -> None:
     """Make a collection, empty; the location, too, if it is not there."""
     from persist.tools.cli.columns import parse_columns
 
@@ -116,7 +116,6 @@ def create(
             {"created": collection_handle.name, "location": client.url, "id": collection_handle.id, "columns": columns},
             f"created {collection_handle.name} with {', '.join(f'{n}: {t}' for n, t in columns.items())}",
         )
-    return OK
 
 
 @command
@@ -281,7 +280,7 @@ def overwrite(
     skip_bad: SkipBad = False,
     allow_future: Future = False,
     format: Format = None,
-) -> int:
+) -> None:
     """Replace all contents by the rows of a file, or those for which a condition is true, from a time on; seal it."""
     from persist.tools.cli.loading import build_overwrite_token, check_rows, open_input, read_rows
 
@@ -304,7 +303,6 @@ def overwrite(
             {**done, "time": future.time, "changed": not is_done},
             f"nothing changed: {line}, by this command given before" if is_done else line,
         )
-    return OK
 
 
 @command
@@ -317,7 +315,7 @@ def delete(
     ignore: Ignore = None,
     allow_future: Future = False,
     format: Format = None,
-) -> int:
+) -> None:
     """Retract records from a time on: those of some keys, or those that match a condition."""
     if (where is None) == (keys is None):
         raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")
@@ -331,7 +329,6 @@ def delete(
             {"collection": collection, "seqno": future.result(), "time": future.time},
             f"deleted from {collection} at {time or make_time_format(loaded)(future.time or 0)}",
         )
-    return OK
 
 
 @command
@@ -344,7 +341,7 @@ def restore(
     time: At = None,
     token: Annotated[str | None, typer.Option(help="Names the command, which happens once.")] = None,
     allow_future: Future = False,
-) -> int:
+) -> None:
     """Make the contents of a collection what they were, as a change of today: history stays."""
     with at.open_writer() as client:
         loaded = _load_writable(client, collection)
@@ -352,7 +349,6 @@ def restore(
         done = {"collection": collection, "as_of": as_of, "seqno": future.result(), "time": future.time}
         start = time or make_time_format(loaded)(future.time or 0)
         report_done(at, done, f"{collection} holds what it held as of {as_of}, from {start} on")
-    return OK
 
 
 @command
@@ -362,7 +358,7 @@ def seal(
     upper: Annotated[str | None, typer.Argument(metavar="TIME", help="The first time that stays open.")] = None,
     for_ever: Annotated[bool, typer.Option("--for-ever", help="Nothing more will ever come.")] = False,
     allow_future: Future = False,
-) -> int:
+) -> None:
     """Promise that no more updates come before a time, so that it can be read."""
     if (upper is None) == (not for_ever):
         raise persist.InvalidUsage("say to which time: persist seal LOCATION COLLECTION TIME, or --for-ever")
@@ -376,20 +372,17 @@ def seal(
             {"collection": collection, "upper": now, "seqno": seqno},
             f"{collection} is complete {'for ever' if now is None else f'before {make_time_format(loaded)(now)}'}",
         )
-    return OK
 
 
 @command
-def drop(at: Place, collection: Name, yes: Yes = False) -> int:
+def drop(at: Place, collection: Name, yes: Yes = False) -> None:
     """Remove a collection with all its history, after a prompt."""
     with at.open_writer() as client:
         loaded = client.load(collection)
-        if not yes and not confirm(f"Drop {collection!r} at {client.url}, with all its history?"):
-            print_remark(f"persist: {collection!r} was not dropped")
-            return MISTAKE
+        if not yes:
+            confirm(f"Drop {collection!r} at {client.url}, with all its history?", f"{collection!r} was not dropped")
         seqno = loaded.drop().result()
         report_done(at, {"dropped": collection, "seqno": seqno}, f"dropped {collection}")
-    return OK
 
 
 def check_format(keys: str | None, format: str | None) -> None:

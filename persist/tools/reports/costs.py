@@ -8,9 +8,9 @@ A large object is one request here; a client sends it in parts of some MiB.
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -70,10 +70,6 @@ class Cost:
     objects: int
     bytes: int
     dollars: float
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the cost for programs."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ newest records. The log lacks the bytes that garbage collection will free, so th
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import persist
 from persist.connect.egress.sink import SINK
@@ -27,7 +26,6 @@ from persist.core.log.keys import CHECKPOINTS, get_second_part, get_table_root, 
 from persist.core.log.records import read_record
 from persist.core.names import read_release
 from persist.core.rendering import format_moment
-from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import list_due_parts as events_due
 from persist.core.state_rules.location import Dropped, LocationState, is_still_readable
 from persist.engine.collection.failures import load_failures
@@ -191,10 +189,6 @@ class Health:
     due: tuple[DueWork, ...]
     clients: tuple[ClientActivity, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the health for programs."""
-        return asdict(self)
-
 
 def report_health(client: "persist.Client", now_s: float | None = None, *, known: FactsCache | None = None) -> Health:
     """Return a location's health. Cost: the facts of all collections, new records, and listings.
@@ -211,6 +205,10 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
     listed = [facts for facts in all_facts if not facts.name.startswith(".")]
     waiting = list_waiting_blobs(client, now_s)
     views = [_compute_view_lag(facts, by_id) for facts in listed if facts.contents.view is not None]
+    lags = [
+        Lag(f.name, f.upper, f.moment(f.upper), f.lag_s(now_s), 0 if f.unsealed is None else f.unsealed.updates)
+        for f in listed
+    ]
     live = sum(map(_sum_live_bytes, all_facts))
     sizes = [blobs.bytes for blobs in waiting]
     return Health(
@@ -223,7 +221,7 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
         history_bytes=sum(facts.bytes for facts in all_facts) - live,
         waiting_bytes=None if None in sizes else sum(size or 0 for size in sizes),
         keeps_all=sum(facts.contents.allowed == 0 for facts in listed),
-        collections=tuple(sorted(map(_make_lag_function(now_s), listed), key=lambda lag: -(lag.behind_s or 0.0))),
+        collections=tuple(sorted(lags, key=lambda lag: -(lag.behind_s or 0.0))),
         views=tuple(sorted(views, key=lambda view: not view.is_due)),
         sources=_list_sources(client, listed, now_s),
         sinks=_list_sinks(client, listed),
@@ -232,15 +230,6 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
         due=tuple(_list_due_work(client, listed, views, waiting, state.control, now_s)),
         clients=_list_clients(state.control, recent),
     )
-
-
-def _make_lag_function(now_s: float) -> Callable[[Facts], Lag]:
-    def lag(facts: Facts) -> Lag:
-        hidden = facts.unsealed
-        unsealed = 0 if hidden is None else hidden.updates
-        return Lag(facts.name, facts.upper, facts.moment(facts.upper), facts.lag_s(now_s), unsealed)
-
-    return lag
 
 
 def _compute_view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
@@ -339,7 +328,7 @@ def _find_since_blockers(facts: Facts, names: Mapping[str, str], control: Locati
     holders = [
         (
             format_hold(None if held_time.lease else hold, names),
-            None if held_time.lease is None else _get_holder(control, held_time.lease),
+            control.leases[held_time.lease].holder if held_time.lease in control.leases else None,
         )
         for hold, held_time in contents.holds.items()
         if held_time.time <= since
@@ -350,10 +339,6 @@ def _find_since_blockers(facts: Facts, names: Mapping[str, str], control: Locati
         SinceBlocker(facts.name, hold, holder, since, facts.moment(since), then, facts.moment(then))
         for hold, holder in holders
     ]
-
-
-def _get_holder(control: LocationState, lease: str) -> str | None:
-    return control.leases[lease].holder if lease in control.leases else None
 
 
 def _sum_live_bytes(facts: Facts) -> int:
@@ -371,7 +356,7 @@ def list_waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBl
     """
     engine, state = client.engine, client.engine.follower.state
     dropped, names, shares = state.control.dropped, get_names_by_id(client), find_sharers(state)
-    folders = [_list_folders(entry) for entry in dropped]
+    folders = [[*dict.fromkeys((entry.collection, *map(get_second_part, entry.blobs)))] for entry in dropped]
     ids = [*dict.fromkeys(folder for of_entry in folders for folder in of_entry)][:LISTED_MAX]
 
     def list_sizes(id_: str) -> dict[str, int]:
@@ -419,11 +404,6 @@ def _list_old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages
     ]
 
 
-def _list_folders(dropped: Dropped) -> list[str]:
-    """Return the folders of dropped blobs, including other collections' for clones."""
-    return [*dict.fromkeys((dropped.collection, *map(get_second_part, dropped.blobs)))]
-
-
 def _make_waiting_blobs(
     dropped: Dropped, name: str | None, sizes: Mapping[str, int] | None, ages: Ages
 ) -> WaitingBlobs:
@@ -460,7 +440,9 @@ def _list_due_work(
     tuning, skew_s = client.engine.settings.tuning, client.engine.follower.policies.newest.clock_skew_s
     work = {
         ("refresh views", "persist refresh"): [view.view for view in views if view.is_due],
-        ("resolve events", "persist compact"): [f.name for f in all_facts if _is_unresolved(f.contents)],
+        ("resolve events", "persist compact"): [
+            f.name for f in all_facts if f.contents.keyed is not None and events_due(f.contents, f.contents.upper)
+        ],
         ("compact", "persist maintain"): [f.name for f in all_facts if choose_next_work(f.contents, tuning)],
         ("destroy what was retracted", "persist compact"): [
             f.name for f in all_facts if must_destroy(f.contents) is not None
@@ -471,10 +453,6 @@ def _list_due_work(
         ],
     }
     return [DueWork(*what, len(names), tuple(names[:3])) for what, names in work.items() if names]
-
-
-def _is_unresolved(contents: CollectionState) -> bool:
-    return contents.keyed is not None and bool(events_due(contents, contents.upper))
 
 
 def _list_recent_records(

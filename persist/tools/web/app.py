@@ -96,17 +96,18 @@ def make_app(explorer: Explorer, exposition: Exposition, token: str, names: Name
         if path == "api/download":
             return _add_headers(await run_in_threadpool(_answer_request, explorer, _answer_download, request))
         if (question := QUESTIONS.get(path)) is not None:
-            return _add_headers(
-                await run_in_threadpool(_answer_request, explorer, _make_json_answer(question), request)
-            )
+            return _add_headers(await run_in_threadpool(_answer_request, explorer, question, request))
         return _add_headers(JSONResponse({"error": "There is nothing at this address."}, status_code=404))
 
     return Starlette(routes=[Route("/{path:path}", answer, methods=["GET"])])
 
 
-def _answer_request(explorer: Explorer, answer: Callable[[Explorer, Request], Response], request: Request) -> Response:
+def _answer_request(
+    explorer: Explorer, question: Callable[[Explorer, Request], Response | dict[str, Any]], request: Request
+) -> Response:
     try:
-        return answer(explorer, request)
+        answer = question(explorer, request)
+        return answer if isinstance(answer, Response) else JSONResponse(answer)
     except persist.errors.CollectionNotFound as error:
         return _refuse_request(error, 404)
     except persist.InvalidUsage as error:
@@ -161,10 +162,6 @@ def _answer_download(explorer: Explorer, request: Request) -> Response:
     )
     headers = {"Content-Disposition": f'attachment; filename="{download.name}"'}
     return StreamingResponse(download.content, media_type=download.kind, headers=headers)
-
-
-def _make_json_answer(question: Answer) -> Callable[[Explorer, Request], Response]:
-    return lambda explorer, request: JSONResponse(question(explorer, request))
 
 
 def _get_version(request: Request) -> int | None:

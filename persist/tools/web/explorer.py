@@ -69,8 +69,8 @@ class Explorer:
         """Return the first sealed updates with lower <= time < upper."""
         collection = self._client.load(name)
         start, stop = (
-            collection.handle.as_bound("from", _parse_required_time(lower)),
-            collection.handle.as_bound("until", _parse_required_time(upper)),
+            collection.handle.as_bound("from", lower.strip()),
+            collection.handle.as_bound("until", upper.strip()),
         )
         facts = Facts(collection.handle.contents())
         if facts.upper is not None:
@@ -114,7 +114,7 @@ class Explorer:
     def difference(self, name: str, first: str, second: str) -> dict[str, Any]:
         """Return the differences of two times, with columns and writers."""
         collection = self._client.load(name)
-        first_time, two = _parse_required_time(first), _parse_required_time(second)
+        first_time, two = first.strip(), second.strip()
         ends = sorted((collection.handle.as_time("first", first_time), collection.handle.as_time("second", two)))
         facts = Facts(collection.handle.contents())
         _check_updates(facts, ends[0] + 1, ends[1] + 1)
@@ -150,9 +150,7 @@ class Explorer:
 
     def plan(self, name: str, as_of: str | None) -> dict[str, Any]:
         """Return the plan of reading the contents as of a time."""
-        with self._client.load(name).snapshot(
-            None if not as_of else _parse_required_time(as_of), timeout_s=0
-        ) as snapshot:
+        with self._client.load(name).snapshot(None if not as_of else as_of.strip(), timeout_s=0) as snapshot:
             explanation = snapshot.explain()
         fields = asdict(explanation)
         return {
@@ -206,10 +204,6 @@ def _list_facts(facts: Facts, now_s: float) -> dict[str, Any]:
         "source": facts.contents.about.properties.get(SOURCE),
         "for_ever": facts.upper is None or is_sentinel(facts.upper, facts.contents.timeline),
     }
-
-
-def _parse_required_time(text: str) -> int | str:
-    return text.strip()
 
 
 def _match_key(wanted: pa.Table) -> pc.Expression:

@@ -74,7 +74,7 @@ class Flows:
         def get_last_write(name: str) -> dict[str, Any] | None:
             return last.get(by_name[name].contents.id) if name in by_name else None
 
-        totals = {name: value for name, value in health.as_json().items() if name not in ("collections", "waiting")}
+        totals = {name: value for name, value in asdict(health).items() if name not in ("collections", "waiting")}
         lists = {
             "lagging": [asdict(lag) for lag in health.collections if lag.behind_s is not None or lag.unsealed],
             "views": [{**asdict(view), "wrote": get_last_write(view.view)} for view in health.views],

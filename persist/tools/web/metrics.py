@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -37,7 +36,7 @@ from persist.core.metrics import Reading, iterate_readings
 from persist.engine.collection.failures import load_failures
 from persist.services.serve.http import Gate, serve_beside
 from persist.services.serve.rights import Tokens
-from persist.tools.reports.surveys import Facts, FactsCache
+from persist.tools.reports.surveys import FactsCache
 
 COLLECTIONS_MAX = 2000
 HELP = {  # Of other families, the name says it.
@@ -101,25 +100,21 @@ class Exposition:
         if len(names) <= COLLECTIONS_MAX:
             now_s = time.time()
             for facts in self._known.of(names):
-                yield from _read_collection(facts, now_s)
-
-
-def _read_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
-    hidden = facts.unsealed
-    values: dict[str, float | None] = {
-        "rows": facts.rows,
-        "bytes": facts.bytes,
-        "parts": facts.parts,
-        "holds": len(facts.contents.holds),
-        "unsealed_updates": 0 if hidden is None else hidden.updates,
-        "since": facts.since,
-        "upper": facts.upper,
-        "lag_seconds": facts.lag_s(now_s),
-        "failed": int(bool(load_failures(facts.contents))),
-    }
-    for name, value in values.items():
-        if value is not None:
-            yield Reading(f"persist.collection.{name}", value, False, attributes={"collection": facts.name})
+                hidden = facts.unsealed
+                values: dict[str, float | None] = {
+                    "rows": facts.rows,
+                    "bytes": facts.bytes,
+                    "parts": facts.parts,
+                    "holds": len(facts.contents.holds),
+                    "unsealed_updates": 0 if hidden is None else hidden.updates,
+                    "since": facts.since,
+                    "upper": facts.upper,
+                    "lag_seconds": facts.lag_s(now_s),
+                    "failed": int(bool(load_failures(facts.contents))),
+                }
+                for name, value in values.items():
+                    if value is not None:
+                        yield Reading(f"persist.collection.{name}", value, False, attributes={"collection": facts.name})
 
 
 def group_readings(readings: Iterable[Reading]) -> Iterable[Metric]:
@@ -139,15 +134,15 @@ def serve_metrics(
     client: "persist.Client", address: str, *, token: str | None, insecure: bool, write_token: str | None = None
 ) -> Iterator[str]:
     """Serve metrics at HOST:PORT; yield their URL. Port 0 takes a free one."""
-    make_app = partial(_make_app, Exposition(client))
+    exposition = Exposition(client)
+
+    def make_app(gate: Gate) -> Starlette:
+        async def answer(request: Request) -> Response:
+            if refusal := gate.refuse(request, "metrics"):
+                return PlainTextResponse(f"{refusal[1]}\n", refusal[0])
+            return await exposition.make_response()
+
+        return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])
+
     with serve_beside(make_app, "--metrics", address, Tokens(token, write_token), insecure=insecure) as url:
         yield f"{url}/metrics"
-
-
-def _make_app(exposition: Exposition, gate: Gate) -> Starlette:
-    async def answer(request: Request) -> Response:
-        if refusal := gate.refuse(request, "metrics"):
-            return PlainTextResponse(f"{refusal[1]}\n", refusal[0])
-        return await exposition.make_response()
-
-    return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])

@@ -39,7 +39,10 @@ def make_picture(contents: CollectionState) -> dict[str, Any]:
     chosen: list[tuple[int | None, Part]] = sorted([*drawn, *frames], key=lambda entry: -entry[1].rows)[
         :PARTS_DRAWN_MAX
     ]
-    rank = _rank_keys([bound for _, part in chosen for bound in _get_key_bounds(part, schema)])
+    keys = [bound for _, part in chosen for bound in _get_key_bounds(part, schema)]
+    ordered = sorted({_make_sort_key(key) for key in keys})
+    last = max(1, len(ordered) - 1)
+    rank = {key: index / last for index, key in enumerate(ordered)}
     chosen.sort(key=lambda entry: (entry[1].time_min if entry[0] is None else entry[0], entry[1].time_max))
     parts = [
         _make_box(as_of, part, [rank[_make_sort_key(b)] for b in _get_key_bounds(part, schema)])
@@ -147,12 +150,6 @@ def _make_sort_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
         (2, 0) if value is None else (1, 0) if isinstance(value, float) and math.isnan(value) else (0, value)
         for value in key
     )
-
-
-def _rank_keys(keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], float]:
-    ordered = sorted({_make_sort_key(key) for key in keys})
-    last = max(1, len(ordered) - 1)
-    return {key: index / last for index, key in enumerate(ordered)}
 
 
 _FAR = 2**62

@@ -3,15 +3,7 @@
 import argparse
 import tempfile
 
-from tests.blob.power_cuts.cuts import (
-    Cuts,
-    Violation,
-    new_folders,
-    record_calls,
-    record_story,
-    record_two_lives,
-    story,
-)
+from tests.blob.power_cuts.cuts import Cuts, Violation, new_folders, record_calls, record_story, record_two_lives, story
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -74,7 +74,7 @@ def test_set_syncs_the_file_before_it_renames_it_and_the_folder_after(
     blob.set("log/1", b"second")
 
     assert calls == [
-        *("fsync temporary", "link temporary temporary", "rename temporary log/1", "fsync log", "unlink temporary"),
+        *("fsync temporary", "link temporary temporary", "rename temporary log/1", "fsync log", "unlink temporary")
     ]
 
 
@@ -231,20 +231,7 @@ def test_the_first_write_removes_temporary_files_over_an_hour_old(tmp_path: Path
 
 def test_keys_come_in_the_order_of_their_bytes_though_a_hyphen_sorts_before_a_slash(tmp_path: Path) -> None:
     blob = FileBlob(tmp_path, fsync=False)
-    stored = [
-        "a-b",
-        "a-b0",
-        "a/b",
-        "a/b-",
-        "a/c/d",
-        "a0",
-        "é",
-        "a/b.c/d",
-        "\U0001d4b3",
-        "\ufb00",
-        "B",
-        "a-/z",
-    ]
+    stored = ["a-b", "a-b0", "a/b", "a/b-", "a/c/d", "a0", "é", "a/b.c/d", "\U0001d4b3", "\ufb00", "B", "a-/z"]
     for key in stored:
         blob.set(key, b"")
 
@@ -350,12 +337,7 @@ def test_a_file_that_takes_the_place_of_the_root_later_is_an_error_not_an_empty_
     blob = FileBlob(tmp_path / "location")
     (tmp_path / "location").write_bytes(b"")
 
-    for call in (
-        lambda: blob.get("key"),
-        lambda: keys(blob),
-        lambda: blob.set("key", b""),
-        lambda: blob.delete("key"),
-    ):
+    for call in (lambda: blob.get("key"), lambda: keys(blob), lambda: blob.set("key", b""), lambda: blob.delete("key")):
         with pytest.raises(StoreMisconfigured, match="Name a folder"):
             call()
 
@@ -388,9 +370,7 @@ for name, call in calls.items():
 """
 
 
-def test_a_user_without_rights_is_told_which_folder_and_what_to_do(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_a_user_without_rights_is_told_which_folder_and_what_to_do(tmp_path_factory: pytest.TempPathFactory) -> None:
     location = tmp_path_factory.mktemp("location")
     for parent in (location, *location.parents):
         if parent.stat().st_uid == os.getuid() and parent.stat().st_mode & 0o777 == 0o700:

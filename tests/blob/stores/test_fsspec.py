@@ -39,12 +39,7 @@ def test_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
     blob = open_blob(f"fsspec+file://{tmp_path}")
-    assert [(entry.key, entry.bytes) for entry in blob.list("")] == [
-        ("a-b", 3),
-        ("a/b", 3),
-        ("a/c", 3),
-        ("b", 1),
-    ]
+    assert [(entry.key, entry.bytes) for entry in blob.list("")] == [("a-b", 3), ("a/b", 3), ("a/c", 3), ("b", 1)]
     assert [entry.key for entry in blob.list("a/", "a/b")] == ["a/c"]
     assert [entry.key for entry in blob.list("absent/")] == []
     assert blob.get("a/c") == b"a/c"

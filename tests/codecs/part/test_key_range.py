@@ -192,11 +192,7 @@ def test_a_slice_reads_few_rows_of_a_large_part() -> None:
     assert not KeyRange([0], [8000]).covers(part, schema)
 
 
-@pytest.mark.parametrize(
-    "key",
-    [None, {"k": pa.list_(pa.int64())}, {"k": pa.string()}],
-    ids=["unit", "nested", "long"],
-)
+@pytest.mark.parametrize("key", [None, {"k": pa.list_(pa.int64())}, {"k": pa.string()}], ids=["unit", "nested", "long"])
 def test_keys_that_cannot_be_compared_from_descriptors_make_one_slice(key: Any) -> None:
     schema = CollectionSchema.of(key, {"v": pa.int64()})
     values: dict[str, Any] = {"k": [[1], [2]] if key and pa.types.is_nested(key["k"]) else ["x" * 999, "y"]}

@@ -168,13 +168,7 @@ def test_updates_that_all_cancel_make_no_part() -> None:
 
 def test_diffs_of_different_records_may_sum_to_more_than_int64_holds() -> None:
     table = pa.Table.from_arrays(
-        [
-            pa.array([1, 2]),
-            pa.array(["a", "a"]),
-            pa.array([0.0, 0.0]),
-            pa.array([1, 1]),
-            pa.array([2**63 - 1] * 2),
-        ],
+        [pa.array([1, 2]), pa.array(["a", "a"]), pa.array([0.0, 0.0]), pa.array([1, 1]), pa.array([2**63 - 1] * 2)],
         schema=ORDERS.arrow,
     )
     [(data, part)] = encode_parts(table, ORDERS)
@@ -184,8 +178,7 @@ def test_diffs_of_different_records_may_sum_to_more_than_int64_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "stored"),
-    [(pa.timestamp("s"), 2**62), (pa.date64(), 1), (pa.date64(), 2**62), (pa.time32("s"), 2**30)],
+    ("kind", "stored"), [(pa.timestamp("s"), 2**62), (pa.date64(), 1), (pa.date64(), 2**62), (pa.time32("s"), 2**30)]
 )
 def test_a_value_parquet_cannot_hold_is_refused(kind: pa.DataType, stored: int) -> None:
     schema = CollectionSchema.of({"k": kind}, None)
@@ -242,12 +235,7 @@ def test_columns_come_as_asked_and_memoryviews_are_fine() -> None:
 def test_names_with_dots_are_not_paths() -> None:
     inner = pa.struct([("b", pa.string()), ("c", pa.float64())])
     schema = CollectionSchema.of({"a.b": pa.int64(), "a": inner}, {"x.y": pa.string(), "x": pa.int64()})
-    columns = [
-        pa.array([2, 1]),
-        pa.array([{"b": "q", "c": 1.0}, None], inner),
-        pa.array(["s", None]),
-        pa.array([5, 6]),
-    ]
+    columns = [pa.array([2, 1]), pa.array([{"b": "q", "c": 1.0}, None], inner), pa.array(["s", None]), pa.array([5, 6])]
     table = pa.Table.from_arrays([*columns, pa.array([1, 1]), pa.array([1, 1])], schema=schema.arrow)
     data, part = only(encode_parts(table, schema))
     for columns_asked in (["a.b"], ["a"], ["x"], ["x.y", "a"]):
@@ -327,8 +315,7 @@ def test_columns_are_decoded_where_a_filter_keeps_some_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [pc.field("nope") > 1, pc.field("status") > 1.5, pc.field("amount") + 1, pc.field("id", "x") > 1],
+    "bad", [pc.field("nope") > 1, pc.field("status") > 1.5, pc.field("amount") + 1, pc.field("id", "x") > 1]
 )
 def test_a_filter_that_does_not_fit_names_the_columns(bad: pc.Expression) -> None:
     data, part = only(encode_parts(orders(10), ORDERS))

@@ -101,13 +101,7 @@ def test_types_nest_sixteen_deep_and_no_deeper() -> None:
     "written",
     [
         *(None, 1, True, "", "int", "INT64", "int64 ", "float", "halffloat", [], ["int64"], {}),
-        *(
-            "timestamp[us,tz=UTC]",
-            "timestamp[us, tz=]",
-            "time32[us]",
-            "decimal128(39, 0)",
-            "decimal128(3, 4)",
-        ),
+        *("timestamp[us,tz=UTC]", "timestamp[us, tz=]", "time32[us]", "decimal128(39, 0)", "decimal128(3, 4)"),
         *("decimal128(03, 1)", "fixed_size_binary[0]", "fixed_size_binary[-1]", "date32[day]", "null"),
         *({"list": "x"}, {"list": "int8", "size": 1}, {"fixed_size_list": "int8"}, {"map": ["int8"]}),
         *({"fixed_size_list": "int8", "size": 0}, {"fixed_size_list": "int8", "size": True}, {"struct": []}),

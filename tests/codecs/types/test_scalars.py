@@ -55,18 +55,8 @@ def test_the_written_form_of_scalars_does_not_change(value: pa.Scalar, written: 
     [
         *((True, pa.int64()), ("1", pa.int64()), (1.0, pa.int64()), (2**63, pa.int64()), (-1, pa.uint8())),
         *((1.0, pa.float64()), ("x", pa.float64()), (1, pa.bool_()), (1, pa.string()), ("!", pa.binary())),
-        *(
-            ("YWJj", pa.binary(2)),
-            ("x", pa.decimal128(3, 1)),
-            ("1000", pa.decimal128(3, 1)),
-            ([1], pa.int64()),
-        ),
-        *(
-            (2**31, pa.date32()),
-            (2**63, pa.timestamp("s")),
-            ("2020-01-01", pa.date32()),
-            ("\ud800", pa.string()),
-        ),
+        *(("YWJj", pa.binary(2)), ("x", pa.decimal128(3, 1)), ("1000", pa.decimal128(3, 1)), ([1], pa.int64())),
+        *((2**31, pa.date32()), (2**63, pa.timestamp("s")), ("2020-01-01", pa.date32()), ("\ud800", pa.string())),
     ],
     ids=str,
 )

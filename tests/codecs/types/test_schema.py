@@ -96,14 +96,8 @@ def test_reconcile_gives_the_stored_schema_the_codec_objects() -> None:
     ("value", "difference"),
     [
         ({"status": pa.string()}, r"value field 'amount' \(double\) is missing"),
-        (
-            {"status": pa.string(), "amount": pa.float64(), "x": pa.int8()},
-            r"value field 'x' \(int8\) is unexpected",
-        ),
-        (
-            {"status": pa.string(), "amount": pa.int64()},
-            "value field 'amount' is stored as double, given as int64",
-        ),
+        ({"status": pa.string(), "amount": pa.float64(), "x": pa.int8()}, r"value field 'x' \(int8\) is unexpected"),
+        ({"status": pa.string(), "amount": pa.int64()}, "value field 'amount' is stored as double, given as int64"),
         (
             {"amount": pa.float64(), "status": pa.string()},
             r"stored in the order \['status', 'amount'\], given in the order \['amount', 'status'\]",
@@ -121,12 +115,7 @@ def test_another_schema_is_a_mismatch_that_shows_the_difference(value: Any, diff
 def test_all_differences_are_shown_at_once() -> None:
     with pytest.raises(SchemaMismatch) as caught:
         CollectionSchema.of({"no": pa.int32()}, {"status": pa.binary()}).reconcile(ORDERS, "orders")
-    for part in (
-        "'id' (int64) is missing",
-        "'no' (int32) is unexpected",
-        "string, given as binary",
-        "'amount'",
-    ):
+    for part in ("'id' (int64) is missing", "'no' (int32) is unexpected", "string, given as binary", "'amount'"):
         assert part in str(caught.value)
 
 

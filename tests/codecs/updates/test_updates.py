@@ -125,9 +125,7 @@ def test_python_values_need_all_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("t", "storage"),
-    [(pa.timestamp("us"), 2**62), (pa.time64("ns"), 1), (pa.date32(), -(2**31))],
-    ids=str,
+    ("t", "storage"), [(pa.timestamp("us"), 2**62), (pa.time64("ns"), 1), (pa.date32(), -(2**31))], ids=str
 )
 def test_what_python_cannot_hold_is_not_cut_off(t: pa.DataType, storage: int) -> None:
     column = pa.array([storage], pa.int32() if t.bit_width == 32 else pa.int64()).view(t)
@@ -144,10 +142,7 @@ def test_what_python_cannot_hold_is_not_cut_off(t: pa.DataType, storage: int) ->
     [
         (lambda t: t.drop_columns(["amount"]), ["'amount' (double) is missing"]),
         (lambda t: t.append_column("color", t["status"]), ["'color' is unexpected"]),
-        (
-            lambda t: t.rename_columns(["ID", *t.column_names[1:]]),
-            ["'id' (int64) is missing", "'ID' is unexpected"],
-        ),
+        (lambda t: t.rename_columns(["ID", *t.column_names[1:]]), ["'id' (int64) is missing", "'ID' is unexpected"]),
         (lambda t: t.append_column("id", t["id"]), ["'id' is there 2 times"]),
         (lambda t: t.drop_columns(["_time"]), ["'_time' (int64) is missing"]),
         (lambda t: t.drop_columns(["_diff"]), ["'_diff' (int64) is missing"]),
@@ -227,21 +222,9 @@ def test_a_column_of_the_same_family_is_converted(source: Any, values: Any, targ
     ("source", "target"),
     [
         *((pa.int64(), pa.string()), (pa.string(), pa.int64()), (pa.string(), pa.decimal128(9))),
-        *(
-            (pa.bool_(), pa.int64()),
-            (pa.int64(), pa.bool_()),
-            (pa.string(), pa.binary()),
-            (pa.binary(), pa.string()),
-        ),
-        *(
-            (pa.date32(), pa.timestamp("us")),
-            (pa.timestamp("us"), pa.date32()),
-            (pa.int64(), pa.timestamp("us")),
-        ),
-        *(
-            (pa.timestamp("us"), pa.timestamp("us", tz="UTC")),
-            (pa.timestamp("us", tz="UTC"), pa.timestamp("us")),
-        ),
+        *((pa.bool_(), pa.int64()), (pa.int64(), pa.bool_()), (pa.string(), pa.binary()), (pa.binary(), pa.string())),
+        *((pa.date32(), pa.timestamp("us")), (pa.timestamp("us"), pa.date32()), (pa.int64(), pa.timestamp("us"))),
+        *((pa.timestamp("us"), pa.timestamp("us", tz="UTC")), (pa.timestamp("us", tz="UTC"), pa.timestamp("us"))),
         *(
             (pa.bool_(), pa.decimal128(18, 0)),
             (pa.float64(), pa.decimal128(20, 0)),
@@ -261,12 +244,7 @@ def test_a_column_of_the_same_family_is_converted(source: Any, values: Any, targ
 def test_a_column_of_another_family_is_a_schema_mismatch(source: pa.DataType, target: pa.DataType) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         to_updates(_table(source, pa.nulls(0, source)), _one(target))
-    for part in (
-        "column 'x' has type",
-        str(source),
-        f"the collection stores {target}",
-        f"Cast it to {target}",
-    ):
+    for part in ("column 'x' has type", str(source), f"the collection stores {target}", f"Cast it to {target}"):
         assert part in str(caught.value)
 
 
@@ -280,12 +258,7 @@ def test_a_column_of_another_family_is_a_schema_mismatch(source: pa.DataType, ta
         (pa.int64(), [1, 10**8], pa.decimal128(10, 2), str(10**8)),
         (pa.float64(), [0.5, 0.1, 0.1], pa.float32(), "0.1"),
         (pa.float64(), [math.nan, 1e300], pa.float32(), "1e+300"),
-        (
-            pa.timestamp("us"),
-            [dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, 0, 0, 0, 1)],
-            pa.timestamp("s"),
-            "1)",
-        ),
+        (pa.timestamp("us"), [dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, 0, 0, 0, 1)], pa.timestamp("s"), "1)"),
         (pa.binary(), [b"ab", b"abc"], pa.binary(2), "b'abc'"),
         (pa.decimal128(9, 3), [Decimal("1.5"), Decimal("1.555")], pa.decimal128(9, 2), "Decimal('1.555')"),
         (pa.list_(pa.int64()), [[1], [1, 300]], pa.list_(pa.int8()), "[1, 300]"),
@@ -444,11 +417,7 @@ def test_a_value_of_another_type_is_refused_and_never_coerced(t: pa.DataType, va
         some = [((None, (None, 1)), 0, 1)] * nulls + [((None, (value, 1)), 0, 1)] * 2
         with pytest.raises(InvalidUpdate) as caught:
             to_updates(some, schema)
-        for part in (
-            f"update {nulls} has ",
-            f"({type(value).__name__}) for value field 'x' of type {t}",
-            "Give ",
-        ):
+        for part in (f"update {nulls} has ", f"({type(value).__name__}) for value field 'x' of type {t}", "Give "):
             assert part in str(caught.value)
 
 

@@ -70,10 +70,7 @@ def computed(x: Stream) -> Made:
 
 
 def by_function(x: Stream) -> Made:
-    return (
-        x.map(lambda r: (r.v, r.v), schema=KV),
-        lambda u: oracle.linear(u, lambda r, t: [((r[1], r[1]), t, 1)]),
-    )
+    return (x.map(lambda r: (r.v, r.v), schema=KV), lambda u: oracle.linear(u, lambda r, t: [((r[1], r[1]), t, 1)]))
 
 
 def negated(x: Stream) -> Made:
@@ -95,10 +92,7 @@ def exploded_by_function(x: Stream) -> Made:
     def made(r: Record) -> list[tuple[Record, int]]:
         return [((r[1], r[0]), 2), ((0, 0), -1)]
 
-    return (
-        x.explode(made, schema=KV),
-        lambda u: oracle.linear(u, lambda r, t: [(m, t, d) for m, d in made(r)]),
-    )
+    return (x.explode(made, schema=KV), lambda u: oracle.linear(u, lambda r, t: [(m, t, d) for m, d in made(r)]))
 
 
 def joined_by_function(x: Stream) -> Made:

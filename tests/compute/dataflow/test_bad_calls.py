@@ -114,7 +114,7 @@ def test_a_loop_that_was_refused_leaves_the_program_as_it_was() -> None:
     seen = a.capture()
     before = str(program.plan)
     bodies: list[Callable[[Stream], Any]] = [
-        *(lambda x: x.extend(v=col("v") + 1), lambda x: None, lambda x: x.project("w").distinct(), raises),
+        *(lambda x: x.extend(v=col("v") + 1), lambda x: None, lambda x: x.project("w").distinct(), raises)
     ]
     for body in bodies:
         with pytest.raises((NotConsolidated, InvalidUsage, RuntimeError)):

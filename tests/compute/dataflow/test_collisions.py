@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persist.compute.dataflow.updates import batch
-from persist.compute.dataflow.updates.batch import HASH_VERSION, hash_columns, key_hashes
+from persist.compute.dataflow.updates.batch import HASH_VERSION, hash_columns, hash_keys
 from persist.compute.dataflow.updates.times import Ints
 from tests.compute.dataflow.programs import OPERATORS
 from tests.compute.dataflow.test_oracle import NAMES, compare
@@ -46,7 +46,7 @@ def test_the_hash_is_the_same_for_ever() -> None:
 def test_the_hash_of_these_tests_collides() -> None:
     keys = np.arange(1000)[None]
     assert len(np.unique(batch.hash_columns(keys))) <= 16
-    assert len(np.unique(key_hashes(keys))) <= 4
+    assert len(np.unique(hash_keys(keys))) <= 4
 
 
 @pytest.mark.thorough(except_every=3)

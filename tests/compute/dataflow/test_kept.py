@@ -60,10 +60,7 @@ MAKES: dict[str, tuple[Made, Callable[[Any, int, int], tuple[Row, int] | None]]]
         lambda s: s.filter(col("id") % 2 == 0).linear(Logic().delay(col("_time") + 2).project("at")),
         lambda r, t, d: ((r[1],), t + 2) if r[0] % 2 == 0 else None,
     ),
-    "before a reduction": (
-        lambda s: s.delay(col("_time") + 2).group_by().count("n"),
-        lambda r, t, d: ((), t + 2),
-    ),
+    "before a reduction": (lambda s: s.delay(col("_time") + 2).group_by().count("n"), lambda r, t, d: ((), t + 2)),
 }
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from persist import InvalidUsage
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.state.spine import Spill, Spine
-from persist.compute.dataflow.updates.batch import Layout, find_starts, key_hashes, sort_and_consolidate, to_batch
+from persist.compute.dataflow.updates.batch import Layout, find_run_starts, hash_keys, sort_and_consolidate, to_batch
 from persist.compute.dataflow.updates.times import Stash
-from persist.compute.dataflow.updates.words import Domain, Interner, is_ordered, ranks
+from persist.compute.dataflow.updates.words import Domain, Interner, compute_ranks, is_ordered
 from persist.dataflow import Antichain, Program, col, lit
 
 LAYOUT = Layout(1, 1, 1)
@@ -58,7 +58,7 @@ def test_words_stand_for_values_of_every_type(kind: pa.DataType, values: list[An
 @pytest.mark.parametrize(("kind", "values"), COLUMNS[:12], ids=[str(kind) for kind, _ in COLUMNS[:12]])
 def test_ranks_are_in_the_order_of_values(kind: pa.DataType, values: list[Any]) -> None:
     domain, array = Domain(), pa.array(values, kind)
-    found = ranks(domain, domain.encode(array), kind)
+    found = compute_ranks(domain, domain.encode(array), kind)
     order = sorted(value for value in array.to_pylist() if value is not None)
     by_rank = sorted((r, v) for r, v in zip(found.tolist(), array.to_pylist(), strict=True) if v is not None)
     assert [value for _, value in by_rank] == order
@@ -68,7 +68,7 @@ def test_ranks_are_in_the_order_of_values(kind: pa.DataType, values: list[Any]) 
 
 def test_null_comes_after_the_greatest_number() -> None:
     domain, array = Domain(), pa.array([2**63 - 1, None, 3])
-    found = ranks(domain, domain.encode(array), pa.int64())
+    found = compute_ranks(domain, domain.encode(array), pa.int64())
     assert found[2] < found[0] < found[1]
 
 
@@ -89,7 +89,7 @@ def test_the_number_that_stands_for_null_is_refused() -> None:
 def test_interned_values_that_are_not_needed_are_forgotten() -> None:
     domain = Domain()
     words = domain.encode(pa.array(["a", "b", "c"]))
-    interner = domain.interner(pa.string())
+    interner = domain.get_interner(pa.string())
     interner.retain(words[1:2])
     assert len(interner) == 1
     assert domain.decode(words[1:2], pa.string()).to_pylist() == ["b"]
@@ -123,7 +123,7 @@ def test_a_batch_is_sorted_and_consolidated(data: st.DataObject) -> None:
 @pytest.mark.parametrize("rows", [[], [(1, 1)], [(1, 1), (1, 1), (1, 2), (2, 2), (2, 2)]])
 def test_a_run_begins_where_a_row_differs_from_the_one_before(rows: list[tuple[int, int]]) -> None:
     begins = [at for at, row in enumerate(rows) if at == 0 or row != rows[at - 1]]
-    assert find_starts(*np.array(rows, np.int64).reshape(-1, 2).T).tolist() == begins
+    assert find_run_starts(*np.array(rows, np.int64).reshape(-1, 2).T).tolist() == begins
 
 
 def test_a_sum_of_a_few_diffs_that_does_not_fit_raises() -> None:
@@ -169,7 +169,7 @@ def test_a_spine_holds_what_was_inserted_advanced_to_since(seed: int, steps: int
         array[2] = np.maximum(array[2], since)
     assert expected(found) == expected(everything)
     keys = np.array([[3, 59, 77]])
-    hashes = key_hashes(keys)
+    hashes = hash_keys(keys)
     numbers, rows = spine.lookup(hashes, keys)
     wanted = everything[:, np.isin(everything[0], keys[0])]
     rows[3] = np.maximum(rows[3], since)
@@ -235,7 +235,7 @@ def test_a_stash_gives_what_is_ready_and_keeps_the_rest() -> None:
     for bound in (10, 50, 100):
         found = stash.take(lambda times, bound=bound: times[0] < bound, bound)  # type: ignore[misc]
         assert all((chunk[0] < bound).all() for chunk in found)
-        least = stash.least(lambda times: times[0] >= 0, 0)
+        least = stash.find_least(lambda times: times[0] >= 0, 0)
         assert least is None or least >= bound
     assert stash.is_empty
 

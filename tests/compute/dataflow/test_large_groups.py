@@ -96,9 +96,9 @@ def test_a_ranked_multiset_is_in_order_whatever_is_added_and_taken_away(
         ranked.add(in_order[at], diff)
     copies = [each for each in in_order for _ in range(known[each])]
     assert ranked.rows == sum(1 for diff in known.values() if diff)
-    assert ranked.first() == (copies[0] if copies else None)
-    assert ranked.last() == (copies[-1] if copies else None)
-    assert ranked.middle() == (copies[(len(copies) - 1) // 2] if copies else None)
+    assert ranked.get_first() == (copies[0] if copies else None)
+    assert ranked.get_last() == (copies[-1] if copies else None)
+    assert ranked.get_middle() == (copies[(len(copies) - 1) // 2] if copies else None)
     skip, count = data.draw(st.integers(0, 12)), data.draw(st.integers(1, 12))
     assert Counter(dict(ranked.take(skip, count))) == Counter(copies[skip : skip + count])
 
@@ -106,7 +106,7 @@ def test_a_ranked_multiset_is_in_order_whatever_is_added_and_taken_away(
 def test_a_multiplicity_that_overflows_in_a_ranked_group_raises() -> None:
     order = Order([(0, False, False)], [pa.int64()], Domain())
     ranked = Ranked(order, np.array([[1, 2]]), np.array([2**63 - 1, 2**63 - 1]))
-    assert (ranked.middle(), ranked.last()) == ((1,), (2,))
+    assert (ranked.get_middle(), ranked.get_last()) == ((1,), (2,))
     with pytest.raises(DiffOverflow, match="does not fit int64"):
         ranked.add((1,), 1)
     assert list(ranked.take(2**63 - 2, 2)) == [((1,), 1), ((2,), 1)]
@@ -140,7 +140,7 @@ EACH: dict[str, Any] = {
 def test_a_change_of_a_large_group_looks_at_few_of_its_records(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts what is looked at: rows that are looked up, and records that are compared."""
     looked = Counter[str]()
-    lookup, key = Arrangement.lookup, Order.key
+    lookup, key = Arrangement.lookup, Order.make_key
 
     def looking(self: Arrangement, *arguments: Any, has_new: bool) -> Any:
         found = lookup(self, *arguments, has_new=has_new)
@@ -152,7 +152,7 @@ def test_a_change_of_a_large_group_looks_at_few_of_its_records(which: str, monke
         return key(self, record)
 
     monkeypatch.setattr(Arrangement, "lookup", looking)
-    monkeypatch.setattr(Order, "key", comparing)
+    monkeypatch.setattr(Order, "make_key", comparing)
     made, expected = EACH[which]
     program, seen = one_group(made)
     values = list(range(0, 2 * ROWS, 2))

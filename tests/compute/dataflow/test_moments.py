@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from persist.compute.dataflow.operators.moments import (
     LOWEST,
     STATISTICS,
+    compute_statistics,
     round_square_root,
-    statistics,
     sum_products,
 )
 from tests.support.tiers import examples
@@ -52,7 +52,7 @@ def test_statistics_do_not_depend_on_the_order_of_rows(values: list[float], chan
         count = 2 if "y" in "".join(products) else 1
         ones, others = ([np.array(each), np.array(each) ** 2][:count] for each in (values, mixed))
         owners = np.zeros(len(values), np.int64)
-        one, other = statistics(name, owners, ones, 1), statistics(name, owners, others, 1)
+        one, other = compute_statistics(name, owners, ones, 1), compute_statistics(name, owners, others, 1)
         assert repr(one) == repr(other), name
 
 
@@ -61,8 +61,8 @@ def test_statistics_do_not_depend_on_the_order_of_rows(values: list[float], chan
 def test_variances_are_those_of_fractions(values: list[float]) -> None:
     owners = np.zeros(len(values), np.int64)
     exact = python.variance([Fraction(value) for value in values])
-    assert statistics("var_samp", owners, [np.array(values)], 1) == [float(exact)]
-    assert statistics("stddev_samp", owners, [np.array(values)], 1) == [
+    assert compute_statistics("var_samp", owners, [np.array(values)], 1) == [float(exact)]
+    assert compute_statistics("stddev_samp", owners, [np.array(values)], 1) == [
         round_square_root(exact.numerator, exact.denominator)
     ]
 
@@ -70,7 +70,7 @@ def test_variances_are_those_of_fractions(values: list[float]) -> None:
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_makes_its_own_group_nan(odd: float) -> None:
     owners = np.array([0, 0, 1, 1])
-    one, other, none = statistics("var_pop", owners, [np.array([1.0, odd, 1.0, 3.0])], 3)
+    one, other, none = compute_statistics("var_pop", owners, [np.array([1.0, odd, 1.0, 3.0])], 3)
     assert math.isnan(one if one is not None else 0.0)
     assert (other, none) == (1.0, None)
 
@@ -142,7 +142,7 @@ def test_each_statistic_is_what_its_definition_gives_exactly(name: str) -> None:
         for ys in ([x * x % 7.0 if abs(x) < 1e9 else x for x in xs], [3.0] * len(xs), [1.0 - x / 2**20 for x in xs]):
             count = 2 if "y" in "".join(STATISTICS[name][0]) else 1
             columns = [np.array(column) for column in ([xs, ys] if count == 2 or name[:4] == "regr" else [xs])]
-            [made] = statistics(name, np.zeros(len(xs), np.int64), columns, 1)
+            [made] = compute_statistics(name, np.zeros(len(xs), np.int64), columns, 1)
             try:
                 wanted = by_definition(name, [*map(Fraction, xs)], [*map(Fraction, ys)])
             except OverflowError:
@@ -159,7 +159,7 @@ def test_a_statistic_of_what_is_not_finite_is_told_by_the_number_of_rows(name: s
     for odd in (math.nan, math.inf):
         for rows in range(1, 6):
             values = [np.array([odd, *range(1, rows)], float), np.array([odd, *range(rows, 1, -1)], float)]
-            made = statistics(name, np.zeros(rows, np.int64), values, 1)[0]
+            made = compute_statistics(name, np.zeros(rows, np.int64), values, 1)[0]
             if name in ("regr_avgx", "regr_avgy"):
                 assert repr(made) == repr(odd)
             elif rows == 1 and name in ("var_pop", "stddev_pop", "regr_sxx", "regr_syy"):
@@ -173,5 +173,5 @@ def test_a_statistic_of_what_is_not_finite_is_told_by_the_number_of_rows(name: s
 
 @pytest.mark.parametrize(("ys", "wanted"), [([2.0, 2.0], None), ([2.0, 3.0], math.nan), ([math.inf] * 2, math.nan)])
 def test_what_fits_to_one_value_is_told_of_what_is_not_finite_too(ys: list[float], wanted: float | None) -> None:
-    made = statistics("regr_r2", np.zeros(2, np.int64), [np.array([math.inf, 1.0]), np.array(ys)], 1)
+    made = compute_statistics("regr_r2", np.zeros(2, np.int64), [np.array([math.inf, 1.0]), np.array(ys)], 1)
     assert repr(made) == repr([wanted])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist.compute.dataflow.plan.plan import WindowFunction
-from persist.compute.dataflow.updates.words import Domain, ranks
+from persist.compute.dataflow.updates.words import Domain, compute_ranks
 from persist.dataflow import Captured, Program, Stream, col
 from tests.support.tiers import examples
 
@@ -62,7 +62,7 @@ def test_nested_values_have_the_order_of_rows(name: str, data: st.DataObject) ->
     kind, values = KINDS[name]
     given_ = data.draw(st.lists(values, max_size=12))
     domain = Domain()
-    found = ranks(domain, domain.encode(pa.array(given_, kind)), kind).tolist()
+    found = compute_ranks(domain, domain.encode(pa.array(given_, kind)), kind).tolist()
     for one, rank in zip(given_, found, strict=True):
         for other, its in zip(given_, found, strict=True):
             assert (rank < its) == (place(one) < place(other))

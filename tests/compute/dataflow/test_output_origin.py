@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.compute.dataflow.plan.origin import fingerprint
+from persist.compute.dataflow.plan.origin import make_fingerprint
 from persist.dataflow import Program, Running, col
 from persist.errors import OutputConflict
 from tests.compute.dataflow.ledger import rows_at
@@ -165,15 +165,15 @@ def test_a_changed_program_that_gives_the_same_goes_on_and_is_the_one_that_is_kn
 def test_a_program_that_is_built_again_in_another_process_has_the_same_fingerprint() -> None:
     script = (
         "from tests.compute.dataflow.test_output_origin import filtering, summing\n"
-        "from persist.compute.dataflow.plan.origin import fingerprint\n"
-        "print(fingerprint(filtering(3, by_function=True).plan, 'kept'), fingerprint(summing().plan, 'sums'))"
+        "from persist.compute.dataflow.plan.origin import make_fingerprint\n"
+        "print(make_fingerprint(filtering(3, by_function=True).plan, 'kept'), make_fingerprint(summing().plan, 'sums'))"
     )
     elsewhere = subprocess.run([*forked_python(), "-c", script], capture_output=True, text=True, check=True).stdout
     here = [
-        fingerprint(filtering(3, by_function=True).plan, "kept"),
-        fingerprint(summing().plan, "sums"),
-        fingerprint(summing(by=2).plan, "sums"),
-        fingerprint(filtering(4, by_function=True).plan, "kept"),
+        make_fingerprint(filtering(3, by_function=True).plan, "kept"),
+        make_fingerprint(summing().plan, "sums"),
+        make_fingerprint(summing(by=2).plan, "sums"),
+        make_fingerprint(filtering(4, by_function=True).plan, "kept"),
     ]
     assert elsewhere == f"{here[0]} {here[1]}\n"
     assert len(set(here)) == 4

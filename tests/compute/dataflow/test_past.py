@@ -11,7 +11,7 @@ import pytest
 
 import persist
 from persist.compute.dataflow.ports.past import LISTED_MAX, Past, _make_pruning_filter
-from persist.compute.dataflow.updates.batch import Keys, Layout, distinct_columns, to_batch
+from persist.compute.dataflow.updates.batch import Keys, Layout, find_distinct_columns, to_batch
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.errors import WouldRecompute
@@ -69,7 +69,7 @@ def test_contents_for_keys_are_what_a_filter_leaves_of_all_contents(client: pers
     as_of, domain = chance.choice([3, 5, (rows.upper.time or 0) - 1]), Domain()
     past = Past("p", "rows", rows.handle, COLUMNS, domain, as_of)
     with requests_by_key(), indexes_that_always_pay():
-        everything = past.contents(None)
+        everything = past.read(None)
         for _ in range(12):
             names = chance.sample(COLUMNS.names, chance.choice([1, 1, 2, 3]))
             requested = [[chance.choice([*VALUES[name]]) for _ in range(chance.choice([1, 2, 9]))] for name in names]
@@ -79,11 +79,11 @@ def test_contents_for_keys_are_what_a_filter_leaves_of_all_contents(client: pers
                 for name, one in zip(names, requested, strict=True)
             ]
             places = tuple(COLUMNS.names.index(name) for name in names)
-            keys = Keys(places, distinct_columns(np.array(words)))
+            keys = Keys(places, find_distinct_columns(np.array(words)))
             own = everything.take(places, axis=0).T.tolist()
             wanted = {tuple(key) for key in keys.words.T.tolist()}
             flags = np.array([tuple(key) in wanted for key in own], np.bool_)
-            assert summed(past.contents(keys)) == summed(everything[:, flags]), names
+            assert summed(past.read(keys)) == summed(everything[:, flags]), names
     assert {reading.columns is None for reading in past.readings} == {False, True}
 
 
@@ -91,7 +91,7 @@ def test_a_collection_that_is_small_is_read_whole_and_once(client: persist.Clien
     rows = filled(client, random.Random(1))
     past = Past("p", "rows", rows.handle, COLUMNS, Domain(), 5)
     for key in (1, 2):
-        past.contents(Keys((0,), np.array([[key]])))
+        past.read(Keys((0,), np.array([[key]])))
     assert [reading.columns for reading in past.readings] == [None]
 
 
@@ -99,9 +99,9 @@ def test_who_refuses_to_read_everything_names_the_source(client: persist.Client)
     rows = filled(client, random.Random(1))
     past = Past("the program", "read rows", rows.handle, COLUMNS, Domain(), 5)
     past.refuses = True
-    past.contents(None)  # It is small.
+    past.read(None)  # It is small.
     with requests_by_key(), pytest.raises(WouldRecompute, match="all of read rows is needed"):
-        past.contents(None)
+        past.read(None)
 
 
 @pytest.mark.parametrize("count", [0, 1, LISTED_MAX, LISTED_MAX + 1])

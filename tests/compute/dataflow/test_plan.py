@@ -246,7 +246,7 @@ def test_programs_that_run_together_make_an_arrangement_once() -> None:
 
 def _arrangements(program: Draft) -> list[str]:
     captures = {number: Captured() for number in program.captures}
-    graph = Builder(optimise_plan(program.plan), Domain(), captures, {}, allocate_in_memory).build()
+    graph = Builder(optimise_plan(program.plan), Domain(), captures, {}, allocate_in_memory).build_graph()
     return [each.title for each in graph.operators if type(each).__name__ == "Arrangement"]
 
 

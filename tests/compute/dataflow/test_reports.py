@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from persist.compute.dataflow.running.reports import OperatorReport, make_reports, measure_depths, render
+from persist.compute.dataflow.running.reports import OperatorReport, make_reports, measure_depths, render_operators
 from persist.dataflow import Program, col
 
 
@@ -34,7 +34,7 @@ def test_a_rate_is_of_an_operators_own_work(updates: int, seconds: float, kind: 
 
 
 def test_reports_as_a_page_show_what_is_read_and_kept_and_interpret_nothing() -> None:
-    page = render("<p>", [report(title="<b>"), report(0, 1, kept_bytes=5600)])
+    page = render_operators("<p>", [report(title="<b>"), report(0, 1, kept_bytes=5600)])
     assert "<p>" not in page
     assert "<b>" not in page
     assert "&lt;b&gt;" in page

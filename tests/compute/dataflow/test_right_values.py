@@ -59,7 +59,7 @@ def test_a_group_may_be_called_like_a_column_of_the_engines_own(name: str) -> No
 def test_what_may_not_fit_int64_is_no_time_and_no_multiplicity() -> None:
     a = one(pa.uint64())
     wrongs: list[Callable[[], object]] = [
-        *(lambda: a.explode(col("v")), lambda: a.temporal_filter(col("v")), lambda: a.delay(col("v"))),
+        *(lambda: a.explode(col("v")), lambda: a.temporal_filter(col("v")), lambda: a.delay(col("v")))
     ]
     for wrong in wrongs:
         with pytest.raises(SchemaMismatch, match="uint64: cast it to int64"):

@@ -63,8 +63,8 @@ def orders(sizes: dict[str, float]) -> list[list[int]]:
     on = [[("b", "b")], [("c", "c")], [("d", "d"), ("a", "a")]]
     known = [Statistics(each) for each in sizes.values()]
     arranged: Any = lambda number, keys, values: number  # noqa: E731
-    partners = (lambda number, keys: known[number].partners(keys)) if sizes else (lambda number, keys: None)
-    found: Any = JoinPaths(schemas, on, ["a", "b", "c", "d"], arranged, partners).paths()
+    partners = (lambda number, keys: known[number].estimate_partners(keys)) if sizes else (lambda number, keys: None)
+    found: Any = JoinPaths(schemas, on, ["a", "b", "c", "d"], arranged, partners).make_paths()
     return [[step.arrangement for step in path.steps] for path in found]
 
 
@@ -106,15 +106,15 @@ def test_statistics_of_a_collection_are_its_rows_its_key_and_the_bounds_of_numbe
         assert found is not None
         assert (found.rows, found.key) == (999.0, frozenset("k"))
         assert 10 <= found.distinct["d"] <= 11
-        assert found.partners(["k"]) == found.partners(["k", "s"]) == 1.0
-        assert 80 < found.partners(["d"]) < 110
-        assert 25 < found.partners(["s"]) < 40
+        assert found.estimate_partners(["k"]) == found.estimate_partners(["k", "s"]) == 1.0
+        assert 80 < found.estimate_partners(["d"]) < 110
+        assert 25 < found.estimate_partners(["s"]) < 40
         renamed = found.apply_stages([Filter((col("k") > 1).term), Map((("x", Col("d")), ("y", lit(1).term)))])
         assert renamed is not None
         assert (renamed.key, {*renamed.distinct}) == (None, {"x"})
         assert renamed.rows < found.rows
         assert estimate_streams(None, plan)(number) is None
-        assert Statistics(0.0).partners([]) == 1.0
+        assert Statistics(0.0).estimate_partners([]) == 1.0
 
 
 def test_statistics_are_passed_on_by_what_changes_no_rows_but_leaves_some_out() -> None:

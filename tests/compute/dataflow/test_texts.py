@@ -28,7 +28,7 @@ class Checked:
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind, self.domain = kind, Domain()
-        self.interner = self.domain.interner(kind)
+        self.interner = self.domain.get_interner(kind)
         self.known: dict[Any, int] = {}
 
     def value(self, text: str | None) -> Any:
@@ -72,8 +72,8 @@ def test_equal_texts_have_one_number_and_others_another(kind: pa.DataType, given
 
 @pytest.mark.parametrize("bits", [0, 1, 3])
 def test_texts_of_one_hash_are_told_apart(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    many, shift = TextArray.tags, 32 - bits
-    monkeypatch.setattr(TextArray, "tags", lambda each: many(each) >> np.uint64(shift) << np.uint64(shift))
+    many, shift = TextArray.compute_tags, 32 - bits
+    monkeypatch.setattr(TextArray, "compute_tags", lambda each: many(each) >> np.uint64(shift) << np.uint64(shift))
     checked = Checked(pa.string())
     for first in range(0, 600, 120):
         checked.many(([f"text {number}" for number in range(first, first + 150)], 0))
@@ -88,13 +88,13 @@ def test_many_texts_of_which_some_come_again() -> None:
     known: dict[str, int] = {}
     for most in (10**7, 70_000, 1000):
         given = np.char.add("customer-", chance.integers(0, most, 50_000).astype(str))
-        numbers = found.numbers(pa.array(given))
+        numbers = found.encode(pa.array(given))
         firsts, at = np.unique(given, return_index=True)
         for text, number in zip(firsts.tolist(), numbers[at].tolist(), strict=True):
             assert known.setdefault(text, number) == number
-        assert found.array(numbers, pa.string()).equals(pa.array(given))
+        assert found.decode(numbers, pa.string()).equals(pa.array(given))
     assert len(set(known.values())) == len(known) == len(found)
     assert found.size < 90 * len(found)
     found.retain(np.zeros(len(known), np.bool_))
     assert len(found) == 0
-    assert found.numbers(pa.array(["a", "b"])).tolist() != [0, 0]
+    assert found.encode(pa.array(["a", "b"])).tolist() != [0, 0]

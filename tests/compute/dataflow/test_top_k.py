@@ -49,7 +49,7 @@ def test_the_first_records_of_groups_are_those_that_sorting_gives(seed: int) -> 
     rows = sorted((*record, diff) for record, diff in drawn.items())
     texts = domain.encode(pa.chunked_array([[row[2] for row in rows]]))
     groups, first, last, diffs = (np.array([row[at] for row in rows], np.int64) for at in (0, 1, 3, 4))
-    made = logic.top_k(count, [(0, True, True)], KINDS, domain, skip=skip)
+    made = logic.make_top_k_logic(count, [(0, True, True)], KINDS, domain, skip=skip)
     owners, values, taken = made(groups, np.array([first, texts, last]), diffs, lambda at: at)
     shown = domain.decode(values[1], pa.string()).to_pylist()
     assert list(zip(owners, values[0], shown, values[2], taken, strict=True)) == sorted_out(rows, count, skip)

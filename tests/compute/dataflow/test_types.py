@@ -10,8 +10,8 @@ import pytest
 
 import persist
 from persist.compute.dataflow.plan.types import is_compatible
-from persist.compute.dataflow.ports.sources import some_until
-from persist.compute.dataflow.updates.batch import Layout, find_distinct_keys, key_hashes, to_batch
+from persist.compute.dataflow.ports.sources import choose_step_end
+from persist.compute.dataflow.updates.batch import Layout, find_distinct_keys, hash_keys, to_batch
 
 UTC = {unit: pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")}
 SAME = [
@@ -37,7 +37,7 @@ def test_a_type_is_read_as_another_that_holds_all_of_its_values_alike() -> None:
 
 
 class Source:
-    """What `some_until` looks at of a source."""
+    """What `choose_step_end` looks at of a source."""
 
     def __init__(self, upper: int, reached: int, *parts: tuple[int, int, int]) -> None:
         self.reached = reached
@@ -77,17 +77,17 @@ def test_a_step_takes_about_as_many_updates_as_it_may(
     parts: list[tuple[int, int, int]], reached: int, updates_max: int, until: int | None
 ) -> None:
     source: Any = Source(10, reached, *parts)
-    assert some_until([source], updates_max) == until
+    assert choose_step_end([source], updates_max) == until
 
 
 def test_no_source_is_taken_further_than_another_one_is_sealed() -> None:
     near, far = Source(4, 0, (0, 3, 10)), Source(20, 0, (0, 19, 200))
     both: list[Any] = [near, far]
-    assert some_until(both, 100) == 4
-    assert some_until(both, 30) == 2
+    assert choose_step_end(both, 100) == 4
+    assert choose_step_end(both, 30) == 2
     behind: list[Any] = [Source(4, 4, (0, 3, 10)), Source(20, 4, (0, 19, 200))]
-    assert some_until(behind, 10) is None, "nothing is sealed that was not taken"
-    assert some_until([], 10) is None
+    assert choose_step_end(behind, 10) is None, "nothing is sealed that was not taken"
+    assert choose_step_end([], 10) is None
 
 
 @pytest.mark.parametrize("collide", [False, True])
@@ -106,6 +106,6 @@ def test_distinct_keys_are_numbered_whatever_their_hashes_are(collide: bool) -> 
         assert len(hashes) == keys.shape[1]
         assert (
             collide
-            or (hashes == key_hashes(keys) & ~np.int64(2**32 - 1)).all()
-            or (hashes >> 32 == key_hashes(keys) >> 32).all()
+            or (hashes == hash_keys(keys) & ~np.int64(2**32 - 1)).all()
+            or (hashes >> 32 == hash_keys(keys) >> 32).all()
         )

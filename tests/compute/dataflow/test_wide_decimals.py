@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.compute.dataflow.updates.words import NULL, Domain, ranks
+from persist.compute.dataflow.updates.words import NULL, Domain, compute_ranks
 from persist.core.expression.sql_numbers import join_decimal_limbs
 from persist.dataflow import Program, col
 from tests.support.tiers import examples
@@ -34,17 +34,19 @@ def test_wide_decimals_are_the_same_after_they_were_words(values: list[int | Non
     assert words.tolist() == domain.encode(array).tolist()
     by_word = dict(zip(words.tolist(), array.to_pylist(), strict=True))
     assert len(by_word) == len(set(array.to_pylist()))
-    assert all(domain.interner(KIND).value(word) == value for word, value in by_word.items() if value is not None)
-    order = sorted(range(len(words)), key=ranks(domain, words, KIND).tolist().__getitem__)
+    assert all(
+        domain.get_interner(KIND).get_value(word) == value for word, value in by_word.items() if value is not None
+    )
+    order = sorted(range(len(words)), key=compute_ranks(domain, words, KIND).tolist().__getitem__)
     expected = sorted(array.to_pylist(), key=lambda each: (each is None, each or Decimal(0)))
     assert [array[at].as_py() for at in order] == expected
 
 
 def test_wide_decimals_that_are_gone_are_forgotten_and_others_keep_their_words() -> None:
     domain = Domain()
-    interner = domain.interner(KIND)
+    interner = domain.get_interner(KIND)
     words = domain.encode(decimals([7, 10**30, 10**31, None, 10**32]))
-    constant = domain.constant(decimals([10**33])[0])
+    constant = domain.encode_constant(decimals([10**33])[0])
     interner.retain(words[[0, 2, 3]])
     assert len(interner) == 2
     assert domain.decode(words[[0, 2, 3]], KIND).equals(decimals([7, 10**31, None]))

@@ -21,7 +21,7 @@ import pytest
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.operators.large_groups import Group
 from persist.compute.dataflow.operators.ranked_windows import make_window_ranking
-from persist.compute.dataflow.operators.windows import windows
+from persist.compute.dataflow.operators.windows import make_window_logic
 from persist.compute.dataflow.plan.plan import Bound, WindowFunction
 from persist.compute.dataflow.state.costs import Costs
 from persist.compute.dataflow.updates.words import Domain
@@ -295,7 +295,7 @@ def check(call: WindowFunction, parts: list[list[Row]]) -> None:
     domain = Domain()
     groups = np.arange(len(parts)).repeat([len(part) for part in parts])
     words = words_of(domain, [row for part in parts for row in part])
-    owners, made, diffs = windows([call], SCHEMA, domain)(groups, words, np.ones(len(groups), np.int64), None)
+    owners, made, diffs = make_window_logic([call], SCHEMA, domain)(groups, words, np.ones(len(groups), np.int64), None)
     assert owners.tolist() == groups.tolist()
     assert diffs.tolist() == [1] * len(groups)
     assert Counter(shown(domain, made, [call])) == model(call, parts), call
@@ -323,7 +323,9 @@ def test_a_record_is_as_many_rows_as_it_is_there() -> None:
     rows = [row_of(chance, 0) for _ in range(3)]
     call = WindowFunction("r", "row_number", pa.int64())
     diffs = np.array([3, -2, 1])
-    owners, made, counts = windows([call], SCHEMA, domain)(np.zeros(3, np.int64), words_of(domain, rows), diffs, None)
+    owners, made, counts = make_window_logic([call], SCHEMA, domain)(
+        np.zeros(3, np.int64), words_of(domain, rows), diffs, None
+    )
     assert Counter(shown(domain, made, [call])) == model(call, [[rows[0], rows[0], rows[0], rows[2]]])
     assert (owners.tolist(), counts.tolist()) == ([0] * 4, [1] * 4)
 
@@ -333,15 +335,17 @@ def test_what_no_result_can_hold_is_refused() -> None:
     rows = [row_of(chance, 0) | {"m": Decimal("9999999999.99")} for _ in range(2)]
     words, every = words_of(domain, rows), np.zeros(2, np.int64)
     with pytest.raises(ValueError, match=r"ntile\(0\) is of no tiles: give a number of at least 1"):
-        windows([WindowFunction("r", "ntile", pa.int64(), number=0)], SCHEMA, domain)(every, words, every + 1, None)
+        make_window_logic([WindowFunction("r", "ntile", pa.int64(), number=0)], SCHEMA, domain)(
+            every, words, every + 1, None
+        )
     for digits, fits in ((12, False), (13, True)):
         call = WindowFunction("r", "sum", pa.decimal128(digits, 2), ("m",))
         if fits:
-            _, made, _ = windows([call], SCHEMA, domain)(every, words, every + 1, None)
+            _, made, _ = make_window_logic([call], SCHEMA, domain)(every, words, every + 1, None)
             assert shown(domain, made, [call])[0][-1] == repr(Fraction("19999999999.98"))
             continue
         with pytest.raises(DiffOverflow, match="needs more than the digits of decimal"):
-            windows([call], SCHEMA, domain)(every, words, every + 1, None)
+            make_window_logic([call], SCHEMA, domain)(every, words, every + 1, None)
 
 
 def test_sums_of_wide_decimals_lose_no_digit() -> None:
@@ -353,7 +357,7 @@ def test_sums_of_wide_decimals_lose_no_digit() -> None:
         ("avg", pa.float64(), 12345678901234567890123456789012345676 / 20),
     ):
         call = WindowFunction("r", function, kind, ("h",))
-        _, made, _ = windows([call], schema, domain)(np.zeros(3, np.int64), words, np.ones(3, np.int64), None)
+        _, made, _ = make_window_logic([call], schema, domain)(np.zeros(3, np.int64), words, np.ones(3, np.int64), None)
         assert domain.decode(made[-1], kind).to_pylist() == [wanted] * 3
 
 
@@ -379,7 +383,7 @@ def test_sums_of_frames_are_exact_whatever_their_size() -> None:
     }
     for (function, column, kind), value in wanted.items():
         call = WindowFunction("r", function, kind, (column,))
-        _, made, _ = windows([call], schema, domain)(groups, words, ones, None)
+        _, made, _ = make_window_logic([call], schema, domain)(groups, words, ones, None)
         assert domain.decode(made[-1], kind).to_pylist() == [value] * 3, (function, column)
 
 

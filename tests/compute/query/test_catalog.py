@@ -95,8 +95,7 @@ def test_what_is_no_query_is_refused_with_what_to_do_instead(client: persist.Cli
 
 
 @pytest.mark.parametrize(
-    "sql",
-    ["SHOW TABLES", "DESCRIBE orders", "SUMMARIZE orders", "SELECT table_name FROM information_schema.tables"],
+    "sql", ["SHOW TABLES", "DESCRIBE orders", "SUMMARIZE orders", "SELECT table_name FROM information_schema.tables"]
 )
 def test_a_view_of_the_catalog_is_refused(client: persist.Client, sql: str) -> None:
     with pytest.raises(persist.InvalidUsage, match=r"ask them with client.sql\(\)"):

@@ -61,8 +61,7 @@ def test_answers_that_are_open_at_a_time_have_databases_of_their_own(client: per
 
 
 @pytest.mark.parametrize(
-    "query",
-    ["SELECT v FROM shop.t", "SELECT v FROM latest.shop.t", "SELECT table_name FROM information_schema.tables"],
+    "query", ["SELECT v FROM shop.t", "SELECT v FROM latest.shop.t", "SELECT table_name FROM information_schema.tables"]
 )
 def test_a_database_in_which_something_remains_is_not_used_again(client: persist.Client, query: str) -> None:
     client.sql(query).to_arrow()

@@ -95,11 +95,7 @@ def _is_of_one_kind(node: Tree, inner: Tree) -> bool:
     return (
         isinstance(inner, dict)
         and "type" in inner
-        and ("class" in node, _is_query(node))
-        == (
-            "class" in inner,
-            _is_query(inner),
-        )
+        and ("class" in node, _is_query(node)) == ("class" in inner, _is_query(inner))
     )
 
 

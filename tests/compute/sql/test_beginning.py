@@ -58,8 +58,7 @@ def test_a_view_begins_where_all_of_its_inputs_can_be_read(client: persist.Clien
     view.refresh()
     assert rows_at(view, range(3, 6)) == [4, 5, 6]
     with pytest.raises(
-        BeforeViewBegan,
-        match=r"as_of=2 is before the view 'v' begins, at 3.*redefine\(\) with start=.*another view",
+        BeforeViewBegan, match=r"as_of=2 is before the view 'v' begins, at 3.*redefine\(\) with start=.*another view"
     ) as caught:
         view.snapshot(2)
     assert isinstance(caught.value, AsOfCompacted | InvalidUsage)

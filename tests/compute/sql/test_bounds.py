@@ -44,13 +44,13 @@ RANKED = Costs(large_rows=1, change_rows=0, block_rows=2)
 @pytest.fixture
 def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count what is looked up in what is kept in order."""
-    done, between = Counter[str](), Ranked.between
+    done, between = Counter[str](), Ranked.select_between
 
     def counted(self: Ranked, one: int, other: int) -> Ints:
         done["between"] += 1
         return between(self, one, other)
 
-    monkeypatch.setattr(Ranked, "between", counted)
+    monkeypatch.setattr(Ranked, "select_between", counted)
     return done
 
 

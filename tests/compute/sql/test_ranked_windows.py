@@ -72,9 +72,9 @@ def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("sql", FIRST_ROWS)
 def test_first_rows_of_partitions_in_order(sql: str, always_ranked: Counter[str]) -> None:
-    for seed in range(3):
+    for seed in range(2):
         check(sql, changes(seed, steps=8, size=6), costs=RANKED)
-    assert always_ranked["changed"] > 20
+    assert always_ranked["changed"] > 10
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_a_frame_of_the_largest_number_of_rows_ends_with_its_partition(costs: Co
 @pytest.mark.thorough(except_every=16)
 @pytest.mark.parametrize("sql", WINDOWS)
 def test_windows_over_partitions_in_order(sql: str, always_ranked: Counter[str]) -> None:
-    for seed in range(4):
+    for seed in range(2):
         check(sql, changes(seed, steps=8, size=8), costs=RANKED)
-    assert always_ranked["changed"] > 20
+    assert always_ranked["changed"] > 10
 
 
 def test_a_row_that_moves_away_from_its_equals_changes_their_rank(always_ranked: Counter[str]) -> None:

@@ -83,7 +83,7 @@ def check_updates(sql: str, steps: list[Changes]) -> None:
             assert have == want, f"{name}: {sql}\nDuckDB: {want - have}\nthis:   {have - want}"
 
 
-@pytest.mark.thorough(except_every=160)
+@pytest.mark.thorough(except_every=270)
 @pytest.mark.filterwarnings("ignore::persist.sql.UnboundedState")
 @pytest.mark.parametrize("sql", QUERIES)
 def test_a_query_has_the_same_updates_at_all_times_by_state_cold_refreshes_first_builds_and_by_duckdb(sql: str) -> None:

@@ -178,10 +178,7 @@ ROLES: dict[str, tuple[dict[str, Role], ...]] = {
     "chr": ({"INTEGER": (None, "0", "1", "65", "8364", "127", "128", "128512", "-1", "55296", "1114111", "1114112")},),
     "regexp_matches": (_ANY, {"VARCHAR": _PATTERNS}, {"VARCHAR": _OPTIONS}),
     "regexp_full_match": (_ANY, {"VARCHAR": _PATTERNS}, {"VARCHAR": _OPTIONS}),
-    "regexp_replace": (
-        *(_ANY, {"VARCHAR": _PATTERNS}, {"VARCHAR": _NEWS}),
-        {"VARCHAR": _OPTIONS},
-    ),
+    "regexp_replace": (*(_ANY, {"VARCHAR": _PATTERNS}, {"VARCHAR": _NEWS}), {"VARCHAR": _OPTIONS}),
     "regexp_extract": (
         *(_ANY, {"VARCHAR": _PATTERNS}, {"INTEGER": _GROUPS, "VARCHAR": _OPTIONS}),
         {"VARCHAR": _OPTIONS},

@@ -106,7 +106,4 @@ def test_fields_inside_of_an_iceberg_table_are_followed_by_their_ids(tmp_path: P
     table.append(pa.Table.from_pylist([{"id": 2, "s": later, "l": [later]}], schema=schema))
     ingested(tmp_path, **options)
     earlier = {"a": 1, "d": "x", "c": None}
-    assert contents(tmp_path) == [
-        {"id": 1, "s": earlier, "l": [earlier, None]},
-        {"id": 2, "s": later, "l": [later]},
-    ]
+    assert contents(tmp_path) == [{"id": 1, "s": earlier, "l": [earlier, None]}, {"id": 2, "s": later, "l": [later]}]

@@ -24,7 +24,7 @@ class Positions:
     """A source that gives batches of times with their moments; the contents as of a time are that time."""
 
     name = "positions"
-    moments = "p.transactions"
+    moments: str | None = "p.transactions"
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps

@@ -164,10 +164,7 @@ def test_negative_times_and_padded_texts_come_the_same_by_copy_and_by_log(shop: 
         shop.run("SET GLOBAL sql_mode = DEFAULT")
     shop.run("INSERT INTO t SELECT id + 2, k, t, u FROM t")
     shop.ingest()
-    one, two = (
-        ("a", "-838:59:59.999999", "-00:00:00.100000"),
-        ("b", "-00:00:00.000001", "-00:00:01.900000"),
-    )
+    one, two = (("a", "-838:59:59.999999", "-00:00:00.100000"), ("b", "-00:00:00.000001", "-00:00:01.900000"))
     assert shop.contents("t") == [(1, *one), (2, *two), (3, *one), (4, *two)]
 
 

@@ -105,8 +105,7 @@ def test_a_number_of_a_file_is_taken_into_a_type_that_holds_it(taken: Taken) -> 
 
 
 @pytest.mark.parametrize(
-    ("ending", "text"),
-    [("csv", "id,v\n1,1.5\n2,{}\n"), ("jsonl", '{{"id": 1, "v": 1.5}}\n{{"id": 2, "v": {}}}\n')],
+    ("ending", "text"), [("csv", "id,v\n1,1.5\n2,{}\n"), ("jsonl", '{{"id": 1, "v": 1.5}}\n{{"id": 2, "v": {}}}\n')]
 )
 @pytest.mark.parametrize("number", ["9007199254740993", "123456789012345678.25", "1e400", "1e-400"])
 def test_text_that_its_float_would_change_is_named_by_its_line(
@@ -308,10 +307,7 @@ def test_another_field_inside_of_a_column_stops_before_its_file(
 
 @pytest.mark.parametrize(
     ("first", "second", "path"),
-    [
-        (rows({"a": 1}), rows({"a": "x"}), "v"),
-        ('{"id": 1, "v": {"a": 1}}', '{"id": 2, "v": {"a": "x"}}', "v"),
-    ],
+    [(rows({"a": 1}), rows({"a": "x"}), "v"), ('{"id": 1, "v": {"a": 1}}', '{"id": 2, "v": {"a": "x"}}', "v")],
 )
 @pytest.mark.parametrize("drift", ["refuse", "add", "ignore"])
 def test_another_type_inside_of_a_column_stops_before_its_file(

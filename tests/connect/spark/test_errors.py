@@ -20,10 +20,7 @@ ROWS = "id long, status string, amount double"
         ({}, "persist.errors.InvalidUsage: no collection was given"),
         ({"collection": "nope"}, "persist.errors.CollectionNotFound: no collection 'nope' at"),
         ({**SNAPSHOT, "as_of": 4}, "persist.errors.AsOfCompacted: as_of=4 is before since=5"),
-        (
-            {**SNAPSHOT, "as_of": 13, "timeout_s": 0},
-            "persist.errors.AsOfNotSealed: as_of=13 is not before upper=13",
-        ),
+        ({**SNAPSHOT, "as_of": 13, "timeout_s": 0}, "persist.errors.AsOfNotSealed: as_of=13 is not before upper=13"),
         ({**SNAPSHOT, "as_of": "noon"}, "'noon' is not a time, moment or tag of this collection"),
         ({**SNAPSHOT, "asof": 3}, "option 'asof' is not an option for reading"),
         ({**SNAPSHOT, "form": "pivot"}, "option form='pivot' is not one of"),
@@ -60,28 +57,13 @@ UPDATES = "id long, status string, amount double, _time long, _diff long"
 @pytest.mark.parametrize(
     ("schema", "rows", "options", "message"),
     [
-        (
-            ROWS,
-            [(1, "x", 1.0)],
-            {"time": 12},
-            "persist.errors.UpdateNotBeyondUpper: update at time 12 is not beyond",
-        ),
-        (
-            UPDATES,
-            [(1, "x", 1.0, 12, 1)],
-            {},
-            "persist.errors.UpdateNotBeyondUpper: update at time 12 is not beyond",
-        ),
+        (ROWS, [(1, "x", 1.0)], {"time": 12}, "persist.errors.UpdateNotBeyondUpper: update at time 12 is not beyond"),
+        (UPDATES, [(1, "x", 1.0, 12, 1)], {}, "persist.errors.UpdateNotBeyondUpper: update at time 12 is not beyond"),
         (UPDATES, [(1, "x", 1.0, None, 1)], {}, "persist.errors.InvalidUpdate: "),
         (UPDATES, [(1, "x", 1.0, 13, None)], {}, "persist.errors.InvalidUpdate: "),
         (UPDATES, [(1, "x", 1.0, -1, 1)], {}, "persist.errors.InvalidUpdate: "),
         ("id long, status string, _time long, _diff long", [(1, "x", 13, 1)], {}, "persist.errors.SchemaMismatch: "),
-        (
-            "id string, status string, amount double",
-            [("1", "x", 1.0)],
-            {"time": 13},
-            "persist.errors.SchemaMismatch: ",
-        ),
+        ("id string, status string, amount double", [("1", "x", 1.0)], {"time": 13}, "persist.errors.SchemaMismatch: "),
         (ROWS + ", color string", [(1, "x", 1.0, "red")], {"time": 13}, "persist.errors.SchemaMismatch: "),
         (ROWS, [(1, "x", 1.0)], {"time": 13, "seal": 12}, "persist.errors.FrontierRegression: upper cannot go back"),
         (ROWS, [(1, "x", 1.0)], {"time": 13, "sealed": 14}, "option 'sealed' is not an option for writing"),
@@ -94,12 +76,7 @@ UPDATES = "id long, status string, amount double, _time long, _diff long"
     ],
 )
 def test_a_bad_write_says_why_and_changes_nothing(
-    spark: SparkSession,
-    location: str,
-    schema: str,
-    rows: list[tuple[Any, ...]],
-    options: dict[str, Any],
-    message: str,
+    spark: SparkSession, location: str, schema: str, rows: list[tuple[Any, ...]], options: dict[str, Any], message: str
 ) -> None:
     before = {entry.key for entry in FileBlob(location).list("")}
     with pytest.raises(PySparkException) as caught:

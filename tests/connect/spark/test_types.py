@@ -11,8 +11,8 @@ from pyspark.sql import datasource as ds
 
 from persist import InvalidUsage
 from persist.codecs.types.schema import CollectionSchema
-from persist.connect.spark.data_source.reader import expression
-from persist.connect.spark.types import as_spark_expects, spark_schema
+from persist.connect.spark.data_source.reader import make_pruning_filter
+from persist.connect.spark.types import convert_to_spark, spark_schema
 from persist.connect.spark.uploads import Rows
 from persist.connect.spark.write_functions.foreach_batch import foreach_batch_writer
 from persist.errors import InvalidUpdate, SchemaMismatch
@@ -22,7 +22,7 @@ def stored(kind: pa.DataType, given: pa.Array) -> Any:
     """Return what is written of one value that a DataFrame has in a column of another type."""
     rows = Rows(CollectionSchema.of({"k": pa.int64()}, {"v": kind}), time=0)
     table = pa.table({"k": pa.array([1], pa.int64()), "v": given})
-    return rows.updates(table)["v"].to_pylist()[0]
+    return rows.to_updates(table)["v"].to_pylist()[0]
 
 
 @pytest.mark.parametrize(
@@ -68,17 +68,17 @@ def test_what_is_something_else_is_refused(kind: pa.DataType, given: pa.Array) -
 def test_event_times_without_a_timeline_count_microseconds_and_must_not_be_before_1970() -> None:
     schema = CollectionSchema.of({"k": pa.int64()}, None)
     table = pa.table({"k": [1, 2], "at": pa.array([1_500_000, 999_999], pa.timestamp("us", "UTC"))})
-    assert Rows(schema, time="at").updates(table)["_time"].to_pylist() == [1_500_000, 999_999]
+    assert Rows(schema, time="at").to_updates(table)["_time"].to_pylist() == [1_500_000, 999_999]
     early = table.set_column(1, "at", pa.array([-500_000, 0], pa.timestamp("us", "UTC")))
     with pytest.raises(InvalidUpdate, match="-500000"):
-        Rows(schema, time="at").updates(early)
+        Rows(schema, time="at").to_updates(early)
 
 
 def test_days_that_spark_hands_over_as_others_are_not_pushed() -> None:
     schema = pa.schema({"d": pa.date32()})
     for day, is_pushed in [(date(1582, 10, 4), True), (date(1582, 10, 14), False), (date(1582, 10, 25), True)]:
-        assert (expression([ds.GreaterThan(("d",), day)], schema) is not None) == is_pushed
-        assert (expression([ds.In(("d",), (day, day))], schema) is not None) == is_pushed
+        assert (make_pruning_filter([ds.GreaterThan(("d",), day)], schema) is not None) == is_pushed
+        assert (make_pruning_filter([ds.In(("d",), (day, day))], schema) is not None) == is_pushed
 
 
 @pytest.mark.parametrize("wrong", [{"watermark": -100}, {"watermark": "x"}, {"first_batch": -1}, {"first_batch": "a"}])
@@ -95,14 +95,14 @@ def test_a_timestamp_is_given_to_spark_with_a_zone_exactly_if_it_has_one(zone: s
 
     kind, given = pa.timestamp("ms", zone), pa.timestamp("us", "UTC" if zone else None)
     ours = pa.schema({"t": kind, "n": inside(kind)})
-    found = as_spark_expects(ours.empty_table(), spark_schema(ours)).schema
+    found = convert_to_spark(ours.empty_table(), spark_schema(ours)).schema
     assert found.field("t").type == given
     nested = found.field("n").type
     assert (nested.item_type if wrapped == "map" else nested.field(0).type) == given
     other = pa.timestamp("us", None if zone else "UTC")
     for schema in (pa.schema({"t": other, "n": inside(kind)}), pa.schema({"t": kind, "n": inside(other)})):
         with pytest.raises(InvalidUsage, match="that needs a time zone, and there is none here"):
-            as_spark_expects(ours.empty_table(), spark_schema(schema))
+            convert_to_spark(ours.empty_table(), spark_schema(schema))
 
 
 VALUES = [None, 4, 5, 6]
@@ -124,6 +124,6 @@ def test_what_passes_a_filter_in_spark_passes_what_is_made_of_it(
     """Also negated: `NOT (c <=> 5)` is true of NULL."""
     table = pa.table({"c": pa.array(VALUES, pa.int64())})
     for each, is_wanted in ((given, True), (ds.Not(given), False)):
-        made = expression([each], table.schema)
+        made = make_pruning_filter([each], table.schema)
         kept = (table if made is None else table.filter(made))["c"].to_pylist()
         assert {c for c in VALUES if means(c) is is_wanted} <= {*kept}

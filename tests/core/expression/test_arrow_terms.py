@@ -16,10 +16,7 @@ def test_a_filter_becomes_a_term() -> None:
     filter = (pc.field("k") > 5) & pc.field(("a", "b")).is_null()
     assert parse_filter_term(filter) == Call(
         "and_kleene",
-        (
-            Call("greater", (Col("k"), Lit(pa.scalar(5)))),
-            Call("is_null", (Call("field", (Col("a"),), ("b",)),)),
-        ),
+        (Call("greater", (Col("k"), Lit(pa.scalar(5)))), Call("is_null", (Call("field", (Col("a"),), ("b",)),))),
     )
 
 
@@ -32,10 +29,7 @@ def test_a_filter_becomes_a_term() -> None:
             pc.field("x").isin(["a", None]),
             '[["column","x"],["call","is_in",1,[["value_set",{"list":"string"},["a",null]]]]]',
         ),
-        (
-            pc.field("x").cast(pa.int32()),
-            '[["column","x"],["call","cast",1,[["to_type","int32",null]]]]',
-        ),
+        (pc.field("x").cast(pa.int32()), '[["column","x"],["call","cast",1,[["to_type","int32",null]]]]'),
         (
             pc.match_substring(pc.field("x"), "é", ignore_case=True),
             '[["column","x"],["call","match_substring",1,[["ignore_case","bool",true],["pattern","string","é"]]]]',

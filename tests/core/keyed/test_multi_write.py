@@ -62,12 +62,7 @@ def test_two_keyed_tables_with_pending_events_are_sealed_in_one_record(client: p
         multi.seal(accounts, 2)
         multi.seal(owners, 3)
     assert multi.seqno == client.engine.follower.refresh().seqno == before + 1
-    assert changes(accounts) == [
-        ((1, "pending"), 0, 1),
-        ((1, "pending"), 1, -1),
-        ((1, "10"), 1, 1),
-        ((2, "21"), 1, 1),
-    ]
+    assert changes(accounts) == [((1, "pending"), 0, 1), ((1, "pending"), 1, -1), ((1, "10"), 1, 1), ((2, "21"), 1, 1)]
     assert [*owners.upserts(0, 3)] == [(1, "pending", 0), (1, "ann", 1), (1, None, 2)]
     accounts.seal(8).result()
     assert accounts.snapshot().count() == 3

@@ -31,7 +31,7 @@ def made(client: persist.Client) -> dict[str, persist.Collection]:
     return {**found, "log": client.create_or_load("log", key={"k": int}, value={"v": str})}
 
 
-@pytest.mark.thorough(except_every=6)
+@pytest.mark.thorough(except_every=15)
 @pytest.mark.parametrize("seed", range(60))
 def test_blocks_of_two_clients_do_what_the_model_does(seed: int) -> None:
     rng, store = random.Random(seed), MemoryBlob(f"multi-{seed}")

@@ -110,7 +110,7 @@ def test_every_readable_time_reads_the_same_whatever_was_compacted(seed: int) ->
     since = upper = 0
     with opened(MemoryBlob()) as client, opened(client.engine.storage.metered._inner) as other:
         handles = [each.create_or_load("c", key=KEY, value=VALUE) for each in (client, other)]
-        for _ in range(35):
+        for _ in range(24):
             updates = []
             for key in chance.sample(range(50), chance.randint(0, 25)):
                 at = upper + chance.choice([0, 0, 0, 1, 3])  # Some ahead of the seal: they straddle keyframes.

@@ -430,11 +430,7 @@ def together(collection: persist.Collection, step: kinds.Replace) -> list[persis
     ],
 )
 def test_work_that_another_compactor_made_pointless_is_thrown_away_and_costs_nobody_else_anything(
-    before: tuple[Work, ...],
-    late: Work,
-    since: int,
-    meanwhile: tuple[Work, ...],
-    monkeypatch: pytest.MonkeyPatch,
+    before: tuple[Work, ...], late: Work, since: int, meanwhile: tuple[Work, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blob = MemoryBlob()
     with opened(blob) as other, opened(blob) as client:

@@ -52,12 +52,7 @@ def test_rows_of_large_multiplicity_come_in_batches_and_absurd_ones_are_refused(
 
 @pytest.mark.parametrize(
     "filter",
-    [
-        pc.field(2) == 4,
-        (pc.field("k") > 1) & pc.field(2).is_valid(),
-        pc.field((0, 1)) == 4,
-        pc.field(2).isin([4]),
-    ],
+    [pc.field(2) == 4, (pc.field("k") > 1) & pc.field(2).is_valid(), pc.field((0, 1)) == 4, pc.field(2).isin([4])],
     ids=str,
 )
 def test_a_filter_by_position_is_refused_wherever_a_filter_is_taken(

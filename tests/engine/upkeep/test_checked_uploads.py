@@ -35,12 +35,7 @@ def opened(blob: DatedBlob) -> persist.Client:
     return persist.open(
         blob,
         clock=blob.clock,
-        settings=tuned(
-            background=False,
-            grace_s=GRACE_S,
-            orphan_grace_s=GRACE_S,
-            hold_linger_s=0,
-        ),
+        settings=tuned(background=False, grace_s=GRACE_S, orphan_grace_s=GRACE_S, hold_linger_s=0),
     )
 
 

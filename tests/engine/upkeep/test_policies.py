@@ -168,9 +168,9 @@ def test_blobs_go_although_the_log_is_kept_for_less_long(dated: DatedBlob, polic
         drop(client, "dropped")
         PartWriter(dated, client.engine.follower.next_seqno).upload(c.id, c.schema, ROWS)
         left = []
-        for upper in range(1, 351):
+        for upper in range(1, 176):
             c.seal(upper).result()
-            if upper % 10 == 0:
+            if upper % 5 == 0:
                 dated.clock.sleep(HOUR)
                 client.gc()
                 left.append(parts(dated))

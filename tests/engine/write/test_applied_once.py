@@ -19,12 +19,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import TokenMark, Words
 from persist.core.log.records import read_record
 from persist.core.settings import Tuning
-from persist.core.state_rules.collection_rules import (
-    ExpectErasures,
-    ExpectNothingBeyondUpper,
-    ExpectParts,
-    ExpectUpper,
-)
+from persist.core.state_rules.collection_rules import ExpectErasures, ExpectNothingBeyondUpper, ExpectParts, ExpectUpper
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.state import State, apply_record
 from persist.engine.collection.keyed_events import convert_events

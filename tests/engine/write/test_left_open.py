@@ -102,10 +102,7 @@ def test_when_the_process_ends_what_was_asked_for_is_finished_and_the_client_is_
 
 @pytest.mark.parametrize("notice_s", [0.01, 60.0])
 def test_what_is_not_done_in_time_is_printed_and_fails_the_process(
-    registry: unclosed._Registry,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    notice_s: float,
+    registry: unclosed._Registry, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, notice_s: float
 ) -> None:
     monkeypatch.setattr(unclosed, "NOTICE_AFTER_S", notice_s)
     owner = Owner(timeout_s=0.05)

@@ -31,6 +31,28 @@ class Acting(Caller):
             record = Record(format=step["format"], seqno=0, written_ms=BEGAN_MS, mutations=mutations, **made)  # type: ignore[arg-type]
             self.tap.create("old", make_record_key(0), encode_record(record))
 
+    def _fill(self, step: Step) -> None:
+        self.tap.room_bytes = step["bytes"]
+
+    def _empty(self, step: Step) -> None:
+        self.tap.room_bytes = None
+
+    def _restore(self, slot: Slot, step: Step) -> None:
+        self._submit(slot, step, {"as_of": step["as_of"], "assigned": None}, lambda c: c.restore(step["as_of"]))
+
+    def _publish(self, slot: Slot, step: Step) -> None:
+        """Publish a Delta table, or on files an Iceberg table of format 3, whose vectors are like those of Delta."""
+
+        def call(c: persist.Collection) -> int:
+            if step.get("table") == "iceberg":
+                return c.publish("iceberg", step["as_of"], deletes=step["deletes"], format_version=3).as_of
+            return c.publish("delta", step["as_of"], deletes=step["deletes"], feed=step["feed"]).as_of
+
+        self._on_handle(slot, step, {"as_of": step["as_of"]}, call)
+
+    def _unpublish(self, slot: Slot, step: Step) -> None:
+        self._on_handle(slot, step, {}, lambda c: c.unpublish(step.get("table", "delta")))
+
     def _upgrade(self, slot: Slot, step: Step) -> None:
         def call() -> list[int | None]:
             report = slot.client.upgrade()

@@ -185,10 +185,24 @@ class Answering(Deriving):
 
         expected.rule, expected.check = "erase", check
 
+    def _expect_restore(self, event: Event, view: View, expected: Expected) -> None:
+        """Accept refusals for what came between; `View.step` knows which ones the contents demand."""
+        id_ = event.args["c"]
+        expected.may_fail("restore", "Superseded")
+        if self.evolved.get(id_):
+            expected.may_fail("schema", "SchemaMismatch")
+        if not view.alive(id_):
+            return
+        updates = view.contents(id_).updates
+        if may_overflow(updates):
+            expected.may_fail("overflow", "DiffOverflow")
+        if any(time >= view.upper(id_) for _, _, time, _ in updates):  # They may cancel each other out.
+            expected.may_fail("late", "UpdatesBeyondUpper")
+
     def _expect_owed(self, view: View, expected: Expected) -> None:
         """Allow for tables that erasures gave up, and that cannot be published anew as long as rows are negative."""
         for id_ in {m["collection"] for c in self.commits for m in c.mutations if m["kind"] == "erase"}:
-            if self.tables.get(id_) and view.alive(id_) and view.upper(id_):
+            if (self.tables.get(id_) or self.iceberg_tables.get(id_)) and view.alive(id_) and view.upper(id_):
                 self._expect_rows(id_, min(view.upper(id_), EMPTY - 1) - 1, view, expected)
 
     def _expect_rows(self, id_: str, time: int, view: View, expected: Expected) -> None:

@@ -31,7 +31,7 @@ def with_assigned_times(events: Sequence[Event], commits: Sequence[Commit]) -> l
         for mutation in commit.mutations:
             for k, v, time, _ in mutation["updates"] if mutation["kind"] == "append" else []:
                 call = (mutation["collection"], k)
-                if v == "m" and call in asked:
+                if v == "m" and call in asked and call not in times:  # A restoration may bring it a second time.
                     times[call] = time
                     key = mutation["collection"], commit.seqno
                     came = next((e.invoked for e in asked[call] if e.client == commit.client), 0)

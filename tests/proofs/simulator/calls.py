@@ -10,6 +10,7 @@ from typing import Any
 import persist
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from tests.proofs.simulator.baton import Baton
+from tests.proofs.simulator.effects import DOUBTS
 from tests.proofs.simulator.history import Event
 from tests.proofs.simulator.language import Step
 from tests.proofs.simulator.spelling import error_answer
@@ -17,7 +18,6 @@ from tests.proofs.simulator.world import ClientClock, ClientStore, Moments, Worl
 
 PATIENCE_S = 60.0  # A call that takes longer in real time hangs.
 DEADLINE_S = 20.0  # Who was stopped for longer may give up, as if storage had failed him.
-DOUBTS = ("Unavailable", "Indeterminate", "NotDeleted")
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Slot:
         """How often storage has failed this client."""
         harmless = (Fault.NONE, Fault.SLOW)
         failed = sum(n for fault, n in self.unreliable.faults.items() if fault not in harmless)
-        return failed + self.store.is_cut + int(self.store.stopped_s / DEADLINE_S)
+        return failed + self.store.is_cut + self.store.refused + int(self.store.stopped_s / DEADLINE_S)
 
 
 class Caller:
@@ -78,11 +78,13 @@ class Caller:
     def _call(self, slot: Slot, op: str, args: dict[str, Any], call: Callable[[], Any]) -> Event:
         """Make a call that answers by itself."""
         event = self._began(slot, op, args)
-        before = slot.faults()
+        before, refused = slot.faults(), slot.store.refused
         try:
             answer: list[Any] = ["ok", call()]
         except BaseException as error:
             answer = error_answer(error, op)
+        if slot.store.refused > refused:
+            event.args["no_room"] = True
         self._ended(slot, event, before, answer)
         return event
 

@@ -41,6 +41,7 @@ COLLECTORS = 0.25
 CLONES = 0.3
 PUBLISHES = 0.3
 SLEEPS = 0.25
+RECOVERS = 0.2
 THROUGH = 0.2
 
 
@@ -58,13 +59,17 @@ class Episode:
     publishes: bool = False
     sleeps: bool = False
     through: bool = False
+    recovers: bool = False
 
     def steps(self) -> list[Step]:
         kinds = {"flat_out": self.flat_out, "is_keyed": self.is_keyed, "collects": self.collects}
-        more = {"clones": self.clones, "publishes": self.publishes, "sleeps": self.sleeps}
+        more = {"clones": self.clones, "publishes": self.publishes, "sleeps": self.sleeps, "recovers": self.recovers}
         steps = generate(self.seed, self.size, features(), **kinds, **more)
         if self.scheduler == "served":
             return served_steps(steps, self.seed)
+        if self.scheduler == "on files":  # Iceberg names files by absolute paths.
+            chance = random.Random(self.seed)
+            return [step | {"table": chance.choice(["delta", "iceberg"])} for step in steps]
         return relayed_steps(steps, self.seed) if self.through and self.scheduler == "shuffled" else steps
 
     @property
@@ -79,7 +84,7 @@ class Episode:
 
     def __str__(self) -> str:
         more = {"flat out": self.flat_out, "keyed": self.is_keyed, "collectors": self.collects, "clones": self.clones}
-        more |= {"published": self.publishes, "asleep": self.sleeps, "through": self.through}
+        more |= {"published": self.publishes, "asleep": self.sleeps, "through": self.through, "recovers": self.recovers}
         more["pages"] = self.has_pages
         return " ".join([f"seed={self.seed} size={self.size} {self.scheduler}", *(name for name in more if more[name])])
 
@@ -121,7 +126,10 @@ def episodes(seed: int, *, flat_out: float = FLAT_OUT) -> Iterator[Episode]:
     chance = random.Random(seed)
     while True:
         [scheduler] = chance.choices([*SCHEDULERS], [*SCHEDULERS.values()])
-        kinds = [chance.random() < share for share in (flat_out, KEYED, COLLECTORS, CLONES, PUBLISHES, SLEEPS, THROUGH)]
+        kinds = [
+            chance.random() < share
+            for share in (flat_out, KEYED, COLLECTORS, CLONES, PUBLISHES, SLEEPS, THROUGH, RECOVERS)
+        ]
         yield Episode(chance.randrange(10**9), chance.choice(SIZES), scheduler, *kinds)
 
 

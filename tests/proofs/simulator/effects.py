@@ -8,9 +8,9 @@ from tests.proofs.simulator.history import Commit, Event
 from tests.proofs.simulator.versions import View
 from tests.support.model import Refused
 
-DOUBTS = ("Unavailable", "Indeterminate", "NotDeleted")
+DOUBTS = ("Unavailable", "Indeterminate", "NotDeleted", "StoreFull")
 FIRST_MARKER = 1000
-MUTATING = ("write", "upsert", "seal", "allow_compaction", "destroy", "multi", "evolve")
+MUTATING = ("write", "upsert", "seal", "allow_compaction", "destroy", "multi", "evolve", "restore")
 _EXPLAINED = ("create", "clone", "seal", "allow_compaction", "destroy", "evolve")
 Effect = tuple[str, str, Any]
 
@@ -66,6 +66,9 @@ def effects_of(event: Event) -> list[Effect]:
     elif event.op == "upsert":
         effects += [("upsert", args["c"], args["events"]), ("columns", args["c"], args["columns"])]
         effects += [("seal", args["c"], args["seal"])] if args.get("seal") is not None else []
+    elif event.op == "restore":
+        effects.append(("restore", args["c"], (args["as_of"], args["assigned"])))
+        effects += [("seal", args["c"], args["assigned"] + 1)] if args["assigned"] is not None else []
     elif event.op == "destroy":
         effects.append(("destroy", args["c"], None))
     elif event.op == "evolve":
@@ -121,7 +124,7 @@ def changes_nothing(event: Event, view: View) -> bool:
             return False
         if kind == "allow_compaction" and view.allowed(id_) < value:
             return False
-        if kind in ("destroy", "evolve"):
+        if kind in ("destroy", "evolve", "restore"):
             return False
     return True
 
@@ -142,6 +145,8 @@ def could_be(event: Event, effect: Effect) -> bool:
     if event.op == "clone":
         named = effect[0] == "clone" and event.args["target"] == effect[2]
         return named and (not event.ok or event.outcome[1] == effect[1])
+    if event.op == "restore":  # It seals the time that its record assigns.
+        return effect[0] == "seal" and event.args["c"] == effect[1]
     return effect in effects_of(event) and not effect_markers(event)
 
 

@@ -23,16 +23,31 @@ BAD_WRITES = {
     "wrong columns": ("SchemaMismatch", "InvalidUpdate"),
 }
 # Calls that read, and so need the lease of their client.
-LEASED = ("read", "poll", "advance", "subscribe", "changes", "maintain", "publish", "snapshots", "find", *DERIVING)
+LEASED = (
+    "read",
+    "poll",
+    "advance",
+    "subscribe",
+    "changes",
+    "maintain",
+    "publish",
+    "snapshots",
+    "find",
+    "restore",
+    *DERIVING,
+)
 KEYED_WRITE = "updates for a keyed collection"
 REFUSED_WRITES = {**BAD_WRITES, KEYED_WRITE: ("KeyedCollection",)}
 # Which rule demands a refusal of the model.
 REFUSED_BY = {
     "CollectionNotFound": "destroy",
+    "AsOfCompacted": "since",
+    "AsOfNotSealed": "sealed",
     "FrontierRegression": "frontier",
     "SchemaMismatch": "schema",
     "SchemaMoved": "schema",
     "UpdateNotBeyondUpper": "late",
+    "UpdatesBeyondUpper": "late",
     "UpperMismatch": "expected_upper",
 }
 
@@ -94,7 +109,7 @@ class Expectations(Answering):
             return
         if not effects_of(event):
             return  # Nothing is written, so nobody minds.
-        if event.faults and event.op in ("write", "upsert", "multi"):
+        if event.faults and event.op in ("write", "upsert", "multi", "restore"):
             expected.may_fail("lost", "UploadExpired")  # Its client was stopped between upload and commit.
         only_looks = all(kind == "expect" for kind, _, _ in effects_of(event)) and not event.args.get("token")
         if not only_looks and (refused := view.refuses(event.client)) is not None:
@@ -112,6 +127,8 @@ class Expectations(Answering):
         others = (m for c in self.commits if event.op == "destroy" and self._is_during(c, event) for m in c.mutations)
         if any(m["kind"] == "destroy" and m["collection"] != event.args["c"] for m in others):
             expected.may_fail("destroy", "CollectionNotFound")  # Of its index, which was made anew meanwhile.
+        if event.op == "restore":
+            self._expect_restore(event, view, expected)
         draft = view.child()
         for kind, id_, value in effects_of(event):
             try:

@@ -30,6 +30,7 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     seal            c, upper, expected_upper?                         seqno
     allow_compaction  c, since                                        seqno
     destroy         c                                                 seqno
+    restore         c, as_of, assigned (the time that it told)        seqno
     multi           steps ([["write", c, updates] | ["upsert", c, events] | ["seal", c, upper]]), columns by c,
                     token?, raises                                    None
     snapshot        c, as_of (None: latest; or a tag)                 as_of
@@ -48,7 +49,7 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     compact         c, full                                           None
     gc, maintain                                                      None
     crash                                                             None: the client is no more
-    publish         c, as_of (None: latest)                           as_of; as a Delta table
+    publish         c, as_of (None: latest)                           as_of; as a Delta or an Iceberg table
     unpublish       c                                                 whether there was one
     table           c                                                 what another program finds: None, or [version,
                                                                       as_of, [[k, v, n]]]
@@ -63,6 +64,8 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     erase           c, keys                                           [updates, seqno or None]
     upgrade                                                           [format before, after, seqno or None]
     fsck                                                              list of what it found wrong
+
+A call has `no_room` if the store had none for a request of its client meanwhile.
 
 A mutating call has `looked`: False says that nobody looked at its error before its client was closed.
 

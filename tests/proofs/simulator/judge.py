@@ -183,7 +183,8 @@ class Answers(Replay):
         feed.lower = event.outcome[1]["upper"]
 
     def _claim(self, owner: Event, since: Event, time: int) -> None:
-        if self.modes.get(owner.client) != "read":
+        """Note what compaction must keep; who reads without a lease, for lack of room, relies on the grace period."""
+        if self.modes.get(owner.client) != "read" and "no_room" not in owner.args:
             self.claims.append(Claim(owner, owner.args["c"], time))
 
     def _end_claims(self, event: Event, of: Callable[[Claim], bool]) -> None:

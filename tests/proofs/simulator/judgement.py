@@ -134,10 +134,12 @@ class Judgement:
         self.named: dict[str, Commit] = {}  # Which record brought a blob.
         self.markers: dict[int, Counter[tuple[str, int]]] = {}  # Of each commit.
         self.marked: set[tuple[str, int]] = set()  # By events that have come.
+        self.brought: set[tuple[str, int]] = set()  # By writes that have come.
         self.namers: dict[str, set[str]] = {}  # Which collections name a blob.
         self.cloned: dict[str, tuple[Commit, dict[str, Any]]] = {}
         self.dropped: dict[str, list[Dropped]] = {}
         self.tables: dict[str, list[tuple[int, int, Table | None]]] = {}  # From when to when a record of it came.
+        self.iceberg_tables: dict[str, list[tuple[int, int, Table | None]]] = {}
         self.ended: dict[str, int] = {}  # When leases ended.
         self.reads_from: dict[str, list[tuple[int, int]]] = {}  # What leases said of it, and when.
         self.reentrance = {e.client: e.args.get("reentrance_id") for e in self.events if e.op == "open"}

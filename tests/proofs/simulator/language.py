@@ -23,6 +23,7 @@ from tests.proofs.simulator.weights import (
     FLAT_OUT_WEIGHTS,
     KEYED_WEIGHTS,
     PUBLISHES_WEIGHTS,
+    RECOVERS_WEIGHTS,
     WEIGHTS,
 )
 from tests.support.model import EMPTY, ORDERED, TOMBSTONE
@@ -72,6 +73,7 @@ def generate(
     clones: bool = False,
     publishes: bool = False,
     sleeps: bool = False,
+    recovers: bool = False,
     slots: int = SLOTS,
 ) -> list[Step]:
     """Return size steps, of the public operations that features and their predecessors name.
@@ -83,11 +85,13 @@ def generate(
         clones: collections are cloned, dropped, compacted and collected.
         publishes: collections are published as Delta tables, compacted and collected.
         sleeps: one who collects sleeps for hours, and the others commit to one collection and collect meanwhile.
+        recovers: contents become what they were, and the store fills up.
     """
     more = (FLAT_OUT_WEIGHTS if flat_out else {}) | (KEYED_WEIGHTS if is_keyed else {})
     more |= COLLECTORS_WEIGHTS if collects else {}
     more |= CLONES_WEIGHTS if clones else {}
     more |= PUBLISHES_WEIGHTS if publishes else {}
+    more |= RECOVERS_WEIGHTS if recovers else {}
     kind = {"flat_out": flat_out, "is_keyed": is_keyed, "collects": collects, "publishes": publishes, "sleeps": sleeps}
     return _Generator(seed, frozenset(features), more, slots=slots, **kind).steps(size)
 
@@ -160,7 +164,7 @@ class _Generator(Drawing):
         chance = self.chance
         if op == "open":
             return self._open(chance.choice(self._awake(range(self.slots))), self._mode())
-        if op in ("pass", "up", "down", "deliver"):
+        if op in ("pass", "up", "down", "deliver", "fill", "empty"):
             return self._about_the_world(op)
         slots = self._awake(self.modes)
         if not slots:
@@ -196,7 +200,7 @@ class _Generator(Drawing):
                 step["name"] = self.asleep.busy
                 if step["name"] not in known:
                     return self._create_or_load(step["slot"], step["name"])
-            if op == "resolve" and kind_of(step["name"]) not in KEYED_ONLY:
+            if op in ("resolve", "restore") and (op == "resolve") != (kind_of(step["name"]) in KEYED_ONLY):
                 return None
             getattr(self, f"_{op}", lambda step, belief: None)(step, self.belief[step["name"]])
         if step is not None and "faults" not in step:
@@ -258,6 +262,8 @@ class _Generator(Drawing):
                 self._sleep_on(step)
         elif op in ("down", "up"):
             step["slot"] = self.chance.choice([None, *range(self.slots)]) if op == "down" else None
+        elif op == "fill":
+            step["bytes"] = self.chance.choice([0, 300, 3000, 30_000])
         return step
 
     def _about_what_was_taken(self, op: str) -> Step | None:
@@ -416,6 +422,17 @@ class _Generator(Drawing):
             step["expected_upper"] = self._about(belief.upper)
         belief.upper = max(belief.upper, step["upper"])
 
+    def _restore(self, step: Step, belief: _Belief) -> None:
+        """Mostly after a seal beyond all that was written: with updates that are not sealed, it is refused."""
+        self._wait(step)
+        step["as_of"] = self._as_of(belief) or 0
+        belief.records = []
+        if self.chance.random() < 0.7:
+            self.planned.insert(0, dict(step))
+            belief.upper = min(belief.upper, 10**6) + 8
+            step["op"], step["upper"], step["wait"] = "seal", belief.upper, "now"
+        belief.upper += belief.upper < 10**6
+
     def _allow_compaction(self, step: Step, belief: _Belief) -> None:
         self._wait(step)
         ahead = 2 if self.chance.random() < 0.1 else -1
@@ -537,10 +554,7 @@ class _Generator(Drawing):
         step["stop"] = {"request": request, "skipped": chance.randrange(skipped), "seconds": chance.choice(seconds)}
 
     def _crash_in(self, step: Step, calls: int) -> None:
-        step["crash"] = {
-            "calls": self.chance.randrange(calls),
-            "how": self.chance.choice(["before", "after", "limbo"]),
-        }
+        step["crash"] = {"calls": self.chance.randrange(calls), "how": self.chance.choice(["before", "after", "limbo"])}
         self._forget(step["slot"], "crash")
 
     def _hold(self, step: Step, belief: _Belief) -> None:

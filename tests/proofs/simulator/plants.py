@@ -16,6 +16,7 @@ import persist.core.state_rules.collection_rules
 import persist.core.state_rules.contents
 import persist.core.state_rules.draft
 import persist.core.state_rules.state
+import persist.engine.collection.commit
 import persist.engine.collection.planned_commits
 import persist.engine.compact.rewriter
 import persist.engine.follow.follower
@@ -25,7 +26,7 @@ import persist.engine.upkeep.references
 import persist.engine.write.group_commit
 import persist.services.erase.erasure
 import persist.services.publish.planning
-from persist.blob.errors import Indeterminate
+from persist.blob.errors import Indeterminate, StoreFull
 from persist.compute.sql.redefine import RecreatedViews
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
@@ -33,6 +34,7 @@ from persist.core.log.keys import make_checkpoint_key, make_record_key
 from persist.core.log.records import create_record, encode_record
 from persist.core.state_rules.annotations import add_tokens
 from persist.core.state_rules.state import State
+from persist.engine.collection.plain_rows import make_restore_steps
 from persist.engine.follow.checkpoint import read_checkpoint
 from persist.engine.follow.log_identity import Past
 from persist.engine.read.lookups.part_rows import find_places
@@ -52,6 +54,18 @@ def acknowledged_before_the_answer(create: Callable[..., Any]) -> Callable[..., 
         except Indeterminate:
             return None
         return create(blob, record, clock, **options)
+
+    return planted
+
+
+def acknowledged_without_room(create: Callable[..., Any]) -> Callable[..., Any]:
+    """A record that there is no room for counts as created."""
+
+    def planted(*args: Any, **options: Any) -> Any:
+        try:
+            return create(*args, **options)
+        except StoreFull:
+            return None
 
     return planted
 
@@ -152,10 +166,16 @@ def a_row_left_in(found: Callable[..., Any]) -> Callable[..., Any]:
 # What is patched, and with what: made of what stands there.
 PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a commit is acknowledged before its create is known to have happened": lambda: [
+        (persist.engine.write.group_commit, "create_record", acknowledged_before_the_answer(create_record))
+    ],
+    "what there is no room for is acknowledged": lambda: [
+        (persist.engine.write.group_commit, "create_record", acknowledged_without_room(create_record))
+    ],
+    "a restoration goes back less far than is asked": lambda: [
         (
-            persist.engine.write.group_commit,
-            "create_record",
-            acknowledged_before_the_answer(create_record),
+            persist.engine.collection.commit,
+            "make_restore_steps",
+            lambda handle, then, *rest: make_restore_steps(handle, then + 1, *rest),
         )
     ],
     "since passes what readers hold": lambda: [
@@ -166,11 +186,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         )
     ],
     "a token is not remembered": lambda: [
-        (
-            persist.core.state_rules.collection_rules,
-            "add_tokens",
-            tokens_forgotten(add_tokens),
-        )
+        (persist.core.state_rules.collection_rules, "add_tokens", tokens_forgotten(add_tokens))
     ],
     "a write at a sealed time is taken": lambda: [
         (module, "check_beyond_upper", lambda contents, time: None)
@@ -191,10 +207,10 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.engine.upkeep.garbage, "find_sharers", lambda state, clones: {})
     ],
     "compaction gives up what a published table needs": lambda: [
-        (persist.core.state_rules.contents.Publication, "numbers", property(lambda table: set())),
+        (persist.core.state_rules.contents.Publication, "numbers", property(lambda table: set()))
     ],
     "a published table shows a row that has changed": lambda: [
-        (persist.services.publish.planning, "find_places", a_row_left_in(find_places)),
+        (persist.services.publish.planning, "find_places", a_row_left_in(find_places))
     ],
     "a late collector believes what it listed": lambda: [
         (persist.engine.upkeep.garbage._Round, "_collect_objects", what_a_listing_said),
@@ -202,7 +218,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (Past, "prove_known", lambda past, state: None),
     ],
     "what a server did not answer is not looked up": lambda: [
-        (persist.engine.write.group_commit.GroupCommit, "_resolve_settled", nothing_settled),
+        (persist.engine.write.group_commit.GroupCommit, "_resolve_settled", nothing_settled)
     ],
     "a resolution loses an update": lambda: [
         (module, "resolve_to_updates", an_update_lost(persist.core.keyed.events.resolve_to_updates))
@@ -216,23 +232,23 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         )
     ],
     "an erasure leaves what the clones of its collection hold": lambda: [
-        (persist.services.erase.erasure, "list_family", of_one_alone(list_family)),
+        (persist.services.erase.erasure, "list_family", of_one_alone(list_family))
     ],
     "an index lacks what has changed since": lambda: [
-        (persist.compute.index.maintenance, "_make_writes", lambda index, table, names: []),
+        (persist.compute.index.maintenance, "_make_writes", lambda index, table, names: [])
     ],
     "an erasure leaves the views of its collection as they are": lambda: [
-        (persist.services.erase.erasure, "recreate_views", lambda engine, handles: RecreatedViews((), {}, {}, {}, {})),
+        (persist.services.erase.erasure, "recreate_views", lambda engine, handles: RecreatedViews((), {}, {}, {}, {}))
     ],
     "a client raises the format by any record": lambda: [
-        (persist.engine.write.group_commit, "compute_format", lambda state, mutations: FORMAT),
+        (persist.engine.write.group_commit, "compute_format", lambda state, mutations: FORMAT)
     ],
     "a tag keeps nothing": lambda: [
         (
             persist.core.state_rules.collection_rules,
             "_advance_since",
             tags_passed(persist.core.state_rules.collection_rules._advance_since),
-        ),
+        )
     ],
     "a fenced writer goes on": lambda: [
         (module, "check_writer", lambda *args: None)

@@ -180,6 +180,9 @@ class Replay(Expectations):
     def _new_markers(self, commit: Commit) -> Counter[tuple[str, int]]:
         """Return the markers that come with a record, and how often; not those of events that were pending before."""
         found = markers_of(commit)
+        if self._under_way(commit, "restore"):  # It takes markers back, and brings them again.
+            found = Counter({marker: n for marker, n in found.items() if marker not in self.brought})
+        self.brought.update(found)
         keyed: set[tuple[str, int]] = set()
         for mutation in commit.mutations:
             if mutation["kind"] in ("pend", "resolve"):
@@ -220,7 +223,8 @@ class Replay(Expectations):
         for wrong in wrongs:
             self.blame("published", f"{wrong}: {commit}")
         table = physical.tables.get(mutation["table"])
-        self.tables.setdefault(id_, []).append((commit.at, latest_moment(commit), table))
+        known = self.tables if mutation["table"] == "delta" else self.iceberg_tables
+        known.setdefault(id_, []).append((commit.at, latest_moment(commit), table))
         self._drop(commit, id_, {*mutation.get("unused", ())}, view)
 
     def _check_clone(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
@@ -338,6 +342,7 @@ class Replay(Expectations):
         for effect in wanted:
             if not any(effect in effects_of(e) for e in chosen):
                 possible = [e for e in doubtful if e not in chosen and could_be(e, effect)]
+                possible.sort(key=lambda e: e.op == "restore")  # Which may have sealed to anything.
                 if not possible:
                     self.blame("phantom", f"nobody asked for {effect}: {commit}")
                 chosen += possible[:1]
@@ -353,6 +358,13 @@ class Replay(Expectations):
             elif is_done(event, view):
                 self.done.add(event.id)
             else:
+                if event.op == "restore" and event.args["assigned"] is None:
+                    sealed = [
+                        m["upper"]
+                        for m in commit.mutations
+                        if (m["kind"], event.args["c"]) == ("seal", m.get("collection"))
+                    ]
+                    event.args["assigned"] = max(sealed) - 1
                 found = self._expected(event, view)
                 if found.must_fail:
                     self.blame(

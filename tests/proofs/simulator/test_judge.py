@@ -374,10 +374,7 @@ SMALL: dict[str, tuple[str, Plant]] = {
     "a_time_that_is_compacted_is_read": ("since", lambda s: accept(s, "compacted", 2)),
     "snapshots_are_of_two_states": ("snapshot", lambda s: accept(s, "together", [["a", 2, 3], ["b", 0, 3]])),
     "a_backup_is_of_a_record_of_long_ago": ("backup", lambda s: accept(s, "backup", [1, {}])),
-    "a_backup_lacks_a_record": (
-        "backup",
-        lambda s: s.labels["backup"].outcome[1][1]["b"][3].pop(),
-    ),
+    "a_backup_lacks_a_record": ("backup", lambda s: s.labels["backup"].outcome[1][1]["b"][3].pop()),
     "a_snapshot_lacks_a_record": ("snapshot", lambda s: accept(s, "read", AS_OF_1[:-1])),
     "a_snapshot_holds_what_came_later": ("snapshot", lambda s: accept(s, "read", AS_OF_1[1:])),
     "a_feed_misses_an_update": ("feed", lambda s: s.labels["poll"].outcome[1]["updates"].pop(1)),

@@ -16,6 +16,11 @@ SEEDS = 20
 # The episode that finds each fault, and what it may say is broken.
 FOUND_BY: dict[str, tuple[Episode, set[str]]] = {
     "a commit is acknowledged before its create is known to have happened": (Episode(13, 300), {"lost"}),
+    "what there is no room for is acknowledged": (Episode(7000, 300, recovers=True), {"lost", "refused", "sealed"}),
+    "a restoration goes back less far than is asked": (
+        Episode(7000, 300, recovers=True),
+        {"restore", "lost", "atomic"},
+    ),
     "since passes what readers hold": (Episode(57, 120), {"compaction", "hold", "since"}),
     "a token is not remembered": (Episode(1, 150), {"phantom", "once", "token", "invariant"}),
     "a write at a sealed time is taken": (Episode(1, 150), {"late"}),

@@ -91,10 +91,17 @@ def test_tables_hold_whole_times_for_programs_that_know_nothing_of_the_log(seed:
     assert report.operations["publish"] > 5
 
 
+@pytest.mark.thorough(except_every=10)
+@pytest.mark.parametrize("seed", range(10))
+def test_contents_become_what_they_were_and_a_store_without_room_loses_nothing(seed: int) -> None:
+    report = innocent(Episode(7000 + seed, 300, recovers=True, clones=seed % 3 == 1, publishes=seed % 3 == 2))
+    assert report.operations["restore"] > 0
+
+
 @pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_answer_is_right_on_files(seed: int) -> None:
-    innocent(Episode(seed, 300, "on files", is_keyed=seed % 2 == 1))
+    innocent(Episode(seed, 300, "on files", is_keyed=seed % 2 == 1, publishes=seed % 2 == 0))
 
 
 @pytest.mark.thorough(except_every=8)

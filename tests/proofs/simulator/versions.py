@@ -5,6 +5,7 @@ A version v is the state after the commits with seqno < v, so version 0 is the e
 version and may be changed further, without effect on the location, to follow a commit operation by operation.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -203,11 +204,29 @@ class View:
 
     def step(self, kind: str, id_: str, argument: Any) -> None:
         """Apply one step of a commit, as the model does; raises Refused where that does."""
+        if kind == "restore":
+            kind, argument = "write", self._restored(id_, *argument)
         self.state = self.state.after(kind, id_, argument)
         if kind == "write":
             self.append(id_, argument)
         if kind == "upsert":
             self.arrived.append((id_, argument))
+
+    def _restored(self, id_: str, as_of: int, time: int | None) -> list[Update]:
+        """Return the updates that make the contents of a plain collection what they were as of a sealed time."""
+        if not self.alive(id_):
+            raise model.Refused("CollectionNotFound")
+        state, upper = self.state.collections[id_], self.upper(id_)
+        state.check_snapshot(as_of)
+        if upper == model.EMPTY:
+            raise model.Refused("UpdateNotBeyondUpper", upper=upper)
+        updates = [*self.contents(id_).updates, *(u for name, some in self.appended if name == id_ for u in some)]
+        if model.changes(updates, upper, model.EMPTY):
+            raise model.Refused("UpdatesBeyondUpper")
+        sums: Counter[Any] = Counter(model.contents(updates, as_of))
+        sums.subtract(model.contents(updates, upper))
+        at = upper if time is None else time
+        return [[k, v, at, n] for (k, v), n in sums.items() if n]
 
     def allow(self, id_: str, since: int) -> None:
         self._change(id_, lambda collection: collection.allowing(since))

@@ -102,6 +102,8 @@ PUBLISHES_WEIGHTS = {
     "pass": 6,
     "destroy": 0.6,
 }
+# Contents that become what they were, and a store that fills up in the middle of all that.
+RECOVERS_WEIGHTS = {"restore": 9, "fill": 1.5, "empty": 2.5, "seal": 14, "compact": 6, "gc": 4, "erase": 2}
 # While one who collects garbage sleeps, others commit to one collection and collect: as many times what they else do.
 ASLEEP_WEIGHTS = {
     "write": 2,

@@ -14,10 +14,11 @@ the thread or all of its client there, for moments or for hours.
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from persist.blob.errors import Unavailable
+from persist.blob.errors import StoreFull, Unavailable
 from persist.blob.protocol import Blob, BlobEntry
 from tests.proofs.simulator.baton import Baton
 from tests.proofs.simulator.chain import Broken
@@ -155,6 +156,7 @@ class Tap:
         self.broken: list[str] = []
         self.standing = Standing()
         self._changing = threading.Lock()
+        self.room_bytes: int | None = None  # How much more there is room for; None for no limit.
 
     @property
     def url(self) -> str:
@@ -165,6 +167,7 @@ class Tap:
         return self.inner.get(key, range)
 
     def set(self, client: str, key: str, value: bytes) -> None:
+        self._admit(key, value)
         self._stores(client, key)
         self.values[key] = bytes(value)
         with self._changing:
@@ -172,6 +175,7 @@ class Tap:
             self.check(f"{client} set {key}", lambda: self.standing.stored(client, key, value))
 
     def create(self, client: str, key: str, value: bytes) -> bool:
+        self._admit(key, value)
         self._stores(client, key)
         with self._changing:
             created, at = self._moments.during(lambda: self.inner.create(key, value))
@@ -202,6 +206,12 @@ class Tap:
         except (Broken, Dangling) as broken:
             self.broken.append(f"after {deed}, @{self._moments.next()}: {broken}")
 
+    def _admit(self, key: str, value: bytes) -> None:
+        if self.room_bytes is not None:
+            if len(value) > self.room_bytes:
+                raise StoreFull(f"no room for {key}")
+            self.room_bytes -= len(value)
+
     def _stores(self, client: str, key: str | None = None) -> None:
         if key is not None:
             self._modified_s[key] = self._now_s()
@@ -223,6 +233,7 @@ class ClientStore:
         self._stop: tuple[str, int, float] | None = None
         self.is_cut = False
         self.stopped_s = 0.0  # How long its requests were stopped, in all.
+        self.refused = 0  # How many requests there was no room for.
 
     @property
     def url(self) -> str:
@@ -246,7 +257,8 @@ class ClientStore:
         with self._lock:
             calls, self._limbo = self._limbo, []
         for call in calls:
-            call()
+            with suppress(StoreFull):
+                call()
         return len(calls)
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
@@ -304,7 +316,11 @@ class ClientStore:
                 self._limbo.append(call)
         if refused or (cuts_now and self._how != "after"):
             raise Unavailable("this client is dead")
-        result = call()
+        try:
+            result = call()
+        except StoreFull:
+            self.refused += 1
+            raise
         self._meet_nuisance(request)
         if self.is_cut:
             raise Unavailable("this client died before the answer came")

@@ -245,7 +245,7 @@ def digest(client: persist.Client, name: str) -> dict[str, Any]:
 
 
 def _rows(table: pa.Table) -> dict[str, Any]:
-    rows = [repr(row) for row in sorted(table.to_pylist(), key=repr)]
+    rows = sorted(map(repr, table.to_pylist()))
     checksum = xxhash.xxh3_128_hexdigest("\n".join(rows).encode())
     return {"rows": len(rows), "checksum": checksum, "some": [*rows[:3], *rows[3:][-1:]]}
 

@@ -100,9 +100,7 @@ def _by_duckdb(extension: str, function: str, url: str) -> pa.Table:
 
 DELTA: dict[str, Callable[[str], pa.Table]] = {"deltalake": by_deltalake, "polars": by_polars, "duckdb": by_duckdb}
 delta_reader = pytest.mark.parametrize(
-    "read",
-    [pytest.param(read, marks=marks_of(name, "delta")) for name, read in DELTA.items()],
-    ids=DELTA,
+    "read", [pytest.param(read, marks=marks_of(name, "delta")) for name, read in DELTA.items()], ids=DELTA
 )
 
 
@@ -148,7 +146,5 @@ ICEBERG: dict[str, Callable[[str], pa.Table]] = {
     "duckdb": by_duckdb_iceberg,
 }
 iceberg_reader = pytest.mark.parametrize(
-    "read",
-    [pytest.param(read, marks=marks_of(name, "iceberg")) for name, read in ICEBERG.items()],
-    ids=ICEBERG,
+    "read", [pytest.param(read, marks=marks_of(name, "iceberg")) for name, read in ICEBERG.items()], ids=ICEBERG
 )

@@ -18,14 +18,7 @@ from tests.services.publish.readers import by_deltalake, by_polars, delta_reader
 from tests.support.tuned import tuned
 
 Read = Callable[[str], pa.Table]
-SETTINGS = tuned(
-    background=False,
-    grace_s=0,
-    orphan_grace_s=0,
-    hold_linger_s=0,
-    keyframe_rows_min=1,
-    inline_bytes=0,
-)
+SETTINGS = tuned(background=False, grace_s=0, orphan_grace_s=0, hold_linger_s=0, keyframe_rows_min=1, inline_bytes=0)
 
 
 @pytest.fixture

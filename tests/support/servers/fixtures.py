@@ -154,9 +154,7 @@ def careless_gcs_options() -> Iterator[dict[str, Any]]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--rgw",
-        action="store_true",
-        help="run only the tests that need an S3 server, with Ceph RGW instead of moto",
+        "--rgw", action="store_true", help="run only the tests that need an S3 server, with Ceph RGW instead of moto"
     )
 
 

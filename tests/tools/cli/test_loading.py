@@ -235,10 +235,7 @@ JSON_WITH_MORE = """{"id": 3, "name": null, "amount": null, "at": null, "when": 
 
 
 def test_a_column_can_be_left_out_and_another_one_give_the_times(place: str, tmp_path: Path) -> None:
-    for name, text in (
-        ("a.csv", "id,name,amount,at,when,more\n1,a,,,3,x\n2,b,,,4,y\n"),
-        ("b.jsonl", JSON_WITH_MORE),
-    ):
+    for name, text in (("a.csv", "id,name,amount,at,when,more\n1,a,,,3,x\n2,b,,,4,y\n"), ("b.jsonl", JSON_WITH_MORE)):
         (tmp_path / name).write_text(text)
         options = ["--time-column", "when", "--ignore", "more", "--mode", "append"]
         command = ["write", place, "orders", str(tmp_path / name), *options]

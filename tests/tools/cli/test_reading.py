@@ -140,10 +140,7 @@ def test_changes_and_differences_are_shown(place: str, capsys: Printed) -> None:
 def test_a_tail_ends_where_it_is_told_to(place: str, capsys: Printed) -> None:
     assert main(["tail", place, "orders", "--as-of", "10", "--until", "13"]) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines() == [
-        "12   -1  id=1  status=new  amount=9.5",
-        "12   +1  id=1  status=paid  amount=9.5",
-    ]
+    assert out.splitlines() == ["12   -1  id=1  status=new  amount=9.5", "12   +1  id=1  status=paid  amount=9.5"]
     assert err.splitlines() == ["-- complete before 13"]
     assert main(["tail", place, "orders", "--as-of", "10", "--until", "13", "--json"]) == 0
     assert len(lines(capsys)) == 2
@@ -207,8 +204,7 @@ def test_queries_read_all_collections_at_their_times(place: str, capsys: Printed
 
 
 @pytest.mark.parametrize(
-    "query",
-    ["FROM read_csv('{file}')", "FROM '{file}'", "FROM read_text('{file}')", "FROM orders, glob('{folder}/*')"],
+    "query", ["FROM read_csv('{file}')", "FROM '{file}'", "FROM read_text('{file}')", "FROM orders, glob('{folder}/*')"]
 )
 def test_a_query_reads_files_only_if_that_is_allowed(place: str, tmp_path: Path, capsys: Printed, query: str) -> None:
     file = tmp_path / "secret.csv"

@@ -114,10 +114,7 @@ def test_only_reading_is_answered(url: str, method: str) -> None:
     assert status_of(f"{url}api/collections", method)[0] == 405
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*FILES, "api/collections", "api/nothing", "../x"],
-)
+@pytest.mark.parametrize("path", [*FILES, "api/collections", "api/nothing", "../x"])
 def test_every_answer_forbids_what_the_page_does_not_need(url: str, path: str) -> None:
     try:
         headers = urllib.request.urlopen(url + path).headers

@@ -78,12 +78,12 @@ class StagePlan:
     sinks: list[Node] = field(default_factory=list)
 
 
-def cut_into_stages(plan: Plan) -> list[StagePlan]:
+def split_into_stages(plan: Plan) -> list[StagePlan]:
     """Return the stages of a plan, each after its inputs. `plan`: not optimised; its joins are of two inputs."""
-    return _Cutting(plan).stages()
+    return _StageBuilder(plan).build()
 
 
-class _Cutting:
+class _StageBuilder:
     """Assigns the nodes of a plan to stages, and adds the exchanges between."""
 
     def __init__(self, plan: Plan) -> None:
@@ -92,9 +92,9 @@ class _Cutting:
         self._at: dict[int, StagePlan] = {}
         self._keyed: dict[int, Keys | None] = {}  # By which columns of it a node's stream is shared out.
         self._exchanges = 0
-        self._consumers = plan.consumers()
+        self._consumers = plan.find_readers()
 
-    def stages(self) -> list[StagePlan]:
+    def build(self) -> list[StagePlan]:
         """Assign all nodes to stages, and return these in the order of their dependencies."""
         order = TopologicalSorter({number: list_incoming_edges(node) for number, node in self._plan.nodes.items()})
         for number in order.static_order():
@@ -134,7 +134,7 @@ class _Cutting:
         keyed_inputs = [(number, self._keyed[number]) for number in node.inputs if self._keyed[number] is not None]
         for number, keys in reversed(keyed_inputs):
             assert keys is not None
-            if self._fits(node, self._at[number], [keys] * len(node.inputs)):
+            if self._can_place(node, self._at[number], [keys] * len(node.inputs)):
                 self._assign_with_exchanges(self._at[number], node, [keys] * len(node.inputs))
                 return
         if len({self._at[number].number for number in node.inputs}) == 1:
@@ -144,7 +144,7 @@ class _Cutting:
         self._assign_with_exchanges(self._add_stage(), node, [keys] * len(node.inputs))
 
     def _find_group_keys(self, node: Node) -> Keys | None:
-        """Return the keys by which the one node groups that reads this one; its stage can have both."""
+        """Return the keys of the grouping that reads the node; None without one."""
         if len(self._consumers[node.number]) == 1:
             after = self._plan.nodes[self._consumers[node.number][0]].operator
             if isinstance(after, Reduce) and not after.before and after.keys:
@@ -161,23 +161,23 @@ class _Cutting:
     def _place_join(self, node: Node, wanted: Sequence[Keys]) -> None:
         """Assign a node whose inputs must be partitioned by these keys."""
         for number, keys in zip(node.inputs, wanted, strict=True):
-            if self._keyed[number] == keys and self._fits(node, self._at[number], wanted):
+            if self._keyed[number] == keys and self._can_place(node, self._at[number], wanted):
                 self._assign_with_exchanges(self._at[number], node, wanted)
                 return
         self._assign_with_exchanges(self._add_stage(), node, wanted)
 
-    def _fits(self, node: Node, stage: StagePlan, wanted: Sequence[Keys]) -> bool:
+    def _can_place(self, node: Node, stage: StagePlan, wanted: Sequence[Keys]) -> bool:
         """Return whether a stage can have a node: none of its exchanged inputs depends on the stage."""
         for number, keys in zip(node.inputs, wanted, strict=True):
             if self._at[number] is stage:
                 if self._keyed[number] != keys:
                     return False
-            elif self._depends(self._at[number], stage):
+            elif self._depends_on(self._at[number], stage):
                 return False
         return True
 
-    def _depends(self, stage: StagePlan, on: StagePlan) -> bool:
-        return stage is on or any(self._depends(self._at[exchange.node], on) for exchange in stage.reads)
+    def _depends_on(self, stage: StagePlan, on: StagePlan) -> bool:
+        return stage is on or any(self._depends_on(self._at[exchange.node], on) for exchange in stage.reads)
 
     def _assign_with_exchanges(self, stage: StagePlan, node: Node, wanted: Sequence[Keys | None]) -> None:
         """Assign a node to a stage, with exchanges for its inputs elsewhere."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from persist.compute.dataflow.cluster.exchanges import StagePlan, cut_into_stages
-from persist.compute.dataflow.cluster.tasks import Slice, SourceSlices, StageTask, Stored, Written
+from persist.compute.dataflow.cluster.exchanges import StagePlan, split_into_stages
+from persist.compute.dataflow.cluster.tasks import OutputTarget, Slice, SourceSlices, StageTask, Stored
 from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.ports.output import Output
 from persist.compute.dataflow.ports.ports import Ports
@@ -41,7 +41,7 @@ class Job:
         self._location, self._storage, self._parallel = location, storage, parallel
         self._readers = {reader.operator.collection: reader for reader in ports.sources}
         self.until = min((reader.handle.contents().upper for reader in ports.sources), default=END)
-        self.stages = cut_into_stages(program.plan.drop_unused())
+        self.stages = split_into_stages(program.plan.drop_unused())
         self._open = ExitStack()
         self._slices: dict[str, tuple[CollectionAddress, list[Slice], int, int]] = {}
         self.changed_bytes = 0
@@ -65,12 +65,12 @@ class Job:
 
     @property
     def begins(self) -> bool:
-        """Whether an output has nothing yet."""
+        """Whether an output is empty."""
         return any(output.upper == 0 for output in self._outputs.every)
 
     @property
     def corrects(self) -> bool:
-        """Whether an output switches its definition, or has to be compared, which needs what it holds."""
+        """Whether an output has to be compared with its contents, which tasks do not read."""
         return any(output.corrects or output.compares for output in self._outputs.every)
 
     @property
@@ -78,10 +78,10 @@ class Job:
         """Whether there is something to seal."""
         return any(self.until > output.upper for output in self._outputs.every)
 
-    def tasks(self, partitions: int) -> list[StageTask]:
-        """Return what the tasks of each stage do. `partitions`: how many tasks a keyed stage has."""
+    def make_tasks(self, partitions: int) -> list[StageTask]:
+        """Return the tasks of each stage. `partitions`: the tasks of a keyed stage."""
         written = {
-            output.sink.collection: Written(self._make_target(output), output.done, output.upper == 0)
+            output.sink.collection: OutputTarget(self._make_target(output), output.done, output.upper == 0)
             for output in self._outputs.every
         }
         return [StageTask(stage, partitions, written, self._slice_source(stage)) for stage in self.stages]

@@ -81,7 +81,7 @@ class SourceSlices:
 
 
 @dataclass(frozen=True)
-class Written:
+class OutputTarget:
     """How a task writes an output.
 
     Attributes:
@@ -112,7 +112,7 @@ class StageTask:
 
     stage: StagePlan
     partitions: int
-    written: Mapping[str, Written]
+    written: Mapping[str, OutputTarget]
     slices: SourceSlices | None = None
 
     def feeds_stage(self, other: "StageTask") -> bool:
@@ -120,7 +120,7 @@ class StageTask:
         return any(exchange in other.stage.reads for exchange in self.stage.gives)
 
     @property
-    def own(self) -> int:
+    def source_number(self) -> int:
         """The number of the stage's source among a task's inputs: no exchange has this number."""
         return WAKES - self.stage.number
 
@@ -138,19 +138,19 @@ class StageTask:
             for number in batch.column(0).to_pylist():
                 with self.slices.address.open_store() as storage:
                     read = [*self.slices.read(self.slices.slices[number], PartReader(storage.blob))]
-                yield from self._run_operators({self.own: read})
+                yield from self._run_operators({self.source_number: read})
 
     def _run_operators(self, held: Mapping[int, list[pa.Table]]) -> Iterator[pa.RecordBatch]:
         """Run the stage's operators; yield rows for later stages and stored parts."""
         program = _StageProgram(self)
-        for exchange, table in program.results(held):
+        for exchange, table in program.compute(held):
             yield from self._partition(exchange, table)
         for collection, table in program.outputs:
             target = self.written[collection].target
             parts = upload(target, [to_updates(table, target.schema)]) if table.num_rows else ()
-            yield block_row(WAKES, 0, msgspec.json.encode(StoredParts(collection, parts)))
+            yield make_block_row(WAKES, 0, msgspec.json.encode(StoredParts(collection, parts)))
 
-    def due(self, collection: str, table: pa.Table) -> pa.Table:
+    def select_uncommitted(self, collection: str, table: pa.Table) -> pa.Table:
         """Return the updates of an output that are not committed yet."""
         how = self.written[collection]
         if how.lower > TIME_MAX:  # It is complete for ever: of constants alone.
@@ -166,7 +166,7 @@ class StageTask:
             return
         if exchange.keys == () or self.partitions == 1:
             for block in _encode_blocks(table):
-                yield block_row(exchange.number, 0, block)
+                yield make_block_row(exchange.number, 0, block)
             return
         by = exchange.columns.names if exchange.keys is None else exchange.keys
         to = (hash_rows(table, by) % np.uint64(self.partitions)).astype(np.int64)
@@ -175,7 +175,7 @@ class StageTask:
         starts = [0, *(np.flatnonzero(to[1:] != to[:-1]) + 1).tolist()]
         for start, end in zip(starts, [*starts[1:], len(to)], strict=True):
             for block in _encode_blocks(table.slice(start, end - start)):
-                yield block_row(exchange.number, int(to[start]), block)
+                yield make_block_row(exchange.number, int(to[start]), block)
 
 
 class _StageProgram:
@@ -189,7 +189,7 @@ class _StageProgram:
         nodes: dict[int, int] = {}  # This program's node numbers, by the numbers of the whole plan.
         self._sinks: list[tuple[str, Captured]] = []
         if task.slices is not None and stage.source is not None:
-            nodes[stage.source.number] = self._add_input(task.own, task.slices.columns)
+            nodes[stage.source.number] = self._add_input(task.source_number, task.slices.columns)
         exchange_inputs = {
             exchange.number: self._add_input(exchange.number, exchange.columns) for exchange in stage.reads
         }
@@ -202,11 +202,11 @@ class _StageProgram:
                 self._sinks.append((node.operator.collection, self._add_capture(inputs[0])))
             else:
                 added = self._plan.add(node.operator, tuple(inputs), node.schema)
-                nodes[node.number] = self._plan.change(added.number, name=node.title).number
+                nodes[node.number] = self._plan.replace_node(added.number, name=node.title).number
         self._results = [(exchange, self._add_capture(nodes[exchange.node])) for exchange in stage.gives]
         self.outputs: list[tuple[str, pa.Table]] = []
 
-    def results(self, held: Mapping[int, list[pa.Table]]) -> Iterator[tuple[Exchange, pa.Table]]:
+    def compute(self, held: Mapping[int, list[pa.Table]]) -> Iterator[tuple[Exchange, pa.Table]]:
         """Yield the stage's output, by exchange; afterwards `outputs` has the tables to store."""
         inputs = {
             node: Statistics(float(sum(len(table) for table in held.get(number, ()))))
@@ -220,7 +220,9 @@ class _StageProgram:
             running.run()
             for exchange, updates in self._results:
                 yield exchange, _with_placeholder_column(updates.updates(), exchange)
-            self.outputs = [(name, self._task.due(name, updates.updates())) for name, updates in self._sinks]
+            self.outputs = [
+                (name, self._task.select_uncommitted(name, updates.updates())) for name, updates in self._sinks
+            ]
 
     def _add_input(self, number: int, columns: pa.Schema) -> int:
         kinds = {column.name: column.type for column in (columns or _NOTHING)}
@@ -246,7 +248,7 @@ def _encode_blocks(table: pa.Table) -> Iterator[bytes]:
         yield target.getvalue().to_pybytes()
 
 
-def block_row(exchange: int, partition: int, rows: bytes | None) -> pa.RecordBatch:
+def make_block_row(exchange: int, partition: int, rows: bytes | None) -> pa.RecordBatch:
     """Return a row of SHAPE."""
     return pa.record_batch(
         {

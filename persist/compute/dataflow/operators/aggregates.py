@@ -25,7 +25,7 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import DiffOverflow, SchemaMismatch
 from persist.codecs.order.sums import to_whole_numbers
-from persist.compute.dataflow.operators.moments import product_digits
+from persist.compute.dataflow.operators.moments import split_products
 from persist.compute.dataflow.updates.batch import NONE, multiply_diffs
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain
@@ -42,8 +42,8 @@ _UNIT = 1 << _LOWEST
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """One aggregate of a reduction.
+class AggregateCall:
+    """One requested aggregate of a reduction.
 
     Attributes:
         of, result: types of the values and of the aggregate.
@@ -62,7 +62,7 @@ class Wanted:
         return self.constant is not None and self.kind in ("count", "sum")
 
 
-def result_type(kind: str, of: pa.DataType, name: str) -> pa.DataType:
+def find_result_type(kind: str, of: pa.DataType, name: str) -> pa.DataType:
     """Return the type of an aggregate of values of a type."""
     if kind == "count":
         return pa.int64()
@@ -115,7 +115,7 @@ def split_floats(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
 
 def _split_floats_and_squares(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
     """Split floats and their squares into exact amounts, for variances."""
-    rows, places, amounts = product_digits([np.where(np.isfinite(values), values, 0.0)] * 2)
+    rows, places, amounts = split_products([np.where(np.isfinite(values), values, 0.0)] * 2)
     contributions = zip(split_floats(values), (rows, places + SQUARES, amounts), strict=True)
     rows_of_both, slots, more = (np.concatenate(pair) for pair in contributions)
     return rows_of_both, slots, more
@@ -197,7 +197,7 @@ def _split_values(words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, I
     return split_integers_of_any_size(to_whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
 
 
-def explode_to_slots(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain) -> Ints:
+def explode_to_slots(updates: Ints, keys: int, aggregates: Sequence[AggregateCall], domain: Domain) -> Ints:
     """Return what updates contribute to slots: key words, slot, times, diffs.
 
     Args:

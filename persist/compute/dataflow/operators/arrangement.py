@@ -29,11 +29,11 @@ from persist.compute.dataflow.state.spine import Allocate, Spine
 from persist.compute.dataflow.updates.batch import (
     Keys,
     Layout,
-    distinct_columns,
-    key_hashes,
+    append_diffs,
+    find_distinct_columns,
+    hash_keys,
     match_keys,
     to_batch,
-    with_diffs,
 )
 from persist.compute.dataflow.updates.times import Ints, meet_all
 from persist.core.antichain import Antichain
@@ -101,7 +101,7 @@ class Arrangement(StashingOperator):
         """Return the updates of a batch whose keys are loaded."""
         keys = self.layout.key_rows(batch)
         flags = np.zeros(batch.shape[1], np.bool_)
-        flags[loaded.lookup(key_hashes(keys), keys)[0]] = True
+        flags[loaded.lookup(hash_keys(keys), keys)[0]] = True
         return batch if flags.all() else batch[:, flags]
 
     def become_partial(self) -> None:
@@ -113,7 +113,7 @@ class Arrangement(StashingOperator):
         """Load the contents of the input that are not loaded yet."""
         if self.loaded is not None:
             updates = None if self.seeds is None else self.seeds(None)
-            self._replace_contents(self.with_shape(self.inputs[0].contents(None)) if updates is None else updates)
+            self._replace_contents(self.apply_shape(self.inputs[0].contents(None)) if updates is None else updates)
 
     def _replace_contents(self, updates: Ints) -> None:
         self.spine, self.loaded = Spine(self.layout, self._allocate), None
@@ -129,9 +129,9 @@ class Arrangement(StashingOperator):
             else:
                 self._replace_contents(seeds)
             return
-        keys = distinct_columns(keys)
+        keys = find_distinct_columns(keys)
         missing = np.ones(keys.shape[1], np.bool_)
-        missing[self.loaded.lookup(key_hashes(keys), keys)[0]] = False
+        missing[self.loaded.lookup(hash_keys(keys), keys)[0]] = False
         if not missing.any():
             return
         keys = keys[:, missing]
@@ -139,23 +139,23 @@ class Arrangement(StashingOperator):
         if updates is None:
             places = Keys(tuple(range(self.layout.keys)), keys)
             below, is_same = places.trace(self.origins)
-            updates = self.with_shape(self.inputs[0].contents(below))
+            updates = self.apply_shape(self.inputs[0].contents(below))
             if below is None:
                 self._replace_contents(updates)
                 return
             updates = updates if is_same else updates[:, places.selects(updates)]
         self.spine.insert(to_batch(updates, self.layout))
-        self.loaded.insert(to_batch(with_diffs(keys), self.loaded.layout))
+        self.loaded.insert(to_batch(append_diffs(keys), self.loaded.layout))
 
     def compute_contents(self, keys: Keys | None) -> Ints:
         if self.loaded is None:
             everything = list(self.spine.batches())
             updates = np.concatenate(everything, axis=1)[1:] if everything else self.layout.empty()[1:]
             return updates if keys is None else updates[:, keys.selects(updates)]
-        return request_contents(self.inputs, keys, self.origins, self.with_shape)
+        return request_contents(self.inputs, keys, self.origins, self.apply_shape)
 
     def lookup(self, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
-        """Return the updates of keys, each with the number of its key; with has_new, updates of this pass as well."""
+        """Return the updates of keys, each with the number of its key."""
         if self.loaded is not None and keys.shape[1]:
             self._load(keys)
         numbers, rows = self.spine.lookup(hashes, keys)
@@ -166,11 +166,11 @@ class Arrangement(StashingOperator):
                 rows = np.concatenate((rows, self.new.take(places, axis=1)), axis=1)
         return numbers, rows
 
-    def live(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
         """Yield the words in use, with their schemas."""
         chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
         chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
-        entries = [(words, self.schema) for words in [*chunks, *self.waiting_words()]]
+        entries = [(words, self.schema) for words in [*chunks, *self.list_waiting_words()]]
         if self.loaded is not None:
             columns = pa.schema([self.schema.field(at) for at in range(self.layout.keys)])
             entries += [(batch[1 : 1 + self.layout.keys], columns) for batch in self.loaded.batches()]

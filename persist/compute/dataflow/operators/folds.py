@@ -22,13 +22,13 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.order.sums import to_whole_numbers
-from persist.compute.dataflow.operators.aggregates import Wanted, split_values_by_kind
-from persist.compute.dataflow.operators.logic import aggregate, repeat_by_multiplicity, slot_sums
-from persist.compute.dataflow.operators.moments import STATISTICS, statistics
+from persist.compute.dataflow.operators.aggregates import AggregateCall, split_values_by_kind
+from persist.compute.dataflow.operators.logic import compute_aggregate, repeat_by_multiplicity, sum_by_slot
+from persist.compute.dataflow.operators.moments import STATISTICS, compute_statistics
 from persist.compute.dataflow.plan.plan import WindowFunction
-from persist.compute.dataflow.updates.batch import find_starts
+from persist.compute.dataflow.updates.batch import find_run_starts
 from persist.compute.dataflow.updates.times import Flags, Ints
-from persist.compute.dataflow.updates.words import NULL, Domain, rank_in_direction, ranks
+from persist.compute.dataflow.updates.words import NULL, Domain, compute_ranks, rank_in_direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Rows:
     count: int
     domain: Domain
 
-    def where(self, keep: Flags) -> "Rows":
+    def select(self, keep: Flags) -> "Rows":
         if keep.all():
             return self
         return self.take(keep.nonzero()[0])
@@ -56,17 +56,17 @@ class Rows:
 
     def rank_first_argument(self) -> Ints:
         """Return numbers in the order of the values of the first argument."""
-        return ranks(self.domain, self.arguments[0], self.kinds[0])
+        return compute_ranks(self.domain, self.arguments[0], self.kinds[0])
 
-    def spread(self, places: Ints, words: Ints) -> Ints:
+    def fill_frames(self, places: Ints, words: Ints) -> Ints:
         """Return a word for each frame; NULL for frames without one."""
         every_word = np.full(self.count, NULL, np.int64)
         every_word[self.owners.take(places)] = words
         return every_word
 
-    def firsts(self) -> tuple[Ints, Ints]:
+    def find_nonempty(self) -> tuple[Ints, Ints]:
         """Return where each frame that has rows begins and ends."""
-        firsts = find_starts(self.owners)
+        firsts = find_run_starts(self.owners)
         return firsts, np.append(firsts[1:], len(self.owners))[: len(firsts)]
 
 
@@ -78,7 +78,7 @@ def make_fold_logic(calls: Sequence[WindowFunction], schema: pa.Schema, domain: 
         # A record of multiplicity n is n rows, and each group is one frame.
         rows = repeat_by_multiplicity(diffs)
         groups, values = groups.take(rows), values.take(rows, axis=1)
-        firsts = find_starts(groups)
+        firsts = find_run_starts(groups)
         owners = np.arange(len(firsts)).repeat(np.diff(np.append(firsts, len(groups))))
         columns = []
         for call in calls:
@@ -105,16 +105,16 @@ def compute_fold(
     """
     if call.where:
         keep = values[schema.get_field_index(call.where)].take(at) == 1
-        rows, at = rows.where(keep), at[keep]
+        rows, at = rows.select(keep), at[keep]
     if call.ignores_nulls or call.function in _WITHOUT_NULLS:
         keep = np.logical_and.reduce([words != NULL for words in rows.arguments], axis=0)
-        rows, at = rows.where(keep), at[keep]
+        rows, at = rows.select(keep), at[keep]
     if call.function in _ORDERED and (call.within or not is_ordered):
         keys = []
         for name, down, first in call.within:
             row = schema.get_field_index(name)
             keys.append(rank_in_direction(rows.domain, values[row].take(at), schema.field(row).type, down, first))
-        ties = [ranks(rows.domain, words, kind) for words, kind in zip(rows.arguments, rows.kinds, strict=True)]
+        ties = [compute_ranks(rows.domain, words, kind) for words, kind in zip(rows.arguments, rows.kinds, strict=True)]
         rows = rows.take(np.lexsort((*ties[::-1], *keys[::-1], rows.owners)))
     if call.is_distinct:
         rows = rows.take(_select_distinct(rows))
@@ -153,29 +153,29 @@ Fold = Callable[[WindowFunction, Rows], Ints]
 
 
 def _first(call: WindowFunction, rows: Rows) -> Ints:
-    firsts, _ = rows.firsts()
-    return rows.spread(firsts, rows.arguments[0].take(firsts))
+    firsts, _ = rows.find_nonempty()
+    return rows.fill_frames(firsts, rows.arguments[0].take(firsts))
 
 
 def _last(call: WindowFunction, rows: Rows) -> Ints:
-    _, ends = rows.firsts()
-    return rows.spread(ends - 1, rows.arguments[0].take(ends - 1))
+    _, ends = rows.find_nonempty()
+    return rows.fill_frames(ends - 1, rows.arguments[0].take(ends - 1))
 
 
 def _nth(call: WindowFunction, rows: Rows) -> Ints:
-    firsts, ends = rows.firsts()
+    firsts, ends = rows.find_nonempty()
     places = firsts + call.number - 1
     places = places[(places >= firsts) & (places < ends)]
-    return rows.spread(places, rows.arguments[0].take(places))
+    return rows.fill_frames(places, rows.arguments[0].take(places))
 
 
 def _make_extreme(is_max: bool) -> Fold:
     def extreme(call: WindowFunction, rows: Rows) -> Ints:
         """Pick the value at the least or greatest order."""
         order = np.lexsort((rows.rank_first_argument(), rows.owners))
-        firsts, ends = rows.firsts()
+        firsts, ends = rows.find_nonempty()
         places = order.take(ends - 1 if is_max else firsts)
-        return rows.spread(places, rows.arguments[0].take(places))
+        return rows.fill_frames(places, rows.arguments[0].take(places))
 
     return extreme
 
@@ -185,10 +185,10 @@ def _make_arg_extreme(is_max: bool) -> Fold:
 
     def extreme(call: WindowFunction, rows: Rows) -> Ints:
         """Pick the value with the least or greatest key; ties go to the first."""
-        by = ranks(rows.domain, rows.arguments[1], rows.kinds[1])
+        by = compute_ranks(rows.domain, rows.arguments[1], rows.kinds[1])
         order = np.lexsort((~by if is_max else by, rows.owners))
-        places = order.take(rows.firsts()[0])
-        return rows.spread(places, rows.arguments[0].take(places))
+        places = order.take(rows.find_nonempty()[0])
+        return rows.fill_frames(places, rows.arguments[0].take(places))
 
     return extreme
 
@@ -201,10 +201,10 @@ def _make_sum(kind: str) -> Fold:
     def total(call: WindowFunction, rows: Rows) -> Ints:
         """Add up the exact sums of the groups."""
         of = rows.kinds[0]
-        aggregation = Wanted(call.name, kind, of, call.result)
+        aggregation = AggregateCall(call.name, kind, of, call.result)
         at, slots, amounts = split_values_by_kind(kind, rows.arguments[0], of, rows.domain)
-        groups, slots, sums = slot_sums(rows.owners.take(at), slots, amounts, np.ones(len(at), np.int64))
-        return aggregate(aggregation, _count(call, rows), groups, slots, sums, rows.domain)
+        groups, slots, sums = sum_by_slot(rows.owners.take(at), slots, amounts, np.ones(len(at), np.int64))
+        return compute_aggregate(aggregation, _count(call, rows), groups, slots, sums, rows.domain)
 
     return total
 
@@ -212,12 +212,12 @@ def _make_sum(kind: str) -> Fold:
 def _make_bitwise_fold(function: Any) -> Fold:
     def combined(call: WindowFunction, rows: Rows) -> Ints:
         """Combine the values of each group with a ufunc."""
-        firsts, _ = rows.firsts()
+        firsts, _ = rows.find_nonempty()
         if not len(firsts):
-            return rows.spread(firsts, firsts)
+            return rows.fill_frames(firsts, firsts)
         # Words of uint64 are not numbers, and a result may be the word of NULL.
         values = rows.domain.decode(rows.arguments[0], rows.kinds[0]).to_numpy(zero_copy_only=False)
-        return rows.spread(firsts, rows.domain.encode(pa.array(function.reduceat(values, firsts), rows.kinds[0])))
+        return rows.fill_frames(firsts, rows.domain.encode(pa.array(function.reduceat(values, firsts), rows.kinds[0])))
 
     return combined
 
@@ -229,12 +229,12 @@ def _mode(call: WindowFunction, rows: Rows) -> Ints:
     )  # It is stable, so runs of a value begin with its first row.
     owners, words = rows.owners, rows.arguments[0].take(order)
     # The runs of equal values in each frame, and how long they are.
-    starts = find_starts(owners, words)
+    starts = find_run_starts(owners, words)
     counts = np.diff(np.append(starts, len(words)))
     # The longest run of each frame is put first; among equally long ones, the run whose value comes first.
     best = np.lexsort((order.take(starts), -counts, owners.take(starts)))
-    places = starts.take(best.take(find_starts(owners.take(starts).take(best))))
-    return rows.spread(places, words.take(places))
+    places = starts.take(best.take(find_run_starts(owners.take(starts).take(best))))
+    return rows.fill_frames(places, words.take(places))
 
 
 def _fold_to_list(call: WindowFunction, rows: Rows) -> Ints:
@@ -258,7 +258,7 @@ def _histogram(call: WindowFunction, rows: Rows) -> Ints:
     order = np.lexsort((rows.rank_first_argument(), rows.owners))
     owners, words = rows.owners, rows.arguments[0].take(order)
     # Each run of equal values in a frame is an entry of its map, with its length.
-    starts = find_starts(owners, words)
+    starts = find_run_starts(owners, words)
     counts = np.diff(np.append(starts, len(words)))
     sizes = np.bincount(owners.take(starts), minlength=rows.count)
     offsets = pa.array(np.concatenate(([0], sizes.cumsum())), pa.int32(), mask=None)
@@ -269,17 +269,19 @@ def _histogram(call: WindowFunction, rows: Rows) -> Ints:
 
 def _quantile(call: WindowFunction, rows: Rows) -> Ints:
     rows = rows.take(np.lexsort((rows.rank_first_argument(), rows.owners)))
-    firsts, ends = rows.firsts()
+    firsts, ends = rows.find_nonempty()
     words = rows.arguments[0]
-    columns = quantiles(call, ends - firsts, lambda places: words.take(firsts + places), rows.kinds[0], rows.domain)
+    columns = compute_quantiles(
+        call, ends - firsts, lambda places: words.take(firsts + places), rows.kinds[0], rows.domain
+    )
     if not call.constants[1]:
-        return rows.spread(firsts, columns[0])
+        return rows.fill_frames(firsts, columns[0])
     every = np.array(columns, np.int64).reshape(len(columns), len(firsts)).T.reshape(-1)
     elements = replace(rows, owners=rows.owners.take(firsts).repeat(len(columns)), arguments=[every])
     return rows.domain.encode(_list_values(call.result, replace(elements, kinds=[call.result.value_type])))
 
 
-def quantiles(
+def compute_quantiles(
     call: WindowFunction, sizes: Ints, pick: Callable[[Ints], Ints], of: pa.DataType, domain: Domain
 ) -> list[Ints]:
     """Return quantiles of groups: existing values, or interpolated ones.
@@ -333,11 +335,11 @@ def _interpolate(one: Ints, other: Ints, share: Any, kind: pa.DataType, domain: 
     # As DuckDB, towards zero; but of the exact value between them.
     numbers = [int(low + (high - low) * Fraction(part)) for low, high, part in zip(lows, highs, share, strict=True)]
     if pat.is_decimal(kind) and kind.precision > 18:
-        return domain.of_digits(numbers, kind)
+        return domain.encode_decimals(numbers, kind)
     return np.array(numbers, np.int64)
 
 
-def _median_deviation(call: WindowFunction, rows: Rows) -> Ints:
+def _median_absolute_deviation(call: WindowFunction, rows: Rows) -> Ints:
     """Return the median of the distances from the median."""
     median = replace(call, constants=(True, False, False, (1, 2)))
     middles = _quantile(median, rows)
@@ -359,7 +361,7 @@ def _make_statistic(name: str) -> Fold:
             rows.domain.decode(words, kind).to_numpy(zero_copy_only=False)
             for words, kind in zip(rows.arguments, rows.kinds, strict=True)
         ]
-        return rows.domain.encode(pa.array(statistics(name, rows.owners, values, rows.count), pa.float64()))
+        return rows.domain.encode(pa.array(compute_statistics(name, rows.owners, values, rows.count), pa.float64()))
 
     return statistic
 
@@ -388,7 +390,7 @@ FOLDS: dict[str, Fold] = {
     "string_agg": _join_texts,
     "histogram": _histogram,
     "quantile": _quantile,
-    "mad": _median_deviation,
+    "mad": _median_absolute_deviation,
     **{name: _make_statistic(name) for name in STATISTICS},
 }
 _WITHOUT_NULLS = frozenset(FOLDS) - {"first", "last", "nth", "list", "count_star"}

@@ -44,7 +44,7 @@ from persist.compute.dataflow.operators.operators import Operator, Position
 from persist.compute.dataflow.plan.plan import Join
 from persist.compute.dataflow.plan.stages import Filter, Map
 from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
-from persist.compute.dataflow.updates.batch import Keys, key_hashes, multiply_diffs
+from persist.compute.dataflow.updates.batch import Keys, hash_keys, multiply_diffs
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.expression.evaluation import factor_conjuncts, infer_type
@@ -53,8 +53,8 @@ from persist.core.progress import check_limits
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One look-up of a change's path.
+class JoinLookup:
+    """One look-up along a join path.
 
     Attributes:
         keys: rows of the partial result that are the key, in the arrangement's order.
@@ -69,8 +69,8 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
-    """The look-ups of a new batch of one input.
+class JoinPath:
+    """How an update of one input finds its partners: look-ups in the other inputs.
 
     Attributes:
         start: an arrangement of the input, whose new batch begins it.
@@ -79,15 +79,15 @@ class Path:
     """
 
     start: Arrangement
-    steps: tuple[Step, ...]
+    steps: tuple[JoinLookup, ...]
     picks: tuple[int, ...]
     partners: Callable[[tuple[str, ...]], float | None]
 
 
 class JoinOperator(Operator):
-    """A join of as many inputs as there are paths. `paths`: what a change of each input does."""
+    """A join of several inputs; there is one path for the updates of each."""
 
-    def __init__(self, at: Position, paths: Sequence[Path], shape: Shape, *, null_equals: bool) -> None:
+    def __init__(self, at: Position, paths: Sequence[JoinPath], shape: Shape, *, null_equals: bool) -> None:
         super().__init__(at)
         self.paths = paths
         self._shape = shape
@@ -107,7 +107,7 @@ class JoinOperator(Operator):
         updates = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         self.out = self._shape(updates)
 
-    def look_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
+    def look_up(self, step: JoinLookup, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
         """Return the rows that a step finds, each with the number of its key."""
         return step.arrangement.lookup(hashes, keys, has_new=has_new)
 
@@ -122,7 +122,7 @@ class JoinOperator(Operator):
         contents = self._shape(joined)
         return contents if keys is None else contents[:, keys.selects(contents)]
 
-    def choose_path(self, keys: Keys | None) -> tuple[Path, Keys | None]:
+    def choose_path(self, keys: Keys | None) -> tuple[JoinPath, Keys | None]:
         """Return the path that is expected to begin with the fewest records of some keys, and the keys of its start.
 
         If nothing is known of the inputs, it is the path whose input has most of the columns of keys. Without keys, it
@@ -131,7 +131,7 @@ class JoinOperator(Operator):
         if keys is None:
             return max(self.paths, key=lambda path: path.start.inputs[0].is_small), None
         below, _ = keys.trace(self.origins)
-        best: tuple[Path, Keys | None] = self.paths[0], None
+        best: tuple[JoinPath, Keys | None] = self.paths[0], None
         least: tuple[float, int] | None = None
         for path in self.paths if below is not None else ():
             assert below is not None
@@ -149,7 +149,7 @@ class JoinOperator(Operator):
                 best, least = (path, start_keys), rank
         return best
 
-    def _follow_path(self, path: Path, new: Ints, *, has_new: bool = True) -> Ints | None:
+    def _follow_path(self, path: JoinPath, new: Ints, *, has_new: bool = True) -> Ints | None:
         """Look a batch up in the other inputs; None if nothing matches."""
         layout = path.start.layout
         words, times, diffs = new[1 : 1 + layout.words], layout.times(new), new[-1]
@@ -162,7 +162,7 @@ class JoinOperator(Operator):
                 keep = (keys != NULL).all(axis=0).nonzero()[0]
                 words, times, diffs = words.take(keep, axis=1, mode="clip"), times.take(keep, axis=1), diffs.take(keep)
                 keys = keys.take(keep, axis=1, mode="clip")
-            hashes = key_hashes(keys)
+            hashes = hash_keys(keys)
             order = None
             if (hashes[1:] < hashes[:-1]).any():
                 # Look-ups of ascending hashes take a fourth to an eighth of the time, with the sort.
@@ -221,7 +221,7 @@ class JoinPaths:
                     named[name] = (number, name)
         self._outputs = [self._class[named[name]] for name in outputs]
 
-    def paths(self) -> list[Path]:
+    def make_paths(self) -> list[JoinPath]:
         """Return a path for each input."""
         routes = [self._route(number) for number in range(len(self._schemas))]
         keys: dict[int, tuple[str, ...]] = {}
@@ -238,7 +238,7 @@ class JoinPaths:
         while remaining:
             keys = {number: tuple(sorted(self._list_equal_columns(number, known_places))) for number in remaining}
             best = (
-                min(remaining, key=lambda number: self._cost(number, keys[number]))
+                min(remaining, key=lambda number: self._rank_input(number, keys[number]))
                 if len(remaining) > 1
                 else remaining[0]
             )
@@ -247,7 +247,7 @@ class JoinPaths:
             remaining.remove(best)
         return route
 
-    def _cost(self, number: int, keys: tuple[str, ...]) -> tuple[bool, float, int]:
+    def _rank_input(self, number: int, keys: tuple[str, ...]) -> tuple[bool, float, int]:
         """Return a rank of an input: the least is looked up first."""
         partners = self._partners(number, keys)
         return not keys, float("inf") if partners is None else partners, -len(keys)
@@ -260,7 +260,7 @@ class JoinPaths:
         values = tuple([name for name in self._schemas[number].names if name not in key])
         return self._arranged(number, key, values), [*key, *values]
 
-    def _make_path(self, start: int, key: tuple[str, ...], route: list[tuple[int, tuple[str, ...]]]) -> Path:
+    def _make_path(self, start: int, key: tuple[str, ...], route: list[tuple[int, tuple[str, ...]]]) -> JoinPath:
         """Return the look-ups of a route: which columns each one uses and adds."""
         arrangement, names = self._arrange_input(start, key)
         rows: dict[Place, int] = {}
@@ -277,16 +277,16 @@ class JoinPaths:
                     rows[self._class[number, name]] = height
                     height += 1
                     takes.append(at)
-            steps.append(Step(target, places, tuple(takes), has_new=number < start))
+            steps.append(JoinLookup(target, places, tuple(takes), has_new=number < start))
         picks = tuple([rows[place] for place in self._outputs])
-        return Path(arrangement, tuple(steps), picks, partial(self._partners, start))
+        return JoinPath(arrangement, tuple(steps), picks, partial(self._partners, start))
 
 
 _COMPARISONS = ("less", "less_equal", "greater", "greater_equal")
 
 
 def find_bound(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | None:
-    """Return the left term and the bound that a join compares, or None."""
+    """Return the left term and the bound of a join on an inequality, or None."""
     if len(schemas) != 2 or any(join.on) or not all(isinstance(stage, Filter | Map) for stage in join.after):
         return None
     left_names, bound_names = (set(schema.names) for schema in schemas)
@@ -357,7 +357,7 @@ class BoundedJoin(JoinOperator):
             for *record, _, diff in self._ordered(left_new[1:]).T.tolist():
                 self._ranked.add(tuple(record), diff)
 
-    def look_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
+    def look_up(self, step: JoinLookup, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
         """Return the matches of keys, or the candidates of the bound."""
         if self._between is None or step.arrangement is not self._left:
             return super().look_up(step, hashes, keys, has_new=has_new)
@@ -371,7 +371,7 @@ class BoundedJoin(JoinOperator):
         if self.frontier.is_empty:
             self._ranked = None
 
-    def live(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
         if self._ranked is None:
             return []
         return [(block[:1], pa.schema([("_k", self._kind)])) for block in self._ranked.blocks]
@@ -387,12 +387,12 @@ class BoundedJoin(JoinOperator):
             return None
         if self._ranked is None:
             keys = np.empty((0, 1), np.int64)
-            _, rows = self._left.lookup(key_hashes(keys), keys, has_new=False)
+            _, rows = self._left.lookup(hash_keys(keys), keys, has_new=False)
             ordered = self._ordered(rows[1:])
             self._ranked = Ranked(self._order, ordered[:-2], ordered[-1], self.costs)
-        records = self._ranked.between(*words)
+        records = self._ranked.select_between(*words)
         # As a batch: the hash of the empty key, the words, the time of the bound, the diffs.
         updates = np.empty((len(records) + 1, records.shape[1]), np.int64)
-        updates[0] = key_hashes(np.empty((0, 1), np.int64))[0]
+        updates[0] = hash_keys(np.empty((0, 1), np.int64))[0]
         updates[1:-2], updates[-2], updates[-1] = records[1:-1], bound[-2, 0], records[-1]
         return updates

@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from persist.codecs.errors import DiffOverflow
-from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, split_values_by_kind
-from persist.compute.dataflow.operators.folds import quantiles
-from persist.compute.dataflow.operators.logic import aggregate
+from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, AggregateCall, split_values_by_kind
+from persist.compute.dataflow.operators.folds import compute_quantiles
+from persist.compute.dataflow.operators.logic import compute_aggregate
 from persist.compute.dataflow.plan.plan import Counted, WindowFunction
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.ranked import Order, Ranked, Record, has_rank
-from persist.compute.dataflow.updates.batch import check_sum, find_starts, multiply_diffs
+from persist.compute.dataflow.updates.batch import check_sum, find_run_starts, multiply_diffs
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 
@@ -31,7 +31,7 @@ Made: TypeAlias = dict[Record, int]
 
 
 class Group(ABC):
-    """One group: its records with their multiplicities, and its results. `results`: its results, if they are kept."""
+    """One large group: its records in order, so that a change costs little."""
 
     orders: Collection[Ranked]
     results: Made | None = None
@@ -51,11 +51,11 @@ class Group(ABC):
         """Take changes in; return how the results of the group change: int64[columns, n], and diffs."""
 
 
-class MadeGroup(Group):
-    """A group that has few results, which are made anew after each change."""
+class RecomputedGroup(Group):
+    """A group whose few results are computed again after each change."""
 
     @abstractmethod
-    def add(self, records: Ints, diffs: Ints) -> None:
+    def add_changes(self, records: Ints, diffs: Ints) -> None:
         """Take changes in."""
 
     @abstractmethod
@@ -65,7 +65,7 @@ class MadeGroup(Group):
     def apply_changes(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
         """Add records; return the changes of the results."""
         earlier = self.compute() if self.results is None else self.results
-        self.add(records, diffs)
+        self.add_changes(records, diffs)
         self.results = later = self.compute()
         changes = [[*record, later.get(record, 0) - earlier.get(record, 0)] for record in earlier.keys() | later.keys()]
         changes = [change for change in changes if change[-1]]
@@ -76,7 +76,7 @@ class MadeGroup(Group):
 Ranking: TypeAlias = Callable[[Ints, Ints], Group]  # Its arguments are records, int64[words, n], and their diffs.
 
 
-class TopGroup(MadeGroup):
+class TopGroup(RecomputedGroup):
     """The first records of a group."""
 
     def __init__(self, ranked: Ranked, skip: int, count: int, by: Sequence[int], counted: Counted) -> None:
@@ -86,7 +86,7 @@ class TopGroup(MadeGroup):
         self._by = by
         self._counted = counted
 
-    def add(self, records: Ints, diffs: Ints) -> None:
+    def add_changes(self, records: Ints, diffs: Ints) -> None:
         for *record, diff in np.concatenate((records, diffs[None])).T.tolist():
             self._ranked.add(tuple(record), diff)
 
@@ -109,11 +109,11 @@ class TopGroup(MadeGroup):
         return results
 
 
-class AggregatedGroup(MadeGroup):
+class AggregatedGroup(RecomputedGroup):
     """Aggregates of a group: the values of each min, max and median in order, and the sums of the others."""
 
     def __init__(
-        self, aggregates: Sequence[Wanted], domain: Domain, records: Ints, diffs: Ints, costs: Costs = USUAL
+        self, aggregates: Sequence[AggregateCall], domain: Domain, records: Ints, diffs: Ints, costs: Costs = USUAL
     ) -> None:
         self._aggregates = aggregates
         self._domain = domain
@@ -131,7 +131,7 @@ class AggregatedGroup(MadeGroup):
                 order = Order([(0, False, False)], [aggregation.of], domain)
                 self._ranked[at] = Ranked(order, records[at : at + 1, is_value], diffs[is_value], costs)
 
-    def add(self, records: Ints, diffs: Ints) -> None:
+    def add_changes(self, records: Ints, diffs: Ints) -> None:
         self._count += _compute_exact_sum(diffs)
         if not -(2**63) <= self._count < 2**63:
             raise DiffOverflow(f"a group has {self._count} records, which does not fit int64")
@@ -164,18 +164,18 @@ class AggregatedGroup(MadeGroup):
             if total:
                 sums[slot] = total
 
-    def _aggregate(self, at: int, request: Wanted) -> int:
+    def _aggregate(self, at: int, request: AggregateCall) -> int:
         if at in self._sums:
             slots = np.array(list(self._sums[at]), np.int64)
             sums = np.array(list(self._sums[at].values()), np.int64)
             counts = np.array([self._counts[at]], np.int64)
-            return int(aggregate(request, counts, np.zeros(len(slots), np.int64), slots, sums, self._domain)[0])
+            return int(compute_aggregate(request, counts, np.zeros(len(slots), np.int64), slots, sums, self._domain)[0])
         ranked = self._ranked[at]
-        record = {"min": ranked.first, "max": ranked.last, "median": ranked.middle}[request.kind]()
+        record = {"min": ranked.get_first, "max": ranked.get_last, "median": ranked.get_middle}[request.kind]()
         return NULL if record is None else record[0]
 
 
-class FoldedGroup(MadeGroup):
+class FoldedGroup(RecomputedGroup):
     """Quantiles of the only column of a group: its values in order."""
 
     def __init__(
@@ -196,7 +196,7 @@ class FoldedGroup(MadeGroup):
         self._ranked = Ranked(order, records[:, is_value], diffs[is_value], costs)
         self.orders = [self._ranked]
 
-    def add(self, records: Ints, diffs: Ints) -> None:
+    def add_changes(self, records: Ints, diffs: Ints) -> None:
         for word, diff in zip(records[0].tolist(), diffs.tolist(), strict=True):
             if word == NULL:
                 self._nulls += diff
@@ -209,7 +209,7 @@ class FoldedGroup(MadeGroup):
         if not size:
             return {(NULL,) * len(self._calls): 1} if self._nulls > 0 else {}
         pick = partial(_pick_places, self._ranked)
-        columns = [quantiles(call, np.array([size]), pick, self._kind, self._domain) for call in self._calls]
+        columns = [compute_quantiles(call, np.array([size]), pick, self._kind, self._domain) for call in self._calls]
         return {tuple(int(words[0]) for [words] in columns): 1}
 
 
@@ -232,7 +232,7 @@ def make_top_ranking(
     counted: Counted = "row_number",
     costs: Costs = USUAL,
 ) -> Ranking | None:
-    """Return a function that ranks a group of `logic.top_k`; None if its records cannot be ranked."""
+    """Return a function that ranks a group of `logic.make_top_k_logic`; None if its records cannot be ranked."""
     if not all(map(has_rank, kinds)) or not kinds:
         return None
     every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
@@ -240,8 +240,8 @@ def make_top_ranking(
     return lambda records, diffs: TopGroup(Ranked(order, records, diffs, costs), skip, count, places, counted)
 
 
-def make_aggregate_ranking(aggregates: Sequence[Wanted], domain: Domain, costs: Costs = USUAL) -> Ranking | None:
-    """Return a function that ranks a group of `logic.multiset_aggregates`; None if its values cannot be ranked."""
+def make_aggregate_ranking(aggregates: Sequence[AggregateCall], domain: Domain, costs: Costs = USUAL) -> Ranking | None:
+    """Return a function that ranks a group of `logic.make_multiset_logic`; None if its values cannot be ranked."""
     if not all(aggregation.kind in ACCUMULABLE or has_rank(aggregation.of) for aggregation in aggregates):
         return None
     return lambda records, diffs: AggregatedGroup(aggregates, domain, records, diffs, costs)
@@ -294,7 +294,7 @@ class LargeGroups:
         is_known = np.zeros(keys.shape[1], np.bool_)
         if self._groups:
             changes = np.bincount(numbers, minlength=keys.shape[1]).tolist()
-            for at in self._candidates(keys).tolist():
+            for at in self._find_candidates(keys).tolist():
                 key = tuple(keys[:, at].tolist())
                 if key not in self._groups:
                     continue
@@ -303,7 +303,7 @@ class LargeGroups:
                     self._forget(key)
         return is_known
 
-    def _candidates(self, keys: Ints) -> Ints:
+    def _find_candidates(self, keys: Ints) -> Ints:
         """Return the numbers of the few keys that may have a ranked group."""
         if not len(keys):
             return np.arange(keys.shape[1])
@@ -327,7 +327,7 @@ class LargeGroups:
                 chosen.append(at)
         return np.array(chosen[: self._costs.ranked_at_once], np.int64)
 
-    def make(self, key: Record, records: Ints, diffs: Ints) -> None:
+    def add_group(self, key: Record, records: Ints, diffs: Ints) -> None:
         """Rank a group."""
         rows = records.shape[1] + sum(group.rows for group in self._groups.values())
         while self._groups and rows > self._costs.ranked_rows:
@@ -342,7 +342,7 @@ class LargeGroups:
         group = self._groups[key] = self._groups.pop(key)
         order = times.argsort(kind="stable")
         records, times, diffs = records.take(order, axis=1), times.take(order), diffs.take(order)
-        firsts = find_starts(times)
+        firsts = find_run_starts(times)
         changes = []
         for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(times)], strict=True):
             columns, changed = group.apply_changes(records[:, first:end], diffs[first:end])

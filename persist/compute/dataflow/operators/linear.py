@@ -44,7 +44,7 @@ Shape = Callable[[Ints], Ints]
 
 
 class Column:
-    """A column as words, as Arrow, or as both; or rows of another column, which are taken when they are looked at."""
+    """A column as words, as Arrow, or both; or rows of another one, taken lazily."""
 
     __slots__ = ("_array", "_domain", "_of", "_words", "kind")
 
@@ -128,7 +128,7 @@ class Frame(Mapping[str, pa.Array]):
     def __len__(self) -> int:
         return len(self.diffs)
 
-    def updates(self, names: Iterable[str]) -> Ints:
+    def to_updates(self, names: Iterable[str]) -> Ints:
         """Return the updates with some of the columns as words."""
         rows = [self.columns[name].words for name in names]
         matrix = np.empty((len(rows) + len(self.times) + 1, len(self)), np.int64)
@@ -144,10 +144,10 @@ class Frame(Mapping[str, pa.Array]):
         origins = rows if self._origins is None else self._origins.take(rows)
         return Frame(self.domain, columns, self.times.take(rows, axis=1), self.diffs.take(rows), origins)
 
-    def where(self, keep: Flags) -> "Frame":
+    def select(self, keep: Flags) -> "Frame":
         return self if keep.all() else self.take(keep.nonzero()[0])
 
-    def find_changes(
+    def with_changes(
         self, columns: dict[str, Column] | None = None, *, times: Ints | None = None, diffs: Ints | None = None
     ) -> "Frame":
         return Frame(
@@ -158,7 +158,7 @@ class Frame(Mapping[str, pa.Array]):
             self._origins,
         )
 
-    def records(self) -> list[Any]:
+    def to_records(self) -> list[Any]:
         """Return the records as named tuples."""
         record = namedtuple("Record", self.columns, rename=True)  # type: ignore[misc]
         if not self.columns:
@@ -175,7 +175,7 @@ def compile_traced(
 
     def shape(updates: Ints) -> tuple[Ints, Ints]:
         frame = run(Frame.of(updates, input_schema, domain))
-        return frame.updates(names), frame.origins
+        return frame.to_updates(names), frame.origins
 
     return shape
 
@@ -191,7 +191,7 @@ def compile_stages(
     if picks is not None:
         return picks
     run = _chain_stages(stages, operator)
-    return lambda updates: run(Frame.of(updates, input_schema, domain)).updates(names)
+    return lambda updates: run(Frame.of(updates, input_schema, domain)).to_updates(names)
 
 
 def _chain_stages(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]:
@@ -213,7 +213,7 @@ def _chain_stages(stages: Sequence[Stage], operator: str) -> Callable[[Frame], F
         try:
             return run(frame)
         except OperatorFailed:
-            uncancelled_frame = frame.where(find_uncancelled(frame.updates(frame.columns)))
+            uncancelled_frame = frame.select(find_uncancelled(frame.to_updates(frame.columns)))
             if len(uncancelled_frame) == len(frame):
                 raise
         return run(uncancelled_frame)
@@ -235,7 +235,7 @@ class _ConditionFilter:
         for part in self._parts:
             if not len(frame):
                 return frame
-            frame = frame.where(_evaluate_condition(part, frame, self._operator))
+            frame = frame.select(_evaluate_condition(part, frame, self._operator))
         return frame
 
 
@@ -252,7 +252,7 @@ def _pick_columns(stage: Map, input_schema: pa.Schema, names: Sequence[str], dom
             rows.append(columns.index(output.name))
         else:
             return None
-    constants = [(at, domain.constant(value)) for at, value in literals] if literals else ()
+    constants = [(at, domain.encode_constant(value)) for at, value in literals] if literals else ()
     count = len(columns)
 
     def pick(updates: Ints) -> Ints:
@@ -271,13 +271,13 @@ def apply_stage(stage: Stage, frame: Frame, operator: str) -> Frame:
     """
     match stage:
         case Map(outputs):
-            return frame.find_changes(_compute_all(outputs, frame, operator))
+            return frame.with_changes(_compute_all(outputs, frame, operator))
         case Negate():
-            return frame.find_changes(diffs=negate_diffs(frame.diffs))
+            return frame.with_changes(diffs=negate_diffs(frame.diffs))
         case Explode(by):
             counts = _compute_integers(by, frame, operator)
-            exploded = frame.find_changes(diffs=multiply_diffs(frame.diffs, np.where(counts == NULL, 0, counts)))
-            return exploded.where(exploded.diffs != 0)
+            exploded = frame.with_changes(diffs=multiply_diffs(frame.diffs, np.where(counts == NULL, 0, counts)))
+            return exploded.select(exploded.diffs != 0)
         case Unnest(lists):
             return _unnest(lists, frame, operator)
         case TemporalFilter():
@@ -285,12 +285,12 @@ def apply_stage(stage: Stage, frame: Frame, operator: str) -> Frame:
         case Delay():
             return _delay(stage, frame, operator)
         case FilterFunction(function):
-            is_kept = [_is_kept(operator, function, record) for record in frame.records()]
-            return frame.where(np.array(is_kept, np.bool_))
+            is_kept = [_call_predicate(operator, function, record) for record in frame.to_records()]
+            return frame.select(np.array(is_kept, np.bool_))
         case MapFunction(function, columns):
-            records = frame.records()
+            records = frame.to_records()
             results = [_call_function(operator, function, record) for record in records]
-            return frame.find_changes(_to_columns(results, records, columns, frame.domain, operator))
+            return frame.with_changes(_to_columns(results, records, columns, frame.domain, operator))
         case BatchFunction():
             return _apply_batch_function(stage, frame, operator)
         case FlatMap():
@@ -312,7 +312,7 @@ def _compute(expression: Term, frame: Frame, operator: str) -> Column:
     if isinstance(expression, Col) and expression.name in frame.columns:
         return frame.columns[expression.name]
     if isinstance(expression, Lit):
-        words = np.full(len(frame), frame.domain.constant(expression.value), np.int64)
+        words = np.full(len(frame), frame.domain.encode_constant(expression.value), np.int64)
         return Column(frame.domain, expression.value.type, words)
     array = _evaluate(expression, frame, operator)
     return Column(frame.domain, array.type, None, array)
@@ -335,7 +335,7 @@ def _find_failing_record(expression: Term, frame: Frame) -> Any:
             frame = half
         else:
             frame = frame.take(np.arange(len(frame) // 2, len(frame)))
-    return frame.records()[0] if len(frame) else None
+    return frame.to_records()[0] if len(frame) else None
 
 
 def _evaluate_condition(condition: Term, frame: Frame, operator: str) -> Flags:
@@ -368,7 +368,7 @@ def _unnest(lists: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> F
         is_beyond = at >= sizes[name].take(rows)
         elements = array.values.take(pa.array(places, mask=is_beyond if is_beyond.any() else None))
         columns[name] = Column(frame.domain, elements.type, None, elements)
-    return repeated.find_changes(columns)
+    return repeated.with_changes(columns)
 
 
 def _compute_bound(bound: Term, frame: Frame, operator: str) -> Ints:
@@ -405,7 +405,7 @@ def _limit_times(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
     stops = starts[end[starts] <= TIME_MAX]
     ended = frame.take(stops)
     ended.times[stage.dimension] = end[stops]
-    return _concat_frames([arrived, ended.find_changes(diffs=negate_diffs(ended.diffs))])
+    return _concat_frames([arrived, ended.with_changes(diffs=negate_diffs(ended.diffs))])
 
 
 def _concat_frames(frames: list[Frame]) -> Frame:
@@ -425,7 +425,7 @@ def _delay(stage: Delay, frame: Frame, operator: str) -> Frame:
     to = np.where(to == NULL, now, to)
     if (to < now).any():
         row = int((to < now).argmax())
-        record = frame.take(np.array([row])).records()[0]
+        record = frame.take(np.array([row])).to_records()[0]
         raise OperatorFailed(operator, record, f"{stage.to} is {to[row]}, which is before the update's time {now[row]}")
     delayed = frame.take(np.flatnonzero(to <= TIME_MAX))
     delayed.times[stage.dimension] = to[to <= TIME_MAX]
@@ -439,7 +439,7 @@ def _call_function(operator: str, function: Callable[..., Any], record: Any) -> 
         raise OperatorFailed(operator, record, f"it raised {error!r}") from error
 
 
-def _is_kept(operator: str, function: Callable[..., Any], record: Any) -> bool:
+def _call_predicate(operator: str, function: Callable[..., Any], record: Any) -> bool:
     result = _call_function(operator, function, record)
     if result is not None and not isinstance(result, bool | np.bool_):
         raise OperatorFailed(operator, record, f"it returned {result!r:.200} instead of True, False or None")
@@ -450,7 +450,7 @@ def _to_columns(
     made: list[Any], records: list[Any], schema: pa.Schema, domain: Domain, operator: str
 ) -> dict[str, Column]:
     """Return the results of a function as columns; records are its arguments, for errors."""
-    rows = [_to_row(result, record, schema, operator) for result, record in zip(made, records, strict=True)]
+    rows = [_to_record(result, record, schema, operator) for result, record in zip(made, records, strict=True)]
     columns = [list(cells) for cells in zip(*rows, strict=True)] if rows else [[] for _ in schema]
     by_name = {}
     for values, field in zip(columns, schema, strict=True):
@@ -463,7 +463,7 @@ def _to_columns(
 
 
 def _find_unconvertible(values: list[Any], kind: pa.DataType, records: list[Any]) -> Any:
-    """Return the first record whose result does not fit the type."""
+    """Return the first record whose result cannot become the type."""
     for value, record in zip(values, records, strict=True):
         try:
             to_array([value], kind, "value")
@@ -472,7 +472,7 @@ def _find_unconvertible(values: list[Any], kind: pa.DataType, records: list[Any]
     return None
 
 
-def _to_row(made: Any, record: Any, schema: pa.Schema, operator: str) -> tuple[Any, ...]:
+def _to_record(made: Any, record: Any, schema: pa.Schema, operator: str) -> tuple[Any, ...]:
     if isinstance(made, Mapping):
         if set(made) == set(schema.names):
             return tuple(made[name] for name in schema.names)
@@ -510,7 +510,7 @@ def _apply_batch_function(stage: BatchFunction, frame: Frame, operator: str) -> 
     columns = {
         field.name: Column(frame.domain, field.type, frame.domain.encode(table[field.name])) for field in stage.columns
     }
-    return frame.find_changes(columns)
+    return frame.with_changes(columns)
 
 
 def _flat_map(stage: FlatMap, frame: Frame, operator: str) -> Frame:
@@ -518,7 +518,7 @@ def _flat_map(stage: FlatMap, frame: Frame, operator: str) -> Frame:
     results: list[Any] = []
     times: list[tuple[int, ...]] = []
     diffs: list[int] = []
-    records = frame.records()
+    records = frame.to_records()
     for row, record in enumerate(records):
         for result in _call_function(operator, lambda given: list(stage.function(given)), record):
             if stage.gives == "records":
@@ -539,15 +539,15 @@ def _flat_map(stage: FlatMap, frame: Frame, operator: str) -> Frame:
         of_program = flattened.times[: stage.dimensions]  # And not the iterations that they are in.
         np.maximum(of_program, np.array(times, np.int64).T, out=of_program)
     if diffs:
-        flattened = flattened.find_changes(diffs=multiply_diffs(flattened.diffs, np.array(diffs, np.int64)))
-        flattened = flattened.where(flattened.diffs != 0)
+        flattened = flattened.with_changes(diffs=multiply_diffs(flattened.diffs, np.array(diffs, np.int64)))
+        flattened = flattened.select(flattened.diffs != 0)
     return flattened
 
 
 def _split_result(
     stage: FlatMap, returned: Any, times: list[tuple[int, ...]], diffs: list[int], record: Any, operator: str
 ) -> Any:
-    """Take the time and the diff off what a function returned, and return the record."""
+    """Split what a function returned into record, time and diff."""
     shape = "pairs (record, diff)" if stage.gives == "diffs" else "triples (record, time, diff)"
     size = 2 if stage.gives == "diffs" else 3
     if (

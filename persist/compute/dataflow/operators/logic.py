@@ -30,7 +30,7 @@ from persist.compute.dataflow.operators.aggregates import (
     SLOTS,
     SQUARES,
     VARIANCES,
-    Wanted,
+    AggregateCall,
     check_int64,
     compute_exact_sums,
     split_values_by_kind,
@@ -41,13 +41,13 @@ from persist.compute.dataflow.operators.moments import LOWEST, STATISTICS, Sums,
 from persist.compute.dataflow.plan.plan import Counted
 from persist.compute.dataflow.updates.batch import (
     check_sum,
-    find_starts,
-    largest_magnitude,
+    compute_largest_magnitude,
+    find_run_starts,
     multiply_diffs,
     sum_runs,
 )
 from persist.compute.dataflow.updates.times import Flags, Ints
-from persist.compute.dataflow.updates.words import NULL, Domain, rank_in_direction, ranks
+from persist.compute.dataflow.updates.words import NULL, Domain, compute_ranks, rank_in_direction
 from persist.core.errors import OperatorFailed
 
 Result: TypeAlias = tuple[Ints, Ints, Ints]
@@ -64,19 +64,23 @@ def repeat_by_multiplicity(diffs: Ints) -> Ints:
     Raises DiffOverflow: these are more than can be looked at one by one.
     """
     counts = np.maximum(diffs, 0)
-    if len(counts) and len(counts) * largest_magnitude(counts) > COPIES_MAX and sum(counts.tolist()) > COPIES_MAX:
+    if (
+        len(counts)
+        and len(counts) * compute_largest_magnitude(counts) > COPIES_MAX
+        and sum(counts.tolist()) > COPIES_MAX
+    ):
         raise DiffOverflow(f"groups have {sum(counts.tolist())} records, and up to {COPIES_MAX} are put into an order")
     return np.arange(len(diffs)).repeat(counts)
 
 
-def distinct(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
-    """Each record once, if its multiplicity is positive."""
+def compute_distinct(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
+    """Return each record once, if its multiplicity is positive."""
     present = groups[diffs > 0]
     return present, np.empty((0, len(present)), np.int64), np.ones(len(present), np.int64)
 
 
-def threshold(function: Callable[[int], int], operator: str) -> Logic:
-    """Each record with a multiplicity that a function computes from its multiplicity."""
+def make_threshold_logic(function: Callable[[int], int], operator: str) -> Logic:
+    """Make the logic that computes new multiplicities by a function."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         """Apply the function to each distinct multiplicity."""
@@ -99,10 +103,10 @@ def threshold(function: Callable[[int], int], operator: str) -> Logic:
     return logic
 
 
-def make_sum_logic(aggregates: Sequence[Wanted], domain: Domain, *, is_complete: bool = False) -> Logic:
+def make_sum_logic(aggregates: Sequence[AggregateCall], domain: Domain, *, is_complete: bool = False) -> Logic:
     """Make the logic of exact sums: a value word is a slot, the diff its sum."""
     if is_complete:
-        return _make_complete(aggregates, domain)
+        return _make_complete_logic(aggregates, domain)
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         """Compute the aggregates from counts and sums."""
@@ -121,20 +125,20 @@ def make_sum_logic(aggregates: Sequence[Wanted], domain: Domain, *, is_complete:
             is_own = is_present & (slots >= low) & (slots < low + SLOTS)
             owners, into, sums = at[is_own], slots[is_own] - low, diffs[is_own]
             columns.append(
-                aggregate(aggregation, _count_values(records, owners, into, sums), owners, into, sums, domain)
+                compute_aggregate(aggregation, _count_values(records, owners, into, sums), owners, into, sums, domain)
             )
         return present, np.array(columns, np.int64).reshape(len(columns), len(present)), np.ones(len(present), np.int64)
 
     return logic
 
 
-def _make_complete(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
-    """Aggregates that keep a group while any count or total is not zero.
+def _make_complete_logic(aggregates: Sequence[AggregateCall], domain: Domain) -> Logic:
+    """Make the logic of sums that keeps a group while any count or total is not zero.
 
     A total over no records is 0. A total may differ from 0 although multiplicities cancel.
     """
     zeros = [
-        0 if aggregation.kind == "count" else int(domain.of_digits([0], aggregation.result)[0])
+        0 if aggregation.kind == "count" else int(domain.encode_decimals([0], aggregation.result)[0])
         for aggregation in aggregates
     ]
 
@@ -165,7 +169,7 @@ def _make_complete(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
     return logic
 
 
-def _count_records(request: Wanted, records: Ints) -> Ints:
+def _count_records(request: AggregateCall, records: Ints) -> Ints:
     constant = request.constant if request.kind == "sum" else 1
     return records if constant == 1 else multiply_diffs(records, np.full(len(records), constant))
 
@@ -177,21 +181,23 @@ def _count_values(records: Ints, groups: Ints, slots: Ints, sums: Ints) -> Ints:
         return records
     nulls = np.zeros(len(records), np.int64)
     nulls[groups[is_null]] = sums[is_null]
-    if largest_magnitude(records) + largest_magnitude(nulls) >= 2**63:
+    if compute_largest_magnitude(records) + compute_largest_magnitude(nulls) >= 2**63:
         for count in records.astype(object) - nulls.astype(object):
             check_sum(count)
     return records - nulls
 
 
-def aggregate(request: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
-    """Return the words of one aggregate of each group, from sums by slot."""
+def compute_aggregate(
+    request: AggregateCall, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain
+) -> Ints:
+    """Return one aggregate of each group as words, from sums by slot."""
     count = len(counts)
     if request.kind == "count":
         return counts
     if not pat.is_floating(request.result) and not pat.is_decimal(request.result):
-        return _integer_sums(request.name, groups, slots, sums, counts)
+        return _to_integer_sums(request.name, groups, slots, sums, counts)
     if request.kind in VARIANCES:
-        return _variances(request.kind, counts, groups, slots, sums, domain)
+        return _compute_variances(request.kind, counts, groups, slots, sums, domain)
     is_limb = slots >= FIRST_LIMB
     totals = compute_exact_sums(groups[is_limb], slots[is_limb], sums[is_limb], count)
     if pat.is_decimal(request.result):
@@ -209,7 +215,7 @@ def aggregate(request: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: In
     return _add_infinities(words, groups, slots, sums, count, domain)
 
 
-def _variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
+def _compute_variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
     is_square = slots >= SQUARES
     is_one = (slots >= FIRST_LIMB) & ~is_square
     totals = compute_exact_sums(groups[is_one], slots[is_one], sums[is_one], len(counts))
@@ -225,7 +231,7 @@ def _variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, d
     return domain.encode(pa.array(values, pa.float64()))
 
 
-def _integer_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) -> Ints:
+def _to_integer_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) -> Ints:
     limb = (slots == FIRST_LIMB) | (slots == FIRST_LIMB + 1)
     totals = check_int64(compute_exact_sums(groups[limb], slots[limb], sums[limb], len(counts)), name)
     return np.where(counts == 0, NULL, totals)
@@ -249,15 +255,15 @@ def _encode_decimals(name: str, values: Sequence[int | None], kind: pa.DataType,
     numbers = [value for value in values if value is not None]
     if numbers and max(max(numbers), -min(numbers)) >= 10**kind.precision:
         raise DiffOverflow(f"the sum {name!r} needs more than the {kind.precision} digits of {kind}")
-    return domain.of_digits(values, kind)
+    return domain.encode_decimals(values, kind)
 
 
-def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
-    """Aggregates of whole groups; the value words are the arguments of the aggregates, in order."""
+def make_multiset_logic(aggregates: Sequence[AggregateCall], domain: Domain) -> Logic:
+    """Make the logic of aggregates that need all values of a group."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         """Compute the aggregates from all values of each group."""
-        firsts = find_starts(groups)
+        firsts = find_run_starts(groups)
         counts = sum_runs(diffs, firsts) if len(firsts) else diffs
         is_present = counts != 0
         sizes = np.diff(np.append(firsts, len(groups)))
@@ -272,52 +278,54 @@ def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
     return logic
 
 
-def _aggregate_multiset(request: Wanted, words: Ints, numbers: Ints, diffs: Ints, count: int, domain: Domain) -> Ints:
+def _aggregate_multiset(
+    request: AggregateCall, words: Ints, numbers: Ints, diffs: Ints, count: int, domain: Domain
+) -> Ints:
     """Return one aggregate of each group, from all of its values."""
     is_value = words != NULL
     if not is_value.all():
         words, numbers, diffs = words[is_value], numbers[is_value], diffs[is_value]
     if request.kind in ACCUMULABLE:
-        counts, firsts = np.zeros(count, np.int64), find_starts(numbers)
+        counts, firsts = np.zeros(count, np.int64), find_run_starts(numbers)
         if len(firsts):
             counts[numbers[firsts]] = sum_runs(diffs, firsts)
         rows, slots, amounts = split_values_by_kind(request.kind, words, request.of, domain)
-        groups, slots, sums = slot_sums(numbers[rows], slots, amounts, diffs[rows])
-        return aggregate(request, counts, groups, slots, sums, domain)
+        groups, slots, sums = sum_by_slot(numbers[rows], slots, amounts, diffs[rows])
+        return compute_aggregate(request, counts, groups, slots, sums, domain)
     choose = {"min": np.minimum, "max": np.maximum}.get(request.kind)
     if choose is None or (diffs <= 0).any():
         numbers, words, diffs = _sort_by_value(numbers, words, request.of, diffs, domain)
     results = np.full(count, NULL, np.int64)
-    firsts = find_starts(numbers)
+    firsts = find_run_starts(numbers)
     if not len(firsts):
         return results
     ends = np.append(firsts[1:], len(numbers))
     if choose is None:
         results[numbers[firsts]] = words[_find_medians(firsts, ends, diffs)]
         return results
-    places = ranks(domain, words, request.of)
+    places = compute_ranks(domain, words, request.of)
     at = (places == choose.reduceat(places, firsts).repeat(ends - firsts)).nonzero()[0]
     results[numbers[at]] = words[at]
     return results
 
 
-def slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the sums of amounts times diffs for each slot of each group, in that order."""
+def sum_by_slot(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the sums of amounts times diffs by group and slot."""
     order = np.lexsort((slots, groups))
     groups, slots, sums = groups[order], slots[order], multiply_diffs(amounts, diffs)[order]
     if not len(groups):
         return groups, slots, sums
-    firsts = find_starts(groups, slots)
+    firsts = find_run_starts(groups, slots)
     return groups[firsts], slots[firsts], sum_runs(sums, firsts)
 
 
 def _sort_by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: Domain) -> tuple[Ints, Ints, Ints]:
     """Sum equal values of each group; drop those not positive, and sort."""
-    order = np.lexsort((ranks(domain, words, of), numbers))
+    order = np.lexsort((compute_ranks(domain, words, of), numbers))
     numbers, words, diffs = numbers[order], words[order], diffs[order]
     if not len(numbers):
         return numbers, words, diffs
-    firsts = find_starts(numbers, words)
+    firsts = find_run_starts(numbers, words)
     sums = sum_runs(diffs, firsts)
     keep = sums > 0
     return numbers[firsts][keep], words[firsts][keep], sums[keep]
@@ -331,7 +339,7 @@ def _find_medians(firsts: Ints, ends: Ints, diffs: Ints) -> Ints:
     return running.searchsorted(earlier + (totals + 1) // 2)
 
 
-def top_k(
+def make_top_k_logic(
     count: int,
     by: Sequence[tuple[int, bool, bool]],
     kinds: Sequence[pa.DataType],
@@ -340,7 +348,7 @@ def top_k(
     skip: int = 0,
     counted: Counted = "row_number",
 ) -> Logic:
-    """The first records of each group by some columns; the other columns break ties.
+    """Make the logic that selects the first records of each group.
 
     Args:
         by: rows of the values, whether each is descending, and whether NULL comes first.
@@ -366,11 +374,11 @@ def top_k(
         order = np.lexsort((*columns[::-1], groups))
         if counted != "row_number":
             order = order[
-                _within_rank(count, counted, groups[order], [c[order] for c in columns[: len(by)]], diffs[order])
+                _is_within_rank(count, counted, groups[order], [c[order] for c in columns[: len(by)]], diffs[order])
             ]
             return groups[order], values[:, order], diffs[order]
         groups, values, diffs = groups[order], values[:, order], np.minimum(diffs[order], count + skip)
-        firsts = find_starts(groups)
+        firsts = find_run_starts(groups)
         # How many records of the group stand before each one, and how many copies of it lie between skip and the end.
         running = diffs.cumsum()
         earlier = running - diffs
@@ -384,8 +392,8 @@ def top_k(
     return logic
 
 
-def _within_rank(count: int, counted: Counted, groups: Ints, keys: list[Ints], diffs: Ints) -> Flags:
-    """Return which sorted records rank at most count-th in their group."""
+def _is_within_rank(count: int, counted: Counted, groups: Ints, keys: list[Ints], diffs: Ints) -> Flags:
+    """Return which sorted records are among the first `count` of their group."""
     begins = np.ones(len(groups), np.bool_)
     begins[1:] = groups[1:] != groups[:-1]
     is_new = begins.copy()
@@ -407,7 +415,7 @@ def _preselect(groups: Ints, places: Ints, count: int) -> Ints:
     """
     order = np.lexsort((places, groups))
     groups, places = groups.take(order), places.take(order)
-    firsts = find_starts(groups)
+    firsts = find_run_starts(groups)
     sizes = np.diff(np.append(firsts, len(groups)))
     # The place of the last record of each group that may count.
     lasts = places.take(firsts + np.minimum(sizes, count) - 1)
@@ -415,7 +423,7 @@ def _preselect(groups: Ints, places: Ints, count: int) -> Ints:
     return foremost
 
 
-def user_function(
+def make_user_logic(
     function: Callable[[Any, Any], Any],
     keys: pa.Schema,
     values: pa.Schema,
@@ -423,13 +431,13 @@ def user_function(
     domain: Domain,
     operator: str,
 ) -> Logic:
-    """The results of a Python function for each key and the pairs (record, multiplicity) of its group."""
+    """Make the logic that calls a Python function for each group."""
 
     def logic(groups: Ints, words: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         """Call the user's function on each group."""
-        firsts = find_starts(groups)
+        firsts = find_run_starts(groups)
         value_columns = {field.name: Column(domain, field.type, words[at]) for at, field in enumerate(values)}
-        records = Frame(domain, value_columns, NOTHING, diffs).records()
+        records = Frame(domain, value_columns, NOTHING, diffs).to_records()
         pairs = list(zip(records, diffs.tolist(), strict=True))
         rows = find_keys(groups[firsts])
         key_columns = [domain.decode(rows[at], field.type).to_pylist() for at, field in enumerate(keys)]

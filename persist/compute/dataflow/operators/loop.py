@@ -27,7 +27,7 @@ LAST_ENTRY = 2**62
 
 
 class EnterOperator(Operator):
-    """Brings updates into a scope, from an iteration of each on, or from the first one.
+    """Brings updates into a scope, at its first iteration or at one of each record.
 
     The first iteration also passes updates of later ones. Operators that keep state let them wait.
 
@@ -84,8 +84,8 @@ class VariableOperator(Operator):
         times = slice(len(schema), len(schema) + self.dimensions)
         self._stash = Stash(times.stop - 1, times)
 
-    def feed(self) -> None:
-        """Take what the stream gave in this iteration, for the next."""
+    def take_feedback(self) -> None:
+        """Take the stream's updates of this iteration, for the next one."""
         assert self.feedback is not None
         fed = self.feedback.out
         if fed is not None and fed.shape[1]:
@@ -95,16 +95,16 @@ class VariableOperator(Operator):
             self._stash.add(updates)
 
     def run(self) -> None:
-        parts = [] if self._stash.is_empty else self._stash.take(self.ready, self.bound())
+        parts = [] if self._stash.is_empty else self._stash.take(self.find_ready, self.find_ready_bound())
         self.out = (np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]) if parts else None
 
-    def next_round(self, level: int) -> int | None:
+    def find_next_iteration(self, level: int) -> int | None:
         if self._stash.is_empty:
             return None
-        return self._stash.least(self.ready_before(level), len(self._schema) + self.outer + level)
+        return self._stash.find_least(self.make_ready_test(level), len(self._schema) + self.outer + level)
 
-    def live(self) -> list[tuple[Ints, pa.Schema]]:
-        return [(chunk[: len(self._schema)], self._schema) for chunk in self._stash.everything()]
+    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+        return [(chunk[: len(self._schema)], self._schema) for chunk in self._stash.list_chunks()]
 
     @property
     def rows(self) -> int:
@@ -122,7 +122,7 @@ class LeaveOperator(Operator):
         loop.leaves.append(self)
 
     def collect(self) -> None:
-        """Take what the stream gave in this iteration."""
+        """Take the stream's updates of this iteration."""
         collected = self._source.out
         if collected is not None and collected.shape[1]:
             self._given.append(np.delete(collected, -2, axis=0))
@@ -144,45 +144,45 @@ class Loop(Operator):
         self.leaves: list[LeaveOperator] = []
         self._limit = limit
 
-    def complete(self, sources: Sequence[Operator]) -> None:
-        """Say which operators outside it reads, once it is built."""
+    def set_sources(self, sources: Sequence[Operator]) -> None:
+        """Set the operators outside that it reads, once it is built."""
         self.inputs = list(sources)
 
     def advance(self) -> None:
-        self.place(meet_all(operator.frontier for operator in self.inputs), ())
+        self.set_iteration(meet_all(operator.frontier for operator in self.inputs), ())
 
-    def place(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
-        super().place(frontier, rounds)
+    def set_iteration(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
+        super().set_iteration(frontier, rounds)
         for operator in self.operators:
-            operator.place(frontier, (*rounds, 0))
+            operator.set_iteration(frontier, (*rounds, 0))
 
     def run(self) -> None:
         """Run iterations until no operator has news, or the limit is reached."""
         enters = [operator for operator in self.operators if isinstance(operator, EnterOperator)]
         variables = [operator for operator in self.operators if isinstance(operator, VariableOperator)]
         frontier, outer = self.frontier, self.rounds
-        round_ = 0 if any(operator.has_news for operator in enters) else self._find_next_iteration()
+        round_ = 0 if any(operator.has_news for operator in enters) else self._find_own_next_iteration()
         while round_ is not None:
             check_limits()
             if round_ > self._limit + max((operator.last for operator in enters), default=0):
                 raise NotConverging(self.title, self._limit, sum(operator.rows for operator in variables))
             rounds = (*outer, round_)
             for operator in self.operators:
-                operator.place(frontier, rounds)
+                operator.set_iteration(frontier, rounds)
                 operator.run()
             for variable in variables:
-                variable.feed()
+                variable.take_feedback()
             for leave in self.leaves:
                 leave.collect()
-            round_ = self._find_next_iteration()
+            round_ = self._find_own_next_iteration()
 
-    def _find_next_iteration(self) -> int | None:
-        return self.next_round(len(self.rounds))
+    def _find_own_next_iteration(self) -> int | None:
+        return self.find_next_iteration(len(self.rounds))
 
-    def next_round(self, level: int) -> int | None:
+    def find_next_iteration(self, level: int) -> int | None:
         least = None
         for operator in self.operators:
-            round_ = operator.next_round(level)
+            round_ = operator.find_next_iteration(level)
             if round_ is not None and (least is None or round_ < least):
                 least = round_
         return least
@@ -191,12 +191,12 @@ class Loop(Operator):
         for operator in self.operators:
             operator.settle()
 
-    def live(self) -> list[tuple[Ints, pa.Schema]]:
-        return [part for operator in self.operators for part in operator.live()]
+    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+        return [part for operator in self.operators for part in operator.list_live_words()]
 
     def bytes(self) -> int:
         return sum(operator.bytes() for operator in self.operators)
 
-    def state(self) -> Iterator[tuple[str, int, int]]:
+    def list_states(self) -> Iterator[tuple[str, int, int]]:
         for operator in self.operators:
-            yield from operator.state()
+            yield from operator.list_states()

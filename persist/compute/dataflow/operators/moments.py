@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from persist.compute.dataflow.updates.batch import find_starts
+from persist.compute.dataflow.updates.batch import find_run_starts
 from persist.compute.dataflow.updates.times import Ints
 
 _DIGIT = 27
@@ -26,8 +26,8 @@ LOWEST = 1126  # The least positive float is 2**-1074; its whole number of 53 bi
 Floats = npt.NDArray[np.float64]
 
 
-def product_digits(factors: Sequence[Floats]) -> tuple[Ints, Ints, Ints]:
-    """Return the digits of products of finite floats: the row, the place in units of 32 bits, and the amount.
+def split_products(factors: Sequence[Floats]) -> tuple[Ints, Ints, Ints]:
+    """Split products of finite floats into 32-bit digits: row, place and amount.
 
     The product of row i is the sum of its amounts times `2**(32 * place - 1126 * len(factors))`.
     """
@@ -69,14 +69,14 @@ def sum_products(owners: Ints, factors: Sequence[Floats], count: int) -> list[in
 
     `owners`: the group of each row.
     """
-    rows, places, amounts = product_digits(factors)
+    rows, places, amounts = split_products(factors)
     every = owners.take(rows)
     # Amounts of one group and place are summed as int64, and only the sums as Python's integers.
     order = np.lexsort((places, every))
     every, places, amounts = every.take(order), places.take(order), amounts.take(order)
     totals = [0] * count
     if len(every):
-        firsts = find_starts(every, places)
+        firsts = find_run_starts(every, places)
         sums = np.add.reduceat(amounts, firsts)
         for owner, place, total in zip(
             every.take(firsts).tolist(), places.take(firsts).tolist(), sums.tolist(), strict=True
@@ -113,23 +113,23 @@ class Sums:
         self.count = count
         self._sums = sums
 
-    def of(self, product: str) -> int:
+    def get(self, product: str) -> int:
         return self._sums[product]
 
-    def spread(self, product: str) -> int:
+    def sum_deviations(self, product: str) -> int:
         """Return the sum of the products of two deviations from the mean, times the count, in `2**-2252`."""
-        return self.count * self.of(product) - self.of(product[0]) * self.of(product[1])
+        return self.count * self.get(product) - self.get(product[0]) * self.get(product[1])
 
-    def mean(self, value: str) -> float:
-        return divide_and_round(self.of(value), self.count << LOWEST)
+    def compute_mean(self, value: str) -> float:
+        return divide_and_round(self.get(value), self.count << LOWEST)
 
-    def power(self, exponent: int) -> Fraction:
+    def compute_mean_power(self, exponent: int) -> Fraction:
         """Return the mean of the third or fourth powers of the deviations from the mean, in `2**(-1126 * exponent)`."""
         n = self.count
-        mean, second, third = (Fraction(self.of("x" * power), n) for power in (1, 2, 3))
+        mean, second, third = (Fraction(self.get("x" * power), n) for power in (1, 2, 3))
         if exponent == 3:
             return third - 3 * second * mean + 2 * mean**3
-        return Fraction(self.of("xxxx"), n) - 4 * third * mean + 6 * second * mean**2 - 3 * mean**4
+        return Fraction(self.get("xxxx"), n) - 4 * third * mean + 6 * second * mean**2 - 3 * mean**4
 
 
 _SQUARE = 2 * LOWEST
@@ -142,45 +142,47 @@ def _make_statistic(
     product: str, size: Callable[[int], int], round_: Callable[[int, int], float] = divide_and_round, least: int = 1
 ) -> Statistic:
     """Return a statistic: a sum of products of deviations over a size."""
-    return lambda sums: round_(sums.spread(product), size(sums.count) << _SQUARE) if sums.count >= least else None
+    return lambda sums: (
+        round_(sums.sum_deviations(product), size(sums.count) << _SQUARE) if sums.count >= least else None
+    )
 
 
-def _population_size(n: int) -> int:
+def _get_population_size(n: int) -> int:
     return n**2
 
 
-def _sample_size(n: int) -> int:
+def _get_sample_size(n: int) -> int:
     return n * (n - 1)
 
 
 def _skewness(sums: Sums) -> float | None:
-    n, variance = sums.count, Fraction(sums.spread("xx"), sums.count**2)
+    n, variance = sums.count, Fraction(sums.sum_deviations("xx"), sums.count**2)
     if n <= 2 or not variance:
         return None
-    third = sums.power(3)
+    third = sums.compute_mean_power(3)
     square = third**2 / variance**3 * Fraction(n * (n - 1), (n - 2) ** 2)
     size = round_square_root(square.numerator, square.denominator)
     return size if third >= 0 else -size
 
 
 def _kurtosis(sums: Sums) -> float | None:
-    n, variance = sums.count, Fraction(sums.spread("xx"), sums.count**2)
+    n, variance = sums.count, Fraction(sums.sum_deviations("xx"), sums.count**2)
     if n <= 3 or not variance:
         return None
-    excess = Fraction(n - 1, (n - 2) * (n - 3)) * ((n + 1) * sums.power(4) / variance**2 - 3 * (n - 1))
+    excess = Fraction(n - 1, (n - 2) * (n - 3)) * ((n + 1) * sums.compute_mean_power(4) / variance**2 - 3 * (n - 1))
     return divide_and_round(excess.numerator, excess.denominator)
 
 
 def _kurtosis_pop(sums: Sums) -> float | None:
-    variance = Fraction(sums.spread("xx"), sums.count**2)
+    variance = Fraction(sums.sum_deviations("xx"), sums.count**2)
     if sums.count <= 1 or not variance:
         return None
-    excess = sums.power(4) / variance**2 - 3
+    excess = sums.compute_mean_power(4) / variance**2 - 3
     return divide_and_round(excess.numerator, excess.denominator)
 
 
 def _corr(sums: Sums) -> float | None:
-    x_spread, y_spread, xy_spread = (sums.spread(product) for product in ("xx", "yy", "xy"))
+    x_spread, y_spread, xy_spread = (sums.sum_deviations(product) for product in ("xx", "yy", "xy"))
     if not x_spread or not y_spread:
         return nan
     size = round_square_root(xy_spread**2, x_spread * y_spread)
@@ -189,39 +191,41 @@ def _corr(sums: Sums) -> float | None:
 
 # In regressions, x depends on y. They are DuckDB's first and second argument.
 def _slope(sums: Sums) -> float | None:
-    spread = sums.spread("yy")
-    return divide_and_round(sums.spread("xy"), spread) if spread else nan
+    spread = sums.sum_deviations("yy")
+    return divide_and_round(sums.sum_deviations("xy"), spread) if spread else nan
 
 
 def _intercept(sums: Sums) -> float | None:
-    spread = sums.spread("yy")
+    spread = sums.sum_deviations("yy")
     if not spread:
         return None
-    return divide_and_round(sums.of("x") * spread - sums.spread("xy") * sums.of("y"), sums.count * spread << LOWEST)
+    return divide_and_round(
+        sums.get("x") * spread - sums.sum_deviations("xy") * sums.get("y"), sums.count * spread << LOWEST
+    )
 
 
 def _r2(sums: Sums) -> float | None:
-    x_spread, y_spread = sums.spread("xx"), sums.spread("yy")
+    x_spread, y_spread = sums.sum_deviations("xx"), sums.sum_deviations("yy")
     if not y_spread:
         return None
-    return divide_and_round(sums.spread("xy") ** 2, x_spread * y_spread) if x_spread else 1.0
+    return divide_and_round(sums.sum_deviations("xy") ** 2, x_spread * y_spread) if x_spread else 1.0
 
 
 _ONE, _TWO = ("x", "xx"), ("x", "y", "xx", "yy", "xy")
 STATISTICS: dict[str, tuple[tuple[str, ...], Statistic]] = {
-    "var_pop": (_ONE, _make_statistic("xx", _population_size)),
-    "var_samp": (_ONE, _make_statistic("xx", _sample_size, least=2)),
-    "stddev_pop": (_ONE, _make_statistic("xx", _population_size, round_square_root)),
-    "stddev_samp": (_ONE, _make_statistic("xx", _sample_size, round_square_root, 2)),
+    "var_pop": (_ONE, _make_statistic("xx", _get_population_size)),
+    "var_samp": (_ONE, _make_statistic("xx", _get_sample_size, least=2)),
+    "stddev_pop": (_ONE, _make_statistic("xx", _get_population_size, round_square_root)),
+    "stddev_samp": (_ONE, _make_statistic("xx", _get_sample_size, round_square_root, 2)),
     "sem": (_ONE, _make_statistic("xx", lambda n: n**3, round_square_root)),
     "skewness": (("x", "xx", "xxx"), _skewness),
     "kurtosis": (("x", "xx", "xxx", "xxxx"), _kurtosis),
     "kurtosis_pop": (("x", "xx", "xxx", "xxxx"), _kurtosis_pop),
-    "covar_pop": (("x", "y", "xy"), _make_statistic("xy", _population_size)),
-    "covar_samp": (("x", "y", "xy"), _make_statistic("xy", _sample_size, least=2)),
+    "covar_pop": (("x", "y", "xy"), _make_statistic("xy", _get_population_size)),
+    "covar_samp": (("x", "y", "xy"), _make_statistic("xy", _get_sample_size, least=2)),
     "corr": (_TWO, _corr),
-    "regr_avgx": (("y",), lambda sums: sums.mean("y")),
-    "regr_avgy": (("x",), lambda sums: sums.mean("x")),
+    "regr_avgx": (("y",), lambda sums: sums.compute_mean("y")),
+    "regr_avgy": (("x",), lambda sums: sums.compute_mean("x")),
     "regr_intercept": (_TWO, _intercept),
     "regr_r2": (_TWO, _r2),
     "regr_slope": (_TWO, _slope),
@@ -231,7 +235,7 @@ STATISTICS: dict[str, tuple[tuple[str, ...], Statistic]] = {
 }
 
 
-def statistics(name: str, owners: Ints, values: Sequence[Floats], count: int) -> list[float | None]:
+def compute_statistics(name: str, owners: Ints, values: Sequence[Floats], count: int) -> list[float | None]:
     """Return a statistic of each of count groups; None of one without rows.
 
     Args:

@@ -30,7 +30,7 @@ from persist.core.errors import OperatorFailed
 
 
 @cache
-def first_frontier(dimensions: int) -> Antichain:
+def make_first_frontier(dimensions: int) -> Antichain:
     """Return the frontier that every time is beyond."""
     return Antichain(to_user_time((0,) * dimensions))
 
@@ -74,7 +74,7 @@ class Operator:
         self.depth = at.depth
         self.outer = at.outer
         self.dimensions = at.outer + at.depth
-        self.frontier = first_frontier(at.outer)
+        self.frontier = make_first_frontier(at.outer)
         self.rounds: tuple[int, ...] = ()
         self.out: Ints | None = None
         self.costs = at.costs
@@ -114,15 +114,15 @@ class Operator:
         """Whether reading all contents costs no more than reading a few keys."""
         return False
 
-    def ready(self, times: Ints) -> Flags:
+    def find_ready(self, times: Ints) -> Flags:
         """Return which times are complete here by now."""
         waits = find_beyond(self.frontier, times[: self.outer])
         for number, round_ in enumerate(self.rounds, self.outer):
             waits |= times[number] > round_
         return ~waits
 
-    def ready_before(self, level: int) -> Ready:
-        """Return a test for times that only iterations from a level hold back."""
+    def make_ready_test(self, level: int) -> Ready:
+        """Return a test for times that wait for nothing but iterations from a level on."""
 
         def ready(times: Ints) -> Flags:
             waits = find_beyond(self.frontier, times[: self.outer])
@@ -132,36 +132,36 @@ class Operator:
 
         return ready
 
-    def place(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
-        """Set the inputs' frontier and the current iteration of each scope."""
+    def set_iteration(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
+        """Set the inputs' frontier, and the current iteration of each scope."""
         self.frontier = frontier
         self.rounds = rounds
 
-    def bound(self) -> int | None:
+    def find_ready_bound(self) -> int | None:
         """Return the least last coordinate that is not ready; None if unknown."""
         if self.rounds:
             return self.rounds[-1] + 1
         return self.frontier.time if self.outer == 1 else None
 
-    def next_round(self, level: int) -> int | None:
+    def find_next_iteration(self, level: int) -> int | None:
         """Return the next iteration with work, in the scope at a level."""
         return None
 
-    def live(self) -> list[tuple[Ints, pa.Schema]]:
-        """Return all words that are kept, with the columns they belong to."""
+    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+        """Return all kept words, with the columns that they belong to."""
         return []
 
     def bytes(self) -> int:
         """Return the bytes of memory that the state takes."""
         return 0
 
-    def state(self) -> Iterator[tuple[str, int, int]]:
+    def list_states(self) -> Iterator[tuple[str, int, int]]:
         """Yield (title, updates, bytes) for each state that the operator keeps."""
         if self.bytes():
-            rows = sum(words.shape[1] for words, _ in self.live())
+            rows = sum(words.shape[1] for words, _ in self.list_live_words())
             yield self.title, rows, self.bytes()
 
-    def gather(self) -> Ints | None:
+    def concat_inputs(self) -> Ints | None:
         """Return the updates of all inputs."""
         if len(self.inputs) == 1:
             return self.inputs[0].out
@@ -219,13 +219,13 @@ class StashingOperator(Operator):
 
     def shape_input(self) -> Ints | None:
         """Return the input's new updates with the linear stages applied."""
-        updates = self.gather()
+        updates = self.concat_inputs()
         if self.is_last_reader:
             for source in self.inputs:
                 source.out = None  # It goes with this frame, before anything is sorted.
-        return None if updates is None else self.with_shape(updates)
+        return None if updates is None else self.apply_shape(updates)
 
-    def with_shape(self, updates: Ints) -> Ints:
+    def apply_shape(self, updates: Ints) -> Ints:
         """Return updates with the linear stages before this operator applied."""
         if not self._adds_up or updates.shape[1] <= self.costs.piece_rows:
             return self.shape(updates)
@@ -238,9 +238,9 @@ class StashingOperator(Operator):
     def take_ready(self) -> Ints | None:
         """Return the updates that are ready by now as a consolidated batch, or None."""
         updates = self.shape_input()
-        parts = [] if self.stash.is_empty else self.stash.take(self.ready, self.bound())
+        parts = [] if self.stash.is_empty else self.stash.take(self.find_ready, self.find_ready_bound())
         if updates is not None and updates.shape[1]:
-            flags = self.ready(updates[self.layout.words : -1])
+            flags = self.find_ready(updates[self.layout.words : -1])
             if flags.all():
                 parts.append(updates)
             else:
@@ -251,17 +251,17 @@ class StashingOperator(Operator):
         batch = to_batch(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), self.layout)
         return batch if batch.shape[1] else None
 
-    def next_round(self, level: int) -> int | None:
+    def find_next_iteration(self, level: int) -> int | None:
         if self.stash.is_empty:
             return None
-        return self.stash.least(self.ready_before(level), self.layout.words + self.outer + level)
+        return self.stash.find_least(self.make_ready_test(level), self.layout.words + self.outer + level)
 
-    def waiting_words(self) -> list[Ints]:
-        return [chunk[: self.layout.words] for chunk in self.stash.everything()]
+    def list_waiting_words(self) -> list[Ints]:
+        return [chunk[: self.layout.words] for chunk in self.stash.list_chunks()]
 
 
 class EntryOperator(Operator):
-    """An input or a source: updates come in from outside. Its owner sets `out` and `frontier`.
+    """An input or a source, whose owner sets `out` and `frontier`.
 
     `has_few`: whether every request reads all that it holds.
     """
@@ -304,7 +304,7 @@ class ConcatOperator(Operator):
     """All updates of all inputs."""
 
     def run(self) -> None:
-        self.out = self.gather()
+        self.out = self.concat_inputs()
 
     def compute_contents(self, keys: Keys | None) -> Ints:
         parts = [operator.contents(keys) for operator in self.inputs]
@@ -340,25 +340,25 @@ class ConsolidateOperator(StashingOperator):
     def is_small(self) -> bool:
         return self.inputs[0].is_small
 
-    def live(self) -> list[tuple[Ints, pa.Schema]]:
-        return [(words, self._schema) for words in self.waiting_words()]
+    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+        return [(words, self._schema) for words in self.list_waiting_words()]
 
 
 class InspectOperator(Operator):
-    """Calls a function with what passes."""
+    """Calls a function with each batch of updates."""
 
     def __init__(self, at: Position, shown: Callable[[Ints], object]) -> None:
         super().__init__(at)
         self._shown = shown
 
     def run(self) -> None:
-        self.out = self.gather()
+        self.out = self.concat_inputs()
         if self.out is not None and self.out.shape[1]:
             self._shown(self.out)
 
 
 class ProbeOperator(Operator):
-    """Tells how far its input is complete."""
+    """Shows how far its input is complete."""
 
     def __init__(self, at: Position, probe: Probed) -> None:
         super().__init__(at)
@@ -374,16 +374,16 @@ class CaptureOperator(ConsolidateOperator):
     def __init__(self, at: Position, schema: pa.Schema, captured: Captured, domain: Domain) -> None:
         super().__init__(at, schema)
         self._captured = captured
-        captured.attach(schema, domain, self.dimensions, self.stash.everything)
+        captured.attach(schema, domain, self.dimensions, self.stash.list_chunks)
 
     def run(self) -> None:
         super().run()
         if self.out is not None:
             self._captured.add(self.out)
 
-    def live(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
         captured = self._captured.live()
-        return [*super().live(), (captured[: len(self._schema)], self._schema)]
+        return [*super().list_live_words(), (captured[: len(self._schema)], self._schema)]
 
 
 class SinkOperator(ConsolidateOperator):

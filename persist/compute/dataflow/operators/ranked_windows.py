@@ -30,7 +30,14 @@ import pyarrow as pa
 
 from persist.compute.dataflow.operators.large_groups import Group, Ranking
 from persist.compute.dataflow.operators.logic import repeat_by_multiplicity
-from persist.compute.dataflow.operators.windows import EXTREMES, SUMMED, Totals, compute_column, place_rows, totals
+from persist.compute.dataflow.operators.windows import (
+    EXTREMES,
+    SUMMED,
+    Totals,
+    compute_column,
+    compute_totals,
+    place_rows,
+)
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
@@ -42,7 +49,7 @@ Span: TypeAlias = tuple[int, int, int, int]  # Records from and to, before the c
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """The neighbours that the answer of a row depends on: so many rows back and ahead, and totals over rows.
+    """The rows and totals around a row that its answer depends on.
 
     `of`: what is counted of the rows before or behind: "rows", "peers", a sum by its number; "first" is a row.
     """
@@ -111,12 +118,14 @@ def make_window_ranking(
     named = dict.fromkeys(at for at, *_ in by)
     every = [next(key for key in by if key[0] == at) for at in named]
     order = Order([*every, *((at, False, False) for at in range(len(schema)) if at not in named)], schema.types, domain)
-    window = _Window(tuple(calls), bounded, schema, domain, [*named], costs)
+    window = _WindowContext(tuple(calls), bounded, schema, domain, [*named], costs)
     return lambda records, diffs: WindowedGroup(window, Ranked(order, records, diffs, costs))
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _WindowContext:
+    """What all partitions of a reduction share."""
+
     calls: tuple[WindowFunction, ...]
     reaches: Sequence[_Reach]
     schema: pa.Schema
@@ -124,40 +133,42 @@ class _Window:
     by: Sequence[int]
     costs: Costs
 
-    def sums(self, block: Ints) -> list[Totals]:
+    def compute_totals(self, block: Ints) -> list[Totals]:
         """Return the totals of the arguments of sums; empty totals for other functions."""
         columns = []
         for call in self.calls:
             if call.function in SUMMED:
                 at = self.schema.get_field_index(call.arguments[0])
-                columns.append(totals(call.function, block[at], block[-1], self.schema.field(at).type, self.domain))
+                columns.append(
+                    compute_totals(call.function, block[at], block[-1], self.schema.field(at).type, self.domain)
+                )
             else:
                 columns.append(Totals())
         return columns
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
-    """Totals over some records."""
+class _RangeTotals:
+    """Totals over a range of records."""
 
     rows: int
     peers: int
     sums: Sequence[Totals]
 
 
-class _Block:
-    """Totals over a block: rows, groups of rows that agree less the first one, and sums; and its edges."""
+class _BlockTotals:
+    """Totals over a block of records, with its first and last one."""
 
     __slots__ = ("first", "last", "peers", "rows", "sums")
 
-    def __init__(self, block: Ints, window: _Window) -> None:
+    def __init__(self, block: Ints, window: _WindowContext) -> None:
         is_row = block[-1] > 0
         keys = block[np.array(window.by, np.int64)][:, is_row]
         self.rows = sum(block[-1][is_row].tolist())
         self.peers = int((keys[:, 1:] != keys[:, :-1]).any(axis=0).sum()) if self.rows else 0
         self.first = tuple(keys[:, 0].tolist()) if self.rows else None
         self.last = tuple(keys[:, -1].tolist()) if self.rows else None
-        self.sums = window.sums(block)
+        self.sums = window.compute_totals(block)
 
 
 class _Partition:
@@ -166,13 +177,13 @@ class _Partition:
     `known`: the totals over blocks of other partitions, by the identity of the block; this one adds its own.
     """
 
-    def __init__(self, blocks: list[Ints], window: _Window, known: dict[int, tuple[Ints, _Block]]) -> None:
+    def __init__(self, blocks: list[Ints], window: _WindowContext, known: dict[int, tuple[Ints, _BlockTotals]]) -> None:
         self.blocks = blocks
         self._window = window
         summaries = []
         for block in blocks:
             if id(block) not in known:
-                known[id(block)] = block, _Block(block, window)
+                known[id(block)] = block, _BlockTotals(block, window)
             summaries.append(known[id(block)][1])
         self.known = {id(block): known[id(block)] for block in blocks}
         self.starts: list[int] = [0, *accumulate(block.shape[1] for block in blocks)]
@@ -196,7 +207,7 @@ class _Partition:
                 self._sums.append([zero] * (len(blocks) + 1))
         self.first = next((block[:, int(np.argmax(block[-1] > 0))] for block in blocks if (block[-1] > 0).any()), None)
 
-    def records(self, first: int, end: int) -> Ints:
+    def read_records(self, first: int, end: int) -> Ints:
         """Return some records in order, with their multiplicities."""
         parts = [np.empty((len(self._window.schema) + 1, 0), np.int64)] if first >= end else []
         at = self._find_block(first)
@@ -206,34 +217,34 @@ class _Partition:
             at += 1
         return np.concatenate(parts, axis=1) if len(parts) != 1 else parts[0]
 
-    def sum_before(self, record: int) -> _Sum:
+    def sum_before(self, record: int) -> _RangeTotals:
         """Return the totals over the records before one."""
         at = self._find_block(record)
         rows, peers, sums = self._rows[at], self._peers[at], [column[at] for column in self._sums]
         if record > self.starts[at]:
-            part = _Block(self.blocks[at][:, : record - self.starts[at]], self._window)
+            part = _BlockTotals(self.blocks[at][:, : record - self.starts[at]], self._window)
             rows += part.rows
             peers += part.peers + (self._opens[at] if part.rows else 0)
             sums = [earlier + more for earlier, more in zip(sums, part.sums, strict=True)]
-        return _Sum(rows, peers, sums)
+        return _RangeTotals(rows, peers, sums)
 
-    def keys(self, first: int, end: int) -> Ints:
-        return self.records(first, end)[np.array(self._window.by, np.int64)]
+    def read_keys(self, first: int, end: int) -> Ints:
+        return self.read_records(first, end)[np.array(self._window.by, np.int64)]
 
     def find_peers_begin(self, record: int) -> int:
         """Return the first of the records that agree with one in the order."""
         return self._search_end_of_peers(record, -1)
 
-    def peers_end(self, record: int) -> int:
+    def find_peers_end(self, record: int) -> int:
         """Return the end of the records that agree with one in the order."""
         return self._search_end_of_peers(record, 1)
 
     def _search_end_of_peers(self, record: int, sign: int) -> int:
-        key = self.keys(record, record + 1)
+        key = self.read_keys(record, record + 1)
         at, step = record if sign < 0 else record + 1, 64
         while (at > 0) if sign < 0 else (at < self.total):
             first, end = (max(at - step, 0), at) if sign < 0 else (at, min(at + step, self.total))
-            differs = np.flatnonzero((self.keys(first, end) != key).any(axis=0))
+            differs = np.flatnonzero((self.read_keys(first, end) != key).any(axis=0))
             if len(differs):
                 return first + int(differs[-1]) + 1 if sign < 0 else first + int(differs[0])
             at, step = (first, 2 * step) if sign < 0 else (end, 2 * step)
@@ -244,7 +255,7 @@ class _Partition:
         at, step, remaining = record, abs(rows), abs(rows)
         while remaining > 0 and ((at < self.total) if rows > 0 else (at > 0)):
             first, end = (at, min(at + step, self.total)) if rows > 0 else (max(at - step, 0), at)
-            remaining -= int(np.clip(self.records(first, end)[-1], 0, remaining).sum())
+            remaining -= int(np.clip(self.read_records(first, end)[-1], 0, remaining).sum())
             at = end if rows > 0 else first
         return at
 
@@ -255,7 +266,7 @@ class _Partition:
 class WindowedGroup(Group):
     """A partition: its records in order, and the totals over blocks of them."""
 
-    def __init__(self, window: _Window, ranked: Ranked) -> None:
+    def __init__(self, window: _WindowContext, ranked: Ranked) -> None:
         self._window = window
         self._ranked, self.orders = ranked, [ranked]
         self._partition = _Partition(ranked.blocks, window, {})
@@ -300,7 +311,7 @@ class WindowedGroup(Group):
                 continue
             head, tail = first, end
             if number and (back or has_peers):
-                head = min(old.peers_end(first) if has_peers else first, end)
+                head = min(old.find_peers_end(first) if has_peers else first, end)
                 head = min(old.move_by_rows(head, back), end)
             if number < len(stretches) - 1 and (ahead or has_peers):
                 tail = max(old.find_peers_begin(end - 1) if has_peers else end, first)
@@ -321,7 +332,7 @@ class WindowedGroup(Group):
                     return True
             elif reach.of == "peers":
                 # If the first rows of the stretch get or lose peers before them, the rows behind change as well.
-                ends = old.sum_before(old.peers_end(first)), new.sum_before(new.peers_end(new_first))
+                ends = old.sum_before(old.find_peers_end(first)), new.sum_before(new.find_peers_end(new_first))
                 if ends[0].peers != ends[1].peers:
                     return True
             elif reach.from_begin and _get_total(was, reach) != _get_total(now, reach):
@@ -346,8 +357,8 @@ class WindowedGroup(Group):
         begin, stop = partition.move_by_rows(first, -back), partition.move_by_rows(end, ahead)
         if any(reach.has_peers for reach in window.reaches):
             begin = partition.find_peers_begin(min(begin, partition.total - 1))
-            stop = partition.peers_end(stop - 1)
-        records = partition.records(begin, stop)
+            stop = partition.find_peers_end(stop - 1)
+        records = partition.read_records(begin, stop)
         rows = repeat_by_multiplicity(records[-1])
         values = records[:-1].take(rows, axis=1)
         is_asked_for = (rows >= first - begin) & (rows < end - begin)
@@ -366,7 +377,7 @@ class WindowedGroup(Group):
         return np.concatenate((values[:, is_asked_for], np.array(columns, np.int64).reshape(len(columns), -1)))
 
 
-def _get_total(sum_: _Sum, reach: _Reach) -> Any:
+def _get_total(sum_: _RangeTotals, reach: _Reach) -> Any:
     return sum_.sums[reach.of] if isinstance(reach.of, int) else sum_.rows
 
 
@@ -385,7 +396,7 @@ def _find_changed_spans(old: _Partition, new: _Partition) -> Iterator[Span]:
             old_end += 1
         new_end = new_places[id(old.blocks[old_end])] if old_end < count else count_new
         spans = (old.starts[at_old], old.starts[old_end], new.starts[at_new], new.starts[new_end])
-        was, now = old.records(*spans[:2]), new.records(*spans[2:])
+        was, now = old.read_records(*spans[:2]), new.read_records(*spans[2:])
         head, tail = _count_equal_edges(was, now)
         yield spans[0] + head, spans[1] - tail, spans[2] + head, spans[3] - tail
         at_old, at_new = old_end, new_end

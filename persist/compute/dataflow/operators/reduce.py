@@ -37,18 +37,18 @@ from persist.compute.dataflow.state.spine import Allocate, Spine
 from persist.compute.dataflow.updates.batch import (
     Keys,
     Layout,
+    append_diffs,
     find_distinct_keys,
-    find_starts,
-    key_hashes,
+    find_run_starts,
+    hash_keys,
     to_batch,
-    with_diffs,
 )
 from persist.compute.dataflow.updates.times import Flags, Ints, Stash
 from persist.core.progress import check_limits
 
 
 class ReduceOperator(Operator):
-    """The base of both kinds.
+    """The base of reductions over totally and over partially ordered times.
 
     Args:
         logic: what to make of groups.
@@ -125,7 +125,7 @@ class TotalReduce(ReduceOperator):
         if len(own_keys.columns) < self.keys:
             return arrangement.contents(own_keys)
         words = own_keys.words.take([own_keys.columns.index(column) for column in range(self.keys)], axis=0)
-        return arrangement.lookup(key_hashes(words), words, has_new=False)[1][1:]
+        return arrangement.lookup(hash_keys(words), words, has_new=False)[1][1:]
 
     def _compute_groups(self, records: Ints) -> Ints:
         """Return the results for records of one time, as updates."""
@@ -150,7 +150,7 @@ class TotalReduce(ReduceOperator):
         if self.large is not None and self.frontier.is_empty:
             self.large.clear()
 
-    def live(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
         # The arrangement has the records of ranked groups, but not their results.
         results = [] if self.large is None else list(self.large.list_results())
         columns = pa.schema([self.schema.field(at) for at in range(self.keys, len(self.schema))])
@@ -170,7 +170,9 @@ class TotalReduce(ReduceOperator):
             worthwhile = self.large.find_rankable(sizes, numbers, new[-2])
             for at in worthwhile.tolist():
                 records = old[:, old_numbers == at]
-                self.large.make(tuple(keys[:, at].tolist()), self.arrangement.layout.value_rows(records), records[-1])
+                self.large.add_group(
+                    tuple(keys[:, at].tolist()), self.arrangement.layout.value_rows(records), records[-1]
+                )
             if len(worthwhile):
                 ranked = np.zeros(count, np.bool_)
                 ranked[worthwhile] = True
@@ -183,7 +185,7 @@ class TotalReduce(ReduceOperator):
         return changes
 
     def _change_in_pieces(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> list[Ints]:
-        """Compute the changes for some keys after the other, within bounded memory.
+        """Compute the changes of a few keys at a time, within bounded memory.
 
         Memory: several times `Costs.piece_rows`, or the rows of the largest key, besides arguments and results.
         """
@@ -216,7 +218,7 @@ class TotalReduce(ReduceOperator):
         return to_batch(np.concatenate(changes, axis=1), self.out_layout)[1:]
 
     def _change_in_blocks(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
-        """Compute the changes for some times after the other, within bounded memory."""
+        """Compute the changes of a few times at a time, within bounded memory."""
         numbered = _, _, sizes, ranks = number_moments(numbers, new[-2])
         count, most = keys.shape[1], int(sizes.max())
         rows = np.bincount(numbers, minlength=count) + np.bincount(old_numbers, minlength=count)
@@ -302,10 +304,10 @@ class PartialReduce(ReduceOperator):
         axis = self.keys + (self.dimensions - 1 if self.depth else 0)
         self._pending = Stash(axis, slice(self.keys, self.keys + self.dimensions))
 
-    def next_round(self, level: int) -> int | None:
+    def find_next_iteration(self, level: int) -> int | None:
         if self._pending.is_empty:
             return None
-        return self._pending.least(self.ready_before(level), self.keys + self.outer + level)
+        return self._pending.find_least(self.make_ready_test(level), self.keys + self.outer + level)
 
     def settle(self) -> None:
         if self.frontier.is_empty:
@@ -313,10 +315,10 @@ class PartialReduce(ReduceOperator):
         else:
             self.output.advance(self.frontier)
 
-    def live(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
         parts = [(batch[1 : 1 + self.out_layout.words], self.schema) for batch in self.output.batches()]
         keys = pa.schema([self.schema.field(at) for at in range(self.keys)])
-        return parts + [(chunk[: self.keys], keys) for chunk in self._pending.everything()]
+        return parts + [(chunk[: self.keys], keys) for chunk in self._pending.list_chunks()]
 
     def bytes(self) -> int:
         return self.output.bytes
@@ -326,18 +328,18 @@ class PartialReduce(ReduceOperator):
         self.out = None
         new = self.arrangement.new
         layout = self.arrangement.layout
-        due = [] if self._pending.is_empty else self._pending.take(self.ready, self.bound())
+        due = [] if self._pending.is_empty else self._pending.take(self.find_ready, self.find_ready_bound())
         pairs = [*due]
         if new is not None:
             pairs.append(np.concatenate((layout.key_rows(new), layout.times(new))))
         if not pairs:
             return
-        todo = _unique(with_diffs(np.concatenate(pairs, axis=1)), self.keys, self.dimensions)
+        todo = _make_distinct(append_diffs(np.concatenate(pairs, axis=1)), self.keys, self.dimensions)
         keys, hashes, owners = find_distinct_keys(todo, Layout(self.keys, 0, self.dimensions))
         numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
         todo = np.concatenate((owners[None], todo[1 + self.keys :]))
         todo = self._close_under_joins(todo, keys, numbers, self.arrangement.layout.times(records))
-        flags = self.ready(todo[1:-1])
+        flags = self.find_ready(todo[1:-1])
         later = todo[:, ~flags]
         if later.shape[1]:
             self._pending.add(np.concatenate((keys.take(later[0], axis=1), later[1:-1])))
@@ -349,7 +351,7 @@ class PartialReduce(ReduceOperator):
         # The distinct times of each key; key k has the places from lower[k] up to upper[k].
         key_times = np.empty((self.dimensions + 2, len(numbers)), np.int64)
         key_times[0], key_times[1:-1], key_times[-1] = numbers, times, 1
-        key_times = _unique(key_times, 1, self.dimensions)
+        key_times = _make_distinct(key_times, 1, self.dimensions)
         order = key_times[1].argsort(kind="stable")
         key_times = key_times[1:].take(order, axis=1)
         lower = key_times[0].searchsorted(np.arange(keys.shape[1]))
@@ -367,7 +369,7 @@ class PartialReduce(ReduceOperator):
             moved = (bounds[1:-1] != fresh[1:-1].take(fresh_places, axis=1)).any(axis=0)
             if not moved.any():
                 break
-            fresh = _subtract_rows(_unique(bounds[:, moved], 1, self.dimensions)[1:], pairs, self.dimensions)
+            fresh = _subtract_rows(_make_distinct(bounds[:, moved], 1, self.dimensions)[1:], pairs, self.dimensions)
             pairs = np.concatenate((pairs, fresh), axis=1)
         return pairs
 
@@ -377,7 +379,7 @@ class PartialReduce(ReduceOperator):
         # The pairs by key and time; a rank is the number of earlier pairs of the key.
         order = np.lexsort((*todo[-2:0:-1], todo[0]))
         todo = todo.take(order, axis=1)
-        starts = find_starts(todo[0])
+        starts = find_run_starts(todo[0])
         ranks = np.arange(todo.shape[1]) - starts.repeat(np.diff(np.append(starts, todo.shape[1])))
         # Only the rows of keys that have a pair are looked at.
         has_pair = np.zeros(keys.shape[1], np.bool_)
@@ -434,7 +436,7 @@ class PartialReduce(ReduceOperator):
         return _consolidate(np.concatenate((results, current), axis=1))
 
 
-def _unique(rows: Ints, keys: int, dimensions: int) -> Ints:
+def _make_distinct(rows: Ints, keys: int, dimensions: int) -> Ints:
     """Return distinct rows of [key words …, times …, 1], as a batch."""
     batch = to_batch(rows, Layout(keys, 0, dimensions))
     batch[-1] = 1

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from persist.compute.dataflow.updates.batch import find_starts
+from persist.compute.dataflow.updates.batch import find_run_starts
 from persist.compute.dataflow.updates.times import Flags, Ints
 
 
 def find_rows_of_keys(first: int, end: int, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the rows of keys from first to end, and the numbers of their keys among these; views where it can."""
+    """Return the rows of consecutive keys, with their keys numbered from 0."""
     if bool((numbers[1:] >= numbers[:-1]).all()):
         start, stop = numbers.searchsorted((first, end)).tolist()
         return numbers[start:stop] - first, rows[:, start:stop]
@@ -30,7 +30,7 @@ def number_moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     news = np.ones(len(order), np.bool_)
     news[1:] = (owners[1:] != owners[:-1]) | (moments[1:] != moments[:-1])
     owners, moments = owners[news], moments[news]
-    firsts = find_starts(owners)
+    firsts = find_run_starts(owners)
     # The number of each row's moment, less the first one of its key.
     ranks = np.empty(len(order), np.int64)
     ranks[order] = news.cumsum() - 1

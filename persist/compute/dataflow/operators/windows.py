@@ -24,9 +24,9 @@ from persist.compute.dataflow.operators.folds import Rows, compute_fold, iterate
 from persist.compute.dataflow.operators.logic import repeat_by_multiplicity
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.state.costs import USUAL, Costs
-from persist.compute.dataflow.updates.batch import find_starts
+from persist.compute.dataflow.updates.batch import find_run_starts
 from persist.compute.dataflow.updates.times import Flags, Ints
-from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, rank_in_direction, ranks
+from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, compute_ranks, rank_in_direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Places:
         return running.take(high) - running.take(low)
 
 
-def windows(
+def make_window_logic(
     calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain, costs: Costs = USUAL
 ) -> Callable[..., Any]:
     """Return the logic of a reduction with the values and a column for each function."""
@@ -93,7 +93,7 @@ def windows(
         """Compute the window functions of each group."""
         rows = repeat_by_multiplicity(diffs)
         groups, values = groups.take(rows), values.take(rows, axis=1)
-        ranked = [ranks(domain, words, field.type) for words, field in zip(values, schema, strict=True)]
+        ranked = [compute_ranks(domain, words, field.type) for words, field in zip(values, schema, strict=True)]
         columns = [_sort_and_compute(call, groups, values, ranked, schema, domain, costs) for call in calls]
         every = np.concatenate((values, np.array(columns, np.int64).reshape(len(columns), len(groups))))
         return groups, every, np.ones(len(groups), np.int64)
@@ -115,7 +115,7 @@ def _sort_and_compute(
     keys = [rank_in_direction(domain, values[row], schema.field(row).type, down, first) for row, down, first in rows]
     order = np.lexsort((*ranked[::-1], *keys[::-1], groups))
     sorted_ = values.take(order, axis=1)
-    bounds = _Bounds(call, groups.take(order), sorted_, schema, domain)
+    bounds = _RangeBounds(call, groups.take(order), sorted_, schema, domain)
     places = place_rows(call, *_find_runs(groups.take(order)), [key.take(order) for key in keys], bounds)
     column = np.empty(len(groups), np.int64)
     column[order] = compute_column(call, places, sorted_, schema, domain, costs)
@@ -130,13 +130,13 @@ def compute_column(
     kinds = [schema.field(name).type for name in call.arguments]
     is_plain = not (call.exclude or call.within or call.where or call.is_distinct)
     if call.function in _FOLDS and not (call.exclude or call.within or call.is_distinct):
-        return _pick_nth_eligible(call, places, arguments[0], _eligible(call, arguments[0], values, schema))
+        return _pick_nth_eligible(call, places, arguments[0], _is_eligible(call, arguments[0], values, schema))
     if call.function in ("lag", "lead") or (is_plain and not call.ignores_nulls and call.function in _FUNCTIONS):
         return _FUNCTIONS[call.function](call, places, arguments, kinds, domain)
     return _fold_frames(call, places, values, arguments, kinds, schema, domain, costs)
 
 
-def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema) -> Flags:
+def _is_eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema) -> Flags:
     """Return the rows that first, last and n-th value may pick."""
     eligible = np.ones(len(words), np.bool_)
     if call.where:
@@ -195,7 +195,7 @@ def _is_included(exclude: str, p: Places, rows: Ints, at: Ints) -> Flags:
     return ~is_peer if exclude == "group" else ~is_peer | (at == rows)
 
 
-class _Bounds:
+class _RangeBounds:
     """The ends of RANGE frames, whose bounds are values of the order column."""
 
     def __init__(self, call: WindowFunction, groups: Ints, values: Ints, schema: pa.Schema, domain: Domain) -> None:
@@ -205,7 +205,7 @@ class _Bounds:
         self._schema = schema
         self._domain = domain
 
-    def places(self, column: str, *, is_end: bool) -> Ints:
+    def count_rows_before(self, column: str, *, is_end: bool) -> Ints:
         """Return for each row the number of rows before its bound, with is_end including rows equal to it."""
         name, down, first = self._call.by[0]
         row, bound = self._schema.get_field_index(name), self._schema.get_field_index(column)
@@ -222,7 +222,7 @@ class _Bounds:
 
 
 def place_rows(
-    call: WindowFunction, begins: Ints, ends: Ints, keys: Sequence[Ints], bounds: _Bounds | None = None
+    call: WindowFunction, begins: Ints, ends: Ints, keys: Sequence[Ints], bounds: _RangeBounds | None = None
 ) -> Places:
     """Return the places of rows in order; rows with equal keys are peers."""
     rows = len(begins)
@@ -245,7 +245,7 @@ def place_rows(
             low = _find_peer_groups(p, offset, is_end=False)
         case ("value", _):
             assert bounds is not None
-            low = bounds.places(call.start_at, is_end=False)
+            low = bounds.count_rows_before(call.start_at, is_end=False)
     match call.end:
         case ("range", _):
             high = peers_end
@@ -255,7 +255,7 @@ def place_rows(
             high = _find_peer_groups(p, offset, is_end=True)
         case ("value", _):
             assert bounds is not None
-            high = bounds.places(call.end_at, is_end=True)
+            high = bounds.count_rows_before(call.end_at, is_end=True)
     return replace(p, low=low, high=np.maximum(low, high))
 
 
@@ -281,7 +281,7 @@ def _limit_offset(offset: int, rows: int) -> int:
 
 def _find_runs(words: Ints) -> tuple[Ints, Ints]:
     """Return for each row where the run of equal words that it is in begins and ends."""
-    firsts = find_starts(words)
+    firsts = find_run_starts(words)
     sizes = np.diff(np.append(firsts, len(words)))
     return firsts.repeat(sizes), (firsts + sizes).repeat(sizes)
 
@@ -367,7 +367,7 @@ def _make_extreme(is_max: bool) -> Function:
     ) -> Ints:
         """Compute minimum or maximum of each frame, by a sparse table."""
         [words] = arguments
-        order = direct_words(domain, words, kinds[0], is_max).argsort(kind="stable")
+        order = make_extreme_ranks(domain, words, kinds[0], is_max).argsort(kind="stable")
         least = np.empty(len(words), np.int64)
         least[order] = np.arange(len(words))
         low, high = (np.clip(bound, 0, len(words)) for bound in (p.low, p.high))
@@ -390,9 +390,9 @@ def _orient_words(words: Any, is_max: bool) -> Any:
     return ~words if is_max else words
 
 
-def direct_words(domain: Domain, words: Ints, kind: pa.DataType, is_max: bool) -> Ints:
+def make_extreme_ranks(domain: Domain, words: Ints, kind: pa.DataType, is_max: bool) -> Ints:
     """Return ranks whose least belongs to the extreme value; NULL ranks last."""
-    places = ranks(domain, words, kind)
+    places = compute_ranks(domain, words, kind)
     return np.where(words == NULL, np.int64(2**63 - 1), ~places if is_max else places)
 
 
@@ -407,7 +407,7 @@ def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.
             raise DiffOverflow(f"a sum over a window needs more than the digits of {call.result}")
         if most >= FIRST_WIDE or not pat.is_decimal128(call.result):
             pairs = zip(totals.tolist(), counts.tolist(), strict=True)
-            return domain.of_digits([total if n else None for total, n in pairs], call.result)
+            return domain.encode_decimals([total if n else None for total, n in pairs], call.result)
     return np.where(counts == 0, NULL, totals.astype(np.int64))
 
 
@@ -445,7 +445,7 @@ def to_exact_integers(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
     return to_whole_numbers(pa.chunked_array([domain.decode(words, kind)]))
 
 
-def totals(function: str, words: Ints, diffs: Ints, kind: pa.DataType, domain: Domain) -> Totals:
+def compute_totals(function: str, words: Ints, diffs: Ints, kind: pa.DataType, domain: Domain) -> Totals:
     """Return the totals over values with positive multiplicities."""
     counted = (diffs > 0) & (words != NULL)
     words, weights = words[counted], diffs[counted].astype(object)

@@ -22,7 +22,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_handle
 
 
-def time_columns(times: Ints) -> dict[str, pa.Array]:
+def to_time_columns(times: Ints) -> dict[str, pa.Array]:
     """Return times as columns: `_time`, or `_time_0`, `_time_1` … if they have several dimensions."""
     if len(times) == 1:
         return {"_time": pa.array(times[0])}
@@ -32,7 +32,7 @@ def time_columns(times: Ints) -> dict[str, pa.Array]:
 def to_table(updates: Ints, schema: pa.Schema, domain: Domain) -> pa.Table:
     """Return updates as Arrow: the columns, the times, `_diff`."""
     columns = {field.name: domain.decode(updates[at], field.type) for at, field in enumerate(schema)}
-    columns |= time_columns(updates[len(schema) : -1])
+    columns |= to_time_columns(updates[len(schema) : -1])
     columns["_diff"] = pa.array(updates[-1])
     return pa.table(columns)
 
@@ -172,11 +172,11 @@ class Draft:
         """Return the plan that is run."""
         return optimise_plan(self.plan)
 
-    def outline(self) -> Plan:
+    def make_outline(self) -> Plan:
         """Return a plan with each output's sources, and whether it reads times."""
         return self.plan.drop_unused()
 
-    def holders(self, collection: str) -> list[str]:
+    def list_holds(self, collection: str) -> list[str]:
         """Return the names of the permanent holds on a source; [] without outputs."""
         has_outputs = any(isinstance(node.operator, Persist) for node in self.plan.nodes.values())
         return [make_hold_name(self.name)] if has_outputs else []

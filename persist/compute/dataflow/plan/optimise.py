@@ -79,11 +79,11 @@ def optimise_plan(plan: Plan) -> Plan:
     smaller_plan = trim_plan(smaller_plan)
     while sum(_merge_operators(smaller_plan, apart, *kinds) for kinds in _FUSED):
         pass
-    readers = smaller_plan.consumers()
+    readers = smaller_plan.find_readers()
     for node in smaller_plan.nodes.values():
         if isinstance(node.operator, Join) and not node.operator.after:  # Nobody need read its keys.
             read = list_read_columns(smaller_plan, node, readers[node.number])
-            smaller_plan.change(node.number, schema=_select_fields(node.schema, read))
+            smaller_plan.replace_node(node.number, schema=_select_fields(node.schema, read))
     return smaller_plan
 
 
@@ -93,7 +93,7 @@ def trim_plan(plan: Plan) -> Plan:
     `plan`: as it was written, or with its linear operators fused: its joins and reductions have no stages.
     """
     smaller_plan = plan.drop_unused()
-    apart, readers, placed = find_separate(smaller_plan), smaller_plan.consumers(), list[int]()
+    apart, readers, placed = find_separate(smaller_plan), smaller_plan.find_readers(), list[int]()
     for node in reversed(list(smaller_plan.nodes.values())):  # Readers come first, and read less by then.
         conditions = _move_conditions(smaller_plan, node, readers[node.number], apart)
         if node.number not in apart:
@@ -114,13 +114,13 @@ def trim_plan(plan: Plan) -> Plan:
                 readers[source.number].remove(node.number)
                 readers[source.number].append(inputs[at])
                 placed.append(inputs[at])
-        smaller_plan.change(node.number, inputs=tuple(inputs))
+        smaller_plan.replace_node(node.number, inputs=tuple(inputs))
     smaller_plan.nodes = {number: smaller_plan.nodes[number] for number in reversed(placed)}
     for node in list(smaller_plan.nodes.values()):
         inputs_now = (
             number if number in plan.nodes else _skip_projection(smaller_plan, number) for number in node.inputs
         )
-        smaller_plan.change(node.number, inputs=tuple(inputs_now))
+        smaller_plan.replace_node(node.number, inputs=tuple(inputs_now))
     return smaller_plan.drop_unused()
 
 
@@ -156,7 +156,7 @@ def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
             names = {*keys, *(name for name, _, _ in outputs)}
         case _:
             return
-    plan.change(node.number, operator=operator, schema=_select_fields(node.schema, names))
+    plan.replace_node(node.number, operator=operator, schema=_select_fields(node.schema, names))
 
 
 def _select_fields(schema: pa.Schema, names: Set[str]) -> pa.Schema:
@@ -235,7 +235,7 @@ def _move_conditions(plan: Plan, node: Node, readers: Sequence[int], apart: Set[
                 conditions[at] = (*conditions.get(at, ()), part)
         if stay:
             break
-    plan.change(reader.number, operator=Linear(tuple(stages)))
+    plan.replace_node(reader.number, operator=Linear(tuple(stages)))
     return conditions
 
 
@@ -307,13 +307,17 @@ def _merge_operators(plan: Plan, apart: Set[int], source_kind: Any, reader_kind:
     """
     changed = False
     # Both sides of a self-join may read an operator: then its work is shared as it is.
-    stay = apart | {number for number, readers in plan.consumers().items() if len(readers) > 1}
+    stay = apart | {number for number, readers in plan.find_readers().items() if len(readers) > 1}
     for reader in list(plan.nodes.values()):
         if not isinstance(reader.operator, reader_kind) or reader.number not in plan.nodes.keys() - apart:
             continue
         for at, number in enumerate(reader.inputs):
             source, node = plan.nodes[number], plan.nodes[reader.number]
-            if number in stay or not isinstance(source.operator, source_kind) or _orders_for_bound(plan, source, node):
+            if (
+                number in stay
+                or not isinstance(source.operator, source_kind)
+                or _belongs_to_bounded_join(plan, source, node)
+            ):
                 continue
             operator = _merge_pair(source.operator, node.operator, at)
             if operator is not None:
@@ -321,13 +325,13 @@ def _merge_operators(plan: Plan, apart: Set[int], source_kind: Any, reader_kind:
                 # Users' names, but not the name of a stack before a join or a reduction.
                 is_input = isinstance(source.operator, Linear) and not isinstance(node.operator, Linear)
                 names = [name for name in (source.name * (not is_input), node.name) if name]
-                plan.change(node.number, operator=operator, inputs=inputs, name=" . ".join(names))
+                plan.replace_node(node.number, operator=operator, inputs=inputs, name=" . ".join(names))
                 del plan.nodes[number]
                 changed = True
     return changed
 
 
-def _orders_for_bound(plan: Plan, source: Node, reader: Node) -> bool:
+def _belongs_to_bounded_join(plan: Plan, source: Node, reader: Node) -> bool:
     """Whether an operator between a join without a key and a reduction belongs to the join, which may keep its left in
     the order of what a condition there compares."""
     below = plan.nodes[source.inputs[0]].operator if isinstance(source.operator, Linear) else None
@@ -374,15 +378,15 @@ class Statistics:
     key: frozenset[Hashable] | None = None
     distinct: Mapping[Any, float] = field(default_factory=lambda: MappingProxyType({}))
 
-    def values(self, column: Hashable) -> float:
+    def estimate_distinct(self, column: Hashable) -> float:
         """Estimate a column's distinct values; the root of the rows if unknown."""
         return max(1.0, min(self.rows, self.distinct.get(column, self.rows**0.5)))
 
-    def partners(self, columns: Sequence[Hashable]) -> float:
+    def estimate_partners(self, columns: Sequence[Hashable]) -> float:
         """Estimate how many records share the values of some columns."""
         if self.key is not None and self.key <= {*columns}:
             return 1.0
-        return max(1.0, self.rows / prod(map(self.values, columns)))
+        return max(1.0, self.rows / prod(map(self.estimate_distinct, columns)))
 
     def scale(self, share: float) -> "Statistics":
         """Return the statistics of a share of the records."""

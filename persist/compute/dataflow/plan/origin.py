@@ -33,7 +33,7 @@ DEPTH_MAX = 30  # The depth of nested values: functions may capture each other.
 PLAIN = (bool, int, float, complex, str, bytes, date, time, timedelta, Decimal, type(None))
 
 
-def fingerprint(plan: Plan, output: str) -> str:
+def make_fingerprint(plan: Plan, output: str) -> str:
     """Return the fingerprint of the operators of an output."""
     begin = [
         n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
@@ -52,12 +52,12 @@ def fingerprint(plan: Plan, output: str) -> str:
         operator = Variable(node.operator.name) if isinstance(node.operator, Variable) else node.operator
         scope = plan.scopes[node.scope]
         edges = [places[source] for source in list_incoming_edges(node)]
-        for word in _words([operator, edges, node.schema, scope.depth, scope.limit], 0):
+        for word in _serialise([operator, edges, node.schema, scope.depth, scope.limit], 0):
             digest.update(word.encode(errors="surrogatepass") + b"\0")
     return digest.hexdigest()
 
 
-def _words(value: Any, depth: int) -> Iterator[str]:
+def _serialise(value: Any, depth: int) -> Iterator[str]:
     """Yield words that identify a value, the same in every process."""
     yield type(value).__name__
     if depth > DEPTH_MAX:
@@ -90,7 +90,7 @@ def _words(value: Any, depth: int) -> Iterator[str]:
             vars(value).items() if type(value).__module__.startswith("persist.") and hasattr(value, "__dict__") else ()
         )
     for item in inside:
-        yield from _words(item, depth + 1)
+        yield from _serialise(item, depth + 1)
     yield "end"
 
 

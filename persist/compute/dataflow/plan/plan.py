@@ -394,12 +394,12 @@ class Plan:
             )
         return numbers
 
-    def change(self, number: int, **changes: Any) -> Node:
+    def replace_node(self, number: int, **changes: Any) -> Node:
         """Replace attributes of a node."""
         node = self.nodes[number] = replace(self.nodes[number], **changes)
         return node
 
-    def consumers(self) -> dict[int, list[int]]:
+    def find_readers(self) -> dict[int, list[int]]:
         """Return for each node the nodes that read it, feedback included."""
         readers: dict[int, list[int]] = {number: [] for number in self.nodes}
         for node in self.nodes.values():

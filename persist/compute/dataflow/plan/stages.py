@@ -229,7 +229,7 @@ Stage = (
 )
 
 
-def move_times(stages: Sequence[Stage]) -> bool:
+def may_move_times(stages: Sequence[Stage]) -> bool:
     """Return whether stages may change the times of updates."""
     for stage in stages:
         if isinstance(stage, TemporalFilter | Delay) or (isinstance(stage, FlatMap) and stage.gives == "updates"):

@@ -37,8 +37,8 @@ def is_compatible(stored: pa.DataType | None, asked: pa.DataType) -> bool:
 _COARSER = {"s": ("s",), "ms": ("s", "ms"), "us": ("s", "ms", "us"), "ns": ("s", "ms", "us", "ns")}
 
 
-def as_names(operator: str, names: Any, schema: pa.Schema) -> tuple[str, ...]:
-    """Return names of columns."""
+def check_names(operator: str, names: Any, schema: pa.Schema) -> tuple[str, ...]:
+    """Return names of columns as a tuple; raise if one is unknown or repeated."""
     column_names = tuple(names)
     unknown = [name for name in column_names if not isinstance(name, str) or schema.get_field_index(name) < 0]
     if unknown:
@@ -59,8 +59,8 @@ def pair_join_columns(operator: str, on: On, left: pa.Schema, right: pa.Schema) 
     pairs = tuple(on.items()) if isinstance(on, Mapping) else tuple((name, name) for name in on)
     if not pairs:
         raise InvalidUsage(f"{operator}: on={on!r} names no columns; for all pairs of records use cross()")
-    as_names(f"{operator}, left side", [left_name for left_name, _ in pairs], left)
-    as_names(f"{operator}, right side", [right_name for _, right_name in pairs], right)
+    check_names(f"{operator}, left side", [left_name for left_name, _ in pairs], left)
+    check_names(f"{operator}, right side", [right_name for _, right_name in pairs], right)
     for left_name, right_name in pairs:
         left_type, right_type = left.field(left_name).type, right.field(right_name).type
         if left_type != right_type:
@@ -105,7 +105,7 @@ def check_column_names(operator: str, schema: pa.Schema) -> None:
             raise SchemaMismatch(f"{operator}: column {name!r} would be there twice; rename one of them")
 
 
-def pick(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+def select_fields(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     """Return some columns of a schema."""
     return pa.schema([schema.field(name) for name in names])
 

@@ -12,7 +12,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.updates import to_updates
-from persist.compute.dataflow.operators.operators import EntryOperator, first_frontier
+from persist.compute.dataflow.operators.operators import EntryOperator, make_first_frontier
 from persist.compute.dataflow.updates.batch import Layout, to_batch
 from persist.compute.dataflow.updates.times import Ints, Stash, find_beyond
 from persist.compute.dataflow.updates.words import Domain
@@ -32,7 +32,7 @@ class Gate:
     """
 
     def __init__(self, entry: EntryOperator, words: int, dimensions: int, *, is_early: bool = False) -> None:
-        self.frontier = first_frontier(dimensions)
+        self.frontier = make_first_frontier(dimensions)
         self.consolidates = False
         self._entry = entry
         self._words = words
@@ -66,20 +66,20 @@ class Gate:
             self._entry.out = to_batch(self._entry.out, Layout(self._words, 0, dimensions))[1:]
         return 0 if self._entry.out is None else self._entry.out.shape[1]
 
-    def empty(self) -> None:
+    def drop_all(self) -> None:
         """Drop all waiting updates."""
         self._stash.take(lambda times: np.ones(times.shape[1], np.bool_), None)
 
-    def complete_times(self) -> Ints:
+    def find_complete_times(self) -> Ints:
         """Return the times of complete updates that wait or came in early."""
-        chunks = [chunk[self._words] for chunk in self._stash.everything()]
-        chunks += [chunk[0] for chunk in self._early.everything()]
+        chunks = [chunk[self._words] for chunk in self._stash.list_chunks()]
+        chunks += [chunk[0] for chunk in self._early.list_chunks()]
         times = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
         return times[~find_beyond(self.frontier, times[None])]
 
-    def words(self) -> list[Ints]:
+    def list_words(self) -> list[Ints]:
         """Return the words of the waiting updates."""
-        return [chunk[: self._words] for chunk in self._stash.everything()]
+        return [chunk[: self._words] for chunk in self._stash.list_chunks()]
 
 
 class InputHandle:

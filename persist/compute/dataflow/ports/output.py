@@ -60,7 +60,7 @@ def list_hidden_collections(engine: Engine, program: str) -> list[str]:
     return engine.names(f"{PREFIX} {_hash_name(program)} ")
 
 
-def due_column(columns: pa.Schema) -> str:
+def choose_due_column(columns: pa.Schema) -> str:
     """Return a free name for the column of the time."""
     name = "due"
     while name in columns.names:
@@ -70,7 +70,7 @@ def due_column(columns: pa.Schema) -> str:
 
 def make_kept_schema(columns: pa.Schema) -> pa.Schema:
     """Return the columns of the hidden collection: the columns of the records, then the time."""
-    return columns.append(pa.field(due_column(columns), pa.int64()))
+    return columns.append(pa.field(choose_due_column(columns), pa.int64()))
 
 
 class KeptLinear(Operator):
@@ -111,7 +111,7 @@ class KeptLinear(Operator):
 
 
 class KeptOutput(Operator):
-    """The changes of the hidden collection that stores an operator's output."""
+    """Emits the changes of the hidden collection that stores an operator's output."""
 
     def __init__(self, operator: KeptLinear) -> None:
         super().__init__(Position(f"{operator.title}.kept", [operator], 1, 0))
@@ -154,7 +154,7 @@ def _apply_due(kept: Ints) -> Ints:
 
 
 class Output:
-    """One output.
+    """One output collection, and the updates that are to be written to it.
 
     Attributes:
         upper: of the collection, as far as this copy of the program knows.
@@ -176,7 +176,7 @@ class Output:
         fingerprint: str | None,
         domain: Domain,
     ) -> None:
-        self.handle = _create(engine, sink) if known is None else known
+        self.handle = _open_collection(engine, sink) if known is None else known
         self._engine = engine
         self.sink = sink
         self.waiting: list[Ints] = []
@@ -195,7 +195,7 @@ class Output:
         self._is_new = False
         self.begin(contents.upper)
 
-    def gives_up(self, until: int) -> list[kinds.AllowCompaction]:
+    def plan_compaction(self, until: int) -> list[kinds.AllowCompaction]:
         """Return the steps that compact an output whose past is not kept."""
         if self.definition is None or self.definition.has_past:
             return []
@@ -229,7 +229,7 @@ class Output:
         self.keeps.restore(np.delete(contents, -2, axis=0), at)
 
     def read_past(self, program: str, as_of: int) -> Past:
-        """Return what reads the collection as of a time for some keys. No lease is taken: such a read ends soon."""
+        """Return a reader of the collection by key, as of a time; it takes no lease."""
         handle = replace(self.handle, is_kept=True)
         return Past(program, f"output {handle.name}", handle, self.sink.schema, self._domain, as_of)
 
@@ -260,7 +260,7 @@ class Output:
         """Add the difference between a changed program's results and the collection."""
         if not self.corrects or self.sealed_to <= self.began_at:
             return
-        self.waiting.append(self._missing())
+        self.waiting.append(self._find_missing())
         self.corrects = False
         self._before = []
 
@@ -272,20 +272,21 @@ class Output:
         if not self.compares or self.sealed_to < self.began_at:
             return
         if self.handle.contents().since < self.began_at:
-            missing = self._missing()
+            missing = self._find_missing()
             if missing.shape[1]:
                 raise OutputConflict(
                     self.handle.name,
                     f"it was sealed to {self.began_at} before this program was opened, and what it holds as of "
                     f"{self.began_at - 1} differs from what this program gives, for example by "
-                    f"{self.table(missing[:, :1]).drop_columns(['_time']).to_pylist()[0]}. If the program has inputs "
+                    f"{self.to_table(missing[:, :1]).drop_columns(['_time']).to_pylist()[0]}. If the program has "
+                    "inputs "
                     "in memory, insert all their updates again, from the first one on. If the program has changed, "
                     "or its sources are not what they were, open it with replace=True",
                 )
         self.compares = False
         self._before = []
 
-    def _missing(self) -> Ints:
+    def _find_missing(self) -> Ints:
         """Return the earlier results that the collection lacks."""
         rows = self._encode_table(snapshot(self.handle, self.began_at - 1, form="diff").to_arrow())
         rows[-1] *= -1
@@ -332,7 +333,7 @@ class Output:
         holders = [f"the hold {hold.name or hold.holder!r}" for hold in list_holds(self.handle) if hold.time < to]
         return holders + [f"the tag {name!r}" for name, time in self.handle.contents().tags.items() if time < to]
 
-    def updates(self, until: int) -> Ints:
+    def select_waiting(self, until: int) -> Ints:
         """Return the waiting updates before a time, consolidated."""
         parts = []
         for part in self.waiting:
@@ -343,7 +344,7 @@ class Output:
         every = np.concatenate([np.empty((self._layout.words + 2, 0), np.int64), *parts], axis=1)
         return to_batch(every, self._layout)[1:]
 
-    def table(self, updates: Ints) -> pa.Table:
+    def to_table(self, updates: Ints) -> pa.Table:
         """Return updates as a table for a write."""
         return to_table(updates, self.sink.schema, self._domain)
 
@@ -364,7 +365,7 @@ class Output:
         if until <= self.done:
             return
         since, written = self._read_others_updates(until)
-        computed = self.updates(until).copy()
+        computed = self.select_waiting(until).copy()
         computed[-2] = np.maximum(computed[-2], since)
         computed[-1] *= -1
         differences = to_batch(np.concatenate((computed, written), axis=1), self._layout)[1:]
@@ -373,7 +374,7 @@ class Output:
             raise OutputConflict(
                 self.handle.name,
                 f"another writer has sealed it to {actual}, and between {self.done} and {until} its updates differ "
-                f"from the results of this program, for example by {self.table(differences[:, :1]).to_pylist()[0]}",
+                f"from the results of this program, for example by {self.to_table(differences[:, :1]).to_pylist()[0]}",
             )
         self.forget_written(until)
 
@@ -400,7 +401,7 @@ class Output:
                 "been compacted: open the program again",
             ) from error
 
-    def live(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
         return [(chunk[: self._layout.words], self.sink.schema) for chunk in (*self.waiting, *self._before)]
 
     def _encode_table(self, table: pa.Table) -> Ints:
@@ -412,7 +413,7 @@ class Output:
         return updates
 
 
-def _create(engine: Engine, sink: SinkOperator) -> CollectionHandle:
+def _open_collection(engine: Engine, sink: SinkOperator) -> CollectionHandle:
     fields = {field.name: field.type for field in sink.schema}
     key = {name: fields[name] for name in sink.keys}
     value = {name: kind for name, kind in fields.items() if name not in key} or None

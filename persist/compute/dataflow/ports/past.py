@@ -160,7 +160,7 @@ class Past:
         """Whether requests read all of it."""
         return self.bytes <= SMALL_BYTES
 
-    def contents(self, keys: Keys | None) -> Ints:
+    def read(self, keys: Keys | None) -> Ints:
         """Return the collection's records of some keys, or all, as updates.
 
         Raises:
@@ -186,13 +186,13 @@ class Past:
         """Return the records of some keys, cached for operators that request the same."""
         name = keys.columns, keys.words.tobytes()
         if name not in self._requested:
-            records = self._read_keys(keys)
+            records = self._read_keys_from_store(keys)
             if sum(updates.nbytes for updates in self._requested.values()) + records.nbytes > KEPT_BYTES:
                 return records
             self._requested[name] = records
         return self._requested[name]
 
-    def _read_keys(self, keys: Keys) -> Ints:
+    def _read_keys_from_store(self, keys: Keys) -> Ints:
         names = tuple(self._columns.names[column] for column in keys.columns)
         table = self._to_key_table(names, keys)
         reader, path = self._handle.engine.reader(), None if table is None else self._choose_index(names)
@@ -292,7 +292,7 @@ class ExplainLoss:
 
 def encode_contents(domain: Domain, columns: pa.Schema, tables: Iterable[pa.Table], time: int) -> Ints:
     """Return the rows of tables as updates at a time: the words of the columns, the time and diffs."""
-    encoded = [encode(domain, columns, table) for table in tables]
+    encoded = [encode_table(domain, columns, table) for table in tables]
     updates = np.empty((len(columns) + 2, sum(len(rows[-1]) for rows in encoded)), np.int64)
     updates[-2] = time
     end = 0
@@ -303,7 +303,7 @@ def encode_contents(domain: Domain, columns: pa.Schema, tables: Iterable[pa.Tabl
     return updates
 
 
-def encode(domain: Domain, columns: pa.Schema, table: pa.Table) -> list[Ints]:
+def encode_table(domain: Domain, columns: pa.Schema, table: pa.Table) -> list[Ints]:
     """Return the words of each column of a table, and the diffs."""
     rows = []
     for column in columns:

@@ -7,13 +7,13 @@ import pyarrow as pa
 
 from persist.compute.dataflow.operators.operators import EntryOperator, Position, SinkOperator
 from persist.compute.dataflow.plan.draft import Draft
-from persist.compute.dataflow.plan.origin import fingerprint
+from persist.compute.dataflow.plan.origin import make_fingerprint
 from persist.compute.dataflow.plan.plan import Persist, Plan, Source
 from persist.compute.dataflow.ports.hints import list_conditions
 from persist.compute.dataflow.ports.inputs import Gate
 from persist.compute.dataflow.ports.output import KeptLinear
 from persist.compute.dataflow.ports.sinks import Outputs
-from persist.compute.dataflow.ports.sources import SourceReader, UpperReader, writable
+from persist.compute.dataflow.ports.sources import SourceReader, UpperReader, check_writable
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.errors import CollectionNotFound, SourceLost
 from persist.core.expression.term import Term
@@ -63,14 +63,14 @@ class Ports:
         # Outputs that are inputs as well, and are not computed.
         written = {source.collection for source, *_ in sources if source.written}
         collections = {sink.collection: program.output(sink.collection) for sink in sinks}
-        collections |= {name: writable(load_handle(engine, name)) for name in written}
+        collections |= {name: check_writable(load_handle(engine, name)) for name in written}
         self.outputs = Outputs(
             engine,
             program.name,
             [(sink, collections[sink.collection], program.definition(sink.collection)) for sink in sinks],
             kept,
             {
-                name: fingerprint(program.plan, name)
+                name: make_fingerprint(program.plan, name)
                 for name in collections.keys() - written
                 if not program.definition(name)
             },
@@ -90,9 +90,10 @@ class Ports:
             raise
 
     @classmethod
-    def of_plan(cls, program: Draft, engine: Engine, plan: Plan) -> "Ports":
-        """Open the sources and outputs of a plan of a program, for tasks or DuckDB."""
+    def of_job(cls, program: Draft, engine: Engine, plan: Plan | None = None) -> "Ports":
+        """Open the sources and outputs of a program that tasks or DuckDB compute, from a plan if it has several."""
         domain, sources, sinks = Domain(), [], []
+        plan = plan or program.plan.drop_unused()
         for node in plan.nodes.values():
             match node.operator:
                 case Source() as source:
@@ -122,7 +123,7 @@ class Ports:
             SourceReader(
                 self._program.load_source,
                 self._engine,
-                self._program.holders(source.collection),
+                self._program.list_holds(source.collection),
                 source,
                 schema,
                 gate,
@@ -135,7 +136,9 @@ class Ports:
             for source, schema, gate, alternatives in sources
         ]
         try:
-            begin = self.outputs.choose_beginning(self.sources, self._conditions, self._program.outline(), resume_time)
+            begin = self.outputs.choose_beginning(
+                self.sources, self._conditions, self._program.make_outline(), resume_time
+            )
             for source in self.sources:
                 source.start(begin)
         except SourceLost:

@@ -263,9 +263,9 @@ class Outputs:
             output.check_jump()
 
         def add(commit: Commit, output: Output) -> None:
-            updates = output.updates(output.sealed_to)
+            updates = output.select_waiting(output.sealed_to)
             if updates.shape[1]:
-                commit.add(output.handle, output.handle.write_steps(output.table(updates)))
+                commit.add(output.handle, output.handle.write_steps(output.to_table(updates)))
 
         return self._commit_outputs(due, add)
 
@@ -279,7 +279,7 @@ class Outputs:
                     commit.add(handle, [ExpectDefinition(handle.id, output.definition.number)])
                 commit.add(handle, [ExpectNothingBeyondUpper(handle.id, encode_frontier(output.upper))])
                 add(commit, output)
-                commit.add(handle, [handle.seal_step(output.sealed_to), *output.gives_up(output.sealed_to)])
+                commit.add(handle, [handle.seal_step(output.sealed_to), *output.plan_compaction(output.sealed_to)])
                 output.describe(commit)
                 if output.jumps_to is not None:
                     commit.add(handle, [kinds.AllowCompaction(handle.id, (output.jumps_to,))])
@@ -306,9 +306,9 @@ class Outputs:
             if durable is not None and time < durable:
                 commit.add(handle, [kinds.SetHold(id_, name, durable, None, time)])
 
-    def live(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
         """Return all words that wait to be written."""
-        return [typed_words for output in self.every for typed_words in output.live()]
+        return [typed_words for output in self.every for typed_words in output.list_live_words()]
 
 
 def _list_held_times(sources: Iterable[SourceReader]) -> list[int]:

@@ -22,7 +22,7 @@ from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.plan.types import format_schema, is_compatible
 from persist.compute.dataflow.ports.hints import make_hint
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
-from persist.compute.dataflow.ports.past import ExplainLoss, encode, encode_contents
+from persist.compute.dataflow.ports.past import ExplainLoss, encode_contents, encode_table
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, to_antichain, to_frontier
@@ -330,7 +330,7 @@ class SourceReader:
     def _add_to_gate(self, table: pa.Table, times: Ints) -> None:
         if table.num_rows:
             self._gate.consolidates = self.coarse_to is not None or self._unsealed is not None
-            *rows, diffs = encode(self._domain, self._schema, table)
+            *rows, diffs = encode_table(self._domain, self._schema, table)
             self._gate.add(np.array([*rows, times, diffs], np.int64))
 
 
@@ -354,8 +354,8 @@ class UpperReader:
         return True
 
 
-def writable(handle: CollectionHandle) -> CollectionHandle:
-    """Return a collection that a program may write from an input."""
+def check_writable(handle: CollectionHandle) -> CollectionHandle:
+    """Raise InvalidUsage unless a program may write a collection from an input."""
     if handle.keyed is not None or {handle.schema.key.codec_name, handle.schema.value.codec_name} != {None}:
         raise InvalidUsage(
             f"source {handle.name!r}: written=True is for collections of plain updates, and this one is keyed or has "
@@ -373,11 +373,11 @@ def poll_all(
     is_stopped: Callable[[], bool] = lambda: False,
     until: int | None = None,
 ) -> bool:
-    """Take what has been sealed since in any of the sources of a client, or wait up to timeout_s for something; return
+    """Take new sealed updates of any source, or wait for some; return whether there were any.
     whether there was something. Cost: one look at the log for all of them.
 
     Args:
-        is_stopped: ends the wait; call `wake` when its answer changes.
+        is_stopped: ends the wait; call `wake_polls` when its answer changes.
         until: take what is before this time only.
     """
     if not sources:
@@ -393,8 +393,8 @@ def poll_all(
     return any(has_taken)
 
 
-def some_until(sources: Sequence[SourceReader], updates_max: int) -> int | None:
-    """Return a time that limits a step to about updates_max updates, or None.
+def choose_step_end(sources: Sequence[SourceReader], updates_max: int) -> int | None:
+    """Return the time that ends a step of about updates_max updates, or None.
 
     No source is taken further than another one is sealed. It is an estimate: the updates of a part are taken for evenly
     spread over its times. One time at least is taken, however many updates it has.
@@ -421,7 +421,7 @@ def some_until(sources: Sequence[SourceReader], updates_max: int) -> int | None:
     return min(low, upper)
 
 
-def wake(sources: Sequence[Followed]) -> None:
+def wake_polls(sources: Sequence[Followed]) -> None:
     """Let threads that wait in `poll_all` look again."""
     for source in sources[:1]:
         source.handle.engine.follower.wake()

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import DiffOverflow
-from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, explode_to_slots, result_type
+from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, AggregateCall, explode_to_slots, find_result_type
 from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.folds import make_fold_logic
 from persist.compute.dataflow.operators.join import BoundedJoin, JoinOperator, JoinPaths, find_bound
@@ -27,12 +27,12 @@ from persist.compute.dataflow.operators.large_groups import (
 from persist.compute.dataflow.operators.linear import Shape, compile_stages, compile_traced
 from persist.compute.dataflow.operators.logic import (
     Logic,
-    distinct,
+    compute_distinct,
+    make_multiset_logic,
     make_sum_logic,
-    multiset_aggregates,
-    threshold,
-    top_k,
-    user_function,
+    make_threshold_logic,
+    make_top_k_logic,
+    make_user_logic,
 )
 from persist.compute.dataflow.operators.loop import EnterOperator, LeaveOperator, Loop, VariableOperator
 from persist.compute.dataflow.operators.operators import (
@@ -52,7 +52,7 @@ from persist.compute.dataflow.operators.operators import (
 )
 from persist.compute.dataflow.operators.ranked_windows import make_window_ranking
 from persist.compute.dataflow.operators.reduce import PartialReduce, ReduceOperator, TotalReduce
-from persist.compute.dataflow.operators.windows import windows
+from persist.compute.dataflow.operators.windows import make_window_logic
 from persist.compute.dataflow.plan.draft import Captured, Probed
 from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.dataflow.plan.plan import (
@@ -86,8 +86,8 @@ from persist.compute.dataflow.plan.plan import (
     Variable,
     Windowed,
 )
-from persist.compute.dataflow.plan.stages import Map, derive_schema, make_stage_key, move_times, trace_columns
-from persist.compute.dataflow.plan.types import pick
+from persist.compute.dataflow.plan.stages import Map, derive_schema, make_stage_key, may_move_times, trace_columns
+from persist.compute.dataflow.plan.types import select_fields
 from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, make_kept_schema
 from persist.compute.dataflow.running.seeds import Accumulation
 from persist.compute.dataflow.state.costs import USUAL, Costs
@@ -149,7 +149,7 @@ class Graph:
                 operator.is_last_reader = set(operator.inputs) == set(sources)
         return read
 
-    def forget(self) -> None:
+    def free_updates(self) -> None:
         """Free the updates of the operators in the last pass."""
         for operator in self.operators:
             operator.out = None
@@ -183,7 +183,7 @@ class Builder:
         self._under_way: set[int] = set()
         self._arrangements: dict[tuple[object, ...], Arrangement] = {}
 
-    def build(self) -> Graph:
+    def build_graph(self) -> Graph:
         """Return the running graph."""
         self.graph.operators = self._make_scope(ROOT)
         return self.graph
@@ -234,7 +234,7 @@ class Builder:
                     sources.append(self._made[source.number])
         loop = Loop(Position(info.name, [], self.plan.dimensions, info.depth - 1, self._costs), info.limit)
         self._loops[scope] = loop
-        loop.complete(sources)
+        loop.set_sources(sources)
         loop.operators = self._make_scope(scope)
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Variable) and node.scope == scope:
@@ -267,7 +267,7 @@ class Builder:
                     )
                 shape = compile_stages(stages, input_schema, node.schema.names, self.domain, at.title)
                 linear = LinearOperator(at, shape)
-                linear.moves_times = move_times(stages)
+                linear.moves_times = may_move_times(stages)
                 linear.origins = trace_columns(stages, input_schema.names, node.schema.names)
                 return linear
             case Concat() | Arrange():
@@ -311,7 +311,7 @@ class Builder:
         self.graph.kept[sink.collection] = made
         return [output, sink]
 
-    def arrangement(
+    def share_arrangement(
         self,
         node: Node,
         source: int,
@@ -328,8 +328,10 @@ class Builder:
         if shared is None:
             input_schema = self.plan.nodes[source].schema
             shape = compile_stages(before, input_schema, [*keys, *values], self.domain, node.title)
-            shared = self._make_arrangement(node, source, len(keys), len(values), shape, pick(schema, (*keys, *values)))
-            shared.moves_times = move_times(before)
+            shared = self._make_arrangement(
+                node, source, len(keys), len(values), shape, select_fields(schema, (*keys, *values))
+            )
+            shared.moves_times = may_move_times(before)
             shared.origins = trace_columns(before, input_schema.names, [*keys, *values])
             self._arrangements[what] = shared
             operators.append(shared)
@@ -356,16 +358,16 @@ class Builder:
         columns = list_joined_columns(schemas, join)
 
         def arrangement(number: int, keys: tuple[str, ...], values: tuple[str, ...]) -> Arrangement:
-            return self.arrangement(
+            return self.share_arrangement(
                 node, node.inputs[number], join.before[number], keys, values, schemas[number], operators
             )
 
         def partners(number: int, keys: tuple[str, ...]) -> float | None:
             statistics = self._estimate(node.inputs[number])
             remaining = None if statistics is None else statistics.apply_stages(join.before[number])
-            return None if remaining is None else remaining.partners(keys)
+            return None if remaining is None else remaining.estimate_partners(keys)
 
-        paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()
+        paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).make_paths()
         shape = compile_stages(join.after, columns, node.schema.names, self.domain, node.title)
         inputs = [path.start for path in paths]
         position, terms = self._make_position(node, inputs), find_bound(join, schemas)
@@ -375,7 +377,7 @@ class Builder:
             operator = BoundedJoin(
                 position, paths, shape, null_equals=join.null_equals, terms=terms, domain=self.domain
             )
-        operator.moves_times = move_times(join.after)
+        operator.moves_times = may_move_times(join.after)
         operator.origins = trace_columns(join.after, columns.names, node.schema.names)
         for number, path in enumerate(paths):
             for step in path.steps:
@@ -396,7 +398,7 @@ class Builder:
             operators.append(arrangement)
             logic, ranking = make_sum_logic(aggregates, self.domain, is_complete=is_complete), None
         else:
-            arrangement = self.arrangement(
+            arrangement = self.share_arrangement(
                 node, node.inputs[0], reduce.before, reduce.keys, reduce.values, input_schema, operators
             )
             logic = self._make_logic(node, reduce, input_schema, aggregates)
@@ -406,14 +408,14 @@ class Builder:
         kind: type[ReduceOperator] = TotalReduce if at.outer + at.depth == 1 else PartialReduce
         operator = kind(at, arrangement, logic, columns, shape, self._allocate, ranking)
         arrangement.add_reader(lambda: operator.frontier)
-        operator.moves_times = move_times(reduce.after)
+        operator.moves_times = may_move_times(reduce.after)
         operator.origins = trace_columns(reduce.after, columns.names, node.schema.names)
         if is_accumulated and isinstance(operator, TotalReduce):
             self.graph.accumulations.append(Accumulation(node, operator, aggregates, is_complete))
         return operator
 
     def _make_accumulation(
-        self, node: Node, reduce: Reduce, requests: list[Wanted], input_schema: pa.Schema
+        self, node: Node, reduce: Reduce, requests: list[AggregateCall], input_schema: pa.Schema
     ) -> Arrangement:
         """Return the arrangement of a reduction whose aggregates are sums."""
         source = self._skip_arranges(node.inputs[0])
@@ -429,43 +431,43 @@ class Builder:
             return explode_to_slots(shape(updates), keys, requests, self.domain)
 
         arrangement = self._make_arrangement(node, source, keys, 1, slots, schema, adds_up=True)
-        arrangement.moves_times = move_times(reduce.before)
+        arrangement.moves_times = may_move_times(reduce.before)
         arrangement.origins = (*trace_columns(reduce.before, self.plan.nodes[source].schema.names, reduce.keys), None)
         return arrangement
 
-    def _make_logic(self, node: Node, reduce: Reduce, input_schema: pa.Schema, requests: list[Wanted]) -> Logic:
-        values = pick(input_schema, reduce.values)
+    def _make_logic(self, node: Node, reduce: Reduce, input_schema: pa.Schema, requests: list[AggregateCall]) -> Logic:
+        values = select_fields(input_schema, reduce.values)
         match reduce.logic:
             case Distinct():
-                return distinct
+                return compute_distinct
             case Threshold(function):
-                return threshold(function, node.title)
+                return make_threshold_logic(function, node.title)
             case Aggregates():
-                return multiset_aggregates(requests, self.domain)
+                return make_multiset_logic(requests, self.domain)
             case TopK(count, _, skip, _, counted):
                 order = _make_order(reduce.logic, values)
-                return top_k(count, order, values.types, self.domain, skip=skip, counted=counted)
+                return make_top_k_logic(count, order, values.types, self.domain, skip=skip, counted=counted)
             case Windowed(calls):
-                return windows(calls, values, self.domain, self._costs)
+                return make_window_logic(calls, values, self.domain, self._costs)
             case Folded(calls):
                 return make_fold_logic(calls, values, self.domain)
             case UserReduce(function, columns):
-                keys = pick(input_schema, reduce.keys)
-                return user_function(function, keys, values, columns, self.domain, node.title)
+                keys = select_fields(input_schema, reduce.keys)
+                return make_user_logic(function, keys, values, columns, self.domain, node.title)
 
-    def _make_ranking(self, reduce: Reduce, input_schema: pa.Schema, requests: list[Wanted]) -> Ranking | None:
+    def _make_ranking(self, reduce: Reduce, input_schema: pa.Schema, requests: list[AggregateCall]) -> Ranking | None:
         """Return the function that orders large groups; None if none can be."""
         match reduce.logic:
             case Aggregates():
                 return make_aggregate_ranking(requests, self.domain, self._costs)
             case TopK(count, _, skip, _, counted):
-                values = pick(input_schema, reduce.values)
+                values = select_fields(input_schema, reduce.values)
                 order = _make_order(reduce.logic, values)
                 return make_top_ranking(count, skip, order, values.types, self.domain, counted, self._costs)
             case Windowed(calls):
-                return make_window_ranking(calls, pick(input_schema, reduce.values), self.domain, self._costs)
+                return make_window_ranking(calls, select_fields(input_schema, reduce.values), self.domain, self._costs)
             case Folded(calls):
-                return make_fold_ranking(calls, pick(input_schema, reduce.values), self.domain, self._costs)
+                return make_fold_ranking(calls, select_fields(input_schema, reduce.values), self.domain, self._costs)
         return None
 
 
@@ -488,7 +490,9 @@ def list_joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
 def _list_logic_columns(reduce: Reduce, input_schema: pa.Schema) -> list[pa.Field]:
     match reduce.logic:
         case Aggregates(outputs):
-            return [pa.field(name, result_type(kind, input_schema.field(of).type, name)) for name, kind, of in outputs]
+            return [
+                pa.field(name, find_result_type(kind, input_schema.field(of).type, name)) for name, kind, of in outputs
+            ]
         case TopK():
             return [input_schema.field(name) for name in reduce.values]
         case Windowed(calls):
@@ -501,7 +505,7 @@ def _list_logic_columns(reduce: Reduce, input_schema: pa.Schema) -> list[pa.Fiel
     return []
 
 
-def _list_aggregates(reduce: Reduce, input_schema: pa.Schema, columns: pa.Schema) -> list[Wanted]:
+def _list_aggregates(reduce: Reduce, input_schema: pa.Schema, columns: pa.Schema) -> list[AggregateCall]:
     if not isinstance(reduce.logic, Aggregates):
         return []
     constants = {}
@@ -513,6 +517,6 @@ def _list_aggregates(reduce: Reduce, input_schema: pa.Schema, columns: pa.Schema
                 if isinstance(term, Lit) and type(term.value.as_py()) is int
             }
     return [
-        Wanted(name, kind, input_schema.field(of).type, columns.field(name).type, constants.get(of))
+        AggregateCall(name, kind, input_schema.field(of).type, columns.field(name).type, constants.get(of))
         for name, kind, of in reduce.logic.outputs
     ]

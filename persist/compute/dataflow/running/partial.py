@@ -36,7 +36,7 @@ from persist.compute.dataflow.plan.plan import (
     Source,
     list_stages,
 )
-from persist.compute.dataflow.plan.stages import move_times
+from persist.compute.dataflow.plan.stages import may_move_times
 from persist.compute.dataflow.ports.output import Output
 from persist.compute.dataflow.ports.past import Past, Reading
 from persist.compute.dataflow.running.seeds import Accumulation, NullsAndSigns, Seeds
@@ -57,7 +57,7 @@ def explain_why_not_partial(plan: Plan) -> str | None:
             return f"{node.title} is recursive"
         if not isinstance(node.operator, OPERATORS):
             return f"{node.title} lives in the program that runs it"
-        if move_times(list_stages(node)):
+        if may_move_times(list_stages(node)):
             return f"{node.title} changes by itself as time goes on"
     return "it looks at the times of updates" if reads_time(plan) else None  # So no operator depends on times.
 
@@ -93,9 +93,9 @@ class Partial:
         for number, entry in entries.items():
             node = plan.nodes[number]
             if isinstance(node.operator, Constant):
-                entry.stored = partial(_constants, domain, node.operator.table.select(node.schema.names))
+                entry.stored = partial(_encode_constants, domain, node.operator.table.select(node.schema.names))
                 continue
-            entry.stored = sources[number].contents
+            entry.stored = sources[number].read
             entry.has_few = partial(getattr, sources[number], "is_small")
         for operator in operators:
             if isinstance(operator, Arrangement):
@@ -111,8 +111,8 @@ class Partial:
             state.pasts.append(past)
             operator.stored = partial(_load_stored_contents, operator, past)
             if operator in by_operator:
-                seeds = Seeds.find(past, by_operator[operator], plan, nulls, domain)
-                by_operator[operator].operator.arrangement.seeds = None if seeds is None else seeds.updates
+                seeds = Seeds.try_make(past, by_operator[operator], plan, nulls, domain)
+                by_operator[operator].operator.arrangement.seeds = None if seeds is None else seeds.read_states
         return state
 
     def move(self, as_of: int) -> None:
@@ -121,7 +121,7 @@ class Partial:
         for past in self.pasts:
             past.move(as_of)
 
-    def begin(self, *, refuses: bool) -> None:
+    def begin_refresh(self, *, refuses: bool) -> None:
         """Begin a refresh: forget the readings of the previous one.
 
         `refuses`: whether to refuse to read all of a source that is not small.
@@ -131,7 +131,7 @@ class Partial:
         for past in self.entries.values():
             past.refuses = refuses
 
-    def fill(self, operators: Sequence[Operator]) -> int:
+    def load_all(self, operators: Sequence[Operator]) -> int:
         """Load all arrangements, each source once; return how many updates they have."""
         arrangements = [operator for operator in operators if isinstance(operator, Arrangement)]
         for at, arrangement in enumerate(arrangements, 1):
@@ -215,10 +215,10 @@ def _list_entries(operator: Operator) -> set[Operator]:
 
 def _load_stored_contents(operator: Operator, past: Past, keys: Keys | None) -> Ints:
     """Return contents of an operator's output from the collection that stores it, as long as that can be read."""
-    return past.contents(keys) if past.is_readable else operator.compute_contents(keys)
+    return past.read(keys) if past.is_readable else operator.compute_contents(keys)
 
 
-def _constants(domain: Domain, table: pa.Table, keys: Keys | None) -> Ints:
+def _encode_constants(domain: Domain, table: pa.Table, keys: Keys | None) -> Ints:
     """Return constants for some keys. Nothing keeps their words, so they are encoded at each request."""
     rows = [domain.encode(column) for column in table.columns]
     count = table.num_rows

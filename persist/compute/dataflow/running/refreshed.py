@@ -73,7 +73,7 @@ def refresh(running: Running, policy: Policy, *, is_new: bool) -> Refreshed:
         what `Running.step` raises.
     """
     if running.partial is not None:
-        running.partial.begin(refuses=policy == "incremental")
+        running.partial.begin_refresh(refuses=policy == "incremental")
     elif policy == "incremental" and is_new:
         raise WouldRecompute(running.program.name, running.why_whole or "it reads all of its sources")
     running.catch_up()
@@ -86,6 +86,6 @@ def explain(running: Running, policy: Policy) -> Refreshed:
         if policy == "incremental":
             raise WouldRecompute(running.program.name, running.why_whole or "it reads all of its sources")
         return Refreshed.by(running, is_new=True)
-    running.partial.begin(refuses=policy == "incremental")
+    running.partial.begin_refresh(refuses=policy == "incremental")
     running.rehearse()
     return Refreshed.by(running, is_new=True)

@@ -42,7 +42,7 @@ def make_reports(operators: Sequence[Operator]) -> list[OperatorReport]:
 
 
 def _make_report(operator: Operator, places: dict[int, int]) -> OperatorReport:
-    state = [*operator.state()]
+    state = [*operator.list_states()]
     return OperatorReport(
         title=operator.title,
         kind="iteration" if isinstance(operator, Loop) else type(operator).__name__.removesuffix("Operator").lower(),
@@ -62,7 +62,7 @@ def measure_depths(reports: Sequence[OperatorReport]) -> list[int]:
     return steps
 
 
-def render(name: str, reports: Sequence[OperatorReport]) -> str:
+def render_operators(name: str, reports: Sequence[OperatorReport]) -> str:
     """Return the operators as a table in HTML; nothing in names is interpreted."""
     head = ("", "operator", "kind", "reads", "updates", "per second", "keeps")
     rows = [

@@ -21,10 +21,17 @@ from persist.compute.dataflow.ports.inputs import Gate, InputHandle
 from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.ports.sinks import Outputs
-from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
+from persist.compute.dataflow.ports.sources import (
+    Followed,
+    SourceReader,
+    UpperReader,
+    choose_step_end,
+    poll_all,
+    wake_polls,
+)
 from persist.compute.dataflow.running.graph import Builder
 from persist.compute.dataflow.running.partial import Partial, explain_why_not_partial, list_requested_columns
-from persist.compute.dataflow.running.reports import OperatorReport, make_reports, render
+from persist.compute.dataflow.running.reports import OperatorReport, make_reports, render_operators
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Spill, allocate_in_memory
 from persist.compute.dataflow.updates.times import meet_all
@@ -140,8 +147,8 @@ class Running(Closes):
         builder = Builder(
             self.plan, self._domain, program.captures, program.probes, allocate, kept_names, estimate, costs
         )
-        self._graph = builder.build()
-        self._words = _WordSweep(self._domain, self._live)
+        self._graph = builder.build_graph()
+        self._words = _WordSweep(self._domain, self._list_live_words)
         self._gates: dict[int, Gate] = {}
         self._inputs: dict[str, InputHandle] = {}
         self.sources: list[SourceReader] = []
@@ -228,7 +235,7 @@ class Running(Closes):
             source.skip_contents()
         for number, gate in self._gates.items():
             if isinstance(self.plan.nodes[number].operator, Constant):
-                gate.empty()
+                gate.drop_all()
         self.partial = Partial.of(
             self.plan,
             self._graph.operators,
@@ -247,7 +254,7 @@ class Running(Closes):
         """Load what the arrangements lack; then the program reads only changes."""
         if self.partial is None or self._options.partial:
             return
-        loaded = self.partial.fill(self._graph.operators)
+        loaded = self.partial.load_all(self._graph.operators)
         self.partial.close()
         self.partial = None
         for source in self.sources:
@@ -297,13 +304,13 @@ class Running(Closes):
 
     def _step_until(self, limit: int | None) -> Step:
         self._load_arrangements()
-        count = self._pass(limit)
+        count = self._run_pass(limit)
         self._words.run(count)
         seqno = self._commit()
         self._return_memory(count)
         return Step(count, self.frontier, seqno)
 
-    def _pass(self, limit: int | None) -> int:
+    def _run_pass(self, limit: int | None) -> int:
         """Make one pass with complete updates up to a limit, and early ones; return how many it took."""
         if self.partial is not None:  # All sources are at one time after each pass.
             limits = [time for gate in self._gates.values() if (time := gate.frontier.time) is not None]
@@ -318,7 +325,7 @@ class Running(Closes):
             self._graph.run()
             if self._outputs is not None:
                 self._outputs.take()
-            self._graph.forget()
+            self._graph.free_updates()
             if self.partial is not None:
                 self.partial.move(self.partial.as_of if limit is None else limit - 1)
         except BaseException:
@@ -343,7 +350,7 @@ class Running(Closes):
         """Step without a commit; return how many updates were taken. Close it then."""
         self._check_usable()
         poll_all(self._followed, 0.0)
-        count = self._pass(None)
+        count = self._run_pass(None)
         self._is_broken = True
         return count
 
@@ -383,7 +390,7 @@ class Running(Closes):
         updates_max = max(self._options.costs.catch_up_updates, self._options.memory_budget // UPDATE_BYTES)
         while not self._has_caught_up:
             self._check_usable()
-            until = None if self._options.jump else some_until(self.sources, updates_max)
+            until = None if self._options.jump else choose_step_end(self.sources, updates_max)
             if until is None:
                 self._has_caught_up = True
                 return
@@ -410,18 +417,18 @@ class Running(Closes):
     def stop(self) -> None:
         """Let `run_forever` or `run` return after the step that is under way; may be called from any thread."""
         self._stopped.set()
-        wake(self._followed)
+        wake_polls(self._followed)
 
     def state(self) -> list[tuple[str, int, int]]:
         """Return what each operator keeps: its title, how many updates, and how many bytes they take."""
-        return [entry for operator in self._graph.operators for entry in operator.state()]
+        return [entry for operator in self._graph.operators for entry in operator.list_states()]
 
     def operators(self) -> list[OperatorReport]:
         """Return all operators, in the order in which they run, with what they read, keep and did so far."""
         return make_reports(self._graph.operators)
 
     def _repr_html_(self) -> str:
-        return render(self.program.name, self.operators())
+        return render_operators(self.program.name, self.operators())
 
     def metrics(self) -> dict[str, float]:
         """Return what the program holds: bytes of arrangements, spilled bytes, interned values, and the bytes of
@@ -465,7 +472,9 @@ class Running(Closes):
             raise InvalidUsage(
                 "step: times of several dimensions have no first ones; take all, without times or updates"
             )
-        complete = np.concatenate([gate.complete_times() for gate in self._gates.values()] or [np.empty(0, np.int64)])
+        complete = np.concatenate(
+            [gate.find_complete_times() for gate in self._gates.values()] or [np.empty(0, np.int64)]
+        )
         distinct, counts = np.unique(complete, return_counts=True)
         count = len(distinct)
         if times is not None:
@@ -502,12 +511,12 @@ class Running(Closes):
         if not self._followed:
             self._stopped.wait(timeout_s)
 
-    def _live(self) -> list[tuple[Any, Any]]:
-        live = [typed_words for operator in self._graph.operators for typed_words in operator.live()]
+    def _list_live_words(self) -> list[tuple[Any, Any]]:
+        live = [typed_words for operator in self._graph.operators for typed_words in operator.list_live_words()]
         for number, gate in self._gates.items():
-            live += [(words, self.plan.nodes[number].schema) for words in gate.words()]
+            live += [(words, self.plan.nodes[number].schema) for words in gate.list_words()]
         if self._outputs is not None:
-            live += self._outputs.live()
+            live += self._outputs.list_live_words()
         return live
 
 
@@ -545,7 +554,7 @@ def list_requested_indexes(
     if explain_why_not_partial(plan) is not None:
         return []
     builder = Builder(plan, Domain(), program.captures, program.probes, allocate_in_memory)
-    graph = builder.build()
+    graph = builder.build_graph()
     requests = list_requested_columns(
         plan, graph.operators, graph.entries, {accumulation.operator for accumulation in graph.accumulations}
     )

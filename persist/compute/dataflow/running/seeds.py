@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, Wanted, split_values_by_kind
+from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, AggregateCall, split_values_by_kind
 from persist.compute.dataflow.operators.reduce import TotalReduce
 from persist.compute.dataflow.plan.plan import (
     Aggregates,
@@ -57,7 +57,7 @@ class Accumulation:
 
     node: Node
     operator: TotalReduce
-    aggregates: Sequence[Wanted]
+    aggregates: Sequence[AggregateCall]
     is_complete: bool
 
 
@@ -97,7 +97,7 @@ class Seeds:
     domain: Domain
 
     @classmethod
-    def find(
+    def try_make(
         cls, past: Past, accumulation: Accumulation, plan: Plan, nulls: "NullsAndSigns", domain: Domain
     ) -> "Seeds | None":
         """Return a reader of the state of a reduction, or None if its output does not show enough."""
@@ -123,7 +123,7 @@ class Seeds:
         keys = tuple(places[at] for at in range(width))
         return cls(past, keys, (shown_places[number], step), slots, accumulation, nulls, domain)
 
-    def updates(self, keys: Ints | None) -> Ints | None:
+    def read_states(self, keys: Ints | None) -> Ints | None:
         """Return the state of some groups, or all, as updates.
 
         None if the output does not show it, or cannot be read at the time.
@@ -131,7 +131,7 @@ class Seeds:
         node, values = self.accumulation.node, [slot.value for slot in self.slots if slot.value is not None]
         if not self.past.is_readable or not all(self.nulls.is_never_null(node, value) for value in values):
             return None
-        updates = self.past.contents(None if keys is None or not self.keys else Keys(self.keys, keys))
+        updates = self.past.read(None if keys is None or not self.keys else Keys(self.keys, keys))
         groups = to_batch(updates, Layout(len(updates) - 2, 0, 1))[1:]
         place, step = self.records
         if groups.shape[1] and ((groups[-1] != 1).any() or (groups[place] % step).any()):

@@ -71,11 +71,11 @@ class Order:
         self._parts = [(at, self._make_part(kinds[at], down, first)) for at, down, first in by]
 
     @property
-    def first(self) -> tuple[int, Callable[[int], Any]]:
+    def make_first_part(self) -> tuple[int, Callable[[int], Any]]:
         """The first word of the order, and a function that makes comparable values of it."""
         return self._parts[0]
 
-    def key(self, record: Record) -> SortKey:
+    def make_key(self, record: Record) -> SortKey:
         """Return a record's sort key; only equal records have equal keys."""
         return tuple(part(record[at]) for at, part in self._parts)
 
@@ -90,7 +90,7 @@ class Order:
         """Return a function from a word to its part of the sort key."""
         value: Callable[[int], Any] = int
         if not is_ordered(kind):
-            value = self._domain.interner(kind).value
+            value = self._domain.get_interner(kind).get_value
 
         def part(word: int) -> Any:
             """Return the sort key of a word."""
@@ -136,7 +136,7 @@ class Ranked:
 
     def add(self, record: Record, diff: int) -> None:
         """Change the multiplicity of a record. Raises DiffOverflow: it does not fit int64."""
-        key = self._order.key(record)
+        key = self._order.make_key(record)
         if not self._blocks:
             self._insert_block(0, np.array([*record, diff], np.int64)[:, None])
             return
@@ -156,9 +156,9 @@ class Ranked:
         """The blocks; an unchanged block stays the same array."""
         return self._blocks.copy()
 
-    def between(self, one: int, other: int) -> Ints:
+    def select_between(self, one: int, other: int) -> Ints:
         """Return the records whose first word is between two bounds, inclusive."""
-        column, part = self._order.first
+        column, part = self._order.make_first_part
         low, high = sorted((part(one), part(other)))
         at = max(0, bisect_left(self._firsts, low, key=itemgetter(0)) - 1)
         pieces = [np.empty((self._width + 1, 0), np.int64)]
@@ -169,11 +169,11 @@ class Ranked:
             at += 1
         return np.concatenate(pieces, axis=1)
 
-    def first(self) -> Record | None:
+    def get_first(self) -> Record | None:
         """Return the first record of positive multiplicity."""
         return next((record for record, _ in self.take(0, 1)), None)
 
-    def last(self) -> Record | None:
+    def get_last(self) -> Record | None:
         """Return the last record of positive multiplicity."""
         for at in range(len(self._blocks) - 1, -1, -1):
             if self._counts[at]:
@@ -182,7 +182,7 @@ class Ranked:
                 return tuple(block[:-1, row].tolist())
         return None
 
-    def middle(self) -> Record | None:
+    def get_middle(self) -> Record | None:
         """Return the record in the middle, by multiplicity; the first if there are two."""
         total = self.total
         return next((record for record, _ in self.take((total - 1) // 2, 1)), None) if total else None
@@ -209,7 +209,7 @@ class Ranked:
             skip = 0
 
     def _make_key(self, block: Ints, row: int) -> SortKey:
-        return self._order.key(tuple(block[:-1, row].tolist()))
+        return self._order.make_key(tuple(block[:-1, row].tolist()))
 
     def _change_multiplicity(self, at: int, place: int, diff: int) -> None:
         """Change the multiplicity of an existing record."""
@@ -245,7 +245,7 @@ class Ranked:
     def _insert_block(self, at: int, block: Ints) -> None:
         self._blocks.insert(at, block)
         self._firsts.insert(at, self._make_key(block, 0))
-        self._counts.insert(at, _sum_of_positive(block[-1]))
+        self._counts.insert(at, _sum_positive(block[-1]))
         self.rows += block.shape[1]
 
     def _remove_block(self, at: int) -> None:
@@ -253,7 +253,7 @@ class Ranked:
         del self._blocks[at], self._firsts[at], self._counts[at]
 
 
-def _sum_of_positive(diffs: Ints) -> int:
+def _sum_positive(diffs: Ints) -> int:
     positive = np.maximum(diffs, 0)
     if len(diffs) * int(positive.max()) < 2**63:
         return int(positive.sum())

@@ -44,7 +44,7 @@ def allocate_in_memory(shape: tuple[int, int], batch: Ints | None = None) -> Int
 
 
 class Merge:
-    """Two batches that become one, piece by piece."""
+    """A merge of two batches, done piece by piece."""
 
     def __init__(self, one: Ints, other: Ints, layout: Layout, since: Antichain, allocate: Allocate) -> None:
         self.one = one
@@ -166,7 +166,7 @@ class Spine:
             return numbers[0], rows[0]
         return np.concatenate(numbers), np.concatenate(rows, axis=1)
 
-    def where(self, rows: Callable[[Ints], Flags]) -> Ints:
+    def select(self, rows: Callable[[Ints], Flags]) -> Ints:
         """Return the updates that a condition on batches selects. Cost: all of them."""
         selected = [batch[:, rows(batch)] for batch in self.batches()]
         return np.concatenate(selected, axis=1) if selected else self.layout.empty()

@@ -77,7 +77,7 @@ def hash_columns(rows: Ints) -> Any:
     return hashes
 
 
-def key_hashes(keys: Ints) -> Ints:
+def hash_keys(keys: Ints) -> Ints:
     """Return the least row hash of each key; the upper half is the key's."""
     if not len(keys):
         return np.zeros(keys.shape[1], np.int64)
@@ -89,11 +89,11 @@ def to_batch(updates: Ints, layout: Layout) -> Ints:
     """Return updates whose key words come first as a batch."""
     if not updates.shape[1]:
         return layout.empty()
-    hashes = key_hashes(updates[: layout.keys])
+    hashes = hash_keys(updates[: layout.keys])
     if layout.values:
         hashes |= (hash_columns(updates[layout.keys : layout.words]) >> _HALF).view(np.int64)
     batch = np.empty((layout.height, updates.shape[1]), np.int64)
-    order = _sort_order(hashes)
+    order = _find_sort_order(hashes)
     if order is None:
         batch[0] = hashes
         batch[1:] = updates
@@ -125,13 +125,13 @@ def find_uncancelled(updates: Ints) -> Flags:
 
 def sort_and_consolidate(batch: Ints) -> Ints:
     """Sort and consolidate a batch whose hashes are set. Raises DiffOverflow: a sum of diffs does not fit int64."""
-    order = _sort_order(batch[0])
+    order = _find_sort_order(batch[0])
     if order is not None:
         batch = batch.take(order, axis=1, mode="clip")
     return _consolidate(batch, is_own=order is not None)
 
 
-def _sort_order(hashes: Ints) -> Ints | None:
+def _find_sort_order(hashes: Ints) -> Ints | None:
     """Return an order of hashes, or None if they are in order; equal ones are told apart later."""
     return hashes.argsort() if len(hashes) > 1 and (hashes[1:] < hashes[:-1]).any() else None
 
@@ -161,11 +161,11 @@ def drop_zeros(updates: Ints) -> Ints:
 
 def _consolidate_ties(batch: Ints, tied: Ints, is_own: bool) -> Ints:
     """Consolidate a batch sorted by hash, where row tied[i] + 1 has the hash of row tied[i]."""
-    differ = _differs(batch, tied)
+    differ = _find_differences(batch, tied)
     if differ.any():
         batch = batch if is_own else batch.copy()
         _sort_runs(batch, tied[_is_in_mixed_run(tied, differ)])
-        differ = _differs(batch, tied)
+        differ = _find_differences(batch, tied)
     rows = batch.shape[1]
     starts = np.ones(rows, np.bool_)
     starts[tied[~differ] + 1] = False
@@ -181,7 +181,7 @@ def _consolidate_ties(batch: Ints, tied: Ints, is_own: bool) -> Ints:
     return batch
 
 
-def _differs(batch: Ints, rows: Ints) -> Flags:
+def _find_differences(batch: Ints, rows: Ints) -> Flags:
     """Return where adjacent rows differ in a word or time."""
     every = batch[1:-1].take(rows, axis=1, mode="clip")
     return np.asarray((every != batch[1:-1].take(rows + 1, axis=1)).any(axis=0))
@@ -224,7 +224,7 @@ def sum_runs(diffs: Ints, firsts: Ints) -> Ints:
 def multiply_diffs(ones: Ints, others: Ints) -> Ints:
     """Return the products of diffs. Raises DiffOverflow: one does not fit int64."""
     product = ones * others
-    if len(ones) and largest_magnitude(ones) * largest_magnitude(others) >= 2**63:
+    if len(ones) and compute_largest_magnitude(ones) * compute_largest_magnitude(others) >= 2**63:
         exact = ones.astype(object) * others.astype(object)
         if (exact != product).any():
             raise DiffOverflow(f"a product of multiplicities is up to {abs(exact).max()}, which does not fit int64")
@@ -238,12 +238,12 @@ def negate_diffs(diffs: Ints) -> Ints:
     return -diffs
 
 
-def largest_magnitude(diffs: Ints) -> int:
+def compute_largest_magnitude(diffs: Ints) -> int:
     """Return the greatest magnitude of diffs, exact also for -2**63."""
     return max(int(diffs.max()), -int(diffs.min()))
 
 
-def find_starts(*columns: Ints) -> Ints:
+def find_run_starts(*columns: Ints) -> Ints:
     """Return where each run of rows equal in all columns begins."""
     if len(columns[0]) < 2:
         return np.zeros(len(columns[0]), np.int64)
@@ -257,7 +257,7 @@ def match_keys(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
     """Return all pairs `(i, j)` where row j of a batch has key i.
 
     Args:
-        hashes: `key_hashes(keys)`, ascending for speed.
+        hashes: `hash_keys(keys)`, ascending for speed.
         keys: int64[k, n].
     """
     every = batch[0]
@@ -331,7 +331,7 @@ class Keys:
             return Keys(tuple(rows), self.words), True
         if not rows:
             return None, False
-        return Keys(tuple(rows), distinct_columns(self.words.take([*rows.values()], axis=0))), False
+        return Keys(tuple(rows), find_distinct_columns(self.words.take([*rows.values()], axis=0))), False
 
     def selects(self, updates: Ints) -> Flags:
         """Return which updates have one of the keys."""
@@ -344,19 +344,19 @@ class Keys:
             return np.isin(key_rows[0], self.words[0])
         flags = np.zeros(updates.shape[1], np.bool_)
         layout = Layout(len(key_rows), 0, 0)
-        flags[match_keys(key_hashes(key_rows), key_rows, to_batch(with_diffs(self.words), layout))[0]] = True
+        flags[match_keys(hash_keys(key_rows), key_rows, to_batch(append_diffs(self.words), layout))[0]] = True
         return flags
 
 
-def with_diffs(words: Ints) -> Ints:
+def append_diffs(words: Ints) -> Ints:
     """Return words with a row of ones below them."""
     return np.concatenate((words, np.ones((1, words.shape[1]), np.int64)))
 
 
-def distinct_columns(words: Ints) -> Ints:
+def find_distinct_columns(words: Ints) -> Ints:
     """Return the different columns of a matrix, each once, in no particular order."""
     if words.shape[1] < 2:
         return words
     if len(words) == 1:
         return np.unique(words[0])[None]
-    return to_batch(with_diffs(words), Layout(len(words), 0, 0))[1:-1]
+    return to_batch(append_diffs(words), Layout(len(words), 0, 0))[1:-1]

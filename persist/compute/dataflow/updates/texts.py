@@ -51,7 +51,7 @@ class TextArray:
             self.bytes[:] = np.frombuffer(data, np.uint8, high - low, low)
         self.starts, self.lengths = self.bounds[:-1], np.diff(self.bounds)
 
-    def tags(self) -> Words:
+    def compute_tags(self) -> Words:
         """Return the tags of all; a tag depends on its text alone."""
         hashes = map(xxhash.xxh3_64_intdigest, self.array.to_pylist())
         return np.fromiter(hashes, np.uint64, len(self.array)) >> _HALF
@@ -78,8 +78,8 @@ class Texts:
         """How much memory the texts take."""
         return int(self._data.nbytes + self._ends.nbytes + self._rows.nbytes + self._free.nbytes + self._table.nbytes)
 
-    def numbers(self, array: pa.Array) -> Ints:
-        """Return the numbers of an array of texts without NULL, new ones for those not seen before. `int64[n]`."""
+    def encode(self, array: pa.Array) -> Ints:
+        """Return the numbers of texts; unseen ones get new numbers. `int64[n]`."""
         coded = array.dictionary_encode()
         distinct = coded.dictionary
         pieces = [self._number_distinct(distinct.slice(at, AT_ONCE)) for at in range(0, len(distinct), AT_ONCE)]
@@ -88,19 +88,19 @@ class Texts:
     def _number_distinct(self, array: pa.Array) -> Ints:
         """Return the numbers of distinct texts, new ones for those not seen before."""
         texts = TextArray(array)
-        tags = texts.tags()
+        tags = texts.compute_tags()
         numbers = self._find_numbers(texts, tags)
         absent = (numbers < 0).nonzero()[0]
         if len(absent):
             numbers[absent] = self._add_texts(texts, tags, absent)
         return numbers
 
-    def text(self, number: int) -> bytes:
+    def get_bytes(self, number: int) -> bytes:
         """Return the text of a number."""
         row = int(self._rows[number])
         return self._data[self._ends[row] : self._ends[row + 1]].tobytes()
 
-    def array(self, numbers: Ints, kind: pa.DataType, is_null: Flags | None = None) -> pa.Array:
+    def decode(self, numbers: Ints, kind: pa.DataType, is_null: Flags | None = None) -> pa.Array:
         """Return the texts of numbers as an array of a type; is_null flags rows that are NULL."""
         is_utf8 = pat.is_string(kind) or pat.is_large_string(kind)
         rows = self._rows.take(numbers if is_null is None else np.where(is_null, 0, numbers))
@@ -108,7 +108,7 @@ class Texts:
         return texts if texts.type == kind else texts.cast(kind)
 
     def retain(self, keep: Flags) -> None:
-        """Forget all texts but those whose numbers are flagged. `bool[n]`, n being more than all numbers."""
+        """Forget all texts except those with a flagged number."""
         entries = self._table[self._table != 0]
         numbers = (entries & _LOW).astype(np.int64) - 1
         is_kept = keep.take(numbers)

@@ -60,7 +60,7 @@ Times = Callable[[Ints], Ints]
 
 
 class Stash:
-    """Columns of a matrix, sorted by one of its rows.
+    """Updates that wait, as columns of a matrix, sorted by one of its rows.
 
     Args:
         axis: the row that they are sorted by.
@@ -126,7 +126,7 @@ class Stash:
         self._chunks = chunks
         return due
 
-    def least(self, ready: Ready, row: int) -> int | None:
+    def find_least(self, ready: Ready, row: int) -> int | None:
         """Return the least value of a row of ready columns, or None."""
         least = None
         for chunk in self._chunks:
@@ -140,7 +140,7 @@ class Stash:
             least = first if least is None else min(least, first)
         return least
 
-    def everything(self) -> list[Ints]:
+    def list_chunks(self) -> list[Ints]:
         """Return all waiting columns."""
         return list(self._chunks)
 

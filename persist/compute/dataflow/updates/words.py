@@ -130,7 +130,7 @@ class Interner:
         array = pa.array(objects.tolist(), self._plain, from_pandas=False)
         return array if self._plain == self.kind else array.cast(self.kind)
 
-    def value(self, number: int) -> Any:
+    def get_value(self, number: int) -> Any:
         """Return the value of a number, in Python."""
         return self._values[number]
 
@@ -168,18 +168,18 @@ class TextInterner(Interner):
     def encode(self, array: pa.Array) -> Ints:
         """Return the words of texts; NULL has a fixed one."""
         if not array.null_count:
-            return self._texts.numbers(array)
+            return self._texts.encode(array)
         places = array.is_valid().to_numpy(zero_copy_only=False).nonzero()[0]
         words = np.full(len(array), NULL)
-        words[places] = self._texts.numbers(array.drop_null())
+        words[places] = self._texts.encode(array.drop_null())
         return words
 
     def decode(self, words: Ints) -> pa.Array:
         is_null = words == NULL
-        return self._texts.array(words, self.kind, is_null if is_null.any() else None)
+        return self._texts.decode(words, self.kind, is_null if is_null.any() else None)
 
-    def value(self, number: int) -> Any:
-        text = self._texts.text(number)
+    def get_value(self, number: int) -> Any:
+        text = self._texts.get_bytes(number)
         return text.decode() if self._is_utf8 else text
 
     def retain(self, live: Ints) -> None:
@@ -227,9 +227,9 @@ class WideDecimals(Interner):
         is_null = words == NULL
         return from_unscaled(words, self.kind, is_null if is_null.any() else None)
 
-    def value(self, number: int) -> Any:
+    def get_value(self, number: int) -> Any:
         if number >= FIRST_WIDE:
-            return super().value(number - FIRST_WIDE)
+            return super().get_value(number - FIRST_WIDE)
         return _EXACT.scaleb(_EXACT.create_decimal(number), -self.kind.scale)
 
     def pin(self, number: int) -> None:
@@ -280,7 +280,7 @@ class Domain:
     def __init__(self) -> None:
         self.interners: dict[pa.DataType, Interner] = {}
 
-    def interner(self, kind: pa.DataType) -> Interner:
+    def get_interner(self, kind: pa.DataType) -> Interner:
         """Return the interner of a type."""
         kind_interner = self.interners.get(kind)
         if kind_interner is None:
@@ -295,7 +295,7 @@ class Domain:
         if isinstance(array, pa.ChunkedArray):  # It has no chunks, or more bytes than one buffer holds.
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
         if is_interned(array.type):
-            return self.interner(array.type).encode(array)
+            return self.get_interner(array.type).encode(array)
         if _is_floating(array.type):
             return _encode_floats(array)
         if is_narrow(array.type):
@@ -309,14 +309,14 @@ class Domain:
             )
         return words
 
-    def constant(self, value: pa.Scalar) -> int:
+    def encode_constant(self, value: pa.Scalar) -> int:
         """Return a constant's word, which is never forgotten."""
         word = int(self.encode(pa.repeat(value, 1))[0])
         if is_interned(value.type):
-            self.interner(value.type).pin(word)
+            self.get_interner(value.type).pin(word)
         return word
 
-    def of_digits(self, values: Sequence[int | None], kind: pa.DataType) -> Ints:
+    def encode_decimals(self, values: Sequence[int | None], kind: pa.DataType) -> Ints:
         """Return the words of decimals, from integers of their last digit."""
         is_small = all(value is None or -FIRST_WIDE <= value < FIRST_WIDE for value in values)
         if is_small and pat.is_decimal128(kind):
@@ -328,7 +328,7 @@ class Domain:
     def decode(self, words: Ints, kind: pa.DataType) -> pa.Array:
         """Return the values of words, of a type."""
         if is_interned(kind):
-            return self.interner(kind).decode(words)
+            return self.get_interner(kind).decode(words)
         mask = None
         if len(words) and words.min() == NULL:
             mask = words == NULL
@@ -379,7 +379,7 @@ def _encode_floats(array: pa.Array) -> Ints:
     return words
 
 
-def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
+def compute_ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     """Return ranks in the order of the words' values; NULL ranks last.
 
     Nested values are in the order of `persist.codecs.order.ordering`, as the rows of collections.
@@ -402,7 +402,7 @@ def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
 
 def rank_in_direction(domain: Domain, words: Ints, kind: pa.DataType, descending: bool, nulls_first: bool) -> Ints:
     """Return ranks of words in ascending or descending order of values."""
-    places = ranks(domain, words, kind)
+    places = compute_ranks(domain, words, kind)
     if descending:
         places = ~places
     if not len(words) or words.min() != NULL:

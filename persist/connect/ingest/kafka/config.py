@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from persist.connect.ingest.source import PositiveFloat, PositiveInt, load_password
 from persist.core.errors import InvalidUsage
 from persist.core.rendering import hide_passwords
 
@@ -54,11 +55,11 @@ class KafkaConfig(Messages, kw_only=True):
     registry: str | None = None
     drift: Literal["ignore", "add"] = "ignore"
     lost: Literal["refuse", "skip"] = "refuse"
-    late_s: float | None = None
-    batch_rows: int = 20_000
-    batch_bytes: int = 64 << 20
-    heartbeat_s: float = 10.0
-    poll_s: float = 30.0
+    late_s: PositiveFloat | None = None
+    batch_rows: PositiveInt = 20_000
+    batch_bytes: PositiveInt = 64 << 20
+    heartbeat_s: PositiveFloat = 10.0
+    poll_s: PositiveFloat = 30.0
     password_file: str | None = None
     client: dict[str, str | int | float | bool] = {}
 
@@ -99,12 +100,6 @@ def parse_brokers(url: str, client: Mapping[str, Any], password_file: str | None
 def load_brokers(config: KafkaConfig) -> Brokers:
     """Check a configuration, and return its brokers."""
     brokers, topic = parse_brokers(config.source, config.client, config.password_file)
-    for option, value in (("batch_rows", config.batch_rows), ("batch_bytes", config.batch_bytes)):
-        if value < 1:
-            raise InvalidUsage(f"{option}={value} must be at least 1")
-    for option, seconds in (("heartbeat_s", config.heartbeat_s), ("poll_s", config.poll_s), ("late_s", config.late_s)):
-        if seconds is not None and not seconds > 0:
-            raise InvalidUsage(f"{option}={seconds} must be above 0")
     routes = _parse_routes(config, topic)
     topics = ",".join(dict.fromkeys(route.topic for route in routes))
     return replace(brokers, name=f"{brokers.name}/{topics}", routes=routes)
@@ -154,12 +149,7 @@ def _build_client_options(
         if password:
             options.setdefault("sasl.password", unquote(password))
     if password_file is not None:
-        try:
-            with open(password_file, encoding="utf-8") as file:
-                options["sasl.password"] = file.read().rstrip("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise InvalidUsage(f"password_file={password_file!r} cannot be read: {reason}") from None
+        options["sasl.password"] = load_password(password_file)
     is_sasl = any(name.startswith("sasl.") for name in options)
     if is_sasl:
         options.setdefault("sasl.mechanism", options.get("sasl.mechanisms", "SCRAM-SHA-512"))

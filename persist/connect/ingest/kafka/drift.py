@@ -12,6 +12,7 @@ import pyarrow.types as pat
 
 from persist.codecs.nested import quote_name
 from persist.connect.ingest.kafka.config import Route
+from persist.connect.ingest.row_files import find_unknown_fields
 
 Members = Mapping[str, msgspec.Raw]
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -29,7 +30,8 @@ def find_drift(route: Route, texts: pa.ChunkedArray, schema: pa.Schema) -> tuple
             shapes.add(tuple(members))
             for field in nested:
                 if field.name in members:
-                    more |= {*_find_unknown_fields(members[field.name], field.type, f"{quote_name(field.name)}.")}
+                    value = _decode(members[field.name], object)
+                    more |= {*find_unknown_fields(value, field.type, f"{quote_name(field.name)}.")}
     names = set[str]().union(*shapes)
     more |= {quote_name(name) for name in names - {*row_type.names}}
     return more, {name for name in schema.names if any(name not in s for s in shapes)}
@@ -51,19 +53,6 @@ def _parse_rows(route: Route, text: bytes | None) -> Iterator[Members]:
     for row in () if rows is None else _parse_items(rows) or [rows]:
         if members := _parse_members(row):
             yield members
-
-
-def _find_unknown_fields(value: msgspec.Raw, kind: pa.DataType, path: str) -> Iterator[str]:
-    """Yield the paths of fields in a JSON value that its type lacks."""
-    if pat.is_struct(kind):
-        for name, inner in _parse_members(value).items():
-            if kind.get_field_index(name) < 0:
-                yield path + quote_name(name)
-            elif pat.is_nested(kind.field(name).type):
-                yield from _find_unknown_fields(inner, kind.field(name).type, f"{path}{quote_name(name)}.")
-    elif pat.is_list(kind):
-        for inner in _parse_items(value):
-            yield from _find_unknown_fields(inner, kind.value_type, f"{path}element.")
 
 
 def _parse_members(text: bytes | msgspec.Raw | None) -> Members:

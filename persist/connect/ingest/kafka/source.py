@@ -39,7 +39,7 @@ from persist.connect.ingest.kafka.config import KafkaConfig, Route, load_brokers
 from persist.connect.ingest.kafka.drift import find_drift
 from persist.connect.ingest.kafka.topics import MESSAGE, Place, Poll, Topics
 from persist.connect.ingest.row_types import contains_null
-from persist.connect.ingest.source import Batch, Change, Run, Target
+from persist.connect.ingest.source import Batch, Change, Run, Source, Target
 from persist.core.errors import InvalidUpdate, InvalidUsage, Unavailable
 from persist.core.keyed.machine import NUMBER
 from persist.core.rendering import format_count
@@ -88,7 +88,7 @@ class Positions:
         return properties | {NEWEST: str(self.newest_ms)}
 
 
-class Kafka:
+class Kafka(Source):
     """A source of topics."""
 
     def __init__(self, config: KafkaConfig) -> None:
@@ -98,7 +98,7 @@ class Kafka:
         self._topics = Topics(self._brokers, config)
         self._registry = None if config.registry is None else Registry(config.registry)
         name = self._topics.side_name
-        self.moments = f"{name}.transactions"
+        self.moments: str = f"{name}.transactions"
         self._warned: set[tuple[str, str]] = set()
         comment = f"messages of {self.name} that could not be taken in"
         self._rejected = Target(f"{name}.rejected", _REJECTED_KEY, _REJECTED_VALUE, False, None, comment)
@@ -106,7 +106,7 @@ class Kafka:
     def targets(self, client: Client) -> Sequence[Target]:
         """Return the collections of rows, and of rejected messages if any; messages may determine types."""
         missing = [route for route in self._brokers.routes if route.collection not in client]
-        untold = [route for route in missing if not self._has_all_types(route)]
+        untold = [r for r in missing if not r.columns or any(name not in r.columns for name in r.key)]
         peeked = self._peek_messages() if untold else {}
         targets = []
         for route in self._brokers.routes:
@@ -267,10 +267,6 @@ class Kafka:
                 collection.evolve(add={path: to_arrow_type(kind, path)})
                 logger.warning("%s: %r has a new column from now on: %s", self.name, route.collection, path)
         return collection.schema.version != version
-
-    def _has_all_types(self, route: Route) -> bool:
-        """Return whether the options have the types of all columns that they name."""
-        return bool(route.columns) and all(name in route.columns for name in route.key)
 
     def _make_target(self, route: Route, messages: pa.Table | None) -> Target:
         """Return the collection for a route, with inferred types if needed."""

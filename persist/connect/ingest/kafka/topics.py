@@ -96,7 +96,11 @@ class Topics:
                     continue
                 first, end = self._call(self._consumer.get_watermark_offsets, self._make_topic_partition(place), ASK_S)
                 position = positions.get(place)
-                self._next[place] = first if position is None else self._check_position(place, position, first, end)
+                if position is None:
+                    position = first
+                elif not first <= position <= end:
+                    position = self._handle_lost(place, position, first, end)
+                self._next[place] = position
                 self._ends[place] = end
                 added.append(self._make_topic_partition(place, self._next[place]))
         if added:
@@ -116,10 +120,6 @@ class Topics:
                 problem, self._problem = self._problem, None
                 break
         raise self._make_error(problem)
-
-    def _check_position(self, place: Place, position: int, first: int, end: int) -> int:
-        """Return the position if the broker still has it; otherwise handle the loss."""
-        return position if first <= position <= end else self._handle_lost(place, position, first, end)
 
     def _handle_lost(self, place: Place, position: int, first: int, end: int) -> int:
         """Return the first offset if `lost` allows a gap; otherwise raise InvalidUsage."""

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 from persist.core.errors import InvalidUsage
 
@@ -80,7 +79,8 @@ def parse_effect(statement: str, schema: str, followed: Sequence[Table]) -> Effe
     elif words[:4] == ["CREATE", "OR", "REPLACE", "TABLE"]:
         effect.emptied = [_parse_table_name(tokens, 4, schema)[0]]
     elif words[0] == "RENAME" and words[1] in ("TABLE", "TABLES"):
-        moved = {name for at, token in enumerate(tokens) for name in _parse_single_table(tokens, at, schema) if token}
+        starts = [at for at in range(1, len(tokens)) if tokens[at - 1].word != "."]
+        moved = {_parse_table_name(tokens, at, schema)[0] for at in starts}
         effect.refused = "it gives tables other names" if moved & tables else ""
     elif words[0] == "ALTER":
         _parse_alter(tokens, schema, tables, effect)
@@ -171,34 +171,17 @@ def _parse_table_list(tokens: list[_Token], at: int, schema: str) -> Iterator[Ta
         at += 1
 
 
-def _parse_single_table(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
-    if at and tokens[at - 1].word != ".":
-        yield _parse_table_name(tokens, at, schema)[0]
-
-
 STEP = 1 << 20
 
 
-class Gtids(Protocol):
-    """A set of transactions."""
-
-    @property
-    def measure(self) -> int:
-        """A number that grows with each transaction."""
-
-    def add(self, gtid: str) -> None:
-        """Add the next transaction; raise InvalidUsage if it, or a later one, is there."""
-
-    def has(self, other: str) -> bool:
-        """Return whether this set contains another one."""
-
-
-def parse_gtids(text: str, *, is_mariadb: bool) -> Gtids:
+def parse_gtids(text: str, *, is_mariadb: bool) -> "Gtids":
     """Return the set of transactions that a server's text describes."""
     return _Domains(text) if is_mariadb else _Servers(text)
 
 
 class _Domains:
+    """The transactions of MariaDB."""
+
     def __init__(self, text: str) -> None:
         self._last: dict[int, tuple[int, int]] = {}
         for gtid in filter(None, text.replace("\n", "").split(",")):
@@ -229,6 +212,8 @@ class _Domains:
 
 
 class _Servers:
+    """The transactions of MySQL."""
+
     def __init__(self, text: str) -> None:
         self._intervals: dict[str, list[tuple[int, int]]] = {}
         for server in filter(None, text.replace("\n", "").split(",")):
@@ -271,3 +256,6 @@ class _Servers:
             ":".join([server, *(str(first) if first == last else f"{first}-{last}" for first, last in intervals)])
             for server, intervals in sorted(self._intervals.items())
         )
+
+
+Gtids = _Domains | _Servers  # `measure` grows with each transaction that `add` adds.

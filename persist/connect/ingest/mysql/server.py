@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from persist.connect.ingest.mysql.binlog import Gtids, parse_gtids
 from persist.connect.ingest.postgres.database import to_line
+from persist.connect.ingest.source import PositiveFloat, PositiveInt, load_password
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.rendering import hide_passwords
 from persist.engine.read.results.result import require_package
@@ -57,9 +58,9 @@ class MysqlConfig(msgspec.Struct, kw_only=True):
     exclude: list[str] = []
     prefix: str = ""
     password_file: str | None = None
-    batch_rows: int = 20_000
-    copy_rows: int = 50_000
-    heartbeat_s: float = 10.0
+    batch_rows: PositiveInt = 20_000
+    copy_rows: PositiveInt = 50_000
+    heartbeat_s: PositiveFloat = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,6 @@ class Server:
         self.config = config
         self.is_mariadb = False
         url = hide_passwords(config.source)
-        for option in ("batch_rows", "copy_rows", "heartbeat_s"):
-            if not getattr(config, option) > 0:
-                raise InvalidUsage(f"{option}={getattr(config, option)} must be above 0")
         try:
             parts = urlsplit(config.source)
             port, query = parts.port or 3306, dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
@@ -103,8 +101,10 @@ class Server:
         self._mode = query.get("ssl_mode", "disabled" if is_near else "required")
         if self._mode not in ("disabled", "required", "verify"):
             raise InvalidUsage(f"ssl_mode={self._mode!r} is not disabled, required or verify")
-        self._password = self._load_password(unquote(parts.password or ""))
-        self._settings: dict[str, Any] = {
+        self._password = unquote(parts.password or "") or (
+            os.environ.get("MYSQL_PWD", "") if config.password_file is None else load_password(config.password_file)
+        )
+        self.settings: dict[str, Any] = {
             "host": host, "port": port, "user": unquote(parts.username or "") or None, "password": self._password,
             "unix_socket": query.get("unix_socket"), "charset": "utf8mb4", "connect_timeout": 10,
         }  # fmt: skip
@@ -112,22 +112,7 @@ class Server:
             context = ssl.create_default_context(cafile=query.get("ssl_ca"))
             if self._mode == "required":
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            self._settings["ssl"] = context
-
-    def _load_password(self, given: str) -> str:
-        if given or self.config.password_file is None:
-            return given or os.environ.get("MYSQL_PWD", "")
-        try:
-            with open(self.config.password_file) as file:
-                return file.readline().rstrip("\n")
-        except OSError as error:
-            raise InvalidUsage(
-                f"password_file={self.config.password_file!r} cannot be read: {error.strerror}"
-            ) from None
-
-    def settings(self, **more: Any) -> dict[str, Any]:
-        """Return the arguments that connect to the server, with further ones."""
-        return {**self._settings, **more}
+            self.settings["ssl"] = context
 
     def open_connection(self, **more: Any) -> Any:
         """Return a connection.
@@ -137,7 +122,7 @@ class Server:
             InvalidUsage: it does not let this user in.
         """
         try:
-            connection = self.connect(**self.settings(database=self.schema, autocommit=True, **more))
+            connection = self.connect(**self.settings, database=self.schema, autocommit=True, **more)
         except (self.library.Error, OSError) as error:
             raise self.make_error(error) from None
         return connection
@@ -369,7 +354,8 @@ def decode_logged_values(columns: Sequence[Any], values: dict[str, Any], sources
         elif column.type == 248:
             value = ",".join(member for member in column.set_values if member in value)
         elif column.type == 19 and value < NO_TIME:
-            value = _fix_negative_time(value)
+            fraction = -value % SECOND  # The library reads it wrongly.
+            value = value + 2 * fraction - SECOND if fraction else value
         elif column.type == 16:
             value = int(value, 2)
         elif column.type == 254 and isinstance(value, bytes):
@@ -382,12 +368,6 @@ def decode_logged_values(columns: Sequence[Any], values: dict[str, Any], sources
             value = _format_document(value)
         row.append(value)
     return row
-
-
-def _fix_negative_time(value: timedelta) -> timedelta:
-    """Correct a negative time, whose fraction the library reads wrongly."""
-    fraction = -value % SECOND
-    return value + 2 * fraction - SECOND if fraction else value
 
 
 def _format_document(value: Any) -> str:

@@ -15,26 +15,25 @@ from typing import Any
 import pyarrow as pa
 
 from persist.api.client import Client
-from persist.api.collection import Collection
 from persist.connect.ingest.mysql.binlog import STEP, parse_gtids
 from persist.connect.ingest.mysql.server import PADDED, Column, MysqlConfig, Server, to_column, to_text
 from persist.connect.ingest.mysql.stream import BinlogPosition, BinlogStream
-from persist.connect.ingest.source import SOURCE, Batch, Run, Target
-from persist.connect.ingest.table_copy import Copy, CopyProgress, Point
+from persist.connect.ingest.source import Batch, Run, Source, Target
+from persist.connect.ingest.table_copy import Copy, Point, drop_unfinished
 from persist.core.errors import InvalidUsage, Unavailable
 
 logger = logging.getLogger(__name__)
 MEASURE_MAX = 1 << 42
 
 
-class Mysql:
+class Mysql(Source):
     """A source of the tables of a database."""
 
     def __init__(self, config: MysqlConfig) -> None:
         self._server = Server(config)
         self.config = config
         self.name = self._server.name
-        self.moments = f"{config.prefix}{self._server.schema}.transactions"
+        self.moments: str = f"{config.prefix}{self._server.schema}.transactions"
         self._tables: dict[str, list[Column]] = {}
 
     def targets(self, client: Client) -> Sequence[Target]:
@@ -42,13 +41,10 @@ class Mysql:
         with closing(self._server.open_connection()) as connection:
             self._server.check(connection)
             self._tables = self._server.tables(connection)
-        for table, columns in self._tables.items():
-            name = self.config.prefix + table
-            if name in client and client.load(name).upper.time == 0:
-                collection = client.load(name)
-                if collection.about.properties.get(SOURCE) == self.name and not _can_continue(collection, columns):
-                    collection.drop().result()
-        return [self._make_target(table, columns) for table, columns in self._tables.items()]
+        targets = [self._make_target(table, columns) for table, columns in self._tables.items()]
+        for target in targets:
+            drop_unfinished(self, client, target)
+        return targets
 
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield copied contents, then transactions. A lost connection is opened again."""
@@ -62,9 +58,6 @@ class Mysql:
             yield from BinlogStream(self._server, self._tables, run, self.moments).batches()
         except (self._server.library.Error, OSError, EOFError, Unavailable) as error:
             raise self._server.make_error(error) from None
-
-    def close(self) -> None:
-        """Do nothing: connections are closed where they are made."""
 
     def _make_target(self, table: str, columns: Sequence[Column]) -> Target:
         """Return the collection for a table, with its columns and key."""
@@ -172,11 +165,3 @@ def _quote_literal(connection: Any, value: Any) -> str:
     if isinstance(value, (date, datetime, timedelta)):
         return f"'{to_text(value)}'"
     return str(connection.escape(value))
-
-
-def _can_continue(collection: Collection, columns: Sequence[Column]) -> bool:
-    """Return whether an interrupted copy of a table can be continued."""
-    copied = CopyProgress.from_properties(collection)
-    have = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
-    is_same = have == {column.name: column.type for column in columns}
-    return copied is not None and is_same and (any(column.is_key for column in columns) or copied.is_done)

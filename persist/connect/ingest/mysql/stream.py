@@ -12,20 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from persist.api.collection import Collection
-from persist.codecs.nested import quote_name
 from persist.connect.ingest.mysql.binlog import STEP, Effect, parse_effect, parse_gtids
 from persist.connect.ingest.mysql.server import Column, Server, decode_logged_values, get_logged_type, to_column
-from persist.connect.ingest.source import Batch, Run, advise_copy
+from persist.connect.ingest.source import Batch, Run, StoredProperty, advise_copy
 from persist.connect.ingest.table_rows import TableRows
 from persist.connect.ingest.transactions import Transactions
 from persist.core.errors import InvalidUsage
 
 logger = logging.getLogger(__name__)
-POSITION = "ingest.position"  # A property of the collection of moments.
 STATEMENT = "ingest.statement"  # A property of a collection: the time of the last statement that changed its columns.
 AHEAD = 64  # Events of the log, each at most 8 KiB or a row.
 SILENT_S = 30.0
@@ -33,22 +30,14 @@ WAITED_US = 100_000  # An event after so long a wait has just been sent; heartbe
 PREPARED, ALONE = 64, 1  # Flags of a transaction of MariaDB.
 
 
-class BinlogPosition(msgspec.Struct, frozen=True):
+class BinlogPosition(StoredProperty, frozen=True):
     """A position in the server's log: the ingested transactions, and the place of the last one."""
+
+    NAME = "ingest.position"  # Of the collection of moments.
 
     gtids: str
     file: str = ""
     offset: int = 0
-
-    @classmethod
-    def from_properties(cls, collection: Collection) -> "BinlogPosition | None":
-        """Read the position from the properties of a collection."""
-        text = collection.about.properties.get(POSITION)
-        return None if text is None else msgspec.json.decode(text, type=cls)
-
-    def to_properties(self) -> dict[str, str]:
-        """Return the properties that store the position."""
-        return {POSITION: msgspec.json.encode(self).decode()}
 
 
 class BinlogStream:
@@ -131,9 +120,8 @@ class BinlogStream:
         """Return a reader of the log from the next position."""
         from pymysqlreplication import BinLogStreamReader
 
-        settings = self._server.settings(read_timeout=SILENT_S)
         return BinLogStreamReader(
-            settings,
+            {**self._server.settings, "read_timeout": SILENT_S},
             server_id=random.SystemRandom().randrange(1 << 31, (1 << 32) - 1),
             auto_position=str(self._gtids),
             is_mariadb=self._server.is_mariadb,
@@ -259,25 +247,11 @@ class BinlogStream:
                 names = {*collection.schema.names}
                 renamed = {old: new for old, new in effect.renamed.items() if old in names}
                 dropped = [name for name in effect.dropped if name in names]
-                self._evolve_collection(collection, effect.table[1], rename=renamed, drop=dropped)
+                self._flow.evolve(collection, effect.table[1], self._mark(), rename=renamed, drop=dropped)
 
-    def _evolve_collection(self, collection: Collection, table: str, **changes: Any) -> None:
-        """Change the columns of a collection once, with the time as a mark."""
-        changes = {what: names for what, names in changes.items() if names}
-        for what in changes.keys() & {"add", "defaults"}:
-            changes[what] = {quote_name(name): value for name, value in changes[what].items()}
-        if "rename" in changes:
-            changes["rename"] = {old: quote_name(new) for old, new in changes["rename"].items()}
-        try:
-            collection.evolve(**changes, properties={STATEMENT: str(self._flow.time)})
-        except InvalidUsage as error:
-            raise InvalidUsage(
-                f"{self._flow.place(self._flow.time)}: the table {table} changed its columns in a way that "
-                f"{collection.name!r} cannot follow: {error}. "
-                f"{advise_copy([collection.name])}"
-            ) from error
-        if changes:
-            logger.warning("%s has other columns from here on: %s", table, changes)
+    def _mark(self) -> dict[str, str]:
+        """Return the property that marks the current statement as done."""
+        return {STATEMENT: str(self._flow.time)}
 
     def _process_table_map(self, event: Any) -> Iterator[Batch]:
         """Adopt a table's new columns; its collection evolves after earlier rows are durable."""
@@ -355,9 +329,10 @@ class BinlogStream:
                         if default is not None:
                             cursor.execute(f"SELECT {default}")
                             defaults[name] = _cast(cursor.fetchone()[0], kind, f"{table}.{name}")
-        self._evolve_collection(
+        self._flow.evolve(
             collection,
             table,
+            self._mark(),
             add=added,
             defaults=defaults,
             drop=[name for name in have if name not in types],
@@ -444,8 +419,11 @@ def _read_events(
             if event is None:
                 raise EOFError("the server ended the stream")
             rows = _decode_rows(event) if hasattr(event, "columns_present_bitmap") else None
-            if type(event).__name__ == "ExecuteLoadQueryEvent":
-                _decode_load_statement(event)
+            if type(event).__name__ == "ExecuteLoadQueryEvent":  # The library skips the statement of LOAD DATA.
+                event.packet.advance(event.status_vars_length)
+                event.schema = event.packet.read(event.schema_length)
+                event.packet.advance(1)
+                event.query = event.packet.read(event.event_size - 27 - event.status_vars_length - event.schema_length)
             sent_us = came_us if came_us - asked_us >= WAITED_US else None
             item = (event, rows, stream.log_file, stream.log_pos, sent_us)
             while not ended.is_set():
@@ -475,14 +453,6 @@ def _decode_rows(event: Any) -> list[tuple[list[Any] | None, list[Any] | None]]:
         )
         for row in event.rows
     ]
-
-
-def _decode_load_statement(event: Any) -> None:
-    """Decode the schema and statement of LOAD DATA, which the library skips."""
-    event.packet.advance(event.status_vars_length)
-    event.schema = event.packet.read(event.schema_length)
-    event.packet.advance(1)
-    event.query = event.packet.read(event.event_size - 27 - event.status_vars_length - event.schema_length)
 
 
 def _logs_all_columns(event: Any, places: Sequence[int]) -> bool:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.connect.ingest.postgres.pgoutput import Column
-from persist.connect.ingest.source import SourceBusy
+from persist.connect.ingest.source import PositiveFloat, PositiveInt, SourceBusy
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.rendering import hide_passwords
 from persist.engine.read.results.result import require_package
@@ -109,9 +109,9 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
     as_text: list[str] = []
     prefix: str = ""
     slot: str | None = None
-    batch_rows: int = 20_000
-    heartbeat_s: float = 10.0
-    copy_bytes: int = 8 << 20
+    batch_rows: PositiveInt = 20_000
+    heartbeat_s: PositiveFloat = 10.0
+    copy_bytes: PositiveInt = 8 << 20
 
 
 class SlotInUse(SourceBusy):
@@ -147,9 +147,6 @@ class Database(PgAddress):
         super().__init__(config.source, "persist ingest")
         self.config = config
         self.name += f" publication {config.publication}"
-        for option in ("batch_rows", "copy_bytes", "heartbeat_s"):
-            if not getattr(config, option) > 0:
-                raise InvalidUsage(f"{option}={getattr(config, option)} must be above 0")
         self._domains: dict[int, tuple[int, int]] = {}
 
     def load_published(self, connection: Any) -> list[PublishedTable]:
@@ -315,7 +312,15 @@ def parse_texts(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
             day = pa.scalar("1970-01-01", pa.string())
             return pc.binary_join_element_wise(day, texts, " ").cast(pa.timestamp("us")).cast(kind)
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-            return _parse_moments(texts, kind)
+            numbers, end = (pa.int32(), 2**31 - 1) if pa.types.is_date(kind) else (pa.int64(), 2**63 - 1)
+            ends = [pc.equal(texts, text) for text in ("infinity", "-infinity")]
+            finite = pc.if_else(pc.or_(*ends), None, texts).cast(kind)  # Postgres's infinities become DuckDB's.
+            if finite.null_count == texts.null_count:
+                return finite
+            values = pc.case_when(
+                pc.make_struct(*ends), *(pa.scalar(n, numbers) for n in (end, -end)), finite.view(numbers)
+            )
+            return values.view(kind)
         return texts.cast(kind)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(
@@ -324,17 +329,6 @@ def parse_texts(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
             f'["{where}"], or leave it out, by exclude = ["{where}"]; a collection that is there is renamed first, and '
             "keeps its history"
         ) from None
-
-
-def _parse_moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return dates or timestamps. Postgres's infinities become DuckDB's."""
-    numbers, end = (pa.int32(), 2**31 - 1) if pa.types.is_date(kind) else (pa.int64(), 2**63 - 1)
-    ends = [pc.equal(texts, text) for text in ("infinity", "-infinity")]
-    finite = pc.if_else(pc.or_(*ends), None, texts).cast(kind)
-    if finite.null_count == texts.null_count:
-        return finite
-    values = pc.case_when(pc.make_struct(*ends), *(pa.scalar(n, numbers) for n in (end, -end)), finite.view(numbers))
-    return values.view(kind)
 
 
 def _parse_bytes(texts: pa.Array) -> pa.Array:

@@ -17,12 +17,12 @@ import secrets
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from persist.api.client import Client
-from persist.api.collection import Collection
 from persist.connect.ingest.postgres.database import (
     CLOCK_US,
     Database,
@@ -34,15 +34,15 @@ from persist.connect.ingest.postgres.database import (
 )
 from persist.connect.ingest.postgres.pgoutput import parse_lsn
 from persist.connect.ingest.postgres.stream import COLUMNS, Stream
-from persist.connect.ingest.source import SOURCE, Batch, Run, Target, advise_copy
-from persist.connect.ingest.table_copy import Copy, CopyProgress, Point
+from persist.connect.ingest.source import SOURCE, Batch, Run, Source, Target, advise_copy
+from persist.connect.ingest.table_copy import Copy, Point, drop_unfinished
 from persist.core.errors import InvalidUsage, Unavailable
 
 logger = logging.getLogger(__name__)
 UNDEFINED = "42704"  # A code of the server.
 
 
-class Postgres:
+class Postgres(Source):
     """A source of a publication's tables."""
 
     def __init__(self, config: PostgresConfig) -> None:
@@ -51,7 +51,7 @@ class Postgres:
         self.name = self._database.name
         self._tables: dict[str, PublishedTable] = {}
         self._slot = config.slot or ""
-        self.moments = f"{config.prefix}{config.slot or config.publication}.transactions"
+        self.moments: str = f"{config.prefix}{config.slot or config.publication}.transactions"
 
     def targets(self, client: Client) -> Sequence[Target]:
         """Return a collection for each table. Collections of copies that cannot continue are dropped."""
@@ -62,12 +62,10 @@ class Postgres:
             }
         finally:
             connection.close()
-        for name, table in self._tables.items():
-            if name in client and client.load(name).upper.time == 0:
-                collection = client.load(name)
-                if collection.about.properties.get(SOURCE) == self.name and not self._can_continue(collection, table):
-                    collection.drop().result()
-        return [self._make_target(name, table) for name, table in self._tables.items()]
+        targets = [self._make_target(name, table) for name, table in self._tables.items()]
+        for target in targets:
+            drop_unfinished(self, client, target)
+        return targets
 
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield copied contents, then transactions. A lost connection is opened again."""
@@ -89,9 +87,6 @@ class Postgres:
             if not self._database.is_lost(error):
                 raise InvalidUsage(f"{self.name} refuses: {to_line(error)}") from None
             raise (error if isinstance(error, Unavailable) else self._database.make_unavailable(error)) from None
-
-    def close(self) -> None:
-        """Do nothing: connections are closed where they are made."""
 
     def _make_target(self, name: str, table: PublishedTable) -> Target:
         """Return the collection for a table, with its columns and key."""
@@ -128,39 +123,30 @@ class Postgres:
                 )
         run.collections[self.moments].describe(properties={SLOT: self._slot}).result()
 
-    def _can_continue(self, collection: Collection, table: PublishedTable) -> bool:
-        """Return whether an interrupted copy of a table can be continued."""
-        copied = CopyProgress.from_properties(collection)
-        have = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
-        is_same = have == self._database.types(table.full_name, table.columns)
-        return copied is not None and is_same and (bool(table.key) or copied.is_done)
-
 
 SLOT_CHARS_MAX = 63
 SLOT = "ingest.slot"  # A property of the collection of moments: the slot that the location has made, if it has a name.
 
 
+@dataclass(frozen=True, slots=True)
 class PostgresCopy:
     """The server of a copy: queries for Postgres."""
 
-    def __init__(
-        self, database: Database, tables: Mapping[str, PublishedTable], slot: str, claim: Callable[[], None]
-    ) -> None:
-        self._claim = claim
-        self._database = database
-        self._tables = tables
-        self._slot = slot
+    database: Database
+    tables: Mapping[str, PublishedTable]
+    slot: str
+    claim: Callable[[], None]
 
     def key(self, table: str) -> Sequence[str]:
         """Return the key columns of a table."""
-        return self._tables[table].key
+        return self.tables[table].key
 
     @contextmanager
     def point(self, *, is_new: bool) -> Iterator[Point]:
         """Open a snapshot at the position of a replication slot."""
-        with closing(self._database.open_connection(replication=True)) as replication:
+        with closing(self.database.open_connection(replication=True)) as replication:
             time, snapshot = self._create_slot(replication, is_new=is_new)
-            with closing(self._database.open_connection()) as connection:
+            with closing(self.database.open_connection()) as connection:
                 connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
                 with connection.cursor() as cursor:
                     cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
@@ -170,56 +156,28 @@ class PostgresCopy:
 
     def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
         """Yield pieces of a table in key order, with the last key of each."""
-        yield from self._copy_pieces(point.reading, self._tables[table], after)
-
-    def _create_slot(self, replication: Any, *, is_new: bool) -> tuple[int, str]:
-        """Create a slot; return its last earlier time, and the server's snapshot."""
-        library = self._database.library
-        name = self._slot if is_new else f"{self._slot[: SLOT_CHARS_MAX - 9]}_{secrets.token_hex(4)}"
-        if is_new:
-            self._claim()
-        with replication.cursor() as cursor:
-            if is_new:  # The slot is of this location alone: what was killed has left it.
-                with suppress(library.ProgrammingError):
-                    try:
-                        cursor.drop_replication_slot(name)
-                    except library.errors.ObjectInUse as error:
-                        raise SlotInUse(f"{self._database.name}: {to_line(error)}") from None
-            try:
-                cursor.execute(f'CREATE_REPLICATION_SLOT "{name}" {"" if is_new else "TEMPORARY"} LOGICAL pgoutput')
-            except library.Error as error:
-                raise InvalidUsage(
-                    f"{self._database.name}: the slot {name!r} cannot be made: {to_line(error)}. The server needs "
-                    "wal_level = logical, a free slot (max_replication_slots), and a user with REPLICATION"
-                ) from None
-            _, point, snapshot, _ = cursor.fetchone()
-        return parse_lsn(point) - 1, snapshot
-
-    def _copy_pieces(
-        self, connection: Any, table: PublishedTable, after: list[str] | None
-    ) -> Iterator[tuple[pa.Table, list[str]]]:
-        """Yield pieces of a table in key order, with the last key of each."""
         from psycopg2 import sql
 
-        columns = self._database.select_columns(table.full_name, table.columns)
+        published = self.tables[table]
+        columns = self.database.select_columns(published.full_name, published.columns)
         names = sql.SQL(", ").join(sql.Identifier(column.name) for column in columns)
-        query = sql.SQL("SELECT {} FROM {}").format(names, sql.Identifier(table.schema, table.name))
-        key = sql.SQL(", ").join(map(sql.Identifier, table.key))
-        conditions = [] if table.filter is None else [sql.SQL(f"({table.filter})")]
+        query = sql.SQL("SELECT {} FROM {}").format(names, sql.Identifier(published.schema, published.name))
+        key = sql.SQL(", ").join(map(sql.Identifier, published.key))
+        conditions = [] if published.filter is None else [sql.SQL(f"({published.filter})")]
         if after is not None:
             values = sql.SQL(", ").join(map(sql.Literal, after))
             conditions.append(sql.SQL("ROW({}) > ROW({})").format(key, values))
         if conditions:
             query += sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
-        if table.key:
+        if published.key:
             query += sql.SQL(" ORDER BY ") + key
-        copy = (sql.SQL("COPY (") + query + sql.SQL(") TO STDOUT (FORMAT csv)")).as_string(connection)
+        copy = (sql.SQL("COPY (") + query + sql.SQL(") TO STDOUT (FORMAT csv)")).as_string(point.reading)
         read_end, write_end = os.pipe()
         problems: list[BaseException] = []
 
         def send() -> None:
             try:
-                with os.fdopen(write_end, "wb") as out, connection.cursor() as cursor:
+                with os.fdopen(write_end, "wb") as out, point.reading.cursor() as cursor:
                     cursor.copy_expert(copy, out)
             except BaseException as error:  # It is raised where the rows are read.
                 problems.append(error)
@@ -228,19 +186,42 @@ class PostgresCopy:
         sender.start()
         try:
             with os.fdopen(read_end, "rb") as source:
-                yield from self._parse_copy(table, source, [column.name for column in columns])
+                yield from self._parse_copy(published, source, [column.name for column in columns])
         finally:
             sender.join()
         if problems:
             raise problems[0]
 
+    def _create_slot(self, replication: Any, *, is_new: bool) -> tuple[int, str]:
+        """Create a slot; return its last earlier time, and the server's snapshot."""
+        library = self.database.library
+        name = self.slot if is_new else f"{self.slot[: SLOT_CHARS_MAX - 9]}_{secrets.token_hex(4)}"
+        if is_new:
+            self.claim()
+        with replication.cursor() as cursor:
+            if is_new:  # The slot is of this location alone: what was killed has left it.
+                with suppress(library.ProgrammingError):
+                    try:
+                        cursor.drop_replication_slot(name)
+                    except library.errors.ObjectInUse as error:
+                        raise SlotInUse(f"{self.database.name}: {to_line(error)}") from None
+            try:
+                cursor.execute(f'CREATE_REPLICATION_SLOT "{name}" {"" if is_new else "TEMPORARY"} LOGICAL pgoutput')
+            except library.Error as error:
+                raise InvalidUsage(
+                    f"{self.database.name}: the slot {name!r} cannot be made: {to_line(error)}. The server needs "
+                    "wal_level = logical, a free slot (max_replication_slots), and a user with REPLICATION"
+                ) from None
+            _, point, snapshot, _ = cursor.fetchone()
+        return parse_lsn(point) - 1, snapshot
+
     def _parse_copy(self, table: PublishedTable, source: Any, names: list[str]) -> Iterator[tuple[pa.Table, list[str]]]:
         """Yield pieces of COPY output as tables, with the last key of each."""
         import pyarrow.csv as pa_csv
 
-        types = self._database.types(table.full_name, table.columns)
+        types = self.database.types(table.full_name, table.columns)
         options = (
-            pa_csv.ReadOptions(use_threads=False, block_size=self._database.config.copy_bytes, column_names=names),
+            pa_csv.ReadOptions(use_threads=False, block_size=self.database.config.copy_bytes, column_names=names),
             pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),  # Such a line is a row of one NULL.
             pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),

@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 
 from persist.api.collection import Collection
-from persist.codecs.nested import quote_name
 from persist.connect.ingest.postgres.database import CLOCK_US, Database, PublishedTable, SlotInUse, parse_texts
 from persist.connect.ingest.postgres.pgoutput import (
     Relation,
@@ -146,7 +145,8 @@ class Stream:
                     if is_end:
                         return
                     if mark is None and clock.monotonic_s() - asked_s >= self._database.config.heartbeat_s:
-                        mark, asked_s = self._load_log_end(), clock.monotonic_s()
+                        with closing(self._database.open_connection()) as looking, looking.cursor() as query:
+                            mark, asked_s = _query_log_end(query), clock.monotonic_s()
                 if mark is not None and cursor.wal_end < mark[0]:
                     cursor.send_feedback(reply=True, force=True)  # It answers with how far it has come.
                 select.select([cursor], [], [], POLL_S)
@@ -155,11 +155,6 @@ class Stream:
             yield from self._process(message.payload, cursor)
             if flow.upper != previous:
                 cursor.send_feedback(flush_lsn=flow.upper)
-
-    def _load_log_end(self) -> tuple[int, int]:
-        """Return the log's end, and its moment in µs since 1970."""
-        with closing(self._database.open_connection()) as connection, connection.cursor() as cursor:
-            return _query_log_end(cursor)
 
     def _count_bytes_behind(self) -> int:
         """Return the bytes of the log that are not ingested yet."""
@@ -241,7 +236,9 @@ class Stream:
             self._follow_schema(collection, table, have, types, now, is_now=is_now)
         self._kept[relation.id] = [at for at, column in enumerate(relation.columns) if column in columns]
         _check_identity(name, table, relation, [*collection.schema.key_names] if collection.handle.keyed else None)
-        self._relations[relation.id] = self._flow.open_rows(name, table, types, _parse_values)
+        self._relations[relation.id] = self._flow.open_rows(
+            name, table, types, lambda texts, kind, where: parse_texts(pa.array(texts, pa.string()), kind, where)
+        )
 
     def _follow_schema(
         self,
@@ -274,24 +271,9 @@ class Stream:
         wider = {name: kind for name, kind in wider.items() if kind != have[name]}
         old_numbers = {renamed.get(name, name): number for name, number in numbers.items()}
         numbers = {name: now[name] if is_now else old_numbers.get(name, now.get(name)) for name in types}
-        try:  # In one commit, so that a crash cannot separate numbers and columns.
-            collection.evolve(
-                add={quote_name(name): kind for name, kind in added.items()},
-                drop=dropped,
-                rename={old: quote_name(new) for old, new in renamed.items()},
-                widen=wider,
-                properties={COLUMNS: json.dumps(numbers)},
-            )
-        except InvalidUsage as error:
-            raise InvalidUsage(
-                f"{_format_time(self._flow.time)}: the table {table} changed its columns in a way that "
-                f"{collection.name!r} cannot follow: {error}. "
-                f"{advise_copy([collection.name])}"
-            ) from error
-        logger.warning(
-            "%s has other columns from here on: added %s, dropped %s, renamed %s, wider %s",
-            table, [*added], dropped, renamed, [*wider],
-        )  # fmt: skip
+        self._flow.evolve(
+            collection, table, {COLUMNS: json.dumps(numbers)}, add=added, drop=dropped, rename=renamed, widen=wider
+        )
 
     def _load_column_numbers(self, collection: Collection) -> dict[str, int | None]:
         numbers: dict[str, int | None] = json.loads(collection.about.properties.get(COLUMNS, "{}"))
@@ -327,10 +309,6 @@ def _query_log_end(cursor: Any) -> tuple[int, int]:
     cursor.execute("SELECT pg_current_wal_lsn()")
     [position] = cursor.fetchone()
     return parse_lsn(position), now_us
-
-
-def _parse_values(texts: list[Any], kind: pa.DataType, where: str) -> pa.Array:
-    return parse_texts(pa.array(texts, pa.string()), kind, where)
 
 
 def _find_renames(

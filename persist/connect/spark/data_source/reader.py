@@ -39,7 +39,7 @@ from persist.compute.tasks.stream_hold import Offset
 from persist.compute.tasks.stream_source import NO_LIMITS, CollectionAddress, StreamSource
 from persist.connect.spark.options import COUNT_MAX, OF_TIMES, ReadOptions, StreamOptions
 from persist.connect.spark.task_reader import Slice, What
-from persist.connect.spark.workers import PARALLEL_DEFAULT, surface_errors, tell
+from persist.connect.spark.workers import PARALLEL_DEFAULT, log, surface_errors
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.filters import to_arrow_filter
 from persist.core.expression.term import Call, Col, Lit, Term
@@ -77,7 +77,7 @@ class PersistReader(DataSourceReader):
             names = result.scan.schema.names if events is None else result.scan.schema.key_names
             records = pa.schema([arrow.field(name) for name in names])
             # A plan may leave rows out by itself: tombstones of a keyed collection.
-            pushed, planned_filter = expression(self._filters, records), result.scan.filter
+            pushed, planned_filter = make_pruning_filter(self._filters, records), result.scan.filter
             both_filters = (
                 planned_filter if pushed is None else pushed if planned_filter is None else planned_filter & pushed
             )
@@ -88,7 +88,7 @@ class PersistReader(DataSourceReader):
             by_index = enable_index_reads(handle, result).by_index(scan) if isinstance(result, Snapshot) else None
             if isinstance(by_index, FoundByIndex):
                 slices = [by_index]
-            _log(result, scan, len(slices))
+            _log_plan(result, scan, len(slices))
         return [Slice(part, address, events) for part in slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -101,7 +101,7 @@ class PersistReader(DataSourceReader):
 
 
 class PushingReader(PersistReader):
-    """The same for sessions with filter push-down; PySpark refuses `pushFilters` in all others."""
+    """A `PersistReader` for sessions with filter push-down; PySpark refuses `pushFilters` in others."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Use filters to read less. Spark applies all of them too: see `persist.connect.spark.data_source.reader`."""
@@ -113,7 +113,7 @@ def plan_read(
     handle: CollectionHandle, options: ReadOptions, names: tuple[str, ...] | None
 ) -> Snapshot | Changes | Upserts:
     """Return what to read, with the columns among names; None: the columns of the options."""
-    options = _at_seqno(options, handle)
+    options = _resolve_at_seqno(options, handle)
     columns = options.columns
     if names is not None and options.form != "transitions":
         columns = tuple(name for name in names if name not in ("_time", "_diff"))
@@ -128,8 +128,8 @@ def plan_read(
     )
 
 
-def _at_seqno(options: ReadOptions, handle: CollectionHandle) -> ReadOptions:
-    """Return options with their times resolved at the point of the log that they name.
+def _resolve_at_seqno(options: ReadOptions, handle: CollectionHandle) -> ReadOptions:
+    """Return options with their times resolved at their seqno.
 
     Contents as of a sealed time do not change, so from there on they can be read from whatever state is the newest.
 
@@ -150,13 +150,13 @@ def _at_seqno(options: ReadOptions, handle: CollectionHandle) -> ReadOptions:
         return options.with_latest(engine_snapshot(then, options.as_of, timeout_s=0).as_of)
 
 
-def _log(result: Snapshot | Changes | Upserts, scan: Scan, slices: int) -> None:
+def _log_plan(result: Snapshot | Changes | Upserts, scan: Scan, slices: int) -> None:
     pruned = {"filters": len(result.scan.all_parts) - len(scan.all_parts)}
     if isinstance(result, Snapshot):
         pruned |= {by: count for by, count in result.explain().pruned.items() if by != "filter"}
     why = ", ".join(f"{count} by {by}" for by, count in pruned.items() if count) or "none"
     parts, size = len(scan.all_parts), sum(part.bytes for part in scan.all_parts)
-    tell("planned %r: %d slices, %d parts, %d bytes; parts pruned: %s", result, slices, parts, size, why)
+    log("planned %r: %d slices, %d parts, %d bytes; parts pruned: %s", result, slices, parts, size, why)
 
 
 _COMPARED = ("equal", "less", "less_equal", "greater", "greater_equal")
@@ -175,24 +175,25 @@ _FUNCTIONS = (
 GAP = (date(1582, 10, 5), date(1582, 10, 24))
 
 
-def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression | None:
+def make_pruning_filter(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression | None:
     """Return an expression for all rows that may pass the filters; None for no restriction.
 
     `_time` and `_diff` are not in the schema: filters on them hold for sums, and would drop summands.
     """
     usable = []
     for spark_filter in filters:
-        condition = _condition(spark_filter, schema)
+        condition = _to_term(spark_filter, schema)
         with suppress(InvalidUsage):  # Arrow compares fewer types than Spark.
             usable += [] if condition is None else [to_arrow_filter(condition, schema)]
     return reduce(and_, usable) if usable else None
 
 
-def _condition(spark_filter: ds.Filter, schema: pa.Schema) -> Term | None:
+def _to_term(spark_filter: ds.Filter, schema: pa.Schema) -> Term | None:
+    """Return a filter of Spark as a term; None if it cannot prune."""
     if isinstance(spark_filter, ds.Not):
         # Any other filter may let more rows pass here than in Spark, so its negation may let fewer pass.
         child = spark_filter.child
-        inner = _condition(child, schema) if isinstance(child, ds.IsNull | ds.IsNotNull) else None
+        inner = _to_term(child, schema) if isinstance(child, ds.IsNull | ds.IsNotNull) else None
         return None if inner is None else Call("not", (inner,))
     path: tuple[str, ...] = getattr(spark_filter, "attribute", ())
     if len(path) != 1 or path[0] not in schema.names:
@@ -200,7 +201,7 @@ def _condition(spark_filter: ds.Filter, schema: pa.Schema) -> Term | None:
     column, kind = Col(path[0]), schema.field(path[0]).type
     if isinstance(spark_filter, ds.IsNull | ds.IsNotNull):
         return Call("is_null" if isinstance(spark_filter, ds.IsNull) else "is_valid", (column,))
-    value = _literal(spark_filter, kind)
+    value = _convert_value(spark_filter, kind)
     function = next((name for which, name in _FUNCTIONS if isinstance(spark_filter, which)), None)
     if value is None or function is None:
         return None
@@ -212,7 +213,7 @@ def _condition(spark_filter: ds.Filter, schema: pa.Schema) -> Term | None:
     return condition
 
 
-def _literal(spark_filter: ds.Filter, type_: pa.DataType) -> Any:
+def _convert_value(spark_filter: ds.Filter, type_: pa.DataType) -> Any:
     """Return the filter's value as the column's type; None without an exact counterpart."""
     value = getattr(spark_filter, "value", None)
     if value is None or pt.is_nested(type_):

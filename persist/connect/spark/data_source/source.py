@@ -158,7 +158,7 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(PersistDataSource)
 
 
-def introduce() -> None:
+def register_with_active_session() -> None:
     """Register `format("persist")` with the active session, and set the Python for later JVMs."""
     name_driver()
     with suppress(PySparkException, Py4JError):  # An import does not fail for a session that ends meanwhile.

@@ -55,9 +55,9 @@ from persist.connect.spark.uploads import (
     UploadTask,
     pack_rows,
     plan_events,
-    rows_of,
+    unpack_rows,
 )
-from persist.connect.spark.workers import surface_errors, writable
+from persist.connect.spark.workers import explain_missing_collection, surface_errors
 from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import CollectionExists, InvalidUsage, UpdateNotBeyondUpper
 from persist.core.expression.filters import parse_where
@@ -94,11 +94,11 @@ class DataFrameWrite:
     @classmethod
     def append(cls, options: WriteOptions, schema: StructType, *, folds: bool = True) -> "DataFrameWrite":
         """Plan to append, and check what can be checked before any task starts."""
-        with writable(options.collection):
+        with explain_missing_collection(options.collection):
             planned = PlannedWrite.append(
                 options, has_times="_time" in match_names(schema.names, RESERVED, folds=folds)
             )
-        return cls._check(planned, schema, options.column, folds=folds)
+        return cls._make(planned, schema, options.column, folds=folds)
 
     @classmethod
     def overwrite(
@@ -118,14 +118,14 @@ class DataFrameWrite:
                 f"time={options.column!r} names a column, which does not go with overwriting: the difference is at one "
                 "time. Give a number or a moment."
             )
-        with writable(options.collection):
+        with explain_missing_collection(options.collection):
             planned = PlannedWrite.overwrite(options, where)
         if options.where is not None:  # Read it here, before any task starts.
             parse_where(options.where, planned.target.schema)
-        return replace(cls._check(planned, schema, None, folds=folds), multiset=options.multiset)
+        return replace(cls._make(planned, schema, None, folds=folds), multiset=options.multiset)
 
     @classmethod
-    def _check(cls, planned: PlannedWrite, schema: StructType, column: str | None, *, folds: bool) -> "DataFrameWrite":
+    def _make(cls, planned: PlannedWrite, schema: StructType, column: str | None, *, folds: bool) -> "DataFrameWrite":
         if planned.target.keyed is not None:
             raise InvalidUsage(
                 f"the collection {planned.target.name!r} is keyed, so only events change it: give them with "
@@ -214,7 +214,7 @@ class OverwritingWriter(PersistWriter):
 
 def combine_uploads(messages: Iterable[WriterCommitMessage | None]) -> Uploaded:
     """Return the combined uploads of all tasks that answered."""
-    return Uploaded.together([message.uploaded for message in messages if isinstance(message, Answer)])
+    return Uploaded.combine([message.uploaded for message in messages if isinstance(message, Answer)])
 
 
 def discard(target: Target, messages: Iterable[WriterCommitMessage | None]) -> None:
@@ -227,13 +227,13 @@ def commit_difference(planned: PlannedWrite, new: Uploaded, *, multiset: bool) -
     """Commit the difference to the uploaded rows; again if another writer is first."""
 
     def attempt(planned: PlannedWrite) -> None:
-        parts = () if planned.is_done else _difference(planned, new.parts, multiset=multiset)
+        parts = () if planned.is_done else _upload_difference(planned, new.parts, multiset=multiset)
         planned.commit(parts, new.digest)
 
     planned.commit_with_retries(attempt)
 
 
-def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool) -> tuple[Part, ...]:
+def _upload_difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool) -> tuple[Part, ...]:
     """Upload the updates that turn the present contents into the rows of parts; return their descriptors."""
     time, target = planned.time, planned.target
     assert time is not None, "an overwrite has one time"
@@ -241,7 +241,7 @@ def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool)
         engine = stack.enter_context(writing(target.location, target.storage))
         where = None if planned.where is None else parse_where(planned.where, target.schema)
         present = Scan(target.schema, (), 0, 0, target.schema.names, where)
-        as_of = present_time(planned)
+        as_of = find_replaced_time(planned)
         if as_of is not None:
             present = stack.enter_context(snapshot(target.at(engine), as_of, form="diff", where=where)).scan
         reader = engine.reader()
@@ -259,7 +259,7 @@ def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool)
         return uploads.parts()
 
 
-def present_time(planned: PlannedWrite) -> int | None:
+def find_replaced_time(planned: PlannedWrite) -> int | None:
     """Return the last sealed time, whose contents are replaced; None if nothing is sealed."""
     assert planned.upper != END, "a collection that is complete is not overwritten"
     return planned.upper - 1 if planned.upper else None
@@ -267,7 +267,7 @@ def present_time(planned: PlannedWrite) -> int | None:
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """The rows of one task as an Arrow stream, and for which batch of a query."""
+    """The rows of one task as an Arrow stream, with the batch that they belong to."""
 
     rows: bytes | None
     size: int
@@ -286,7 +286,7 @@ def receive_rows(messages: Iterable[WriterCommitMessage | None], schema: StructT
     """Return the rows that all tasks have sent; raises InvalidUsage if they are too many."""
     sent = [message for message in messages if isinstance(message, Sent)]
     _check_size(sum(message.size for message in sent), ROWS_BYTES_MAX, what)
-    return rows_of(schema, [message.rows for message in sent if message.rows is not None])
+    return unpack_rows(schema, [message.rows for message in sent if message.rows is not None])
 
 
 def _check_size(size: int, most: int, what: str) -> None:
@@ -328,9 +328,9 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: StreamWriteOptions, schema: StructType) -> None:
         """Load the collection and check that the DataFrame fits it, before any task starts."""
-        self._times = options.times(match_names(schema.names, RESERVED))
+        self._times = options.make_times(match_names(schema.names, RESERVED))
         self._first = options.first_batch
-        with writable(options.collection), read_engine(options.location, options.storage) as engine:
+        with explain_missing_collection(options.collection), read_engine(options.location, options.storage) as engine:
             handle = load_handle(engine, options.collection)
             upper = handle.contents().upper
             target = Target.of(handle, options.location, options.storage)
@@ -342,11 +342,11 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload the updates of one task."""
-        return Answer(self._task.run(iterator), _mark_of_task(self._first), self._task.target)
+        return Answer(self._task.run(iterator), _read_task_mark(self._first), self._task.target)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit a batch, unless it was committed before; raises what rejects it."""
-        mark = _mark_of_batch(messages, batchId)
+        mark = _get_common_mark(messages, batchId)
         if mark is not None:
             uploaded = combine_uploads(messages)
             target = next(message.target for message in messages if isinstance(message, Answer))
@@ -366,7 +366,7 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: StreamWriteOptions, schema: StructType) -> None:
         """Load the collection and check that the DataFrame fits it, before any task starts."""
-        self._times = options.times(match_names(schema.names, RESERVED))
+        self._times = options.make_times(match_names(schema.names, RESERVED))
         self._first = options.first_batch
         self._schema = schema
         to = SinkOptions(
@@ -376,11 +376,11 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task."""
-        return Sent.of(iterator, _mark_of_task(self._first))
+        return Sent.of(iterator, _read_task_mark(self._first))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit a batch, unless it was committed before; raises what rejects it."""
-        mark = _mark_of_batch(messages, batchId)
+        mark = _get_common_mark(messages, batchId)
         if mark is not None:
             target = self._work.target
             with surface_errors(), writing(target.location, target.storage) as engine:
@@ -391,7 +391,7 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
         """Nothing is to be undone: tasks store nothing."""
 
 
-def _mark_of_task(first: int) -> Mark:
+def _read_task_mark(first: int) -> Mark:
     """Return the query, batch and run of this task; first as in `Mark`."""
     context = TaskContext.get()
     names = ("sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id")
@@ -401,8 +401,8 @@ def _mark_of_task(first: int) -> Mark:
     return Mark(query, int(batch), run or query, first)
 
 
-def _mark_of_batch(messages: list[WriterCommitMessage | None], batch: int) -> Mark | None:
-    """Return the mark of all tasks of a batch; None if the batch has no partitions."""
+def _get_common_mark(messages: list[WriterCommitMessage | None], batch: int) -> Mark | None:
+    """Return the mark of all messages of a batch; None without messages."""
     marks = {message.mark for message in messages if isinstance(message, Answer | Sent)}
     assert len(marks) < 2, "messages are of one batch"
     mark = next(iter(marks), None)

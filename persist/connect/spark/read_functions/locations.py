@@ -33,7 +33,7 @@ from persist.connect.spark.frames import ignores_case, map_in_tasks, match_names
 from persist.connect.spark.options import resolve_for_tasks
 from persist.connect.spark.read_functions.plans import PlannedChanges, PlannedSnapshot, plan, plan_changes
 from persist.connect.spark.read_functions.store import Tombstoned
-from persist.connect.spark.types import as_spark_expects, quote_column, spark_schema, utc_arrow_schema
+from persist.connect.spark.types import convert_to_spark, quote_column, spark_schema, utc_arrow_schema
 from persist.connect.spark.workers import surface_errors
 from persist.core.closing import Closes
 from persist.core.errors import CollectionNotFound, InvalidUsage
@@ -157,7 +157,7 @@ class SparkLocation(Closes):
         if then is not None:  # The newest state can also read the pinned time, because sealed contents do not change.
             as_of = engine_snapshot(then, as_of, timeout_s=0).as_of
         snapshot = engine_snapshot(rows, as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
-        return plan(self.spark, snapshot, *self._read(rows, snapshot), native)
+        return plan(self.spark, snapshot, *self._keep_open(rows, snapshot), native)
 
     def changes(self, collection: str, start: Any, until: Any, **reading: Unpack[ChangesReading]) -> DataFrame:
         """Return the updates with `start <= time < until`, or what became of keys (`form="transitions"`).
@@ -190,7 +190,7 @@ class SparkLocation(Closes):
         changes = engine_changes(
             rows, start, until, columns=columns, form=form, schema=schema, times=times, timeout_s=timeout_s
         )
-        return plan_changes(self.spark, changes, *self._read(rows, changes), native)
+        return plan_changes(self.spark, changes, *self._keep_open(rows, changes), native)
 
     def _resolve_spelling(
         self, rows: CollectionHandle, columns: Sequence[str] | None, schema: int | None
@@ -200,8 +200,8 @@ class SparkLocation(Closes):
             return columns  # The read refuses arguments of other types.
         return match_names(columns, rows.reading_schema(schema).names, folds=ignores_case(self.spark))
 
-    def _read(self, rows: CollectionHandle, reading: Snapshot | Changes) -> tuple[CollectionAddress, Tombstoned]:
-        """Keep a reading open until this location closes; return its address and its tombstones."""
+    def _keep_open(self, rows: CollectionHandle, reading: Snapshot | Changes) -> tuple[CollectionAddress, Tombstoned]:
+        """Keep a read open until this location closes; return its address and tombstones."""
         self._reading.append(reading)
         address = CollectionAddress(self.url, self._storage, rows.name)
         return address, Tombstoned.of(rows.get_known_state(), reading.scan.schema)
@@ -257,7 +257,7 @@ def snapshot(
     No lease keeps its parts: the store has them for `Settings.grace_s` after they fell out of use. Open a `location`
     for a DataFrame that lives longer.
     """
-    with _reading(spark, location, storage_options) as opened:
+    with _open_location(spark, location, storage_options) as opened:
         return opened.snapshot(collection, **reading)
 
 
@@ -270,7 +270,7 @@ def explain(
     **reading: Unpack[SnapshotReading],
 ) -> str:
     """Return a text that explains how `snapshot` would read, and why."""
-    with _reading(spark, location, storage_options) as opened:
+    with _open_location(spark, location, storage_options) as opened:
         return str(opened.plan(collection, **reading))
 
 
@@ -285,12 +285,14 @@ def changes(
     **reading: Unpack[ChangesReading],
 ) -> DataFrame:
     """Return the updates with `start <= time < until`; see `SparkLocation.changes`, and `snapshot` for leases."""
-    with _reading(spark, location, storage_options) as opened:
+    with _open_location(spark, location, storage_options) as opened:
         return opened.changes(collection, start, until, **reading)
 
 
 @contextmanager
-def _reading(spark: SparkSession, location: str, storage_options: Mapping[str, Any] | None) -> Iterator[SparkLocation]:
+def _open_location(
+    spark: SparkSession, location: str, storage_options: Mapping[str, Any] | None
+) -> Iterator[SparkLocation]:
     _check_session(spark)
     storage = dict(storage_options or {})
     with read_engine(location, storage) as engine:
@@ -305,7 +307,7 @@ def _check_session(spark: SparkSession) -> None:
 
 @dataclass(frozen=True)
 class _Join:
-    """A join as it was planned: what each task does with its rows, for `map_in_tasks`."""
+    """A planned as-of join: what each task does with its rows."""
 
     location: str
     storage: Mapping[str, Any]
@@ -331,7 +333,7 @@ class _Join:
             if handle.id != self.id:  # Another has got its name meanwhile.
                 raise CollectionNotFound(self.collection, engine.url, ())
             for rows in gather_tables(batches):
-                joined = as_spark_expects(self.join(handle, rows), self.schema)
+                joined = convert_to_spark(self.join(handle, rows), self.schema)
                 yield from joined.to_batches(max_chunksize=BATCH_ROWS_MAX)
 
 

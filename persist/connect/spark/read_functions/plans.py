@@ -43,8 +43,8 @@ from persist.connect.spark.read_functions.store import (
     explain_misread,
     explain_unreadable,
     find_unused_name,
-    local_frame,
-    part_frame,
+    make_local_frame,
+    scan_parts,
 )
 from persist.connect.spark.types import quote_column, spark_schema
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
@@ -90,7 +90,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Tail:
-    """The parts that a plan reads for a snapshot.
+    """The parts of a snapshot: those that are read alone, and the tail that changes them.
 
     Attributes:
         standing: the parts that no other part adds to.
@@ -104,7 +104,7 @@ class Tail:
 
     @classmethod
     def of(cls, scan: Scan, form: Form) -> "Tail":
-        """Return the standing parts of a scan, and its tail."""
+        """Split the parts of a scan into standing parts and the tail."""
         split = Split.of(scan, form)
         if not split.is_merged or scan.sign < 0 or not all(part.is_single for part in scan.all_parts):
             return cls((*split.base, *split.history), (*split.base_rest, *split.rest), is_single=False)
@@ -141,7 +141,7 @@ class PlannedSnapshot:
             return spark.range(count_rows(self.snapshot.scan)).select()
         if self.route.kind == "source":
             scan = self.snapshot.scan
-            return _by_source(spark, scan, self.address, as_of=scan.as_of, form=self.snapshot.form)
+            return _read_by_source(spark, scan, self.address, as_of=scan.as_of, form=self.snapshot.form)
         return _NativeFrame(spark, self).frame()
 
 
@@ -164,9 +164,9 @@ def plan(
     def by(route: Route) -> PlannedSnapshot:
         return PlannedSnapshot(snapshot, route, address, tombstoned)
 
-    if not scan.columns and native is not False and tells_count(snapshot):
+    if not scan.columns and native is not False and can_count_by_descriptors(snapshot):
         return by(Route("count", "no columns are asked for"))
-    source = _source_route(
+    source = _choose_source_route(
         native, lambda: _why_not(spark, scan, form, tail, address, tombstoned), lambda: _why_slow(scan, tail)
     )
     if source is not None:
@@ -178,8 +178,8 @@ def plan(
     return by(Route("tail", f"{rows:,} updates may cancel what stands, and {keys}"))
 
 
-def tells_count(snapshot: Snapshot) -> bool:
-    """Return whether descriptors suffice to count the rows."""
+def can_count_by_descriptors(snapshot: Snapshot) -> bool:
+    """Return whether the descriptors of parts suffice to count the rows."""
     scan, tail = snapshot.scan, Tail.of(snapshot.scan, snapshot.form)
     is_whole = scan.filter is None and scan.sign > 0 and all(map(scan.is_inside, scan.parts))
     return snapshot.form == "rows" and is_whole and (tail.is_single or not tail.added)
@@ -191,7 +191,7 @@ def count_rows(scan: Scan) -> int:
 
 
 def read_extremes(scan: Scan) -> pa.Table | None:
-    """Return rows with the least and the greatest value of each column; None unless descriptors have them all."""
+    """Return rows with each column's least and greatest value; None unless descriptors have them."""
     kinds = {name: scan.schema.arrow.field(name).type for name in scan.columns}
     parts = scan.all_parts
     is_whole = scan.filter is None and scan.narrow is None and all(map(scan.is_inside, scan.parts))
@@ -210,7 +210,7 @@ def read_extremes(scan: Scan) -> pa.Table | None:
     return pa.table(columns)
 
 
-def _source_route(
+def _choose_source_route(
     native: bool | None, why_not: Callable[[], str | None], why_slow: Callable[[], str | None] = lambda: None
 ) -> Route | None:
     """Return the route if the data source reads; None for Spark's own scan."""
@@ -240,7 +240,7 @@ def _why_not(
     read = list(dict.fromkeys([*scan.columns, *(schema.key_names if is_merged else ())]))
     if is_merged and (maps := [name for name in read if contains_map(schema.arrow.field(name).type)]):
         return f"Spark cannot compare maps, which the column {maps[0]!r} holds"
-    scanned = list(dict.fromkeys(tombstoned.names(read)))
+    scanned = list(dict.fromkeys(tombstoned.add_column(read)))
     return _why_not_scanned(spark, scan, scanned, address, tombstoned)
 
 
@@ -248,7 +248,7 @@ def _why_not_scanned(
     spark: SparkSession, scan: Scan, names: Sequence[str], address: CollectionAddress, tombstoned: Tombstoned
 ) -> str | None:
     """Return why Spark's own scan cannot read these columns of all parts, None if it can."""
-    if not tombstoned.is_all_of(scan):
+    if not tombstoned.is_only_filter_of(scan):
         return "rows that a filter does not pass are left out"
     if scan.narrow is not None:
         return f"columns have wider types by now than in version {scan.narrow.version} of the schema"
@@ -266,13 +266,13 @@ def _why_slow(scan: Scan, tail: Tail) -> str | None:
     return None
 
 
-def _by_source(spark: SparkSession, scan: Scan, address: CollectionAddress, **options: Any) -> DataFrame:
+def _read_by_source(spark: SparkSession, scan: Scan, address: CollectionAddress, **options: Any) -> DataFrame:
     columns = json.dumps(list(scan.columns)) if scan.columns != scan.schema.names else None
     return read_by_source(spark, address, schema=scan.schema.version, columns=columns, **options)
 
 
 class _NativeFrame:
-    """The plan of one snapshot, of frames of parts."""
+    """Builds the frame of one snapshot from frames of its parts."""
 
     def __init__(self, spark: SparkSession, planned: PlannedSnapshot) -> None:
         snapshot = planned.snapshot
@@ -290,10 +290,10 @@ class _NativeFrame:
 
     def frame(self) -> DataFrame:
         """Return the rows of the snapshot, planned from the frames of its parts."""
-        standing = self._standing()
+        standing = self._list_standing_frames()
         frames = standing
         if self._tail.added:
-            tail = self._rows([*self._names, DIFF], self._tail.added)
+            tail = self._read_rows([*self._names, DIFF], self._tail.added)
             for name in self._keys:
                 if name not in self._nullable:  # The join asks for it, so both uses of the tail share one sum.
                     tail = tail.where(F.col(quote_column(name)).isNotNull())
@@ -305,7 +305,9 @@ class _NativeFrame:
             if self._tail.is_single:
                 frames.append(tail.where(F.col(DIFF) > 0))
             else:
-                touched = [_with_diff(self._join_tail(rows, gone_keys, "left_semi"), self._names) for rows in standing]
+                touched = [
+                    _select_with_diff(self._join_tail(rows, gone_keys, "left_semi"), self._names) for rows in standing
+                ]
                 frames.append(self._check_diffs(self._sum_diffs(_union_all([*touched, tail]))))
         results = [self._repeat_rows(rows) for rows in frames]
         return _union_all(results) if results else self._spark.createDataFrame([], self._schema)
@@ -315,16 +317,17 @@ class _NativeFrame:
         times = {time for part in self._tail.added for time in (part.time_min, part.time_max)}
         return len(times) == 1 and not may_share_updates(replace(self._scan, parts=self._tail.added))
 
-    def _standing(self) -> list[DataFrame]:
+    def _list_standing_frames(self) -> list[DataFrame]:
         """Return the standing rows, with `_diff` where it is needed or not always 1."""
         kinds: dict[bool, list[Part]] = {}
         for part in self._tail.standing:
             kinds.setdefault(self._form == "diff" or not part.is_plain, []).append(part)
         return [
-            self._rows([*self._names, DIFF] if has_diff else self._names, parts) for has_diff, parts in kinds.items()
+            self._read_rows([*self._names, DIFF] if has_diff else self._names, parts)
+            for has_diff, parts in kinds.items()
         ]
 
-    def _rows(self, names: Sequence[str], parts: Iterable[Part]) -> DataFrame:
+    def _read_rows(self, names: Sequence[str], parts: Iterable[Part]) -> DataFrame:
         """Return rows within the times of the scan, without tombstones. Inline rows come with the plan."""
         scan, base = self._scan, {*map(id, self._scan.base)}
         kinds: dict[tuple[bool, bool, bool], list[Part]] = {}
@@ -334,31 +337,33 @@ class _NativeFrame:
         frames = []
         for (is_stored, is_base, is_inside), some in kinds.items():
             if not is_stored:
-                frames.append(self._inline(names, some, is_base=is_base))
+                frames.append(self._read_inline(names, some, is_base=is_base))
                 continue
-            rows = self._within(names, some, is_inside=is_inside)
+            rows = self._scan_files(names, some, is_inside=is_inside)
             if scan.sign < 0 and not is_base and DIFF in names:
-                rows = rows.withColumn(DIFF, _or_overflow(F.try_subtract(F.lit(0).cast("long"), F.col(DIFF))))
+                rows = rows.withColumn(DIFF, _fail_at_overflow(F.try_subtract(F.lit(0).cast("long"), F.col(DIFF))))
             frames.append(rows)
         return _union_all(frames)
 
-    def _within(self, names: Sequence[str], parts: Sequence[Part], *, is_inside: bool) -> DataFrame:
+    def _scan_files(self, names: Sequence[str], parts: Sequence[Part], *, is_inside: bool) -> DataFrame:
         """Return rows within the times of the scan, without tombstones, by Spark's own scan."""
-        needed = self._tombstoned.names([*names] if is_inside else [*names, TIME])
-        rows = self._tombstoned.live(part_frame(self._spark, self._address.url, self._scan.schema, needed, parts))
+        needed = self._tombstoned.add_column([*names] if is_inside else [*names, TIME])
+        rows = self._tombstoned.select_live(
+            scan_parts(self._spark, self._address.url, self._scan.schema, needed, parts)
+        )
         if not is_inside:
             rows = rows.where((F.col(TIME) >= self._scan.time_lower) & (F.col(TIME) < self._scan.time_upper))
         return rows if len(needed) == len(names) else rows.select(*map(quote_column, names))
 
-    def _inline(self, names: Sequence[str], parts: list[Part], *, is_base: bool) -> DataFrame:
+    def _read_inline(self, names: Sequence[str], parts: list[Part], *, is_base: bool) -> DataFrame:
         with self._address.open_store() as storage:
             read = self._scan.read_base_rows if is_base else self._scan.updates
             tables = [self._scan.empty(names), *read(PartReader(storage.blob), names, parts)]
-        return local_frame(self._spark, pa.concat_tables(tables).select(names))
+        return make_local_frame(self._spark, pa.concat_tables(tables).select(names))
 
     def _sum_diffs(self, rows: DataFrame) -> DataFrame:
         """Return each record once, with the sum of its diffs, if that is not 0."""
-        total = _or_overflow(F.try_sum(DIFF)).alias(DIFF)
+        total = _fail_at_overflow(F.try_sum(DIFF)).alias(DIFF)
         return rows.groupBy(*map(quote_column, self._names)).agg(total).where(F.col(DIFF) != 0)
 
     def _check_diffs(self, rows: DataFrame) -> DataFrame:
@@ -398,7 +403,7 @@ class _NativeFrame:
 
 
 def repeat_rows(rows: DataFrame) -> DataFrame:
-    """Return the columns of rows and more, each row as often as the absolute value of `_diff` says."""
+    """Repeat each row as often as the absolute value of `_diff`."""
     block, number = (find_unused_name(name, rows.columns) for name in ("_block", "_number"))
     count = F.abs(F.col(DIFF))
     within = F.least(F.lit(BLOCK).cast("long"), count - F.col(block) * BLOCK)
@@ -407,13 +412,13 @@ def repeat_rows(rows: DataFrame) -> DataFrame:
     return rows.select("*", F.explode(F.sequence(F.lit(1).cast("long"), within)).alias(number))
 
 
-def _or_overflow(diff: Column) -> Column:
-    """Return a diff; a task fails if it is NULL, which means an overflow of int64."""
+def _fail_at_overflow(diff: Column) -> Column:
+    """Return a diff; a task fails if it is NULL, which means an overflow."""
     text = "persist.errors.DiffOverflow: the diffs of one record sum to more than int64 holds"
     return F.coalesce(diff, F.raise_error(F.lit(text)).cast("long"))
 
 
-def _with_diff(rows: DataFrame, names: Sequence[str]) -> DataFrame:
+def _select_with_diff(rows: DataFrame, names: Sequence[str]) -> DataFrame:
     """Return the columns of those names and `_diff`, which is 1 if rows have none."""
     diff = F.col(DIFF) if DIFF in rows.columns else F.lit(1).cast("long").alias(DIFF)
     return rows.select(*map(quote_column, names), diff)
@@ -458,14 +463,14 @@ class PlannedChanges:
             times = None if self.changes.moments is None else "timestamp"
             form = "changes" if self.changes.transitions is None else "transitions"
             interval = {"start": scan.time_lower, "until": scan.time_upper}
-            return _by_source(spark, scan, self.address, form=form, times=times, **interval)
+            return _read_by_source(spark, scan, self.address, form=form, times=times, **interval)
         schema = spark_schema(self.changes.schema)
         frames = []
         stored = [part for part in scan.parts if part.blob]
         if stored:
             names = [*scan.columns, "_time", "_diff"]
             time = F.col("_time")
-            rows = self.tombstoned.live(part_frame(spark, self.address.url, scan.schema, names, stored))
+            rows = self.tombstoned.select_live(scan_parts(spark, self.address.url, scan.schema, names, stored))
             if not all(map(scan.is_inside, stored)):
                 rows = rows.where((time >= scan.time_lower) & (time < scan.time_upper))
             if self.changes.moments is not None:
@@ -475,7 +480,7 @@ class PlannedChanges:
         if inline:
             with self.address.open_store() as storage:
                 updates = read_changes(replace(scan, parts=inline), PartReader(storage.blob))
-            frames.append(local_frame(spark, show_moments(updates, self.changes.moments).select(schema.names)))
+            frames.append(make_local_frame(spark, show_moments(updates, self.changes.moments).select(schema.names)))
         return _union_all(frames) if frames else spark.createDataFrame([], schema)
 
 
@@ -495,7 +500,7 @@ def plan_changes(
             return "Spark's timestamps have no nanoseconds, so each is looked at"
         return _explain_missing_feed(spark, changes.scan, address, tombstoned)
 
-    route = _source_route(native, why_not) or Route("scan", "no two parts can hold the same update")
+    route = _choose_source_route(native, why_not) or Route("scan", "no two parts can hold the same update")
     return PlannedChanges(changes, route, address, tombstoned)
 
 
@@ -520,10 +525,10 @@ def may_share_updates(scan: Scan) -> bool:
             clusters.append([])
         clusters[-1].append(part)
         latest = max(latest, part.time_max)
-    return any(len(parts) > 1 and _overlap(scan, parts) for parts in clusters)
+    return any(len(parts) > 1 and _do_keys_overlap(scan, parts) for parts in clusters)
 
 
-def _overlap(scan: Scan, parts: Sequence[Part]) -> bool:
+def _do_keys_overlap(scan: Scan, parts: Sequence[Part]) -> bool:
     bounds = []
     for part in parts:
         keys = load_comparable_keys(part, scan.schema)

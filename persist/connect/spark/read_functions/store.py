@@ -21,9 +21,9 @@ from pyspark.sql.types import StructField, StructType
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
-from persist.connect.spark.frames import set_for_now
-from persist.connect.spark.types import as_spark_expects, quote_column, spark_schema
-from persist.connect.spark.workers import parallelism
+from persist.connect.spark.frames import set_temporarily
+from persist.connect.spark.types import convert_to_spark, quote_column, spark_schema
+from persist.connect.spark.workers import get_parallelism
 from persist.core.keyed.events import make_live_filter
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
@@ -48,7 +48,7 @@ READ_OPTIONS = {
 }
 
 
-def native_root(url: str) -> str | None:
+def find_native_url(url: str) -> str | None:
     """Return the URL by which Hadoop knows the location at url, None if there is none."""
     scheme, separator, path = url.partition("://")
     if not separator:
@@ -61,7 +61,7 @@ def native_root(url: str) -> str | None:
 
 def explain_unreadable(spark: SparkSession, url: str, parts: Sequence[Part]) -> str | None:
     """Return why the JVM cannot read these parts. Cost: one request of the JVM, for one of them."""
-    root = native_root(url)
+    root = find_native_url(url)
     if root is None:
         return f"the JVM knows no store of the kind of {url}"
     blob = next((part.blob for part in parts if part.blob), None)
@@ -116,7 +116,7 @@ def _is_native(kind: Any) -> bool:
     return not (pt.is_duration(kind) or pt.is_float16(kind) or pt.is_time(kind) or pt.is_dictionary(kind))
 
 
-def part_frame(
+def scan_parts(
     spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
 ) -> DataFrame:
     """Return those columns of all rows of parts that are blobs, by Spark's own scan.
@@ -127,11 +127,11 @@ def part_frame(
     alike: dict[tuple[int, bool], list[Part]] = {}
     for part in parts:
         alike.setdefault((part.schema, part.stamped and TIME in names), []).append(part)
-    frames = [_version_frame(spark, url, schema, names, some) for some in alike.values()]
+    frames = [_scan_parts_of_version(spark, url, schema, names, some) for some in alike.values()]
     return reduce(DataFrame.union, frames)
 
 
-def _version_frame(
+def _scan_parts_of_version(
     spark: SparkSession,
     url: str,
     schema: CollectionSchema,
@@ -142,15 +142,15 @@ def _version_frame(
     """Return rows of parts of one version in a schema; file names a column of file names."""
     if parts[0].stamped and TIME in names:
         return _read_stamped_parts(spark, url, schema, names, parts)
-    root, lifted = native_root(url), parts[0].make_lift(schema)
+    root, lifted = find_native_url(url), parts[0].make_lift(schema)
     target = spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
     stored = [*names] if lifted is None else lifted.list_source_columns(names) or [DIFF]
     of_parts = schema if lifted is None else lifted.stored
     types = spark_schema(pa.schema([of_parts.arrow.field(name) for name in stored]))
     reader = spark.read.options(**READ_OPTIONS).schema(types)
     is_near = str(root).startswith("file:")  # Elsewhere a request takes a while, and tasks make many at a time.
-    listing = (LISTED_HERE, str(len(parts))) if is_near else (LISTING_TASKS, str(4 * parallelism(spark)))
-    with set_for_now(spark, *listing):
+    listing = (LISTED_HERE, str(len(parts))) if is_near else (LISTING_TASKS, str(4 * get_parallelism(spark)))
+    with set_temporarily(spark, *listing):
         read = reader.parquet(*(f"{root}/{part.blob}" for part in parts))
     if lifted is None and file is None:
         return read
@@ -159,7 +159,7 @@ def _version_frame(
         source = field.name if lifted is None else lifted.find_source(field.name)
         if source is None:
             assert lifted is not None, "a part of the same version has all columns"
-            column = _literal(lifted.get_default(field.name), field)
+            column = _to_literal(lifted.get_default(field.name), field)
         else:
             column = F.col(quote_column(source))
         columns.append(column.cast(field.dataType).alias(field.name))
@@ -172,18 +172,18 @@ def _read_stamped_parts(
     """Return rows of stamped parts, whose time depends on the name of their file."""
     stored = [name for name in names if name != TIME]
     file, of_file = find_unused_name("_file", names), find_unused_name("_of_file", names)
-    rows = _version_frame(spark, url, schema, stored or [DIFF], parts, file)
+    rows = _scan_parts_of_version(spark, url, schema, stored or [DIFF], parts, file)
     files = pa.array([part.blob.rpartition("/")[2] for part in parts])
     times = pa.array([part.time_min for part in parts], pa.int64())
-    stamps = local_frame(spark, pa.table({of_file: files, TIME: times}))
+    stamps = make_local_frame(spark, pa.table({of_file: files, TIME: times}))
     joined = rows.join(F.broadcast(stamps), rows[file] == stamps[of_file])
     return joined.select(*map(quote_column, names))
 
 
-def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """Return rows of this process as a DataFrame; they travel with the plan."""
+def make_local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """Return rows of this process as a DataFrame; they are part of the plan."""
     schema = spark_schema(table.schema)
-    return spark.createDataFrame(as_spark_expects(table, schema) if len(table) else [], schema)
+    return spark.createDataFrame(convert_to_spark(table, schema) if len(table) else [], schema)
 
 
 def find_unused_name(name: str, names: Iterable[str]) -> str:
@@ -194,10 +194,10 @@ def find_unused_name(name: str, names: Iterable[str]) -> str:
     return name
 
 
-def _literal(value: pa.Scalar, field: StructField) -> Column:
-    """Return a value as Spark has it. Python has no moments before the year 1 or after 9999, and its own time zone."""
+def _to_literal(value: pa.Scalar, field: StructField) -> Column:
+    """Return a value as a literal of Spark; Python lacks some of its moments."""
     one_row = pa.table({field.name: pa.repeat(value, 1)})
-    scalar = as_spark_expects(one_row, StructType([field])).column(0)[0]
+    scalar = convert_to_spark(one_row, StructType([field])).column(0)[0]
     if not scalar.is_valid:
         return F.lit(None)
     if pt.is_date(scalar.type):
@@ -237,18 +237,18 @@ class Tombstoned:
         """The Arrow expression for live rows; None without a column of tombstones."""
         return make_live_filter(self.schema, self.form)
 
-    def is_all_of(self, scan: Scan) -> bool:
-        """Return whether a scan leaves tombstones out and nothing else."""
+    def is_only_filter_of(self, scan: Scan) -> bool:
+        """Return whether a scan filters tombstones and nothing else."""
         live = self.filter
         if live is None or scan.filter is None:
             return live is None and scan.filter is None
         return bool(scan.filter.equals(live))
 
-    def names(self, names: list[str]) -> list[str]:
+    def add_column(self, names: list[str]) -> list[str]:
         """Return names, and the name of the column that marks tombstones."""
         return names if self.column is None or self.column in names else [*names, self.column]
 
-    def live(self, rows: DataFrame) -> DataFrame:
+    def select_live(self, rows: DataFrame) -> DataFrame:
         """Return the rows of a DataFrame that has that column, without tombstones."""
         return rows if self.column is None else rows.where(self._is_live(F.col(quote_column(self.column))))
 

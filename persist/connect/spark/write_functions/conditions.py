@@ -59,17 +59,19 @@ class Condition:
         if isinstance(matching, ClassicDataFrame):
             plan: Any = matching._jdf.queryExecution().analyzed()
             jvm: Any = matching.sparkSession._jvm
-            self._check(plan.condition(), jvm.org.apache.spark.sql.catalyst.expressions.Cast.USER_SPECIFIED_CAST())
+            self._check_casts(
+                plan.condition(), jvm.org.apache.spark.sql.catalyst.expressions.Cast.USER_SPECIFIED_CAST()
+            )
         return matching
 
-    def _check(self, term: Any, by_user: Any, above: str = "") -> None:
+    def _check_casts(self, term: Any, by_user: Any, above: str = "") -> None:
         """Raise InvalidUsage if Spark has added a cast to a term that changes some values.
 
         `above`: the kind of the term around it. Casts of numbers in arithmetic are allowed.
         """
         name = term.getClass().getSimpleName()
         if name == "Cast" and not term.getTagValue(by_user).isDefined():
-            source, target = (_kind(part) for part in (term.child(), term))
+            source, target = (_get_type(part) for part in (term.child(), term))
             is_counted = above in _ARITHMETIC and isinstance(source, T.NumericType)
             is_same = _keeps_constant if term.child().foldable() else _keeps_all
             if not (is_counted or is_same(source, target, term)):
@@ -78,28 +80,28 @@ class Condition:
                     f"{source.simpleString().upper()}, as {target.simpleString().upper()}, and that can be the same as "
                     "another value. Give a value of the column's own type, or write the CAST that you mean."
                 )
-        below = [*_items(term.children())]
+        below = [*_iterate_scala(term.children())]
         if name in _SUBQUERIES:
             below += _expressions(term.plan())
         for child in below:
-            self._check(child, by_user, name)
+            self._check_casts(child, by_user, name)
 
 
 def _expressions(plan: Any) -> Iterator[Any]:
     """Yield the expressions of a plan, without the insides of its views, which count as tables."""
     if plan.getClass().getSimpleName() != "View":
-        yield from _items(plan.expressions())
-        for child in _items(plan.children()):
+        yield from _iterate_scala(plan.expressions())
+        for child in _iterate_scala(plan.children()):
             yield from _expressions(child)
 
 
-def _items(found: Any) -> Iterator[Any]:
+def _iterate_scala(found: Any) -> Iterator[Any]:
     """Yield the items of a Scala sequence."""
     for at in range(found.size()):
         yield found.apply(at)
 
 
-def _kind(term: Any) -> T.DataType:
+def _get_type(term: Any) -> T.DataType:
     field = {"name": "", "type": json.loads(term.dataType().json()), "nullable": True, "metadata": {}}
     return T.StructField.fromJson(field).dataType
 
@@ -118,14 +120,14 @@ def _keeps_all(source: T.DataType, target: T.DataType, term: Any) -> bool:
         return True
     if isinstance(source, T.DateType):
         return isinstance(target, T.TimestampType | T.TimestampNTZType)
-    digits, scale = _digits(source)
+    digits, scale = _get_digits(source)
     if digits and type(target) in _EXACT_DIGITS:
         return digits <= _EXACT_DIGITS[type(target)]
-    most, places = _digits(target)
+    most, places = _get_digits(target)
     return bool(digits and most) and digits - scale <= most - places and scale <= places
 
 
-def _digits(kind: T.DataType) -> tuple[int, int]:
+def _get_digits(kind: T.DataType) -> tuple[int, int]:
     """Return the digits and decimal places of a numeric type; 0 for other types."""
     if isinstance(kind, T.DecimalType):
         return kind.precision, kind.scale
@@ -136,7 +138,7 @@ _DAY = re.compile(r"\d{4}-\d{1,2}-\d{1,2}")
 _FINE = re.compile(r"\.\d{7}")
 
 
-def _number(value: Any) -> Decimal:
+def _to_decimal(value: Any) -> Decimal:
     """Return a number of Python, or a decimal of Spark."""
     return Decimal(value) if isinstance(value, int | float) else Decimal(str(value.toString()))
 
@@ -152,7 +154,7 @@ def _keeps_constant(source: T.DataType, target: T.DataType, term: Any) -> bool:
     if original is None or value is None:
         return original is None
     if isinstance(source, T.NumericType) and isinstance(target, T.NumericType):
-        return _number(original) == _number(value)
+        return _to_decimal(original) == _to_decimal(value)
     if not isinstance(source, T.StringType):
         return _keeps_all(source, target, term)
     text = str(original.toString()).strip()
@@ -165,5 +167,5 @@ def _keeps_constant(source: T.DataType, target: T.DataType, term: Any) -> bool:
             number = Decimal(text)
         except ArithmeticError:
             return False
-        return isinstance(target, T.FractionalType) or number == _number(value)
+        return isinstance(target, T.FractionalType) or number == _to_decimal(value)
     return isinstance(target, T.StringType | T.BinaryType | T.BooleanType)

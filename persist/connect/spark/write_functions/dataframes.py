@@ -22,12 +22,24 @@ from persist.codecs.types.arrow_types import contains_map
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.planned_write import PlannedWrite, Target
 from persist.connect.spark.data_source.source import register
-from persist.connect.spark.data_source.writers import DataFrameWrite, commit_difference, create_target, present_time
-from persist.connect.spark.frames import cast_exactly, ignores_case, map_in_tasks, rename, set_for_now, spell
+from persist.connect.spark.data_source.writers import (
+    DataFrameWrite,
+    commit_difference,
+    create_target,
+    find_replaced_time,
+)
+from persist.connect.spark.frames import (
+    cast_exactly,
+    ignores_case,
+    map_in_tasks,
+    set_temporarily,
+    spell_columns,
+    spell_name,
+)
 from persist.connect.spark.options import write_options
 from persist.connect.spark.read_functions.locations import snapshot
 from persist.connect.spark.read_functions.store import find_unused_name
-from persist.connect.spark.types import as_collection_expects, quote_column
+from persist.connect.spark.types import convert_from_spark, quote_column
 from persist.connect.spark.uploads import (
     RESERVED,
     Rows,
@@ -36,7 +48,7 @@ from persist.connect.spark.uploads import (
     partition_by_key,
     upload_by_tasks,
 )
-from persist.connect.spark.workers import surface_errors, writable
+from persist.connect.spark.workers import explain_missing_collection, surface_errors
 from persist.connect.spark.write_functions.conditions import Condition
 from persist.connect.spark.write_functions.upserting import update, upsert
 from persist.core.antichain import Antichain
@@ -107,13 +119,13 @@ def write(
         DuplicateKeys: overwriting, and rows of df repeat a key.
         Errors in tasks, such as keys that come twice, come as Spark's, with ours in its message.
     """
-    df = rename(df, RESERVED)
+    df = spell_columns(df, RESERVED)
     has_diffs = "_diff" in df.columns
     chosen = choose_mode(mode, has_key=bool(key), has_diffs=has_diffs)
     if mode == "error" and key is None:
         raise InvalidUsage('mode="error" creates the collection: it goes with key=')
     options = write_options(
-        location, collection, spell(time, df), seal, token, partitions, storage_options, allow_future=allow_future
+        location, collection, spell_name(time, df), seal, token, partitions, storage_options, allow_future=allow_future
     )
     condition = None if where is None else Condition.of(where)
     if condition is not None and chosen != "overwrite":
@@ -131,7 +143,7 @@ def write(
     elif timeline is not ...:
         raise InvalidUsage(f"timeline={timeline!r} is of a collection that is created: it goes with key=")
     if mode is None and key is None:
-        with writable(collection), read_engine(options.location, options.storage) as engine:
+        with explain_missing_collection(collection), read_engine(options.location, options.storage) as engine:
             chosen = choose_write_mode(load_handle(engine, collection), None, names_key=False, has_diffs=has_diffs)
     if chosen == "append":
         write = DataFrameWrite.append(options, df.schema, folds=folds)
@@ -143,10 +155,12 @@ def write(
         text = SAME_KEYS if chosen == "upsert" else None if condition is None else condition.text
         write = DataFrameWrite.overwrite(replace(options, multiset=multiset), df.schema, text, folds=folds)
         if is_ranged_by_key(write.planned.target.schema):
-            df = cast_exactly(rename(df, write.planned.target.schema.names), _fields(write.planned.target.schema))
+            df = cast_exactly(
+                spell_columns(df, write.planned.target.schema.names), _list_fields(write.planned.target.schema)
+            )
             if not (multiset or write.planned.is_done):
                 _check_nested_keys(df, write.planned.target)
-            with set_for_now(df.sparkSession, PUSHES, "true"):
+            with set_temporarily(df.sparkSession, PUSHES, "true"):
                 write.planned.commit_with_retries(
                     lambda planned: _overwrite(df, replace(write, planned=planned), partitions, condition)
                 )
@@ -181,7 +195,7 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, con
     marker = find_unused_name("_is_new", schema.arrow.names) if planned.digest_by or one_per_key else None
     rows, by = Rows(schema), planned.digest_by
     task = UploadTask(planned.target, rows, digest_by=by, marker=marker, one_per_key=one_per_key)
-    updates = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
+    updates = _union_with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
     uploaded = upload_by_tasks(partition_by_key(updates, schema, partitions), task)
     is_single = one_per_key and condition is None
     planned.commit([part.mark_single() if is_single else part for part in uploaded.parts], uploaded.digest)
@@ -202,7 +216,9 @@ def _overwrite_on_driver(df: DataFrame, write: DataFrameWrite, condition: Condit
             writer.discard(new.parts)  # No record ever names these.
 
 
-def _with_present(df: DataFrame, planned: PlannedWrite, marker: str | None, condition: Condition | None) -> DataFrame:
+def _union_with_present(
+    df: DataFrame, planned: PlannedWrite, marker: str | None, condition: Condition | None
+) -> DataFrame:
     """Return new rows with diff 1 and present rows with diff -1; marker is true for new rows."""
     once = F.lit(1).cast("long")
     new = df.withColumn(
@@ -224,11 +240,11 @@ def _with_present(df: DataFrame, planned: PlannedWrite, marker: str | None, cond
 
 
 def retract(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
-    """Return the last sealed records that fulfil a condition, with negated diffs.
+    """Return the last sealed records that match a condition, with negated diffs.
 
     A record comes twice if int64 cannot hold its negated diff. None if nothing was sealed yet.
     """
-    as_of = present_time(planned)
+    as_of = find_replaced_time(planned)
     if as_of is None:
         return None
     target = planned.target
@@ -280,7 +296,7 @@ def delete(
     keys = what if isinstance(what, DataFrame) else None
     condition = None if isinstance(what, DataFrame) else Condition.of(what)
     register(spark)
-    with writable(collection):
+    with explain_missing_collection(collection):
         planned = PlannedWrite.overwrite(options, None if condition is None else condition.text)
     if planned.target.keyed is not None:
         _delete_keyed(planned, keys)
@@ -288,7 +304,7 @@ def delete(
     planned.check()
     schema = planned.target.schema
     keys = None if keys is None else _to_distinct_keys(keys, schema)
-    digest = _digest(keys, schema) if keys is not None and planned.is_compared else 0
+    digest = _compute_digest(keys, schema) if keys is not None and planned.is_compared else 0
 
     def attempt(planned: PlannedWrite) -> None:
         """Upload and commit the retractions, as of the plan."""
@@ -297,14 +313,14 @@ def delete(
             planned.commit_deletion([], digest)
             return
         if keys is not None:
-            present = _with_keys(present, keys, schema)
+            present = _select_by_keys(present, keys, schema)
         rows = present.withColumn("_time", F.lit(planned.time).cast("long"))
         rows = partition_by_key(rows, schema, partitions) if is_ranged_by_key(schema) else rows
         uploaded = upload_by_tasks(rows, UploadTask(planned.target, Rows(schema)))
         parts = [part if keys is None else part.mark_single() for part in uploaded.parts]
         planned.commit_deletion(parts, digest)
 
-    with set_for_now(spark, PUSHES, "true"):
+    with set_temporarily(spark, PUSHES, "true"):
         planned.commit_with_retries(attempt)
 
 
@@ -320,7 +336,7 @@ def _delete_keyed(planned: PlannedWrite, keys: DataFrame | None) -> None:
     upsert(events, target.location, target.name, time=options.time, storage_options=options.storage, **more)
 
 
-def _fields(schema: CollectionSchema) -> pa.Schema:
+def _list_fields(schema: CollectionSchema) -> pa.Schema:
     return pa.schema([schema.arrow.field(name) for name in schema.names])
 
 
@@ -329,7 +345,7 @@ def _to_distinct_keys(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
     fields = pa.schema([schema.arrow.field(name) for name in schema.key_names])
     if not fields.names:
         raise InvalidUsage("the collection has no key columns: delete by a condition")
-    renamed = rename(keys, fields.names)
+    renamed = spell_columns(keys, fields.names)
     if sorted(renamed.columns) != sorted(fields.names):
         raise SchemaMismatch(f"the DataFrame of keys has the columns {keys.columns}, and the key is {fields.names}")
     if any(contains_map(field.type) for field in fields):
@@ -337,8 +353,8 @@ def _to_distinct_keys(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
     return cast_exactly(renamed, fields).distinct()
 
 
-def _with_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchema) -> DataFrame:
-    """Return the present records with one of the keys, NULL and NaN among them."""
+def _select_by_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchema) -> DataFrame:
+    """Return the present records with one of the keys; NULL and NaN are keys."""
     # Under other names, because Spark confuses columns of frames that come from the same one.
     aliases = [find_unused_name(f"_key_{at}", schema.arrow.names) for at in range(len(schema.key_names))]
     pairs = zip(schema.key_names, aliases, strict=True)
@@ -346,14 +362,14 @@ def _with_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchema) ->
     return present.join(keys.toDF(*aliases), reduce(and_, equal), "left_semi")
 
 
-def _digest(keys: DataFrame, schema: CollectionSchema) -> int:
+def _compute_digest(keys: DataFrame, schema: CollectionSchema) -> int:
     rows = map_in_tasks(keys, _KeysDigest(schema).__call__, "digest decimal(20,0)").collect()
     return sum(int(row.digest) for row in rows) % DIGEST_MODULUS
 
 
 @dataclass(frozen=True)
 class _KeysDigest:
-    """Sums up the digest of distinct keys, each with a diff of 1, in tasks."""
+    """Sums the digests of distinct keys in tasks, each with a diff of 1."""
 
     schema: CollectionSchema
 
@@ -363,7 +379,7 @@ class _KeysDigest:
         fields = pa.schema([self.schema.arrow.field(name) for name in names])
         with surface_errors():
             for batch in batches:
-                keys = make_canonical(as_collection_expects(pa.Table.from_batches([batch]), fields).cast(fields))
+                keys = make_canonical(convert_from_spark(pa.Table.from_batches([batch]), fields).cast(fields))
                 diffs = make_int64_array(np.ones(len(keys), np.int64))
                 total += compute_digest(keys.append_column("_diff", diffs), names)
         yield pa.record_batch({"digest": pa.array([total % DIGEST_MODULUS], pa.decimal128(20, 0))})

@@ -16,7 +16,7 @@ from persist.compute.tasks.batch_times import BatchTimes
 from persist.compute.tasks.batches import Mark, Share, commit_batch, commit_keyed_batch, commit_large_batch, report_late
 from persist.compute.tasks.keyed_work import KeyedWork, Stored
 from persist.compute.tasks.planned_write import SinkOptions, Target, writing
-from persist.connect.spark.frames import ignores_case, rename
+from persist.connect.spark.frames import ignores_case, spell_columns
 from persist.connect.spark.options import COUNT_MAX, check_whole, resolve_for_tasks
 from persist.connect.spark.uploads import (
     RESERVED,
@@ -27,8 +27,13 @@ from persist.connect.spark.uploads import (
     plan_events,
     upload_by_tasks,
 )
-from persist.connect.spark.workers import check_workers, writable
-from persist.connect.spark.write_functions.upserting import ON_DRIVER_BYTES_MAX, by_key, gather_rows, run
+from persist.connect.spark.workers import check_workers, explain_missing_collection
+from persist.connect.spark.write_functions.upserting import (
+    ON_DRIVER_BYTES_MAX,
+    gather_rows,
+    partition_events,
+    run_event_job,
+)
 from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.core.names import check_printable_text
@@ -105,7 +110,7 @@ class _Writer:
         """Spark Connect sends the function to its server; engines stay here."""
         return self.__dict__ | {"engines": {}}
 
-    def open(self, query: str) -> Engine:
+    def open_engine(self, query: str) -> Engine:
         """Return the engine of all batches of a query: only the first batch finds nothing decoded.
 
         It closes after an error, and with the last reference to the function.
@@ -119,8 +124,8 @@ class _Writer:
     def write(self, df: DataFrame, batch: int) -> None:
         """Write one batch."""
         check_workers(df.sparkSession)
-        mark = self._mark(df, batch)
-        engine = self.open(mark.query)
+        mark = self._make_mark(df, batch)
+        engine = self.open_engine(mark.query)
         try:
             self._write(engine, df, mark)
         except BaseException:
@@ -128,7 +133,7 @@ class _Writer:
             raise
 
     def _write(self, engine: Engine, df: DataFrame, mark: Mark) -> None:
-        contents = {name: _load(engine, name) for name in self.writes}
+        contents = {name: _load_contents(engine, name) for name in self.writes}
         targets = {name: Target.of(handle, self.location, self.storage) for name, (handle, _) in contents.items()}
         states = [state for _, state in contents.values()]
         if any(state.keyed is not None for state in states):
@@ -141,8 +146,8 @@ class _Writer:
         if len(self.writes) > 1:
             df = df.persist()
         try:
-            frames = {name: rename(of(df), RESERVED) for name, of in self.writes.items()}
-            times = self._times(frames)
+            frames = {name: spell_columns(of(df), RESERVED) for name, of in self.writes.items()}
+            times = self._make_times(frames)
             commit_batch(engine, mark, self._upload_frames(frames, targets, states, times, mark), times)
         finally:
             if len(self.writes) > 1:
@@ -156,8 +161,8 @@ class _Writer:
                 "collection are written by a query, or a foreach_batch_writer with a query_id, of its own."
             )
         ((name, of),) = self.writes.items()
-        frame = rename(of(df), RESERVED)
-        times = self._times({name: frame}, is_keyed=True)
+        frame = spell_columns(of(df), RESERVED)
+        times = self._make_times({name: frame}, is_keyed=True)
         options = SinkOptions(location=self.location, collection=name, storage=self.storage)
         work = plan_events(options, frame.schema, is_plain=times.is_plain, folds=ignores_case(frame.sparkSession))
         plan = Replanning(work)
@@ -166,10 +171,10 @@ class _Writer:
             commit_keyed_batch(engine, mark, work, rows, times, plan)
             return
         latest = None if times.is_plain else frame.agg(F.max("_time")).collect()[0][0]
-        by_keys = by_key(frame, work, None)
+        by_keys = partition_events(frame, work, None)
 
         def store(work: KeyedWork, resolves: bool) -> Stored:
-            return run(by_keys, work, resolves=resolves)
+            return run_event_job(by_keys, work, resolves=resolves)
 
         commit_large_batch(engine, mark, work, latest, times, plan, store)
 
@@ -206,7 +211,7 @@ class _Writer:
             raise
         return shares
 
-    def _times(self, frames: dict[str, DataFrame], *, is_keyed: bool = False) -> BatchTimes:
+    def _make_times(self, frames: dict[str, DataFrame], *, is_keyed: bool = False) -> BatchTimes:
         plain = [name for name, frame in frames.items() if "_time" not in frame.columns]
         if plain and len(plain) < len(frames):
             raise InvalidUsage(
@@ -215,7 +220,7 @@ class _Writer:
             )
         return self.times(bool(plain), is_keyed=is_keyed)
 
-    def _mark(self, df: DataFrame, batch: int) -> Mark:
+    def _make_mark(self, df: DataFrame, batch: int) -> Mark:
         query = run = None
         with suppress(PySparkException):  # Spark Connect hides the query.
             context = df.sparkSession.sparkContext
@@ -230,7 +235,7 @@ class _Writer:
         return Mark(query, batch, run or query, self.first_batch)
 
 
-def _load(engine: Engine, name: str) -> tuple[CollectionHandle, CollectionState]:
-    with writable(name):
+def _load_contents(engine: Engine, name: str) -> tuple[CollectionHandle, CollectionState]:
+    with explain_missing_collection(name):
         handle = load_handle(engine, name)
     return handle, handle.contents()

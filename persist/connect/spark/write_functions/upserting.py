@@ -28,16 +28,16 @@ from persist.compute.tasks.keyed_work import (
 )
 from persist.compute.tasks.planned_write import writing
 from persist.connect.spark.data_source.source import register
-from persist.connect.spark.frames import ignores_case, map_in_tasks, rename, spell
+from persist.connect.spark.frames import ignores_case, map_in_tasks, spell_columns, spell_name
 from persist.connect.spark.options import WriteOptions, write_options
 from persist.connect.spark.uploads import (
     RESERVED,
     Replanning,
-    ascending,
     is_ranged_by_key,
+    make_sort_order,
     pack_rows,
     plan_events,
-    rows_of,
+    unpack_rows,
 )
 from persist.connect.spark.workers import surface_errors
 from persist.core.antichain import Antichain
@@ -113,9 +113,9 @@ def upsert(
     """
     check_choice("where", where, get_args(Where))
     check_choice("late", late, get_args(Late))
-    df = rename(df, RESERVED)
+    df = spell_columns(df, RESERVED)
     options = write_options(
-        location, collection, spell(time, df), seal, token, partitions, storage_options, allow_future=allow_future
+        location, collection, spell_name(time, df), seal, token, partitions, storage_options, allow_future=allow_future
     )
     collects = late == "collect"
     register(df.sparkSession)
@@ -128,7 +128,7 @@ def upsert(
         rows = None if where == "tasks" else gather_rows(df, None if where == "driver" else ON_DRIVER_BYTES_MAX)
         if rows is not None:
             return commit_events(engine, work, rows)
-        frame = by_key(df, work, partitions)
+        frame = partition_events(df, work, partitions)
         at_commit = time is None and "_time" not in df.columns
 
         def plan_again(error: PersistError) -> None:
@@ -140,7 +140,7 @@ def upsert(
             work = plan_events(options, df.schema, machine, collects=collects, folds=folds)
 
         return commit_with_retry(
-            lambda: _by_tasks(engine, _assign_times(work) if at_commit else work, frame),
+            lambda: _store_by_tasks(engine, _assign_times(work) if at_commit else work, frame),
             action="upsert",
             clock=engine.clock,
             conflicts=(UpdateNotBeyondUpper, FrontierRegression, LateEvents),
@@ -161,7 +161,7 @@ def update(df: DataFrame, options: WriteOptions, key: str | Sequence[str] | None
         names = [*handle.schema.key_names]
         if key is not None and names != ([key] if isinstance(key, str) else [*key]):
             raise SchemaMismatch(f"key={key!r:.200} is not the key of the collection {handle.name!r}, which is {names}")
-        rows = gather_rows(rename(df, handle.schema.names), None)
+        rows = gather_rows(spell_columns(df, handle.schema.names), None)
         changes = CommitOptions(time=options.time, token=options.token, allow_future=options.allow_future)
         add = partial(Commit.update, handle=handle, rows=rows, time=options.time)
         commit_one(handle, "update", changes, add).result()
@@ -176,18 +176,18 @@ def _assign_times(work: KeyedWork) -> KeyedWork:
     return replace(timed, allow_future=True)  # The plan has compared the clock.
 
 
-def _by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Table | None:
+def _store_by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Table | None:
     """Let tasks store events, or the updates that they cause, and commit; return late events."""
     if work.can_resolve:
-        stored = run(frame, work, resolves=True)
+        stored = run_event_job(frame, work, resolves=True)
         if commit_resolution(engine, work, stored):
             return stored.late_events
-    stored = run(frame, work, resolves=False)
+    stored = run_event_job(frame, work, resolves=False)
     commit_pending_events(engine, work, stored)
     return stored.late_events
 
 
-def by_key(df: DataFrame, work: KeyedWork, partitions: int | None) -> DataFrame:
+def partition_events(df: DataFrame, work: KeyedWork, partitions: int | None) -> DataFrame:
     """Return df in ranges of keys with about equally many rows.
 
     All rows of a key are in one partition, in no order. Tasks order events by more than Spark does, and in a fraction
@@ -198,7 +198,7 @@ def by_key(df: DataFrame, work: KeyedWork, partitions: int | None) -> DataFrame:
         df = df.withColumn(SEQ, F.monotonically_increasing_id())
     if not is_ranged_by_key(schema):
         return df.repartition(1)
-    keys = ascending(schema, schema.key_names)
+    keys = make_sort_order(schema, schema.key_names)
     return df.repartitionByRange(*keys) if partitions is None else df.repartitionByRange(partitions, *keys)
 
 
@@ -217,7 +217,7 @@ class _Task:
                 yield pa.record_batch({"stored": pa.array([msgspec.json.encode(stored)], pa.binary())})
 
 
-def run(df: DataFrame, work: KeyedWork, *, resolves: bool) -> Stored:
+def run_event_job(df: DataFrame, work: KeyedWork, *, resolves: bool) -> Stored:
     """Run the job that stores events or their updates; only one attempt of each task counts."""
     rows = map_in_tasks(df, _Task(work, resolves).__call__, "stored binary").collect()
     answers = [msgspec.json.decode(row.stored, type=Stored) for row in rows]
@@ -226,14 +226,14 @@ def run(df: DataFrame, work: KeyedWork, *, resolves: bool) -> Stored:
 
 def gather_rows(df: DataFrame, bytes_max: int | None) -> pa.Table | None:
     """Return all rows on the driver, or None if they are more than bytes_max."""
-    sent = map_in_tasks(df, _Gathering(bytes_max).__call__, "rows binary, size long").collect()
+    sent = map_in_tasks(df, _RowGathering(bytes_max).__call__, "rows binary, size long").collect()
     if any(row.rows is None for row in sent) or (bytes_max is not None and sum(row.size for row in sent) > bytes_max):
         return None
-    return rows_of(df.schema, [row.rows for row in sent])
+    return unpack_rows(df.schema, [row.rows for row in sent])
 
 
 @dataclass(frozen=True)
-class _Gathering:
+class _RowGathering:
     """Sends the rows of a task to the driver, or NULL if they are too many."""
 
     bytes_max: int | None

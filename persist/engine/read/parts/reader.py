@@ -8,6 +8,7 @@ Memory: pieces that are decoded ahead take about a quarter of the budget, one pi
 or several up to a small share of the budget.
 """
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -104,11 +105,20 @@ class PartReader:
     @property
     def rewrite_slice_bytes(self) -> int:
         """The same if the merged slice is also encoded: merging takes about four times a slice."""
-        return self._compute_share(8)
+        return self.memory_budget // (11 if self._is_tight else 8)
+
+    @property
+    def _is_tight(self) -> bool:
+        """Whether the budget is below the default. Then memory counts more than time.
+
+        The caller decodes large pieces itself, without Arrow's threads: mimalloc keeps what a thread has allocated and
+        another one has freed.
+        """
+        return self.memory_budget < MEMORY_BUDGET
 
     def _compute_share(self, share: int) -> int:
         """Return a share of the budget. A small budget is cut finer, which takes up to half more CPU time."""
-        return self.memory_budget // (share if self.memory_budget >= MEMORY_BUDGET else 8)
+        return self.memory_budget // (8 if self._is_tight else share)
 
     def tables(
         self,
@@ -146,7 +156,8 @@ class PartReader:
 
         if self._executor is None:
             return ((piece.part, read(piece)) for piece in pieces())
-        return _read_in_order(self._executor, read, pieces(), room, self._compute_share(1))
+        alone_bytes = WHOLE_BYTES_MAX if self._is_tight else sys.maxsize
+        return _read_in_order(self._executor, read, pieces(), room, self._compute_share(1), alone_bytes)
 
     def table(
         self,
@@ -174,7 +185,8 @@ class PartReader:
                 return pa.concat_tables([_make_empty_rows(schema, columns), *tables])
 
             def decoded(data: bytes) -> pa.Table:
-                return decode_part(data, part, schema, columns=columns, filter=filter, coded=coded)
+                threads = not self._is_tight
+                return decode_part(data, part, schema, columns=columns, filter=filter, use_threads=threads, coded=coded)
 
             return fetch_checked(self.blob, part, decoded)
         return self._cut_rows(part, schema, columns, filter, keys)
@@ -402,6 +414,7 @@ class PartReader:
         """Return columns of some of consecutive row groups, from the bytes of all of them."""
         index = self.index(part, schema)
         pieces = _split_groups(index, groups, wanted, data)
+        use_threads = use_threads and not self._is_tight
         return decode_groups(
             pieces, index, part, schema, columns=columns, filter=filter, coded=coded, use_threads=use_threads
         )
@@ -455,6 +468,7 @@ def _read_in_order(
     pieces: Iterator[_PartSection],
     room: int,
     freed_bytes: int,
+    alone_bytes: int,
 ) -> Iterator[tuple[Part, pa.Table]]:
     """Yield the table of each piece, in order; as many are read ahead as there is room for, one at least.
 
@@ -462,6 +476,7 @@ def _read_in_order(
 
     Args:
         freed_bytes: after so many allocated bytes, the allocator returns what this thread has freed.
+        alone_bytes: a piece of at least this size is read by the caller.
     """
     under_way: deque[tuple[_PartSection, Future[pa.Table] | None]] = deque()
     bytes_ahead = 0
@@ -469,7 +484,8 @@ def _read_in_order(
     try:
         while following is not None or under_way:
             while following is not None and (not under_way or bytes_ahead + following.size <= room):
-                future = None if following.part.inline else executor.submit(read, following)
+                is_own = bool(following.part.inline) or following.size >= alone_bytes
+                future = None if is_own else executor.submit(read, following)
                 under_way.append((following, future))
                 bytes_ahead += following.size
                 following = next(pieces, None)

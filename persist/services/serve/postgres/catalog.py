@@ -198,14 +198,14 @@ class Catalog:
 
     def _load_catalogs(self, tables: Sequence[Any]) -> None:
         """Load the catalogs' tables for some collections into DuckDB."""
-        oids = _Oids()
+        used = set[int]()
         schemas = {"pg_catalog": _PG, "main": _MAIN, "information_schema": _INFO}
         for about in tables:
             if about.schema not in schemas:
-                schemas[about.schema] = oids.make_oid(f"schema {about.schema}")
+                schemas[about.schema] = _make_oid(f"schema {about.schema}", used)
         relations, attributes, constraints = [], [], []
         for about in tables:
-            oid = oids.make_oid(about.name)
+            oid = _make_oid(about.name, used)
             kind = "v" if about.is_view else "r"
             relations.append((oid, about.table, schemas[about.schema], kind, len(about.columns), bool(about.key)))
             numbers = {}
@@ -215,7 +215,7 @@ class Catalog:
                 is_key = column_field.name in about.key
                 attributes.append((oid, column_field.name, column.oid, column.size, at, column.modifier, is_key))
             if about.key and not about.is_view:
-                index = oids.make_oid(f"key {about.name}")
+                index = _make_oid(f"key {about.name}", used)
                 name = f"{about.table}_pkey"
                 relations.append((index, name, schemas[about.schema], "i", len(about.key), False))
                 key = [numbers[column] for column in about.key]
@@ -246,16 +246,10 @@ def _name(column: str) -> str:
     return column if re.fullmatch(r"[a-z_][a-z0-9_]*", column) else '"' + column.replace('"', '""') + '"'
 
 
-class _Oids:
-    """Numbers of names. A name has the same number in every session, because clients use it in a later query."""
-
-    def __init__(self) -> None:
-        self._used: set[int] = set()
-
-    def make_oid(self, name: str) -> int:
-        """Return the stable oid of a name."""
-        oid = zlib.crc32(name.encode()) % (2**31 - _FIRST_OID) + _FIRST_OID
-        while oid in self._used:
-            oid += 1
-        self._used.add(oid)
-        return oid
+def _make_oid(name: str, used: set[int]) -> int:
+    """Return a number of a name. It is the same in every session, because clients use it in a later query."""
+    oid = zlib.crc32(name.encode()) % (2**31 - _FIRST_OID) + _FIRST_OID
+    while oid in used:
+        oid += 1
+    used.add(oid)
+    return oid

@@ -95,18 +95,15 @@ class PostgresServer(Closes):
                 continue
             with self._lock:
                 is_full = len(self._clients) >= CONNECTIONS_MAX or self._is_closed
-                client = _Client(self, connection, self._new_pid())
+                while (pid := secrets.randbelow(2**31 - 1) + 1) in self._clients:
+                    pass
+                client = _Client(self, connection, pid)
                 if not is_full:
                     self._clients[client.pid] = client
             if is_full:
                 _refuse(connection)
             else:
                 client.thread.start()
-
-    def _new_pid(self) -> int:
-        while (pid := secrets.randbelow(2**31 - 1) + 1) in self._clients:
-            pass
-        return pid
 
     def forget(self, pid: int) -> None:
         """Count a client no more."""

@@ -160,7 +160,10 @@ class SessionOfClient:
             self._send_failure(error)
             self._skips = kind not in (b"Q", b"S")
         if kind in (b"Q", b"S"):
-            self._handle_sync()
+            if not self.block.is_open:
+                self._drop_portals()
+            self._connection.send(wire.ready(self.block.status))
+            self._connection.flush()
 
     def _send_failure(self, error: Exception) -> None:
         """Send an error; skip messages up to the next Sync."""
@@ -172,12 +175,6 @@ class SessionOfClient:
             self._end_block()
         self.block.has_failed = self.block.is_open
         self._connection.send(wire.make_error_message(failure))
-
-    def _handle_sync(self) -> None:
-        if not self.block.is_open:
-            self._drop_portals()
-        self._connection.send(wire.ready(self.block.status))
-        self._connection.flush()
 
     def _finish_waiting(self, *, is_last: bool) -> None:
         """Run the change that waits; commit an implicit block if nothing follows."""

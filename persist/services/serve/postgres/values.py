@@ -252,10 +252,6 @@ def _storage(array: pa.Array) -> pa.Array:
     return array.storage if isinstance(array.type, pa.BaseExtensionType) else array
 
 
-def _bool_text(array: pa.Array) -> pa.Array:
-    return pc.if_else(array, "t", "f")
-
-
 def _format_floats(array: pa.Array) -> pa.Array:
     """Return floats as Postgres writes them."""
     wide = array.cast(pa.float32()) if pat.is_float16(array.type) else array
@@ -317,10 +313,6 @@ def _check_years(seconds: np.ndarray) -> None:
     """Raise Failure for dates that drivers of Postgres do not read: before the year 1, and after 9999."""
     if len(seconds) and not (seconds.min() >= -62_135_596_800 and seconds.max() < 253_402_300_800):
         raise Failure("22008", "a date is before the year 1 or after 9999: cast the column to VARCHAR to read it")
-
-
-def _time_text(array: pa.Array) -> pa.Array:
-    return _strip_zeros(_whole_us_time(array).cast(pa.string()))
 
 
 def _strip_zeros(text: pa.Array) -> pa.Array:
@@ -411,7 +403,7 @@ def _list_inner_json(array: pa.Array, values: pa.Array | None = None) -> list[li
 
 
 _TEXT: dict[int, Callable[[pa.Array], pa.Array]] = {
-    BOOL: _bool_text,
+    BOOL: lambda array: pc.if_else(array, "t", "f"),
     FLOAT4: _format_floats,
     FLOAT8: _format_floats,
     NUMERIC: _format_decimals,
@@ -419,7 +411,7 @@ _TEXT: dict[int, Callable[[pa.Array], pa.Array]] = {
     DATE: _format_dates,
     TIMESTAMP: _format_timestamps,
     TIMESTAMPTZ: _format_timestamps,
-    TIME: _time_text,
+    TIME: lambda array: _strip_zeros(_whole_us_time(array).cast(pa.string())),
     INTERVAL: _interval_text,
     UUID: _format_uuids,
     JSON: _format_json,

@@ -10,7 +10,7 @@ import pyarrow as pa
 from persist import View
 from persist.codecs.part.part import Part
 from persist.compute.dataflow.cluster.job import Job
-from persist.compute.dataflow.cluster.tasks import StageTask, StoredParts, block_row
+from persist.compute.dataflow.cluster.tasks import StageTask, StoredParts, make_block_row
 from persist.compute.dataflow.ports.ports import Ports
 
 Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
@@ -19,11 +19,8 @@ Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
 def compute_by_tasks(view: View, *, partitions: int, seed: int = 0) -> None:
     """Bring a view up to date by tasks."""
     program, engine = view.live.program(), view.handle.engine
-    with (
-        Ports.of_plan(program, engine, program.plan.drop_unused()) as ports,
-        Job(program, ports, engine.url, {}, 3) as job,
-    ):
-        job.commit(emulated(job.tasks(partitions), random.Random(seed)) if job.is_due else {})
+    with Ports.of_job(program, engine) as ports, Job(program, ports, engine.url, {}, 3) as job:
+        job.commit(emulated(job.make_tasks(partitions), random.Random(seed)) if job.is_due else {})
 
 
 def emulated(tasks: Sequence[StageTask], chance: random.Random) -> dict[str, list[Part]]:
@@ -47,7 +44,7 @@ def _shares(task: StageTask, blocks: Blocks, chance: random.Random) -> list[list
     if task.slices is not None:
         return [[pa.record_batch({"id": [number]})] for number in range(len(task.slices.slices))]
     if not task.stage.reads:
-        return [[block_row(-1, 0, None)]]
+        return [[make_block_row(-1, 0, None)]]
     found = []
     for partition in range(task.partitions):
         rows = [row for each in task.stage.reads for row in blocks.get((each.number, partition), ())]

@@ -8,7 +8,7 @@ import pytest
 
 import persist
 from persist import View
-from persist.compute.dataflow.cluster.exchanges import cut_into_stages
+from persist.compute.dataflow.cluster.exchanges import split_into_stages
 from persist.compute.dataflow.cluster.job import Job
 from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.running.partial import explain_why_not_partial
@@ -109,12 +109,12 @@ def test_there_is_one_shuffle_for_each_change_of_key(client: persist.Client) -> 
     t, u = program.source("t"), program.source("u")
     joined = t.join(u.map(a=col("a"), v=col("b")), "a")
     joined.group_by("a").agg(n=col("v").sum()).persist("by a", key=["a"])
-    stages = cut_into_stages(program.plan.drop_unused())
+    stages = split_into_stages(program.plan.drop_unused())
     assert [(each.source is not None, [one.keys for one in each.reads], len(each.sinks)) for each in stages] == [
         (True, [], 0), (True, [], 0), (False, [("a",), ("a",)], 1)
     ]  # fmt: skip
     joined.group_by("s").agg(n=col("v").sum()).persist("by s", key=["s"])
-    stages = cut_into_stages(program.plan.drop_unused())
+    stages = split_into_stages(program.plan.drop_unused())
     assert [[one.keys for one in each.reads] for each in stages if each.reads] == [[("a",), ("a",)], [("s",)]]
 
 
@@ -126,11 +126,8 @@ def test_a_job_that_somebody_came_before_is_refused_as_a_whole_and_leaves_nothin
     other.close()
     write(client, 3, 2, 4)
     program = other.live.program()
-    with (
-        Ports.of_plan(program, client.engine, program.plan.drop_unused()) as ports,
-        Job(program, ports, client.url, {}, 2) as job,
-    ):
-        stored = emulated(job.tasks(2), random.Random(1))
+    with Ports.of_job(program, client.engine) as ports, Job(program, ports, client.url, {}, 2) as job:
+        stored = emulated(job.make_tasks(2), random.Random(1))
         assert {*stored} == {"v", "o"}
         view.refresh()
         with pytest.raises(persist.errors.UpperMismatch):

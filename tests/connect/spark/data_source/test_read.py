@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 import persist
 import persist.spark
 from persist.compute.index import FoundByIndex
-from persist.connect.spark.data_source.reader import PushingReader, expression
+from persist.connect.spark.data_source.reader import PushingReader, make_pruning_filter
 from persist.connect.spark.data_source.source import PersistDataSource
 from persist.connect.spark.options import ReadOptions
 from persist.core.settings import Tuning
@@ -175,14 +175,14 @@ def test_literals_that_do_not_fit_a_column_are_not_cut_to_fit() -> None:
         }
     )
     for pushed in (ds.LessThan(("s",), later), ds.GreaterThan(("f",), 0.1), ds.LessThan(("h",), 2.0)):
-        assert expression([pushed], table.schema) is None
+        assert make_pruning_filter([pushed], table.schema) is None
     for pushed in (ds.LessThan(("us",), later), ds.LessThan(("s",), noon + datetime.timedelta(seconds=1))):
-        found = expression([pushed], table.schema)
+        found = make_pruning_filter([pushed], table.schema)
         assert found is not None
         assert table.filter(found).num_rows == 1
-    assert expression([ds.GreaterThan(("us",), later)], table.schema) is not None
+    assert make_pruning_filter([ds.GreaterThan(("us",), later)], table.schema) is not None
     zeros = pa.table({"z": pa.array([0.0, 1.0, 2.0])})
-    found = expression([ds.In(("z",), (-0.0, 1.0))], zeros.schema)
+    found = make_pruning_filter([ds.In(("z",), (-0.0, 1.0))], zeros.schema)
     assert found is not None
     assert zeros.filter(found).num_rows == 2
 

@@ -605,15 +605,9 @@ def test_spark_follows_what_is_written_while_it_runs(
         ({"collection": "orders"}, 'a stream has no form by default: use .option("form", "changes")'),
         ({**CHANGES, "form": "diff"}, "option form='diff' is not one of 'rows', 'changes', 'transitions', 'upserts'"),
         ({**CHANGES, "as_of": 3, "start": 3}, "Leave one of them out"),
-        (
-            {**CHANGES, "start": 4},
-            "persist.errors.AsOfCompacted: changes from 4 on are merged with earlier ones",
-        ),
+        ({**CHANGES, "start": 4}, "persist.errors.AsOfCompacted: changes from 4 on are merged with earlier ones"),
         ({**CHANGES, "as_of": 4}, "persist.errors.AsOfCompacted: as_of=4 is before since=5"),
-        (
-            {**CHANGES, "as_of": 99, "timeout_s": 0},
-            "persist.errors.AsOfNotSealed: as_of=99 is not before upper=60",
-        ),
+        ({**CHANGES, "as_of": 99, "timeout_s": 0}, "persist.errors.AsOfNotSealed: as_of=99 is not before upper=60"),
         ({**CHANGES, "start": "2026-11-21"}, "the collection 'orders' has no timeline"),
         ({**CHANGES, "start": "noon"}, "'noon' is not a time, moment or tag of this collection"),
         ({**CHANGES, "max_times_per_trigger": 0}, "option max_times_per_trigger='0' is not a number from 1 to"),

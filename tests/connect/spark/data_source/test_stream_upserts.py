@@ -119,11 +119,7 @@ def test_a_stream_begins_with_what_each_key_holds_tombstones_among_them(client: 
     collection.upsert([(1, (6, "b", False)), (3, (1, "c", False))], time=1, seal=2).result()
     with Query(path, UPSERTS) as query:
         [first] = query.all()
-        assert rows(first) == [
-            (1, 6, "b", False, 1, False),
-            (2, 9, None, True, 1, True),
-            (3, 1, "c", False, 1, False),
-        ]
+        assert rows(first) == [(1, 6, "b", False, 1, False), (2, 9, None, True, 1, True), (3, 1, "c", False, 1, False)]
         collection.upsert([(2, (8, "late", False)), (3, (2, None, True))], time=2, seal=3).result()
         [second] = query.all()
         assert rows(second) == [(3, 2, None, True, 2, True)]

@@ -187,7 +187,7 @@ def test_a_task_that_fails_in_the_middle_deletes_what_it_has_stored(location: st
 
     def tables() -> Any:
         for n in (2, 1):  # Keys go back, so that the first table is stored when the second comes.
-            yield write.rows.updates(pa.table({"id": [n], "status": ["x"], "amount": [1.0]}))
+            yield write.rows.to_updates(pa.table({"id": [n], "status": ["x"], "amount": [1.0]}))
         stored.append(len(keys(location) - before))
         raise RuntimeError("the input ends here")
 
@@ -197,7 +197,8 @@ def test_a_task_that_fails_in_the_middle_deletes_what_it_has_stored(location: st
     assert (
         len(
             upload(
-                write.planned.target, map(write.rows.updates, [pa.table({"id": [1], "status": ["x"], "amount": [1.0]})])
+                write.planned.target,
+                map(write.rows.to_updates, [pa.table({"id": [1], "status": ["x"], "amount": [1.0]})]),
             )
         )
         == 1

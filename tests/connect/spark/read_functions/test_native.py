@@ -38,11 +38,7 @@ def _plain(value: Any) -> Any:
 
 def record(rng: random.Random) -> tuple[Any, Any]:
     key = (rng.choice([None, *range(40)]), rng.choice([None, PREFIX + "1", PREFIX + "2"]))
-    value = (
-        rng.choice([None, "new", "paid"]),
-        rng.choice([None, 0.5, math.nan]),
-        rng.choice([None, [], [1, None]]),
-    )
+    value = (rng.choice([None, "new", "paid"]), rng.choice([None, 0.5, math.nan]), rng.choice([None, [], [1, None]]))
     return key, value
 
 

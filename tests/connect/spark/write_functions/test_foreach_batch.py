@@ -144,10 +144,10 @@ def test_batches_of_a_query_share_an_engine_until_one_fails(spark: SparkSession,
     write: Any = persist.spark.foreach_batch_writer(location, {"all": everything}, query_id="q")
     rows = spark.createDataFrame([(1, "a")], "k long, v string")
     write(rows, 0)
-    engine = write.__self__.open("q")
+    engine = write.__self__.open_engine("q")
     write(rows, 1)
-    assert write.__self__.open("q") is engine
-    assert write.__self__.open("another") is not engine
+    assert write.__self__.open_engine("q") is engine
+    assert write.__self__.open_engine("another") is not engine
     assert pickle.loads(pickle.dumps(write)).__self__.engines == {}
     with pytest.raises(persist.errors.QueryMismatch):
         write(rows, 0)

@@ -221,11 +221,7 @@ def test_a_python_function_may_take_other_fields_than_it_gives() -> None:
     machine = PerKey(total, name="total", version=2, event=fields, has_one_value=True, options={"of": "price"})
     schema = schema_of(total=pa.int64())
     events: list[KeyEvent] = [(1, (3, 2), 1), (1, (5, 1), 1), (2, (1, 1), 3), (1, None, 4)]
-    assert by_machine(machine, schema, events, [2]) == {
-        (1, (11,), 1): 1,
-        (2, (1,), 3): 1,
-        (1, (11,), 4): -1,
-    }
+    assert by_machine(machine, schema, events, [2]) == {(1, (11,), 1): 1, (2, (1,), 3): 1, (1, (11,), 4): -1}
     assert (machine.name, machine.version, machine.options) == ("total", 2, {"of": "price"})
 
 

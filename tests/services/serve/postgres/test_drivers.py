@@ -48,11 +48,7 @@ def test_maps_are_json(servers: Servers, binary: bool) -> None:
         f"SELECT * FROM (VALUES (0, {texts}, {numbers}), (1, map {{}}, NULL), (2, NULL, map {{7: NULL}})) t(k, m, n) "
         "WHERE k >= %s ORDER BY k"
     )
-    rows = [
-        (0, {"b": [1, None], "a": None}, [[1, {"x": 2.5}]]),
-        (1, {}, None),
-        (2, None, [[7, None]]),
-    ]
+    rows = [(0, {"b": [1, None], "a": None}, [[1, {"x": 2.5}]]), (1, {}, None), (2, None, [[7, None]])]
     with psycopg.connect(servers.postgres_url + "?user=me", autocommit=True) as connection:
         for first in range(4):
             assert connection.cursor(binary=binary).execute(query, (first,)).fetchall() == rows[first:]
