@@ -118,7 +118,7 @@ class _Build:
     def __init__(self, plan: Plan, sources: Sequence[SourceReader], duckdb: Any) -> None:
         self._plan = plan
         self._readers = dict(zip(_list_sources(plan), sources, strict=True))
-        self._readers_of = plan.consumers()
+        self._readers_of = plan.find_readers()
         self.relations: dict[int, Relation] = {}
         self._without: set[int] = set()
         self.kept: dict[int, str] = {}

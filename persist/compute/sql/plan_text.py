@@ -22,7 +22,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.compute.dataflow.operators.aggregates import result_type
+from persist.compute.dataflow.operators.aggregates import find_result_type
 from persist.compute.dataflow.plan.plan import (
     Aggregates,
     Arrange,
@@ -253,7 +253,7 @@ def _reduce(reduce: Reduce, relation: Relation) -> Relation:
     columns, text, floats = [], relation.text, list[tuple[int, str]]()
     for at, (name, kind, of) in enumerate(reduce.logic.outputs):
         of_type, column = relation.schema.field(of).type, quote_name(of)
-        fields.append(pa.field(name, result_type(kind, of_type, name)))
+        fields.append(pa.field(name, find_result_type(kind, of_type, name)))
         if kind in _ROUNDINGS and pat.is_floating(of_type):
             text = _split_floats(text, column, at)
             columns += _sum_parts(column, at)
