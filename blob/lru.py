@@ -23,7 +23,7 @@ requested during it.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from persist.blob.threads import Clock, SystemClock
 
@@ -220,13 +220,14 @@ class Kind(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the value of a key, which then counts as just used."""
-        return cast("V | None", self._cache._get((self.number, key)))
+        value: V | None = self._cache._get((self.number, key))
+        return value
 
     def peek(self, key: K) -> V | None:
         """Return the value of a key without counting the request."""
         with self._cache._lock:
-            entry = self._cache._get_segment((self.number, key)).get((self.number, key))
-            return None if entry is None else cast(V, entry[0])
+            entry: tuple[V, int] | None = self._cache._get_segment((self.number, key)).get((self.number, key))
+            return None if entry is None else entry[0]
 
     def put(self, key: K, value: V) -> None:
         """Cache a value; a large one must be requested more often than others."""
@@ -238,11 +239,11 @@ class Kind(Generic[K, V]):
         """Remove and return the value of a key; if `only` is set, only if it is that very object."""
         cache = self._cache
         with cache._lock:
-            entry = cache._get_segment((self.number, key)).get((self.number, key))
+            entry: tuple[V, int] | None = cache._get_segment((self.number, key)).get((self.number, key))
             if entry is None or (only is not None and entry[0] is not only):
                 return None
             cache._drop_value((self.number, key))
-            return cast(V, entry[0])
+            return entry[0]
 
     def clear(self) -> None:
         """Drop all values of this kind."""

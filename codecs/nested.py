@@ -227,18 +227,16 @@ def split_changes(
             change(added[path][0]).add.setdefault(struct.number, {})[added[path][-1]] = kind
     for path in drop:
         if len(steps[path]) > 1:
-            _check_field(schema, steps[path], path, "drop")
-            change(steps[path][0]).drop[_find_node(schema, steps[path], path, "drop").number] = path
+            change(steps[path][0]).drop[_find_field(schema, steps[path], path, "drop").number] = path
     for path, new in rename.items():
         if len(steps[path]) > 1:
-            _check_field(schema, steps[path], path, "rename")
-            target = split_path(new)
+            field, target = _find_field(schema, steps[path], path, "rename"), split_path(new)
             if target[:-1] != steps[path][:-1]:
                 raise SchemaMismatch(
                     f"rename={{{path!r}: {new!r}}} would move a field: give the whole path with another last name, "
                     f"such as {_join_path([*steps[path][:-1], target[-1]])!r}"
                 )
-            change(steps[path][0]).rename[_find_node(schema, steps[path], path, "rename").number] = target[-1]
+            change(steps[path][0]).rename[field.number] = target[-1]
     for path, kind in widen.items():
         if len(steps[path]) > 1:
             change(steps[path][0]).widen[_find_node(schema, steps[path], path, "widen").number] = kind
@@ -286,15 +284,15 @@ def _find_node(schema: CollectionSchema, steps: Sequence[str], path: str, what: 
     return node
 
 
-def _check_field(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) -> None:
-    """Raise SchemaMismatch unless a path leads to a field inside of a column."""
-    parent = _find_node(schema, steps[:-1], path, what)
-    _find_node(schema, steps, path, what)
+def _find_field(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) -> Node:
+    """Return the node at the end of a path; raise SchemaMismatch unless it is a field of a struct."""
+    parent, node = _find_node(schema, steps[:-1], path, what), _find_node(schema, steps, path, what)
     if not parent.is_struct:
         raise SchemaMismatch(
             f"{what}={path!r}: {steps[-1]!r} is what each {parent.kind} has, and no field of a struct; {what} the "
             "whole column, or fields of structs"
         )
+    return node
 
 
 def change_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path: str = "") -> Node:

@@ -4,8 +4,8 @@ A write is Unavailable only if no connection was made, or if the store itself an
 that it stored nothing. A 5xx, a dropped connection, a timeout, or an answer by something in between (which has no such
 code) leaves the outcome open: Indeterminate.
 
-obstore's classes of errors tell which objects are missing or exist. They give no status and no code of the store: 409
-and 412 have one class, and 400, 416, 429 and all 5xx have another. The text has both: a message with the status and
+obstore's classes of errors tell which objects exist already. They give no status and no code of the store: 409 and 412
+have one class, and 400, 416, 429 and all 5xx have another. The text has both: a message with the status and
 body of the answer, then what Rust prints of its structures. This is the one place that reads it. A text that is not
 understood means the least that is certain: that a write may have happened. boto3 provides credentials; the names of its
 classes show what its errors mean, and obstore's text has them.
@@ -122,7 +122,8 @@ class ObjectErrorMap:
 
     def is_absent(self, error: Exception) -> bool:
         """Return whether the server reported that the object is missing but the bucket exists."""
-        return isinstance(error, FileNotFoundError) and self.parse_answer(error).code != "NoSuchBucket"
+        answer = self.parse_answer(error)  # A missing file of credentials has the same class, and no status.
+        return answer.status == 404 and answer.code != "NoSuchBucket"
 
     def is_success(self, error: Exception) -> bool:
         """Return whether the server reported success, although obstore misses something in the answer."""

@@ -180,7 +180,7 @@ class SortedKeys:
 
     def find_rows(self, requested: "SortedKeys") -> Rows:
         """Return, ascending, the rows that have one of the requested keys."""
-        if not len(self) or not len(requested):
+        if not self.batch.num_rows or not requested.batch.num_rows:
             return NO_ROWS
         if self._layout is not None:
             return _find_packed_rows(self.pack(self._layout), requested.pack(self._layout))
@@ -222,6 +222,9 @@ def make_empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 def _find_packed_rows(keys: Packed, requested_keys: Packed) -> Rows:
     """Return the ascending positions in `keys` of all requested keys; both are sorted."""
+    if len(requested_keys) == 1:
+        (first,), (end,) = keys.searchsorted(requested_keys), keys.searchsorted(requested_keys, "right")
+        return np.arange(first, end)
     # Most of many may be outside of these keys.
     requested_keys = requested_keys[
         requested_keys.searchsorted(keys[0]) : requested_keys.searchsorted(keys[-1], "right")

@@ -66,14 +66,12 @@ class Summary:
 
         values: what is stored of their documents.
         """
-        times, diffs = get_int64_values(group.column(TIME).chunk(0)), get_int64_values(group.column(DIFF).chunk(0))
         self.rows += group.num_rows
         self.memory += int(group.nbytes)
-        time_min, time_max = find_min_max(times)
+        time_min, time_max, negatives, diff_sum = _summarize_updates(group)
         self._time_min, self._time_max = min(self._time_min, time_min), max(self._time_max, time_max)
-        least, greatest = find_min_max(diffs)
-        self._negatives += int(np.count_nonzero(diffs < 0)) if least < 0 else 0
-        self._diff_sum += sum_exactly(diffs, least, greatest)
+        self._negatives += negatives
+        self._diff_sum += diff_sum
         self._keys.append(group.select(self._schema.key_names))
         columns = [(name, group.column(name)) for name in self._schema.names]
         columns += [] if values is None else zip(values.column_names, values.columns, strict=True)
@@ -123,6 +121,14 @@ class Summary:
         return msgspec.Raw(msgspec.json.encode(stats_by_name)) if stats_by_name else NO_STATS
 
 
+def _summarize_updates(table: pa.Table) -> tuple[int, int, int, int]:
+    """Return the least and greatest time of rows, how many diffs are negative, and the sum of diffs."""
+    times, diffs = (get_int64_values(combine_chunks(table.column(name))) for name in (TIME, DIFF))
+    least, greatest = find_min_max(diffs)
+    negatives = int(np.count_nonzero(diffs < 0)) if least < 0 else 0
+    return *find_min_max(times), negatives, sum_exactly(diffs, least, greatest)
+
+
 def describe_part(
     data: bytes | memoryview, table: pa.Table, schema: CollectionSchema, values: pa.Table | None = None
 ) -> Part:
@@ -137,12 +143,7 @@ def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Pa
 
     It has few keys and no stats: reading the batch costs no more than comparing them.
     """
-    times, diffs = (
-        get_int64_values(combine_chunks(table.column(TIME))),
-        get_int64_values(combine_chunks(table.column(DIFF))),
-    )
-    time_min, time_max = find_min_max(times)
-    least, greatest = find_min_max(diffs)
+    time_min, time_max, negatives, diff_sum = _summarize_updates(table)
     return Part(
         bytes=len(data),
         rows=len(table),
@@ -150,8 +151,8 @@ def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Pa
         checksum=compute_checksum(data),
         time_min=time_min,
         time_max=time_max,
-        negatives=int(np.count_nonzero(diffs < 0)) if least < 0 else 0,
-        diff_sum=sum_exactly(diffs, least, greatest),
+        negatives=negatives,
+        diff_sum=diff_sum,
         schema=schema.version,
         keys_json=_encode_key_samples(table.select(schema.key_names), len(table), schema, BATCH_SAMPLES),
     )

@@ -317,7 +317,7 @@ def _decode_written(j: Any, t: pa.DataType) -> pa.Scalar:
         return pa.scalar(float(j), t)
     if pat.is_decimal(t):
         return pa.scalar(decimal.Decimal(j), t)
-    if pat.is_binary(t) or pat.is_large_binary(t) or pat.is_fixed_size_binary(t):
+    if is_bytes(t):
         return pa.scalar(base64.b64decode(j, validate=True), t)
     return pa.scalar(j, t)
 
@@ -396,7 +396,7 @@ def _make_value_order(t: pa.DataType) -> Callable[[Any], Any] | None:
         return float
     if pat.is_decimal(t):
         return _parse_finite_decimal
-    if pat.is_binary(t) or pat.is_large_binary(t) or pat.is_fixed_size_binary(t):
+    if is_bytes(t):
         return lambda text: decode_scalar(text, t).as_py()
     return None
 

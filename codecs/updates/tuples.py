@@ -89,7 +89,8 @@ def iterate_rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[An
         InvalidUsage: a value Python has no object for.
     """
     _check_readable(table, schema)
-    return _iterate_rows(table, schema)
+    batches = table.to_batches(max_chunksize=_ROWS_PER_BATCH)
+    return chain.from_iterable(_iterate_pairs(batch, schema) for batch in batches)
 
 
 def iterate_tuples(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, ...]]:
@@ -101,7 +102,10 @@ def iterate_tuples(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[
     ends = [TIME, DIFF] if TIME in table.column_names else [DIFF]
     if DIFF not in table.column_names:
         raise SchemaMismatch(f"column {DIFF!r} is missing: read with all columns to get tuples")
-    return _iterate_tuples(table, schema, ends)
+    return chain.from_iterable(
+        zip(_iterate_pairs(batch, schema), *(to_values(batch.column(name), name) for name in ends), strict=True)
+        for batch in table.to_batches(max_chunksize=_ROWS_PER_BATCH)
+    )
 
 
 def _transpose_side(values: list[Any], side: Side) -> list[list[Any]]:
@@ -251,18 +255,6 @@ def _check_readable(table: pa.Table, schema: CollectionSchema) -> None:
     for side, name in ((schema.key, "key"), (schema.value, "value")):
         if side.codec_name is not None:
             _get_codec(side, name)
-
-
-def _iterate_rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
-    for batch in table.to_batches(max_chunksize=_ROWS_PER_BATCH):
-        yield from _iterate_pairs(batch, schema)
-
-
-def _iterate_tuples(table: pa.Table, schema: CollectionSchema, ends: list[str]) -> Iterator[tuple[Any, ...]]:
-    for batch in table.to_batches(max_chunksize=_ROWS_PER_BATCH):
-        yield from zip(
-            _iterate_pairs(batch, schema), *(to_values(batch.column(name), name) for name in ends), strict=True
-        )
 
 
 def _iterate_pairs(batch: pa.RecordBatch, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:

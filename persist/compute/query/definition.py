@@ -191,8 +191,7 @@ class Definition:
             if len(statements) == 1:
                 connection.execute(statements[0])
         except Exception as error:  # DuckDB has errors of several kinds for that.
-            why = re.sub(r'\s*Did you mean "[^"]*"\?', "", explain_refusal(error))
-            raise InvalidUsage(f"DuckDB refuses the statement: {' '.join(why.split())}") from error
+            raise InvalidUsage(f"DuckDB refuses the statement: {' '.join(explain_refusal(error).split())}") from error
         if len(statements) != 1:
             raise InvalidUsage(f"there are {len(statements)} statements: give one, which is one commit")
 

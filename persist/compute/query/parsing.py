@@ -31,6 +31,7 @@ _INSTEAD = {
     "DELETE": "put WITH into its source: DELETE FROM orders USING (WITH … SELECT …) AS old WHERE …",
     "MERGE_INTO": "put WITH into its source: MERGE INTO orders USING (WITH … SELECT …) AS new ON …",
 }
+_NO_QUERY = "this is not one query that begins with SELECT, FROM or WITH"
 
 
 def parse_query(query: str, connection: Any) -> Any:
@@ -38,22 +39,16 @@ def parse_query(query: str, connection: Any) -> Any:
     try:
         statements = connection.extract_statements(query)
     except Exception as error:  # DuckDB has errors of several kinds for that.
-        raise InvalidUsage(
-            f"this is not one query that begins with SELECT, FROM or WITH: {explain_refusal(error)}"
-        ) from error
+        raise InvalidUsage(f"{_NO_QUERY}: {explain_refusal(error)}") from error
     kinds = [statement.type.name for statement in statements]
     if len(kinds) != 1:
-        raise InvalidUsage(
-            f"this is not one query that begins with SELECT, FROM or WITH: there are {len(kinds)} of them"
-        )
+        raise InvalidUsage(f"{_NO_QUERY}: there are {len(kinds)} of them")
     if kinds != ["SELECT"]:
         raise refuse_statement(query, kinds[0])
     with connection.cursor() as parser:
         parsed = json.loads(parser.execute("SELECT json_serialize_sql($1)", [query]).fetchone()[0])
     if parsed["error"]:
-        raise InvalidUsage(
-            f"this is not one query that begins with SELECT, FROM or WITH: {parsed.get('error_message')}"
-        )
+        raise InvalidUsage(f"{_NO_QUERY}: {parsed.get('error_message')}")
     return parsed
 
 

@@ -322,9 +322,8 @@ class QueryResult(ArrowResult):
             raise InvalidUsage(f"the query reads something that is not a collection: {error}").with_remedy(
                 way
             ) from error
-        # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
-        why = re.sub(r'\s*Did you mean "[^"]*"\?', "", explain_refusal(error)).rstrip(" .!\n")
-        refused = InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {list_some(self._collections)}.")
+        why = f"{explain_refusal(error)}. The collections are {list_some(self._collections)}."
+        refused = InvalidUsage(f"DuckDB refuses the query: {why}")
         raise (refused.with_remedy(way) if type(error).__name__ == "CatalogException" else refused) from error
 
     def __repr__(self) -> str:

@@ -174,8 +174,8 @@ def execute(
             except duckdb.Error as error:
                 if failed:
                     raise failed[0] from error
-                why = re.sub(r'!?\s*Did you mean "[^"]*"\?', "", explain_refusal(error))
-                refused = InvalidUsage(f"DuckDB refuses the statement: {why}. The collections are {list_some(names)}.")
+                why = f"{explain_refusal(error)}. The collections are {list_some(names)}."
+                refused = InvalidUsage(f"DuckDB refuses the statement: {why}")
                 is_missing = type(error).__name__ in ("CatalogException", "PermissionException")
                 raise (refused.with_remedy(FILES_REMEDY) if is_missing else refused) from error
 

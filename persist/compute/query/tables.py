@@ -256,8 +256,11 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool
 
 
 def explain_refusal(error: Exception) -> str:
-    """Return DuckDB's reason, without the part of the text that it shows below it."""
-    return str(error).partition("\n\nLINE ")[0].rstrip(" .!\n")
+    """Return DuckDB's reason, without the part of the text that it shows below it.
+
+    What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
+    """
+    return re.sub(r'!?\s*Did you mean "[^"]*"\?', "", str(error).partition("\n\nLINE ")[0]).rstrip(" .!\n")
 
 
 # What is text, a name or a comment is passed over as a whole: what it says is not SQL.

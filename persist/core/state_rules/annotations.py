@@ -24,7 +24,10 @@ was committed. The record that adds a batch therefore has its number, under the 
     batch < last        a query never goes back: this is another one with the same id, or an old checkpoint
     run displaced       another run has taken over since, so two are running with one id
 
-Unlike tokens, these do not depend on other writers: each collection keeps the last `QUERIES_KEPT` queries.
+So a batch is a token with a number, of which a collection keeps the last one for each of `QUERIES_KEPT` queries.
+Rejected: a text token for each batch. A query of one batch a second would make the collection forget tokens after 48
+days (`ARCHIVED_MAX`), and it would then refuse every unknown token. A copied checkpoint would also go unnoticed: its
+batches would count as repetitions.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence

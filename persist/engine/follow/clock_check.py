@@ -43,7 +43,10 @@ class ClockCheck:
             if now_s - self._dated_s <= AHEAD_S or not may_write:
                 return None
             self._blob.set(CLOCK_KEY, b"now")
-            self._dated_s = max(entry.modified_s for entry in self._blob.list(CLOCK_KEY))
+            dates = [entry.modified_s for entry in self._blob.list(CLOCK_KEY)]
+            if not dates:
+                return None  # A repair deleted it meanwhile.
+            self._dated_s = max(dates)
             if now_s - self._dated_s <= AHEAD_S:
                 return None
             return ClockAhead(*(datetime.fromtimestamp(at, UTC).isoformat() for at in (now_s, self._dated_s)))

@@ -13,7 +13,8 @@
 
   Both need the slot of the log after the records that they have read, so only one of the two can get it, and the other
   reads the decision. This needs no state in checkpoints, because only records after a seqno are needed: `knows` returns
-      whether all of these were read here.
+  whether all of these were read here. Rejected: a token in the state for each such operation. An operation may concern
+  no collection, and the tokens of busy servers would make collections forget those of their users.
 """
 
 from collections.abc import Callable, Iterator, Sequence

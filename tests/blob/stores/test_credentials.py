@@ -11,7 +11,7 @@ import boto3
 import pytest
 from botocore.exceptions import ConnectTimeoutError, CredentialRetrievalError
 
-from persist.blob.errors import StoreMisconfigured, Unavailable
+from persist.blob.errors import Indeterminate, StoreMisconfigured, Unavailable
 from persist.blob.stores.s3 import S3Blob
 from tests.support.forks import forked_python
 from tests.support.iam import Gate
@@ -95,6 +95,21 @@ def test_a_role_that_gives_nothing_any_more_fails_requests_before_they_are_sent(
                     call()
         role.failing = None
         assert blob.get("other") is None
+
+
+def test_a_missing_file_of_credentials_is_not_an_absent_value() -> None:
+    class Session:
+        region_name = None
+
+        def get_credentials(self) -> Any:
+            raise FileNotFoundError(2, "there is none", "/web/token")
+
+    keys = {"access_key_id": "identity", "secret_access_key": "secret"}
+    with closing(S3Blob("bucket", "prefix", {"endpoint_url": "http://127.0.0.1:9", **keys})) as blob:
+        blob._place = replace(blob._place, session=Session())
+        for call in (lambda: blob.get("key"), lambda: blob.delete("key"), lambda: blob.create("key", b"")):
+            with pytest.raises((Unavailable, Indeterminate), match="/web/token"):
+                call()
 
 
 FORKED = """

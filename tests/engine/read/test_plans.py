@@ -313,7 +313,7 @@ def test_rows_that_take_the_place_of_others_are_taken_slice_by_slice(
 
 
 @pytest.mark.parametrize(
-    ("budget", "shares"), [(4000, (500, 250, 500)), (9, (1, 1, 1)), (400 << 20, (80 << 20, 40 << 20, 50 << 20))]
+    ("budget", "shares"), [(4000, (500, 250, 363)), (9, (1, 1, 1)), (400 << 20, (80 << 20, 40 << 20, 50 << 20))]
 )
 def test_slices_take_their_shares_of_the_budget(budget: int, shares: tuple[int, int, int]) -> None:
     reader = PartReader(MemoryBlob(), memory_budget=budget)

@@ -179,3 +179,15 @@ def test_a_clock_is_compared_once_and_again_when_it_jumps() -> None:
         with pytest.raises(ClockAhead):
             c.write([(9, "z")]).result()
         assert blob.looks > 0
+
+
+def test_a_date_that_is_deleted_before_it_is_read_fails_no_write() -> None:
+    class Repaired(MemoryBlob):
+        def set(self, key: str, value: bytes) -> None:
+            if key != "gc/clock":
+                super().set(key, value)
+
+    with opened(Repaired(), YEARS_S) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE, timeline="ms")
+        c.write([(1, "a")]).result()
+        assert c.snapshot().count() == 1

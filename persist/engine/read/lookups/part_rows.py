@@ -128,10 +128,13 @@ class GroupBounds:
             greatests[-1] = np.nan  # Statistics leave NaN out, which is greater than all other numbers.
         return cls(firsts, count, _make_limits(leasts, kind), _make_limits(greatests, kind))
 
+    def is_exact(self, requested_keys: SortedKeys) -> bool:
+        """Whether the first field is the whole key: then its limits are more exact than samples."""
+        return self.leasts is not None and requested_keys.batch.num_columns == 1
+
     def hit(self, samples: KeySamples | None, requested_keys: SortedKeys) -> Numbers:
         """Return the numbers of the row groups that may hold requested keys, ascending."""
-        # If the first field is the whole key, its limits are more exact than samples.
-        is_exact = self.leasts is not None and len(requested_keys.batch.schema) == 1
+        is_exact = self.is_exact(requested_keys)
         if is_exact and len(requested_keys) == 1 and self.leasts is not None and self.greatests is not None:
             started, ended = self.leasts.count_bounds(requested_keys), self.greatests.count_less(requested_keys)
             if started is not None and ended is not None:
@@ -252,9 +255,10 @@ class PartRows:
             if values is None:
                 return None
             for start, piece in values:
-                inside = rows[(rows >= start) & (rows < start + len(_batch(piece)))]
+                batch = _batch(piece)
+                inside = rows if len(values) == 1 else rows[(rows >= start) & (rows < start + batch.num_rows)]
                 if len(inside):
-                    hits.append((_batch(piece).columns, inside - start))
+                    hits.append((batch.columns, inside - start))
         return hits
 
     def with_keys(self, requested_keys: SortedKeys | None) -> pa.Table:
@@ -322,7 +326,8 @@ class PartRows:
             bounds = self._load_bounds()
             groups = np.arange(len(bounds.firsts) - 1)
             if requested_keys is not None:
-                groups = bounds.hit(self._load_samples(), requested_keys)
+                samples = None if bounds.is_exact(requested_keys) else self._load_samples()
+                groups = bounds.hit(samples, requested_keys)
             self._selected = requested_keys, bounds.blocks(groups)
         return self._selected[1]
 
@@ -499,7 +504,8 @@ def _find_rows(keys: Pieces, requested_keys: SortedKeys) -> Numbers:
     rows = []
     for start, piece in keys:
         assert isinstance(piece, SortedKeys)
-        rows.append(piece.find_rows(requested_keys) + start)
+        found = piece.find_rows(requested_keys)
+        rows.append(found + start if start else found)
     return rows[0] if len(rows) == 1 else np.concatenate([NO_ROWS, *rows])
 
 

@@ -105,7 +105,7 @@ class PartReader:
     @property
     def rewrite_slice_bytes(self) -> int:
         """The same if the merged slice is also encoded: merging takes about four times a slice."""
-        return self.memory_budget // (11 if self._is_tight else 8)
+        return max(1, self.memory_budget // (11 if self._is_tight else 8))
 
     @property
     def _is_tight(self) -> bool:
