@@ -242,7 +242,7 @@ def _settle(store: CountedStore, client: persist.Client) -> None:
     while client.seqno % 16:
         client.describe(f"at {client.seqno}").result()
     _wait_for_checkpoint(client)
-    write_checkpoint(store, *client.engine.follower.recent())
+    write_checkpoint(store, *client.engine.follower.get_recent_records())
 
 
 def _wait_for_checkpoint(client: persist.Client) -> None:

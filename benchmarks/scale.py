@@ -41,7 +41,7 @@ from persist.engine.follow.checkpoint import STORED_PENDING_MAX, build_checkpoin
 from persist.engine.follow.directory_pages import Writing
 from persist.engine.follow.state_objects import StateLevel, StateObject, make_levels
 from persist.engine.read.lookups.lookup import Lookup
-from persist.engine.read.merging import snapshot_slices
+from persist.engine.read.merging import slice_snapshot
 from persist.engine.read.planning.snapshot_plan import plan_snapshot
 
 PARTS = (100, 1_000, 10_000)
@@ -168,7 +168,7 @@ def _on_parts(contents: CollectionState, location: str, size: int) -> dict[str, 
         "plan a snapshot": (lambda: plan_snapshot(state, state.schema, 1, None), True),
         "plan with a filter, by what is known": (lambda: plan_snapshot(state, state.schema, 1, None, by_key), True),
         "prepare a look-up by key": (lambda: Lookup(whole), True),
-        "cut into slices": (lambda: snapshot_slices(whole, "rows", 50 << 20), True),
+        "cut into slices": (lambda: slice_snapshot(whole, "rows", 50 << 20), True),
         "write what an append changed in the state": (
             lambda: make_levels(location, 1, after, (base,), format=FORMAT),
             True,

@@ -30,7 +30,7 @@ from persist.core.settings import Location, Settings
 from persist.core.timeline import Moment, Timeline, show_time
 from persist.engine.collection.clones import commit_clone
 from persist.engine.collection.commit import Commit
-from persist.engine.collection.descriptions import About, about_location, check_words, read_version
+from persist.engine.collection.descriptions import About, check_words, get_location_description, read_version
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import Origin, describe_origin, open_engine
 from persist.engine.location.writer import Mode, OpenOptions
@@ -213,7 +213,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
     def about(self) -> About:
         """The comment and properties of the location. Cost: one GET."""
         self.engine.check_open("about")
-        return about_location(self.engine.follower.refresh().control.about)
+        return get_location_description(self.engine.follower.refresh().control.about)
 
     def describe(
         self,
@@ -273,7 +273,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         if indexes not in (None, "auto"):
             raise InvalidUsage(f'indexes={indexes!r} says nothing: give "auto", or make them with Collection.index()')
         options = collect_options(memory_budget, spill_folder)
-        with self.engine.follower.looks.once():
+        with self.engine.follower.looks.share_look():
             live = load_or_create_view(self.engine, name, sql, key, start, options, keeps_groups=indexes is not None)
             if indexes is not None:
                 live.make_indexes()
@@ -341,7 +341,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         self.engine.check_open("view")
         from persist.compute.sql import collect_options, load_view_by_name  # As above.
 
-        with self.engine.follower.looks.once():
+        with self.engine.follower.looks.share_look():
             return View(load_view_by_name(self.engine, name, collect_options(memory_budget, spill_folder)))
 
     def publish(

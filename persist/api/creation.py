@@ -161,20 +161,20 @@ class CreatingCalls:
         columns, rows = peek_columns(rows)
         if mode == "update" and self.engine.find_newest_id(name) is None:
             load_handle(self.engine, name)  # It raises CollectionNotFound.
-        with self.engine.follower.looks.once():
+        with self.engine.follower.looks.share_look():
             handle = find_row_target(self.engine, name, columns, key=key, timeline=timeline, time=time)
         names = _name_columns(columns)
         if DELETED in names and DELETED not in (handle.schema.names if handle.create is None else ()):
             raise make_deletion_error()
         has_diffs = diff is not None or DIFF in names or _are_updates(columns)
         chosen = choose_write_mode(handle, mode, names_key=key is not ... and bool(key), has_diffs=has_diffs)
-        if mode == "error" and handle.create is None and not handle.remembers(handle.contents(), token):
+        if mode == "error" and handle.create is None and not handle.remembers_token(handle.contents(), token):
             raise CollectionExists(name)
         is_empty = getattr(columns, "shape", (1,))[0] == 0 and time is None and seal is None
         if is_empty and (handle.create is not None or handle.contents().upper == 0):
             # Without a row, the commit seals a time all the same, so that a new collection can be read.
-            steps = [handle.dating(allow_future=allow_future).commit_time_step()]
-            future = handle.submit("write", [*add_token(token, [handle.id], steps), *options.notes([handle.id])])
+            steps = [handle.with_future_times(allow_future=allow_future).commit_time_step()]
+            future = handle.submit("write", [*add_token(token, [handle.id], steps), *options.make_notes([handle.id])])
         else:
             future = write_rows(handle, rows, chosen, options, diff=diff, seal=seal)
         if handle.create is not None:

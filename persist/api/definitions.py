@@ -166,7 +166,7 @@ def _create(
 
 def _create_table(client: Definer, name: str, statement: Definition) -> None:
     """Create a collection with a table's columns, sealed so that it is readable."""
-    columns, key = statement.new_columns(name)
+    columns, key = statement.read_new_columns(name)
     schema = CollectionSchema.of(*select_sides_like(columns, key), "ms")
     form = build_form(Keyed(), schema) if key else None
     id_ = uuid.uuid4().hex
@@ -203,7 +203,7 @@ def _define_view(client: Definer, name: str, query: str, *, exists: bool) -> Non
     )
 
     options = collect_options(None, None)
-    with client.engine.follower.looks.once():
+    with client.engine.follower.looks.share_look():
         if exists:
             view = View(load_view_by_name(client.engine, name, options))
             view.redefine(query)
@@ -227,7 +227,7 @@ def _alter_collection(collection: Collection, statement: Definition) -> None:
             raise InvalidUsage(f"REFRESH VIEW … {statement.rest:.40}: write REFRESH VIEW and the name alone")
         View(load_view_by_name(collection.handle.engine, collection.name, collect_options(None, None))).refresh()
         return
-    change = statement.change_table(collection.handle.contents())
+    change = statement.plan_change(collection.handle.contents())
     if change.name is not None:
         collection.rename(change.name).result()
     elif change.evolution:

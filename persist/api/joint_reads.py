@@ -52,7 +52,7 @@ class ReadingTogether:
         wanted = _check_same_client(collections, self.engine)
         named = [collection if isinstance(collection, str) else collection.handle for collection in wanted]
         self.engine.settle()
-        with self.engine.follower.looks.once():
+        with self.engine.follower.looks.share_look():
             handles = load_handles(self.engine, named)
             snapshots = open_snapshots([*zip(handles, wanted.values(), strict=True)], timeout_s)
         return dict(zip(wanted, snapshots, strict=True))

@@ -126,7 +126,7 @@ class Lineage:
                 continue
             self._last = seqno
             try:
-                record = self._follower.recent()[1].get(seqno) or read_record(self._blob, seqno)
+                record = self._follower.get_recent_records()[1].get(seqno) or read_record(self._blob, seqno)
                 for event in () if record is None else self._make_events(record):
                     self._sender.emit(event)
                     self._counts["sent"] += 1

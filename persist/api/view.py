@@ -89,7 +89,7 @@ class View(Collection):
             CollectionNotFound: the view was dropped.
             SourceLost, OutputConflict: an input cannot be read any more, or another writer wrote the view.
         """
-        with self.handle.engine.follower.looks.once():
+        with self.handle.engine.follower.looks.share_look():
             with self._adopt_new_definition():
                 self.live.refresh(policy, timeout_s=timeout_s, memory_limit=memory_limit)
             return self.upper
@@ -100,7 +100,7 @@ class View(Collection):
         All of the inputs is read, as of the last time that the view has sealed. `close()` frees the state. It raises
         the errors of `refresh`.
         """
-        with self.handle.engine.follower.looks.once():
+        with self.handle.engine.follower.looks.share_look():
             with self._adopt_new_definition():
                 self.live.open_state()
             return self.upper
@@ -110,7 +110,7 @@ class View(Collection):
 
         Nothing is written. It costs as much as a refresh without its commit, unless this handle has refreshed before.
         """
-        with self.handle.engine.follower.looks.once():
+        with self.handle.engine.follower.looks.share_look():
             return self.live.explain_refresh(policy)
 
     def redefine(self, sql: str | None = None, *, start: "Start" = None) -> None:

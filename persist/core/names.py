@@ -88,7 +88,7 @@ def check_tag_name(name: str) -> str:
 
 
 def is_time_word(name: str) -> bool:
-    """Tell whether it is a word that people give for a time, so that no tag has it for a name."""
+    """Return whether a name means a time, such as "latest"; no tag may have it."""
     return name.strip().lower() in _TIME_WORDS or AGO.fullmatch(name.strip()) is not None
 
 
@@ -146,7 +146,7 @@ def find_reader(hold: str) -> str | None:
 
 
 def is_id(text: str) -> bool:
-    """Tell whether text is 32 hex digits, as ids are: they become parts of keys."""
+    """Return whether text is 32 hex digits, as ids are."""
     return _ID.fullmatch(text) is not None
 
 

@@ -574,7 +574,9 @@ def test_a_state_object_that_no_writer_would_make_is_refused(victim: Victim) -> 
 def test_parts_that_are_offered_again_are_not_deleted_when_that_is_refused(client: persist.Client) -> None:
     """As when a job commits twice what its tasks have uploaded."""
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
-    parts = PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(orders.id, orders.schema, table(5))
+    parts = PartWriter(client.engine.blob, client.engine.follower.find_next_seqno).upload(
+        orders.id, orders.schema, table(5)
+    )
     commit_parts(orders, parts, seal=persist.Antichain(6)).result()
     with pytest.raises(persist.errors.UpdateNotBeyondUpper):
         commit_parts(orders, parts, seal=persist.Antichain(6)).result()
@@ -664,7 +666,9 @@ def life(folder: str, commits: int) -> None:
         kept.write(table(0, 2_000), seal=1).result()
         gone = client.create_or_load("gone", key=KEY, value=VALUE)
         gone.write(table(0, 2_000), seal=1).result()
-        PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(kept.id, kept.schema, table(5, 10))
+        PartWriter(client.engine.blob, client.engine.follower.find_next_seqno).upload(
+            kept.id, kept.schema, table(5, 10)
+        )
         for time in range(2, commits):
             kept.seal(time).result()
             wait_for_checkpoint(client)

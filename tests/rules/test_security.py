@@ -121,7 +121,7 @@ def collect(place: Place) -> None:
     settings = tuned(background=False, log_retention_records=16)
     with closing(bucket), persist.open(bucket, settings=settings) as client:
         orders = client.load("orders")
-        PartWriter(bucket, client.engine.follower.next_seqno).upload(orders.id, orders.schema, table(99))
+        PartWriter(bucket, client.engine.follower.find_next_seqno).upload(orders.id, orders.schema, table(99))
         orders.seal(70).result()
         client.gc()
         for time in range(71, 76):

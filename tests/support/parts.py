@@ -15,7 +15,7 @@ def commit_parts(
 ) -> CommitFuture:
     """Append parts, and perhaps seal, as one commit. Those of a commit that is rejected are deleted."""
     handle = collection.handle
-    steps: list[Step] = [*handle.part_steps(parts)]
+    steps: list[Step] = [*handle.make_part_steps(parts)]
     if seal is not None:
         steps.append(handle.seal_step(seal))
     return handle.submit("write", add_token(token, [collection.id], steps))

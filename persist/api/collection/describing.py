@@ -21,7 +21,7 @@ from persist.core.names import OWN_PREFIX, check_free_name
 from persist.core.rendering import Completed, render_html_table
 from persist.core.state_rules.contents import Unsealed, summarize_unsealed
 from persist.core.timeline import Moment, Timeline, add_timeline, show_time
-from persist.engine.collection.descriptions import About, about_collection, make_describe_step
+from persist.engine.collection.descriptions import About, get_collection_description, make_describe_step
 from persist.engine.collection.evolution import WantedEvolution, evolve
 from persist.engine.follow.log_queries import LAST
 from persist.engine.location.collection_handle import CollectionHandle
@@ -106,7 +106,7 @@ class CollectionBase(Completed):
         told = [("location", self.handle.engine.url)]
         with suppress(PersistError):
             contents = self.handle.get_known_state()
-            about, schema = about_collection(contents), contents.schema
+            about, schema = get_collection_description(contents), contents.schema
             told += [("comment", about.comment)] if about.comment else []
             told += [*about.properties.items()]
             told += [(what, str(to_antichain(getattr(contents, what)))) for what in ("since", "upper")]
@@ -182,7 +182,9 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
             SchemaMoved: the collection was evolved since this handle was loaded; load it again, and decide anew.
         """
         wanted = WantedEvolution(add or {}, defaults or {}, drop, rename or {}, widen or {}, reorder, keyed)
-        beside: list[kinds.Describe | kinds.Note] = [*WriteOptions(message=message, metadata=metadata).notes([self.id])]
+        beside: list[kinds.Describe | kinds.Note] = [
+            *WriteOptions(message=message, metadata=metadata).make_notes([self.id])
+        ]
         if properties:
             beside.append(make_describe_step(self.handle, None, properties, None, None))
         self.handle = evolve(self.handle, wanted, comments, beside)
@@ -192,7 +194,7 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
     @property
     def about(self) -> About:
         """The comments and properties of the collection and its columns. Cost: one GET."""
-        return about_collection(self.handle.contents())
+        return get_collection_description(self.handle.contents())
 
     def describe(
         self,

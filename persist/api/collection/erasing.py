@@ -88,9 +88,9 @@ def register_erasure_upkeep(engine: Engine) -> None:
         is_owed = contents.name.startswith(OWED_PREFIX)
         alive = engine_ref() if is_owed else None
         if alive is not None:
-            from persist.services.erase import finish_old
+            from persist.services.erase import complete_old
 
-            finish_old(alive, contents)
+            complete_old(alive, contents)
         return is_owed  # Whoever made the erasure is given a while for it.
 
     engine.writer("erase").compaction.also.append(settle)

@@ -175,7 +175,7 @@ class ReadingCalls(CollectionBase):
     @property
     def columns(self) -> list[str]:
         """The column names in the order of a view's query, or key first."""
-        return [*self.handle.reading_schema().columns]
+        return [*self.handle.get_reading_schema().columns]
 
     def __len__(self) -> int:
         """Return the number of rows as of the latest sealed time."""

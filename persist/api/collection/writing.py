@@ -185,7 +185,7 @@ class WritingCalls(KeyedCalls):
         Raises:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection; nothing was written.
         """
-        handle = self.handle.dating(allow_future=allow_future)
+        handle = self.handle.with_future_times(allow_future=allow_future)
         for what, named in (("time", time), ("seal", seal)):
             handle.check_plausible(what, named, allow_future=allow_future)
         expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
@@ -197,7 +197,7 @@ class WritingCalls(KeyedCalls):
             handle.engine.abandon(writes)
             raise make_seal_error(seal)
         return handle.submit(
-            "write", [*add_token(token, [self.id], [*expected, *writes, *sealing]), *options.notes([self.id])]
+            "write", [*add_token(token, [self.id], [*expected, *writes, *sealing]), *options.make_notes([self.id])]
         )
 
     def update(
@@ -426,7 +426,7 @@ def upsert_rows(
             f'late="collect" is for keyed collections: an upsert of {handle.name!r} changes what is there at once, '
             "so it is at a time that is not sealed yet. Leave time out, and it is never late"
         )
-    handle = handle.dating(allow_future=options.allow_future)
+    handle = handle.with_future_times(allow_future=options.allow_future)
     stamp = handle.stamp(options.time, None)
 
     def add(commit: Commit) -> None:
@@ -465,10 +465,10 @@ def _commit_events(
     """Commit events of a collection, and perhaps a seal."""
     get_keyed_form(handle)
     end = _check_event_arguments(handle, action, options, seal, late)
-    handle = handle.dating(allow_future=options.allow_future)
+    handle = handle.with_future_times(allow_future=options.allow_future)
     taken = convert_events(handle, events, handle.stamp(options.time, None), may_delete=may_delete)
     counts = late_counts if late == "collect" else None
-    asked = AskedEvents(taken, end, options.token, tuple(options.notes([handle.id])), late=counts)
+    asked = AskedEvents(taken, end, options.token, tuple(options.make_notes([handle.id])), late=counts)
     return submit_keyed(handle, action, asked)
 
 

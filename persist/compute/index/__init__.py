@@ -5,5 +5,5 @@ reads dearer. It is never half there: one record makes it.
 """
 
 from persist.compute.index.indexes import IndexInfo, drop_index, is_indexable, list_indexed_columns, load_indexes
-from persist.compute.index.lookups import PAYS, FoundByIndex, Path, enable_index_reads, plan_paths
+from persist.compute.index.lookups import PAYS, IndexPath, IndexScan, enable_index_reads, plan_paths
 from persist.compute.index.maintenance import create_index, keep_indexes_current, refresh_indexes

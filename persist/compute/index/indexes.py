@@ -42,7 +42,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index as it is known here.
+    """An index, as this client knows it.
 
     Attributes:
         handle: the collection that it is.
@@ -60,12 +60,12 @@ class Index:
         return get_last_sealed(self.contents)
 
     @property
-    def indexed(self) -> tuple[int, ...]:
+    def indexed_ids(self) -> tuple[int, ...]:
         """The ids of the columns that it is an order of."""
         return self.ids[: len(self.handle.schema.key_names)]
 
     def map_names(self, schema: CollectionSchema) -> dict[str, str]:
-        """Return the columns of a version of the collection's schema that it holds as they are, with its own names."""
+        """Return the columns that the index has unchanged, with its names for them."""
         held_names = {
             id_: (name, kind)
             for id_, name, kind in zip(self.ids, self.handle.schema.names, self.handle.schema.shapes, strict=True)
@@ -109,14 +109,14 @@ class IndexInfo:
         schema = handle.get_known_state().schema
         names = dict(zip(schema.ids, schema.names, strict=True))
         parts = index.contents.parts
-        columns = tuple(names.get(id_, "?") for id_ in index.indexed)
+        columns = tuple(names.get(id_, "?") for id_ in index.indexed_ids)
         return cls(columns, index.as_of, sum(part.rows for part in parts), sum(part.bytes for part in parts))
 
 
 def load_indexes(handle: CollectionHandle) -> list[Index]:
     """Return the indexes of a collection, as far as this client knows."""
     every = list_arrangements(handle.engine, handle.id, [INDEX_PREFIX])
-    return [index for contents in every if (index := _read_index(handle.engine, contents)) is not None]
+    return [index for contents in every if (index := _parse_index(handle.engine, contents)) is not None]
 
 
 def list_indexed_columns(handle: CollectionHandle) -> tuple[tuple[str, ...], ...]:
@@ -128,13 +128,13 @@ def list_indexed_columns(handle: CollectionHandle) -> tuple[tuple[str, ...], ...
 def load_index(engine: Engine, id_: str) -> Index | None:
     """Return the index of an id; None if it is gone."""
     try:
-        return _read_index(engine, engine.follower.require(id_, id_))
+        return _parse_index(engine, engine.follower.require(id_, id_))
     except CollectionNotFound:
         return None
 
 
-def _read_index(engine: Engine, contents: CollectionState) -> Index | None:
-    """Return the index that a collection is; None of one of a later version."""
+def _parse_index(engine: Engine, contents: CollectionState) -> Index | None:
+    """Return an index from its collection's state; None if it is of a later version."""
     ids = read_indexed_ids(contents)
     id_ = contents.id
     return None if ids is None else Index(CollectionHandle(engine, id_, contents.name, contents.schema), contents, ids)
@@ -174,7 +174,7 @@ def is_indexable(schema: CollectionSchema, column: str) -> bool:
 def draft_index(
     handle: CollectionHandle, schema: CollectionSchema, wanted: Sequence[int]
 ) -> tuple[Index, kinds.Create]:
-    """Return an index that is not there yet, and the step that creates it.
+    """Return a new index, and the step that creates it.
 
     Args:
         schema: the newest of its collection.
@@ -203,7 +203,7 @@ def drop_index(handle: CollectionHandle, columns: Sequence[str]) -> CommitFuture
     names = schema.check_distinct("columns", columns)
     indexes = load_indexes(handle)
     for index in indexes:
-        if index.name_columns(schema) == names or list_ids(schema, names) == index.indexed:
+        if index.name_columns(schema) == names or list_ids(schema, names) == index.indexed_ids:
             return handle.engine.submit("drop_index", *make_drop_steps(handle.engine, [index.contents]))
     present = [list(index.name_columns(schema) or ()) for index in indexes]
     raise InvalidUsage(

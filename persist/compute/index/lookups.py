@@ -1,8 +1,8 @@
 """Records found by an index: its contents for some keys, and the changes between its time and the requested one.
 
-Steps ask for keys (`Path.records`). Reads ask for what passes a filter (`find_by_index`). An index is cut into ranges
-of its keys, and Arrow determines whether the filter may be true between the least and the greatest key of each. So any
-filter narrows: by `=`, `in`, bounds, prefixes of several columns, or all that is joined of these by `and` and `or`.
+Refreshes look up keys (`IndexPath.find_records`). Reads look up what passes a filter (`find_by_index`). An index is cut
+into ranges of its keys, and Arrow determines whether the filter may be true between the least and the greatest key of
+each. So any filter narrows: by `=`, `in`, bounds, prefixes of several columns, or these joined by `and` and `or`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,8 +39,8 @@ PIECES = 32  # An index is cut into so many at a time to see which of them a fil
 
 
 @dataclass(frozen=True)
-class Path:
-    """How records of a collection as of a time are found by some of its columns. It can be sent to other processes.
+class IndexPath:
+    """A plan for finding records by some columns; it can be pickled.
 
     Attributes:
         columns: of the collection, by which they are found, in the order of the index's key.
@@ -62,8 +62,8 @@ class Path:
         """Return about how many bytes, decoded, looking up some keys reads. No I/O."""
         return estimate_matching(self.contents, self._rename_keys(keys)) + (self.changes.memory if self.changes else 0)
 
-    def records(self, keys: pa.Table, reader: PartReader) -> Iterator[pa.Table]:
-        """Yield updates that sum up to all records with one of some keys, and perhaps to others; with `_diff`.
+    def find_records(self, keys: pa.Table, reader: PartReader) -> Iterator[pa.Table]:
+        """Yield updates that include all records with one of the keys.
 
         Raises LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
         """
@@ -82,7 +82,7 @@ class Path:
 
 
 def filter_by_keys(table: pa.Table, keys: pa.Table, *, others: bool = False) -> pa.Table:
-    """Return the rows that have one of some keys in the columns of these; or the others."""
+    """Return the rows with one of the keys; or the others."""
     names = keys.column_names
     sorted_keys = SortedKeys.of(keys, names)
     inside, outside = sorted_keys.split(table.take(sort_indices(table, names)))
@@ -97,8 +97,8 @@ def plan_paths(
     columns: Sequence[str],
     *,
     adds_key: bool = False,
-) -> list[Path]:
-    """Return the plan to find records by indexes as of a time, from known states.
+) -> list[IndexPath]:
+    """Return plans for finding records by indexes, from known states.
 
     Args:
         schema: the version by which the collection is read.
@@ -119,7 +119,7 @@ def plan_paths(
         )
         new = plan_changes_scan(contents, schema, first + 1, last + 1, requested) if first < last else None
         paths.append(
-            Path(
+            IndexPath(
                 by,
                 tuple(requested),
                 index_scan.columns,
@@ -132,8 +132,8 @@ def plan_paths(
 
 
 @dataclass(frozen=True)
-class FoundByIndex:
-    """The result of a scan, found in an index where the filter allows it. It can be sent to other processes.
+class IndexScan:
+    """A scan that is answered from an index; it can be pickled.
 
     Attributes:
         scan: the replaced scan.
@@ -143,7 +143,7 @@ class FoundByIndex:
     """
 
     scan: Scan
-    path: Path
+    path: IndexPath
     ranges: tuple[Scan, ...]
     changes: Scan | None
 
@@ -198,7 +198,7 @@ class FoundByIndex:
         return consolidate(pa.concat_tables(tables), [*scan.columns]).select([*scan.columns, "_diff"])
 
 
-def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max: int) -> FoundByIndex | None:
+def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max: int) -> IndexScan | None:
     """Return a plan that answers the scan by an index; None if it would not read much less.
 
     No I/O but what is known of the indexes.
@@ -229,7 +229,7 @@ def enable_index_reads(handle: CollectionHandle, snapshot: Snapshot) -> Snapshot
     return snapshot
 
 
-def _plan_lookup(path: Path, scan: Scan) -> FoundByIndex | None:
+def _plan_lookup(path: IndexPath, scan: Scan) -> IndexScan | None:
     """Return a plan that finds a scan's rows by an index, or None."""
     changes = path.changes if path.changes is None else narrow_scan(path.changes, scan.filter)
     if path.changes is not None and changes is None:
@@ -240,10 +240,10 @@ def _plan_lookup(path: Path, scan: Scan) -> FoundByIndex | None:
         if len(finer) == len(pieces):
             break
         pieces = _select_slices(path, scan, finer)
-    return FoundByIndex(scan, path, tuple(_join_slices(path.contents, pieces)), changes)
+    return IndexScan(scan, path, tuple(_join_slices(path.contents, pieces)), changes)
 
 
-def _select_slices(path: Path, scan: Scan, pieces: Sequence[Scan]) -> list[Scan]:
+def _select_slices(path: IndexPath, scan: Scan, pieces: Sequence[Scan]) -> list[Scan]:
     """Return the slices of an index that may have matching rows."""
     bounds = [(piece.keys.lower, piece.keys.upper) for piece in pieces]
     return [pieces[at] for at in select_matching_ranges(bounds, scan.filter, scan.schema, path.columns)]

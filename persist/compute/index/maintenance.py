@@ -60,7 +60,7 @@ CAME_BETWEEN = (UpperMismatch, UpdatesBeyondUpper, HoldMoved, HoldNotFound, Coll
 
 
 def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
-    """Return the index of a collection by some columns, which is made if there is none; see `Collection.index`."""
+    """Create the index of a collection by some columns, or return the existing one."""
     handle.engine.writer("index")
     handle.engine.settle()  # It includes all earlier writes.
 
@@ -69,10 +69,10 @@ def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
         schema = handle.contents().schema
         names = check_columns(handle, schema, columns)
         requested = [*list_ids(schema, names)]
-        present = next((index for index in load_indexes(handle) if [*index.indexed] == requested), None)
+        present = next((index for index in load_indexes(handle) if [*index.indexed_ids] == requested), None)
         if present is None:
             return build_index(handle, requested)
-        bring_up(handle)
+        refresh_collection_indexes(handle)
         return load_index(handle.engine, present.handle.id) or present
 
     conflicts = (CollectionExists, Superseded)
@@ -80,7 +80,7 @@ def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
 
 
 def build_index(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = None) -> Index:
-    """Make the index of a collection by the columns of some ids, as of the last sealed time, in one commit.
+    """Build an index as of the last sealed time, in one commit.
 
     Args:
         old: what it takes the place of.
@@ -92,15 +92,19 @@ def build_index(handle: CollectionHandle, wanted: Sequence[int], old: Index | No
     contents = handle.contents()
     if contents.upper == 0:
         index, create = draft_index(handle, contents.schema, wanted)
-        _make(handle, index, [*drops, create], None, get_first_time(contents), wanted, count_erasures(contents))
+        _write_contents(
+            handle, index, [*drops, create], None, get_first_time(contents), wanted, count_erasures(contents)
+        )
         return index
     with snapshot(handle.newest(), form="diff") as contents_as_of:
         index, create = draft_index(handle, contents_as_of.scan.result_schema, wanted)
-        _make(handle, index, [*drops, create], contents_as_of, contents_as_of.as_of, wanted, count_erasures(contents))
+        _write_contents(
+            handle, index, [*drops, create], contents_as_of, contents_as_of.as_of, wanted, count_erasures(contents)
+        )
     return load_index(handle.engine, index.handle.id) or index
 
 
-def _make(
+def _write_contents(
     handle: CollectionHandle,
     index: Index,
     steps: Sequence[Step],
@@ -117,9 +121,9 @@ def _make(
         commit.add(index.handle, [step for step in steps if step not in late])
         if held is not None:
             commit.add(
-                index.handle, _make_writes(index, _contents(held, as_of), index.map_names(held.scan.result_schema))
+                index.handle, _make_writes(index, _read_contents(held, as_of), index.map_names(held.scan.result_schema))
             )
-            commit.add(index.handle, _seal(index, as_of))
+            commit.add(index.handle, _make_seal_step(index, as_of))
         hold = kinds.SetHold(handle.id, make_index_hold_name(index.handle.id), as_of, columns=tuple(wanted))
         commit.add(handle, [hold, *late])
 
@@ -137,13 +141,13 @@ def _make_writes(index: Index, tables: Iterable[pa.Table], names: dict[str, str]
     return index.handle.write_steps(TableStream(updates))
 
 
-def _contents(held: Snapshot, as_of: int) -> Iterator[pa.Table]:
+def _read_contents(held: Snapshot, as_of: int) -> Iterator[pa.Table]:
     for batch in held.to_batches():
         times = pa.repeat(pa.scalar(as_of, pa.int64()), len(batch))
         yield pa.Table.from_batches([batch]).append_column("_time", times)
 
 
-def _seal(index: Index, as_of: int) -> list[Step]:
+def _make_seal_step(index: Index, as_of: int) -> list[Step]:
     return [kinds.Seal(index.handle.id, encode_frontier(as_of + 1)), kinds.AllowCompaction(index.handle.id, (as_of,))]
 
 
@@ -153,11 +157,11 @@ def refresh_indexes(engine: Engine, collections: Iterable[str]) -> None:
     """
     for id_ in collections:
         if list_arrangements(engine, id_, [INDEX_PREFIX]):
-            bring_up(load_handle_by_id(engine, id_, id_), least_rows=LAG_ROWS)
+            refresh_collection_indexes(load_handle_by_id(engine, id_, id_), least_rows=LAG_ROWS)
 
 
-def bring_up(handle: CollectionHandle, *, least_rows: int = 0) -> None:
-    """Bring the indexes of a collection up to what it has sealed. Cost: one commit, if one of them is behind.
+def refresh_collection_indexes(handle: CollectionHandle, *, least_rows: int = 0) -> None:
+    """Refresh the indexes of a collection that lag by enough rows.
 
     `least_rows`: leave those alone that lack fewer changes, in few parts.
     """
@@ -178,7 +182,7 @@ def _refresh_indexes(handle: CollectionHandle, least_rows: int) -> None:
     going_on = [index for index in stale if index.fits(schema) and _can_continue(index, contents)]
     for index in stale:
         if index not in going_on:
-            build_index(handle, index.indexed, index)
+            build_index(handle, index.indexed_ids, index)
     if going_on:
         with Commit(handle.engine) as commit:
             for index in going_on:
@@ -209,7 +213,7 @@ def _add_new_updates(commit: Commit, handle: CollectionHandle, contents: Collect
     reader = handle.engine.reader()
     changed = (read_changes(piece, reader) for piece in scan.cut_into_slices(reader.slice_bytes))
     commit.add(index.handle, _make_writes(index, changed, names))
-    commit.add(index.handle, _seal(index, until - 1))
+    commit.add(index.handle, _make_seal_step(index, until - 1))
     hold = make_index_hold_name(index_id)
     commit.add(handle, [kinds.SetHold(id_, hold, until - 1, None, contents.holds[hold].time)])
 
@@ -233,5 +237,5 @@ def _maintain_collection(engine: Engine, contents: CollectionState) -> bool:
             engine.submit("drop_index", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
         return True
     if any(hold.startswith(INDEX_HOLD) for hold in contents.holds):
-        bring_up(open_handle(engine, contents, contents.schema), least_rows=LAG_ROWS)
+        refresh_collection_indexes(open_handle(engine, contents, contents.schema), least_rows=LAG_ROWS)
     return False

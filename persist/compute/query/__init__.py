@@ -9,7 +9,7 @@ from persist.compute.query.copying import copy_rows
 from persist.compute.query.databases import QueryLimits
 from persist.compute.query.definition import Definition, classify_statement
 from persist.compute.query.parsing import walk_parts
-from persist.compute.query.result import QUERIES_MAX, AsOf, Queries, QueryResult, check_reads
+from persist.compute.query.result import QUERIES_MAX, AsOf, Queries, QueryResult, check_is_query
 from persist.compute.query.statements import Outcome, execute
 from persist.compute.query.tables import Path, add_functions, match_collection, quote_name
 from persist.compute.query.time_windows import check_lengths, find_windowed_table, is_time_window, list_arguments

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.compute.query.parsing import walk_parts
-from persist.compute.query.tables import MAIN, find_sql_schema, format_path, quote_name
+from persist.compute.query.tables import MAIN, format_path, quote_name, to_sql_schema
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.form import has_one_value
 from persist.core.state_rules.contents import CollectionState
@@ -23,8 +23,8 @@ _BEGINNINGS = ("duckdb_", "pg_", "pragma_", "sqlite_")
 
 
 @dataclass(frozen=True, slots=True)
-class TableAbout:
-    """What a collection is as a table of SQL.
+class TableDescription:
+    """The description of a collection as an SQL table.
 
     Attributes:
         schema: the part of its name before the last dot; "main" if there is none.
@@ -52,23 +52,23 @@ def load_all_states(engine: Engine) -> list[CollectionState]:
     return engine.follower.read_known_states([(ids[name], name) for name in names if name in ids])[1]
 
 
-def list_tables(engine: Engine) -> list[TableAbout]:
+def list_tables(engine: Engine) -> list[TableDescription]:
     """Return all collections, by schema and table."""
     tables = map(describe_table, load_all_states(engine))
     return sorted(tables, key=lambda about: (about.schema, about.table))
 
 
-def describe_table(contents: CollectionState) -> TableAbout:
+def describe_table(contents: CollectionState) -> TableDescription:
     """Describe a collection as a table."""
     schema, _, table = contents.name.rpartition(".")
     known = contents.schema
     columns = pa.schema([known.declared.field(name) for name in known.columns])
     key = known.key_names if has_one_value(contents) else ()
-    return TableAbout(schema or MAIN, table, contents.view is not None, key, columns)
+    return TableDescription(schema or MAIN, table, contents.view is not None, key, columns)
 
 
 def reads_catalog(parsed: Any) -> bool:
-    """Return whether a parsed query asks for tables, columns or the like."""
+    """Return whether a parsed query reads catalog tables of DuckDB."""
     for node in walk_parts(parsed):
         kind, name = node.get("type"), str(node.get("table_name") or "")
         if kind == "TABLE_FUNCTION":
@@ -81,7 +81,7 @@ def reads_catalog(parsed: Any) -> bool:
     return False
 
 
-def create_tables(connection: Any, tables: Sequence[TableAbout], known: Collection[str]) -> None:
+def create_tables(connection: Any, tables: Sequence[TableDescription], known: Collection[str]) -> None:
     """Make all tables of a connection, without rows. `known`: the names of collections that are there already."""
     names: dict[tuple[str, str], str] = {}
     for about in tables:
@@ -109,6 +109,6 @@ def create_tables(connection: Any, tables: Sequence[TableAbout], known: Collecti
 def _name_type(connection: Any, kind: pa.DataType) -> str:
     """Return DuckDB's name of a type; VARIANT if it lacks the type."""
     try:
-        return str(connection.from_arrow(find_sql_schema(pa.schema({"x": kind})).empty_table()).types[0])
+        return str(connection.from_arrow(to_sql_schema(pa.schema({"x": kind})).empty_table()).types[0])
     except Exception:  # It has errors of several kinds for that.
         return "VARIANT"

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.compute.query.result import QueryResult
-from persist.compute.query.statement_text import split_text
+from persist.compute.query.statement_text import split_at_keyword
 from persist.compute.query.tables import DUCKDB, explain_refusal
 from persist.core.errors import InvalidUsage, PersistError
 from persist.engine.location.engine import Engine
@@ -35,7 +35,7 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
         raise InvalidUsage("COPY writes a file, which queries may not.").with_remedy(
             "{files:option:True} lets it, with your rights; without, take the rows with to_arrow() or to_pandas()."
         )
-    parts = None if match is None else split_text(match["rest"], "to")
+    parts = None if match is None else split_at_keyword(match["rest"], "to")
     if parts is None:
         raise InvalidUsage(
             f"{sql!r:.100} is not COPY table TO 'file' or COPY (query) TO 'file'. To load a file, use INSERT INTO "

@@ -6,7 +6,7 @@ that is still empty becomes idle, and any other is closed.
 
 A closed connection takes its registered tables and temporary macros with it. Schemas, catalogs and functions stay in
 the database, and so do settings that some table functions change. So the borrower sets `is_empty` only if it made none
-of them, and its text calls no table function (`leaves_nothing`).
+of them, and its text calls no table function (`cannot_change_database`).
 
 Invariant: an idle database is empty and has no connection. A forked process leaves its parent's databases alone,
 because it does not have their threads.
@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 
 from persist.codecs.types.calculator import get_calculator
-from persist.compute.query.tables import DUCKDB, SEALED_OFF, WITH_FILES, words_of
+from persist.compute.query.tables import DUCKDB, SEALED_OFF, WITH_FILES, list_words
 from persist.core.errors import InvalidUsage
 from persist.engine.read.results.result import require_package
 
@@ -74,8 +74,8 @@ class _Settings:
         return database
 
 
-class Lent:
-    """A connection to a database, which is the only one.
+class LentDatabase:
+    """A connection to a lent database.
 
     Attributes:
         connection: of DuckDB.
@@ -84,7 +84,7 @@ class Lent:
 
     def __init__(self, settings: _Settings) -> None:
         self._kind = os.getpid(), settings
-        self._database = _take_idle(self._kind) or settings.open_database()
+        self._database = _take_idle_database(self._kind) or settings.open_database()
         self.connection = self._database.cursor()
         self.is_empty = False
 
@@ -107,14 +107,14 @@ def open_database(limits: QueryLimits) -> Any:
 
 
 @contextmanager
-def lend_database(*, reads_files: bool = False, limits: QueryLimits | None = None) -> Iterator[Lent]:
+def lend_database(*, reads_files: bool = False, limits: QueryLimits | None = None) -> Iterator[LentDatabase]:
     """Lend a database for a while.
 
     Args:
         reads_files: whether queries may read files and URLs, and let DuckDB load what it needs for that.
         limits: of queries by clients of a server; None for queries of this process.
     """
-    lent = Lent(_Settings(reads_files and limits is None, None if limits is None else limits.memory_bytes))
+    lent = LentDatabase(_Settings(reads_files and limits is None, None if limits is None else limits.memory_bytes))
     try:
         yield lent
     finally:
@@ -125,22 +125,22 @@ _HARMLESS = {"generate_series", "range", "unnest"}
 
 
 @cache
-def _table_functions() -> frozenset[str]:
+def _list_table_functions() -> frozenset[str]:
     names = "SELECT lower(function_name) FROM duckdb_functions() WHERE function_type NOT IN ('scalar', 'aggregate')"
     with get_calculator().cursor() as connection:
         return frozenset(name for (name,) in connection.execute(names).fetchall()) - _HARMLESS
 
 
-def leaves_nothing(sql: str) -> bool:
-    """Return whether a text cannot change a database by a table function. False for a table of such a name, too."""
-    return _table_functions().isdisjoint(map(str.lower, words_of(sql)))
+def cannot_change_database(sql: str) -> bool:
+    """Return whether a text surely calls no table function that changes a database."""
+    return _list_table_functions().isdisjoint(map(str.lower, list_words(sql)))
 
 
 # By process and settings. Each operation on a deque is atomic, so no lock can be in use at a fork.
 _idle: defaultdict[tuple[int, _Settings], deque[Any]] = defaultdict(deque)
 
 
-def _take_idle(kind: tuple[int, _Settings]) -> Any:
+def _take_idle_database(kind: tuple[int, _Settings]) -> Any:
     try:
         return _idle[kind].pop()
     except IndexError:

@@ -17,10 +17,10 @@ from persist.codecs.types.sql_names import fold_case
 from persist.compute.query.catalog import create_tables, describe_table
 from persist.compute.query.copying import is_copy
 from persist.compute.query.databases import QueryLimits, lend_database
-from persist.compute.query.parsing import refuse_statement
+from persist.compute.query.parsing import make_statement_refusal
 from persist.compute.query.result import check_arrow_types
-from persist.compute.query.statement_text import is_statement, split_text
-from persist.compute.query.tables import MAIN, Path, explain_refusal, format_path, resolve_table, split_name, words_of
+from persist.compute.query.statement_text import is_statement, split_at_keyword
+from persist.compute.query.tables import MAIN, Path, explain_refusal, format_path, list_words, resolve_table, split_name
 from persist.core.errors import InvalidUsage
 from persist.core.names import check_free_name
 from persist.core.state_rules.contents import CollectionState
@@ -48,7 +48,7 @@ _FACTS = ("VARCHAR", None, True)  # The facts of a column without a DEFAULT or N
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A statement in parts: `verb [OR REPLACE] kind [condition] path rest`.
+    """A CREATE, DROP, ALTER or COMMENT: `verb [OR REPLACE] kind [condition] path rest`.
 
     Attributes:
         verb: such as "COMMENT ON", in upper case; so are kind and condition.
@@ -64,10 +64,10 @@ class Definition:
 
     @classmethod
     def parse(cls, sql: str) -> "Definition":
-        """Return a statement in parts. Raises InvalidUsage, with the call to use, if it is another statement."""
+        """Parse a definition; raise InvalidUsage for other statements."""
         match = _BEGINNING.match(sql)
         if match is None:
-            raise refuse_statement(sql)
+            raise make_statement_refusal(sql)
         verb, kind, condition = (
             " ".join((match[part] or "").upper().split()) for part in ("verb", "kind", "condition")
         )
@@ -81,7 +81,7 @@ class Definition:
     @property
     def query(self) -> str | None:
         """The query of a CREATE … AS; None if there is none."""
-        parts = split_text(self.rest, "as") if self.verb == "CREATE" else None
+        parts = split_at_keyword(self.rest, "as") if self.verb == "CREATE" else None
         if parts is not None and parts[0].strip():
             raise InvalidUsage(f"{self.words} … {parts[0].strip()[:40]}: name columns in the query, by AS")
         return None if parts is None else parts[1].strip().rstrip(";")
@@ -103,7 +103,7 @@ class Definition:
         check_free_name(name := ".".join(parts))
         return name, False
 
-    def new_columns(self, name: str) -> tuple[pa.Schema, list[str]]:
+    def read_new_columns(self, name: str) -> tuple[pa.Schema, list[str]]:
         """Return the columns of a CREATE TABLE, and the names of its primary key."""
         schema, _, table = name.rpartition(".")
         path = (schema or MAIN, table)
@@ -111,38 +111,38 @@ class Definition:
         with lend_database(limits=QueryLimits()) as lent:
             connection = lent.connection
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {format_path(path[:1])}")
-            self._run_on(connection, path)
-            if "collate" in {*map(str.lower, words_of(self.rest))}:
-                raise _refuse(name, "COLLATE")
+            self._run_with_path(connection, path)
+            if "collate" in {*map(str.lower, list_words(self.rest))}:
+                raise _make_refusal(name, "COLLATE")
             for kind, names, text in connection.execute(_CONSTRAINTS).fetchall():
                 if kind not in ("PRIMARY KEY", "NOT NULL"):
-                    raise _refuse(name, text)
+                    raise _make_refusal(name, text)
                 not_null |= {*names}
                 key = names if kind == "PRIMARY KEY" else key
-            for column, (_, default, _) in _Catalog.read(connection).columns.items():
+            for column, (_, default, _) in _TableCatalog.read(connection).columns.items():
                 if default is not None:
-                    raise _refuse(name, f"{column} … {default}")
+                    raise _make_refusal(name, f"{column} … {default}")
             relation = connection.sql(f"FROM {format_path(path)} LIMIT 0")
             check_arrow_types(relation)
             fields = [field.with_nullable(field.name not in not_null) for field in _list_fields(relation)]
         return pa.schema(fields), key
 
-    def change_table(self, contents: CollectionState) -> "TableChange":
-        """Return what a DROP, ALTER or COMMENT does to a collection."""
+    def plan_change(self, contents: CollectionState) -> "TableChange":
+        """Return the change that a DROP, ALTER or COMMENT makes to a collection."""
         about = describe_table(contents)
         path = (about.schema, about.table)
         with lend_database(limits=QueryLimits()) as lent:
             connection = lent.connection
             create_tables(connection, [about], ())
-            before = _Catalog.read(connection)
-            self._run_on(connection, path)
+            before = _TableCatalog.read(connection)
+            self._run_with_path(connection, path)
             if self.verb == "DROP":
                 if re.search(r"\bcascade\b", self.rest, re.IGNORECASE):
                     raise InvalidUsage(
                         f"DROP … CASCADE: drop the views that read {about.name!r} first, each by its name"
                     )
                 return TableChange()
-            after = _Catalog.read(connection)
+            after = _TableCatalog.read(connection)
             if self.verb == "COMMENT ON":
                 if self.kind != "COLUMN":
                     return TableChange(comments={"": after.comment})
@@ -166,7 +166,7 @@ class Definition:
                 f"ALTER TABLE{self.rest:.100}: columns have no DEFAULT, and NOT NULL only from the beginning. "
                 "evolve(add=…, defaults=…) adds a column with a value in older records"
             )
-        if changed and split_text(self.rest, "using"):
+        if changed and split_at_keyword(self.rest, "using"):
             raise InvalidUsage("ALTER … TYPE … USING computes values: add a column, and UPDATE it")
         if added and dropped:
             return {"rename": dict(zip(dropped, added, strict=True))}
@@ -181,7 +181,7 @@ class Definition:
             "or rename the table"
         )
 
-    def _run_on(self, connection: Any, path: Path) -> None:
+    def _run_with_path(self, connection: Any, path: Path) -> None:
         """Run the statement on the table of another path."""
         column = format_path(self.path[-1:]) if self.kind == "COLUMN" else ""
         words = (self.verb, "OR REPLACE" * self.is_replacing, self.kind, self.condition)
@@ -204,7 +204,7 @@ def _list_fields(relation: Any) -> list[pa.Field]:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """The change of a collection: one of these, or its end if nothing is set.
+    """The change of a collection; without any, the collection is dropped.
 
     Attributes:
         name: the new name.
@@ -221,8 +221,8 @@ _Columns = Mapping[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class _Catalog:
-    """The only table of a connection, in the catalog of DuckDB.
+class _TableCatalog:
+    """The catalog entries of the only table of a connection.
 
     Attributes:
         columns: the type, default and nullability of each, by name.
@@ -235,7 +235,7 @@ class _Catalog:
     comments: Mapping[str, str]
 
     @classmethod
-    def read(cls, connection: Any) -> "_Catalog":
+    def read(cls, connection: Any) -> "_TableCatalog":
         """Read the catalog of a connection."""
         (table, comment), *_ = connection.execute(_TABLES).fetchall() or [("", None)]
         columns = connection.execute(_COLUMNS).fetchall()
@@ -244,7 +244,7 @@ class _Catalog:
 
 
 def classify_statement(sql: str) -> Literal["change", "definition", "copy"] | None:
-    """Return the kind of statement that a text begins like; None for a query."""
+    """Return the kind of statement that a text begins with; None for a query."""
     if is_statement(sql):
         return "change"
     if is_copy(sql):
@@ -252,7 +252,7 @@ def classify_statement(sql: str) -> Literal["change", "definition", "copy"] | No
     return "definition" if isinstance(sql, str) and _BEGINNING.match(sql) else None
 
 
-def _refuse(name: str, text: str) -> InvalidUsage:
+def _make_refusal(name: str, text: str) -> InvalidUsage:
     return InvalidUsage(
         f"{text!r:.200} is not what a collection has: {name!r} may have columns with types, NOT NULL and one PRIMARY "
         "KEY. Leave it out, and check rows before you write them"

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.types.sql_names import fold_case
 from persist.compute.query.parsing import walk_parts
-from persist.compute.query.tables import Path, whole_path
+from persist.compute.query.tables import Path, normalise_path
 from persist.core.expression.documents import (
     has_simple_path,
     join_paths,
@@ -44,17 +44,17 @@ _Step = tuple[str, str | int]
 
 
 def find_document_filters(parsed: Any, tables: Mapping[Path, Sequence[str]]) -> dict[Path, pc.Expression]:
-    """Return the filters of tables, by their paths.
+    """Return filters on documents that a query implies, by table.
 
     Args:
         parsed: the query, as DuckDB parses it.
         tables: the columns of documents of each collection.
     """
-    paths = {whole_path(path): path for path, documents in tables.items() if documents}
+    paths = {normalise_path(path): path for path, documents in tables.items() if documents}
     if not paths:
         return {}
     nodes = [*walk_parts(parsed)]
-    counts = Counter(_table(node) for node in nodes if node.get("type") == "BASE_TABLE")
+    counts = Counter(_get_table_path(node) for node in nodes if node.get("type") == "BASE_TABLE")
     filters: dict[Path, pc.Expression] = {}
     for node in nodes:
         table = node.get("from_table") if node.get("type") == "SELECT_NODE" else None
@@ -62,8 +62,8 @@ def find_document_filters(parsed: Any, tables: Mapping[Path, Sequence[str]]) -> 
             continue
         if table["sample"] or node["sample"]:  # Samples are taken before WHERE.
             continue
-        path = paths.get(_table(table))
-        if path is None or counts[_table(table)] > 1 or not node["where_clause"]:
+        path = paths.get(_get_table_path(table))
+        if path is None or counts[_get_table_path(table)] > 1 or not node["where_clause"]:
             continue
         selected = {fold_case(item["alias"]) for item in node["select_list"]}
         columns = {fold_case(name): name for name in tables[path] if fold_case(name) not in selected}
@@ -83,13 +83,13 @@ def iterate_conjuncts(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from iterate_conjuncts(child)
 
 
-def _table(node: dict[str, Any]) -> Path:
+def _get_table_path(node: dict[str, Any]) -> Path:
     parts = (node["catalog_name"], node["schema_name"], node["table_name"])
-    return whole_path(tuple(part for part in parts if part))
+    return normalise_path(tuple(part for part in parts if part))
 
 
 def _convert_condition(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> pc.Expression | None:
-    """Return a filter that all rows which meet a condition on a document pass, or None."""
+    """Return a filter that all rows pass for which a condition holds, or None."""
     if node["type"] in _COMPARED:
         compare = _COMPARED[node["type"]]
         turned = _TURNED.get(compare, compare)

@@ -44,7 +44,7 @@ def parse_query(query: str, connection: Any) -> Any:
     if len(kinds) != 1:
         raise InvalidUsage(f"{_NO_QUERY}: there are {len(kinds)} of them")
     if kinds != ["SELECT"]:
-        raise refuse_statement(query, kinds[0])
+        raise make_statement_refusal(query, kinds[0])
     with connection.cursor() as parser:
         parsed = json.loads(parser.execute("SELECT json_serialize_sql($1)", [query]).fetchone()[0])
     if parsed["error"]:
@@ -52,8 +52,8 @@ def parse_query(query: str, connection: Any) -> Any:
     return parsed
 
 
-def refuse_statement(sql: str, kind: str = "") -> InvalidUsage:
-    """Return why a statement is not run, with the call that does the same.
+def make_statement_refusal(sql: str, kind: str = "") -> InvalidUsage:
+    """Return the error for a statement, which names the call to use instead.
 
     `kind`: of the statement, as DuckDB calls it.
     """

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.arrow_types import JSON
 from persist.compute.index import enable_index_reads
-from persist.compute.query.catalog import TableAbout, create_tables, list_tables, load_all_states, reads_catalog
-from persist.compute.query.databases import QueryLimits, leaves_nothing, lend_database
+from persist.compute.query.catalog import TableDescription, create_tables, list_tables, load_all_states, reads_catalog
+from persist.compute.query.databases import QueryLimits, cannot_change_database, lend_database
 from persist.compute.query.document_filters import find_document_filters
 from persist.compute.query.parsing import parse_query, walk_parts
 from persist.compute.query.statement_text import is_statement
@@ -34,7 +34,7 @@ from persist.compute.query.tables import (
     Path,
     TableAt,
     add_functions,
-    distinguish_tables,
+    drop_repeated_tables,
     explain_refusal,
     find_read_frames,
     format_path,
@@ -66,8 +66,8 @@ _WITHOUT_ARROW = {"UHUGEINT", "BIT", "BIGNUM", "VARINT", "TIME WITH TIME ZONE"}
 AsOf = int | Moment | Mapping[str, int | Moment] | None
 
 
-class _Notes:
-    """Notes of the reads for a query, and of their errors: DuckDB itself keeps only a text.
+class _ReadLog:
+    """The reads of a query and their errors, since DuckDB keeps only a text.
 
     It does not refer to the query's answer, which refers to DuckDB: Python could not see such a cycle, and free it.
 
@@ -80,7 +80,7 @@ class _Notes:
         self.failures: list[PersistError] = []
         self.reads: list[str] | None = None
 
-    def watch(self, path: Path, snapshot: Snapshot, where: pc.Expression | None) -> Any:
+    def make_dataset(self, path: Path, snapshot: Snapshot, where: pc.Expression | None) -> Any:
         """Return a snapshot as a dataset whose reads are noted; where is a filter besides those of DuckDB."""
 
         def read(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
@@ -95,7 +95,7 @@ class _Notes:
 
 
 class QueryResult(ArrowResult):
-    """The answer of a query: read it as Arrow, pandas, Polars or batches, as often as wanted, until it is closed.
+    """The answer of a query: read it repeatedly, in any form, until it is closed.
 
     Attributes:
         sql: the query.
@@ -142,7 +142,7 @@ class QueryResult(ArrowResult):
         self._busy = threading.Lock()
         self._refusals = (duckdb.Error, pa.ArrowException, OSError)
         self._collections = engine.names("")
-        self._notes = _Notes()
+        self._notes = _ReadLog()
         self._with_documents: dict[Path, tuple[Any, Sequence[str]]] = {}  # Collections with columns of JSON.
         with ExitStack() as opening:
             lent = opening.enter_context(lend_database(reads_files=variables is not None, limits=limits))
@@ -152,11 +152,11 @@ class QueryResult(ArrowResult):
             parsed = parse_query(self._text, self._connection)
             tables = _list_tables(parsed)
             collections = {path: resolve_table(path, self._collections) for path in tables}
-            read = distinguish_tables({path: table for path, table in collections.items() if table is not None})
+            read = drop_repeated_tables({path: table for path, table in collections.items() if table is not None})
             self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
             self.seqno = self.seqno if all(table.as_of is None for table in read.values()) else -1
             for path in timed.keys() - {path for path, table in collections.items() if table is not None}:
-                raise timed[path].explain_refusal(self._collections)
+                raise timed[path].make_refusal(self._collections)
             if pins or changes:  # The latest contents of a transaction are those of its beginning.
                 read = {path: TableAt(table.name) if table.as_of == LATEST else table for path, table in read.items()}
             for path, table in [*read.items()]:
@@ -165,12 +165,12 @@ class QueryResult(ArrowResult):
                     del read[path]
             known = {path: pins[table.name] for path, table in read.items() if pins and table.name in pins}
             known = {path: time for path, time in known.items() if read[path].as_of is None}
-            bound = _bind_tables(engine, read, as_of, {**known, **(times or {})})
+            bound = _resolve_tables(engine, read, as_of, {**known, **(times or {})})
             filters = find_document_filters(parsed, {path: handle.schema.json for path, (handle, _) in bound.items()})
             for path, result in zip(bound, open_snapshots([*bound.values()]), strict=True):
                 opening.enter_context(enable_index_reads(bound[path][0], result))
                 self.times[path] = result.as_of
-                dataset = self._notes.watch(path, result, filters.get(path))
+                dataset = self._notes.make_dataset(path, result, filters.get(path))
                 register_table(self._connection, path, dataset)
                 if names := bound[path][0].schema.json:
                     self._with_documents[path] = (dataset, names)
@@ -181,7 +181,7 @@ class QueryResult(ArrowResult):
                 create_tables(self._connection, list_tables(engine), {table.name for table in read.values()})
             self._bind_parameters(parameters)
             has_catalogs = any(len(path) > 1 for path in tables)
-            lent.is_empty = leaves_nothing(sql) and not (adds_functions or lists_tables or has_catalogs)
+            lent.is_empty = cannot_change_database(sql) and not (adds_functions or lists_tables or has_catalogs)
             self._close = weakref.finalize(self, opening.pop_all().close)
             self._close.atexit = False
 
@@ -198,7 +198,7 @@ class QueryResult(ArrowResult):
         self._schema = pa.schema([*zip(relation.columns, types, strict=True)])
 
     def bind(self, parameters: Sequence[Any]) -> None:
-        """Change the parameters; the answer reads the same contents. An error closes it."""
+        """Change the parameters; the answer reads the same contents."""
         try:
             with self._busy:
                 self._check_open()
@@ -231,7 +231,7 @@ class QueryResult(ArrowResult):
             self._close()
 
     def interrupt(self, why: str) -> None:
-        """Let whoever reads the answer fail with InvalidUsage, which says why."""
+        """Let the reader of the answer fail with InvalidUsage for this reason."""
         self._interrupted = self._interrupted or why
         with suppress(self._refusals[0]):  # It may be closed already.
             self._connection.interrupt()
@@ -256,7 +256,7 @@ class QueryResult(ArrowResult):
     def _bind(self) -> Any:
         return self._connection.sql(self._text, params=self._parameters or None)
 
-    def _take_relation(self) -> Any:
+    def _take_or_bind(self) -> Any:
         """Return the query for one reading."""
         relation, self._unread = self._unread, None
         return self._bind() if relation is None else relation
@@ -274,7 +274,7 @@ class QueryResult(ArrowResult):
                 with self._busy:
                     self._check_open()
                     try:
-                        reader = self._take_relation().to_arrow_reader(BATCH_ROWS) if reader is None else reader
+                        reader = self._take_or_bind().to_arrow_reader(BATCH_ROWS) if reader is None else reader
                         return next(reader, None)
                     except self._refusals as error:
                         self._raise_refusal(error)
@@ -284,7 +284,7 @@ class QueryResult(ArrowResult):
             thread = stack.enter_context(ThreadPoolExecutor(1, "persist-query")) if is_main else None
             context = copy_context()
             while True:
-                batch = read() if thread is None else self._ended_by_signals(thread.submit(context.run, read))
+                batch = read() if thread is None else self._wait_interruptibly(thread.submit(context.run, read))
                 if batch is None:
                     return
                 rows += batch.num_rows
@@ -292,8 +292,8 @@ class QueryResult(ArrowResult):
                     raise InvalidUsage(f"the answer has more than {self._limits.rows_max:,} rows: narrow the query")
                 yield pa.Table.from_batches([batch])
 
-    def _ended_by_signals(self, reading: "Future[pa.RecordBatch | None]") -> pa.RecordBatch | None:
-        """Wait for a batch; where that is interrupted, as by Ctrl-C, end the query first."""
+    def _wait_interruptibly(self, reading: "Future[pa.RecordBatch | None]") -> pa.RecordBatch | None:
+        """Wait for a batch; an interrupt such as Ctrl-C ends the query first."""
         try:
             return reading.result()
         except KeyboardInterrupt:
@@ -306,7 +306,7 @@ class QueryResult(ArrowResult):
             raise InvalidUsage(f"the query was ended: {self._interrupted}")
 
     def _raise_refusal(self, error: Exception) -> NoReturn:
-        """Raise what a refusal by DuckDB means here."""
+        """Raise our error for an error of DuckDB."""
         if self._interrupted:
             raise InvalidUsage(f"the query was ended: {self._interrupted}") from error
         if self._notes.failures:
@@ -338,10 +338,10 @@ def call_later(after_s: float, do: Callable[[str], object], argument: str) -> th
     return timer
 
 
-def _bind_tables(
+def _resolve_tables(
     engine: Engine, read: Mapping[Path, TableAt], as_of: AsOf, known: Mapping[Path, int]
 ) -> dict[Path, tuple[CollectionHandle, int | Moment | None]]:
-    """Return for each table its collection and the time to read it at, None for the latest."""
+    """Return the collection and the time of each table; None is the latest."""
     times = as_of if isinstance(as_of, Mapping) else {"": as_of}
     names = [*dict.fromkeys(table.name for table in read.values())]
     for name in times:
@@ -365,7 +365,7 @@ def check_arrow_types(relation: Any) -> None:
 
 
 def _list_tables(parsed: Any) -> list[Path]:
-    """Return each table that a parsed query reads once, named subqueries, too."""
+    """Return the tables of a parsed query, each once."""
     tables: dict[Path, None] = {}
     for node in walk_parts(parsed):
         if node.get("type") == "BASE_TABLE":
@@ -388,7 +388,7 @@ class Queries:
         self._turns = threading.BoundedSemaphore(QUERIES_MAX)
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def wait_for_turn(self) -> Iterator[None]:
         """Wait for a turn to run a query, so that there are not many at a time.
 
         Raises Unavailable: all turns were in use for `TURN_S`.
@@ -400,7 +400,7 @@ class Queries:
         finally:
             self._turns.release()
 
-    def ask(
+    def run(
         self,
         sql: str,
         parameters: Sequence[Any] = (),
@@ -408,7 +408,7 @@ class Queries:
         as_of: int | Moment | None = None,
     ) -> QueryResult:
         """Return the answer of a query, which is read when it is asked for its batches; see `QueryResult`."""
-        check_reads(sql)
+        check_is_query(sql)
         return QueryResult(self._engine, sql, as_of, limits=self._limits, parameters=parameters, times=times)
 
     def is_newest(self, answer: QueryResult) -> bool:
@@ -422,9 +422,9 @@ class Queries:
         self._engine.settle()
         return any(seqno > answer.seqno for seqno, _ in self._engine.follower.refresh().control.erasures)
 
-    def parameters(self, sql: str) -> int:
+    def count_parameters(self, sql: str) -> int:
         """Return how many parameters a query has."""
-        check_reads(sql)
+        check_is_query(sql)
         duckdb = require_package(DUCKDB)
         with lend_database() as lent:
             lent.is_empty = True
@@ -437,18 +437,18 @@ class Queries:
             raise InvalidUsage(f"the parameters {sorted(names)} have names: write ? or $1 for each")
         return max(map(int, names), default=0)
 
-    def catalogs(self) -> list[str]:
-        """Return the times that have a name: the latest, and the tags of all collections."""
+    def list_catalogs(self) -> list[str]:
+        """Return the names of times: the latest, and the tags of all collections."""
         tags = {tag for contents in load_all_states(self._engine) for tag in contents.tags}
         return [LATEST, *sorted(tags - {LATEST})]
 
-    def tables(self) -> list[TableAbout]:
+    def list_tables(self) -> list[TableDescription]:
         """Return all collections, by schema and table."""
         return list_tables(self._engine)
 
 
-def check_reads(sql: str, place: str = "this server") -> None:
-    """Raise InvalidUsage if a text begins like a statement that changes or copies collections.
+def check_is_query(sql: str, place: str = "this server") -> None:
+    """Raise InvalidUsage if a text begins with a change, a definition or a COPY.
 
     `place`: what runs queries only.
     """

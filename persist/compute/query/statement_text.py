@@ -24,7 +24,7 @@ _BEGINNING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A token of SQL, in lower case; where it begins; and whether it is in no brackets and in no CASE."""
+    """A token of SQL: its lower-case text, its place, and whether it is nested."""
 
     text: str
     at: int
@@ -32,8 +32,8 @@ class _Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
-    """A superset of the rows that a statement touches.
+class TouchedRows:
+    """Describes a superset of the rows that a statement touches.
 
     Attributes:
         alias: the name of the table in the condition.
@@ -49,7 +49,7 @@ class Touched:
 
 
 class StatementText:
-    """A statement, its parts, and what it changes. `table`: the path of the table that it changes."""
+    """The text of a statement, split into its parts."""
 
     def __init__(self, sql: str, match: re.Match[str]) -> None:
         self.table: Path = split_name(match["table"])
@@ -70,14 +70,14 @@ class StatementText:
     @property
     def is_upsert(self) -> bool:
         """Whether it is an INSERT that says what happens to rows whose key is there."""
-        return self._what[0] == "insert" and ("or" in self._what or self._conflict is not None)
+        return self._what[0] == "insert" and ("or" in self._what or self._conflict_token is not None)
 
-    def find_touched_rows(self) -> Touched | None:
+    def find_touched_rows(self) -> TouchedRows | None:
         """Return which rows it may touch; None for all rows."""
         wheres = self._find_words("where")
         condition = self._slice_text(wheres[-1] + 1, None) if wheres else None
         if self._what[0] == "insert":
-            return Touched(self.table[-1], condition="false")
+            return TouchedRows(self.table[-1], condition="false")
         if self._what[0] == "merge":
             return self._find_merged_rows()
         if self._what[0] not in ("update", "delete") or condition is None:
@@ -86,9 +86,9 @@ class StatementText:
         sources = self._find_words("from" if first == "set" else "using")
         source = self._slice_text(sources[0] + 1, wheres[-1]) if sources else None
         ends = self._find_words(first) or wheres
-        return Touched(self._parse_alias(self._slice_text(0, ends[0])), source, condition)
+        return TouchedRows(self._parse_alias(self._slice_text(0, ends[0])), source, condition)
 
-    def _find_merged_rows(self) -> Touched | None:
+    def _find_merged_rows(self) -> TouchedRows | None:
         """Return which rows a MERGE may touch; None for all rows."""
         using, on, whens = self._find_words("using"), self._find_words("on"), self._find_words("when")
         if not using or not whens or any(self._tokens[at - 1].text == "matched" for at in self._find_words("by")):
@@ -96,22 +96,22 @@ class StatementText:
         name = self._parse_alias(self._slice_text(0, using[0]))
         if len(using) > 1 and using[1] < whens[0]:
             columns = split_name(self._slice_text(using[1] + 1, whens[0]).strip().strip("()").replace(",", " "))
-            return Touched(name, self._slice_text(using[0] + 1, using[1]), None, columns)
+            return TouchedRows(name, self._slice_text(using[0] + 1, using[1]), None, columns)
         if not on or on[0] > whens[0]:
             return None
-        return Touched(name, self._slice_text(using[0] + 1, on[0]), self._slice_text(on[0] + 1, whens[0]))
+        return TouchedRows(name, self._slice_text(using[0] + 1, on[0]), self._slice_text(on[0] + 1, whens[0]))
 
     def _parse_alias(self, text: str) -> str:
         """Return the alias in a text, or else the name of the table."""
         words = split_name(re.sub(r"--[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL).strip())
         return words[-1] if words else self.table[-1]
 
-    def new_rows(self, table: str) -> str:
-        """Return a statement that inserts the rows of this INSERT into another table, whatever is there."""
-        return f"INSERT INTO {quote_name(table)} {self._slice_text(0, self._conflict)}"
+    def make_plain_insert(self, table: str) -> str:
+        """Return an INSERT of the same rows into another table, without ON CONFLICT."""
+        return f"INSERT INTO {quote_name(table)} {self._slice_text(0, self._conflict_token)}"
 
-    def repeats(self, key: Sequence[str], columns: Sequence[str], *, differ: bool = False) -> str | None:
-        """Return a query for keys of rows that this changes for several rows of its source; None if it has none.
+    def make_repeat_query(self, key: Sequence[str], columns: Sequence[str], *, differ: bool = False) -> str | None:
+        """Return a query that finds keys changed by several source rows, or None.
 
         Args:
             columns: all names of columns of the table.
@@ -169,7 +169,7 @@ class StatementText:
         return text, ", ".join([f"{row} AS persist_row", *keys])
 
     @property
-    def _conflict(self) -> int | None:
+    def _conflict_token(self) -> int | None:
         places = self._find_words("conflict")
         return places[-1] - 1 if places and self._tokens[places[-1] - 1].text == "on" else None
 
@@ -188,7 +188,7 @@ class StatementText:
 
 
 def parse_statement_text(sql: str) -> StatementText | None:
-    """Return the parts of a statement; None if a text begins like none."""
+    """Parse a statement that changes a collection; None for other texts."""
     match = _BEGINNING.match(sql) if isinstance(sql, str) else None
     return None if match is None else StatementText(sql, match)
 
@@ -198,8 +198,8 @@ def is_statement(sql: str) -> bool:
     return isinstance(sql, str) and _BEGINNING.match(sql) is not None
 
 
-def split_text(sql: str, word: str) -> tuple[str, str] | None:
-    """Return what comes before and after the first such keyword outside of brackets; None if there is none."""
+def split_at_keyword(sql: str, word: str) -> tuple[str, str] | None:
+    """Split a text at the first such keyword outside of brackets, or None."""
     text = sql.encode()
     for token in _split_tokens(sql):
         if token.text == word and token.is_outside:

@@ -23,7 +23,7 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.sql_names import check_sql_names, fold_case
-from persist.compute.query.databases import QueryLimits, leaves_nothing, lend_database
+from persist.compute.query.databases import QueryLimits, cannot_change_database, lend_database
 from persist.compute.query.result import call_later
 from persist.compute.query.statement_text import StatementText, parse_statement_text
 from persist.compute.query.tables import (
@@ -33,10 +33,9 @@ from persist.compute.query.tables import (
     Path,
     TableAt,
     add_functions,
-    distinguish_tables,
+    drop_repeated_tables,
     explain_refusal,
     find_read_frames,
-    find_sql_schema,
     format_path,
     iterate_paths,
     list_paths,
@@ -44,10 +43,11 @@ from persist.compute.query.tables import (
     make_schema,
     match_collection,
     move_times_to_catalogs,
+    normalise_path,
     quote_name,
     register_table,
     resolve_table,
-    whole_path,
+    to_sql_schema,
 )
 from persist.compute.query.touched_rows import read_touched
 from persist.core.antichain import END
@@ -68,8 +68,8 @@ _CONTENTS, _NEW_ROWS = "\tcontents", "\tnew rows"  # No collection has a control
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """What a statement has done.
+class StatementResult:
+    """The result of a statement that changes a collection.
 
     Attributes:
         collection: the name of the collection that it changed.
@@ -85,7 +85,7 @@ class Changed:
 
 
 class Outcome(ArrowResult):
-    """The effect of a statement, as one row. `facts`: names of columns, with a text, or a number or None."""
+    """The result of a statement as one row of named facts."""
 
     def __init__(self, facts: Mapping[str, str | int | None]) -> None:
         kinds = {name: pa.string() if isinstance(fact, str) else pa.int64() for name, fact in facts.items()}
@@ -97,7 +97,7 @@ class Outcome(ArrowResult):
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns such as `collection`, `rows`, `seqno` and `time`, as of `Changed`."""
+        """Columns such as `collection`, `rows`, `seqno` and `time`, as of `StatementResult`."""
         return self._table.schema
 
     def close(self) -> None:
@@ -119,8 +119,8 @@ def execute(
     variables: Mapping[str, Any] | None = None,
     limits: QueryLimits | None = None,
     running: Callable[[Callable[[], object]], object] = lambda interrupt: None,
-) -> Changed:
-    """Carry a statement out, durably.
+) -> StatementResult:
+    """Run a statement that changes a collection, as one commit.
 
     Args:
         time: of its changes, which is sealed with them; that of the commit if it is left out.
@@ -152,21 +152,21 @@ def execute(
             if limits is not None:
                 stack.callback(call_later(limits.timeout_s, lambda why: connection.interrupt(), "time").cancel)
             try:
-                make_table(connection, statement.table, handle)
+                create_target_table(connection, statement.table, handle)
                 for path, table in others.items():
-                    add_table(connection, path, table, statement.table, handle, stack)
+                    create_read_table(connection, path, table, statement.table, handle, stack)
                 for name, frame in frames.items():
                     register_table(connection, (name,), frame)
                 adds_functions = add_functions(connection, sql)
                 connection.extract_statements(sql)  # Which is SQL, before its parts are looked at.
-                reads_itself = is_read(sql, statement.table) or TableAt(handle.name) in others.values()
-                before = load_rows(connection, sql, statement, handle, note_failures(read, failed), reads_itself)
+                reads_itself = reads_own_table(sql, statement.table) or TableAt(handle.name) in others.values()
+                before = load_rows(connection, sql, statement, handle, collect_failures(read, failed), reads_itself)
                 check_each_row_once(connection, statement, handle)
                 connection.execute(sql)
                 (count,) = map(int, connection.fetchone())
                 changed = Rewrite(before, read_table(connection, statement.table, handle)) if count else None
                 has_catalogs = any(len(path) > 1 for path in (statement.table, *others))
-                if leaves_nothing(sql) and not (adds_functions or has_catalogs):
+                if cannot_change_database(sql) and not (adds_functions or has_catalogs):
                     for name in (statement.table[0], _NEW_ROWS):
                         connection.execute(f"DROP TABLE IF EXISTS {quote_name(name)}")
                     lent.is_empty = True
@@ -180,7 +180,7 @@ def execute(
                 raise (refused.with_remedy(FILES_REMEDY) if is_missing else refused) from error
 
     committed = rewrite(handle, rewritten, time).get_commit()
-    return Changed(handle.name, count, committed.seqno, committed.times.get(handle.id))
+    return StatementResult(handle.name, count, committed.seqno, committed.times.get(handle.id))
 
 
 def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[str, StatementText, CollectionHandle]:
@@ -226,7 +226,7 @@ def _match_table(path: Path, names: list[str]) -> str:
 
 
 def list_other_tables(sql: str, target: Path, name: str, names: list[str]) -> dict[Path, TableAt]:
-    """Return the other tables that a statement may read. Some of them may be columns of the same name.
+    """Return the other tables that a statement may read.
 
     `name`: of the collection that it changes.
     """
@@ -238,14 +238,14 @@ def list_other_tables(sql: str, target: Path, name: str, names: list[str]) -> di
         table = resolve_table(path, names) if is_table else None
         if table is not None:
             tables[path] = table
-    tables = distinguish_tables(tables)
-    return {path: table for path, table in tables.items() if whole_path(path) != whole_path(target)}
+    tables = drop_repeated_tables(tables)
+    return {path: table for path, table in tables.items() if normalise_path(path) != normalise_path(target)}
 
 
-def add_table(
+def create_read_table(
     connection: Any, path: Path, table: TableAt, target: Path, handle: CollectionHandle, stack: ExitStack
 ) -> None:
-    """Make a table of a collection that a statement reads, if that is sealed."""
+    """Create the table of a collection that a statement reads."""
     if table == TableAt(handle.name):
         make_schema(connection, path)
         connection.execute(f"CREATE VIEW {format_path(path)} AS FROM {format_path(target)}")
@@ -256,20 +256,20 @@ def add_table(
 
 
 def check_each_row_once(connection: Any, statement: StatementText, handle: CollectionHandle) -> None:
-    """Raise InvalidUsage if a statement changes one row for several rows of its source, or inserts a key twice."""
+    """Raise InvalidUsage if a statement changes a row twice, or inserts a key twice."""
     key, columns = handle.schema.key_names, handle.schema.names
     if statement.is_upsert:
         connection.execute(
             f"CREATE OR REPLACE TABLE {quote_name(_NEW_ROWS)} AS FROM {format_path(statement.table)} LIMIT 0"
         )
-        connection.execute(statement.new_rows(_NEW_ROWS))
+        connection.execute(statement.make_plain_insert(_NEW_ROWS))
         names = ", ".join(map(quote_name, key))
         query: str | None = f"SELECT {names} FROM {quote_name(_NEW_ROWS)} GROUP BY {names} HAVING count(*) > 1 LIMIT 1"
     else:
-        query = statement.repeats(key, columns)
+        query = statement.make_repeat_query(key, columns)
     repeated = [] if query is None else connection.execute(query).fetchall()
     if repeated and not statement.is_upsert:  # Equal rows of the source agree.
-        repeated = connection.execute(statement.repeats(key, columns, differ=True)).fetchall()
+        repeated = connection.execute(statement.make_repeat_query(key, columns, differ=True)).fetchall()
     if repeated:
         shown = ", ".join(f"{name}={value!r:.80}" for name, value in zip(key, repeated[0], strict=True))
         raise InvalidUsage(
@@ -281,39 +281,39 @@ def check_each_row_once(connection: Any, statement: StatementText, handle: Colle
 def load_rows(
     connection: Any, sql: str, statement: StatementText, handle: CollectionHandle, read: ReadRows, reads_itself: bool
 ) -> pa.Table | None:
-    """Fill the table of a collection with the rows that a statement may touch; return them, or None for all rows.
+    """Load the rows that a statement may touch; return them, or None for all.
 
     `reads_itself`: the statement reads its own table again.
     """
     rows = None if reads_itself else read_touched(connection, sql, statement, handle.schema, read)
-    add_rows(connection, statement.table, handle, read(None) if rows is None else rows)
+    insert_rows(connection, statement.table, handle, read(None) if rows is None else rows)
     before = None if rows is None else read_table(connection, statement.table, handle)
     if before is not None and before.nbytes > handle.engine.reader().memory_budget // BEFORE_SHARE:
         # The difference to all contents is made slice by slice, so the old rows are not kept in memory.
         connection.execute(f"TRUNCATE {format_path(statement.table)}").fetchall()
-        add_rows(connection, statement.table, handle, read(None))
+        insert_rows(connection, statement.table, handle, read(None))
         before = None
     if statement.is_upsert:
-        index_key(connection, statement.table, handle)
+        create_key_index(connection, statement.table, handle)
     return before
 
 
-def is_read(sql: str, table: Path) -> bool:
-    """Return whether a statement names the table that it changes once more."""
+def reads_own_table(sql: str, table: Path) -> bool:
+    """Return whether a statement also reads the table that it changes."""
     paths = [*iterate_paths(sql)]
-    return sum(whole_path(path) == whole_path(table) for path in paths) > 1 or has_unparsed_mention(
+    return sum(normalise_path(path) == normalise_path(table) for path in paths) > 1 or has_unparsed_mention(
         sql, table[-1], paths
     )
 
 
 def has_unparsed_mention(sql: str, name: str, paths: Iterable[Path]) -> bool:
-    """Return whether SQL may name a table outside of these paths, as FROM 't', query('FROM t') or E'\\'' do."""
+    """Return whether SQL may name a table in a way that parsing does not show."""
     name, seen = fold_case(name), sum(fold_case(part) == fold_case(name) for path in paths for part in path)
     return len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", fold_case(sql))) > seen
 
 
-def note_failures(read: ReadRows, failed: list[PersistError]) -> ReadRows:
-    """Return a function that reads and notes why that failed, because DuckDB's error has only a text."""
+def collect_failures(read: ReadRows, failed: list[PersistError]) -> ReadRows:
+    """Return a reader that also collects its errors, since DuckDB keeps only a text."""
 
     def noting(by: pc.Expression | pa.Table | None) -> Iterator[pa.Table]:
         try:
@@ -325,24 +325,24 @@ def note_failures(read: ReadRows, failed: list[PersistError]) -> ReadRows:
     return noting
 
 
-def make_table(connection: Any, path: Path, handle: CollectionHandle) -> None:
-    """Make a table for rows of a collection; raise InvalidUsage if DuckDB would change a value."""
+def create_target_table(connection: Any, path: Path, handle: CollectionHandle) -> None:
+    """Create a table for a collection; raise InvalidUsage if a type would lose values."""
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
     check_sql_names(handle.name, schema)
     make_schema(connection, path)
-    connection.register(_CONTENTS, find_sql_schema(schema).empty_table())
+    connection.register(_CONTENTS, to_sql_schema(schema).empty_table())
     connection.execute(f"CREATE TABLE {format_path(path)} AS FROM {quote_name(_CONTENTS)}")
     connection.unregister(_CONTENTS)
     back_types = connection.sql(f"FROM {format_path(path)} LIMIT 0").to_arrow_table().schema
     for field, back in zip(schema, back_types, strict=True):
-        if not _is_same(field.type, back.type):
+        if not _is_lossless(field.type, back.type):
             raise InvalidUsage(
                 f"column {field.name!r} of type {field.type} comes back from DuckDB as {back.type}, so no statement "
                 f"can change {handle.name!r}: use overwrite() or delete()"
             )
 
 
-def add_rows(connection: Any, path: Path, handle: CollectionHandle, contents: Iterator[pa.Table]) -> None:
+def insert_rows(connection: Any, path: Path, handle: CollectionHandle, contents: Iterator[pa.Table]) -> None:
     """Add rows of a collection to its table."""
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
     batches = (batch for table in contents for batch in pa.Table.from_arrays(table.columns, schema=schema).to_batches())
@@ -351,15 +351,15 @@ def add_rows(connection: Any, path: Path, handle: CollectionHandle, contents: It
     connection.unregister(_CONTENTS)
 
 
-def index_key(connection: Any, path: Path, handle: CollectionHandle) -> None:
-    """Let the table of a collection have one row for each key, as ON CONFLICT and OR REPLACE need it."""
+def create_key_index(connection: Any, path: Path, handle: CollectionHandle) -> None:
+    """Make the key of a table unique, as ON CONFLICT and OR REPLACE need."""
     keys = ", ".join(map(quote_name, handle.schema.key_names))
     index = quote_name(f"key of {format_path(path)}")
     connection.execute(f"CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {format_path(path)} ({keys})")
 
 
-def _is_same(kind: pa.DataType, back: pa.DataType) -> bool:
-    """Return whether a type of DuckDB holds all values of a column; texts and time zones may be called otherwise."""
+def _is_lossless(kind: pa.DataType, back: pa.DataType) -> bool:
+    """Return whether a type of DuckDB holds all values of a column."""
     if pat.is_timestamp(kind) and pat.is_timestamp(back):
         return kind.unit == back.unit and (kind.tz is None) == (back.tz is None)
     for same in ((pat.is_large_string, pat.is_string, pat.is_string_view), (pat.is_large_binary, pat.is_binary)):
@@ -369,7 +369,7 @@ def _is_same(kind: pa.DataType, back: pa.DataType) -> bool:
 
 
 def read_table(connection: Any, path: Path, handle: CollectionHandle) -> pa.Table:
-    """Return the rows of the table of a collection, with the columns of the collection."""
+    """Return the rows of a collection's table, with the collection's columns."""
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
     table = connection.sql(f"FROM {format_path(path)}").to_arrow_table()
     return table.cast(pa.schema([field.with_nullable(True) for field in schema]))

@@ -43,12 +43,12 @@ Narrowed = Callable[[Sequence[str] | None, Any], Iterator[pa.RecordBatch]]
 
 
 def quote_name(name: str) -> str:
-    """Return a name as SQL has it, whatever is in it."""
+    """Return a name as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def format_path(parts: Sequence[str]) -> str:
-    """Return the name of a table in SQL, with that of its schema if there is one."""
+    """Return the qualified name of a table in SQL."""
     return ".".join(map(quote_name, parts))
 
 
@@ -63,14 +63,14 @@ def match_collection(parts: Sequence[str], names: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TableAt:
-    """A table of a query: which collection it is, and which time its catalog names."""
+    """A table of a query: its collection, and the time that its catalog names."""
 
     name: str
     as_of: int | str | None = None
 
 
 def resolve_table(path: Path, names: Sequence[str]) -> TableAt | None:
-    """Return what a table of a query is; None if it is not a collection, as a named subquery is none."""
+    """Return the collection of a table, with its time; None without one."""
     *qualifiers, table = path
     name = match_collection(path, names)
     if name is not None or not qualifiers:
@@ -87,11 +87,11 @@ def resolve_table(path: Path, names: Sequence[str]) -> TableAt | None:
     return TableAt(name, catalog.removeprefix("@"))
 
 
-def distinguish_tables(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
-    """Return the tables of a query, each once for SQL, which does not look at case."""
+def drop_repeated_tables(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
+    """Return tables whose paths differ by more than case."""
     read: dict[Path, Path] = {}
     for path, table in tables.items():
-        other = read.setdefault(whole_path(path), path)
+        other = read.setdefault(normalise_path(path), path)
         if tables[other] != table:
             raise InvalidUsage(
                 f"the query reads {format_path(other)} and {format_path(path)}, which differ by case only, and SQL "
@@ -103,13 +103,13 @@ def distinguish_tables(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
     return {path: tables[path] for path in every.values()}
 
 
-def whole_path(path: Path) -> Path:
-    """Return the path of a table with its schema, and without the case that SQL does not look at."""
+def normalise_path(path: Path) -> Path:
+    """Return a table's path with its schema, in lower case."""
     return tuple(map(fold_case, (MAIN, *path) if len(path) == 1 else path))
 
 
 def register_table(connection: Any, parts: Sequence[str], dataset: Any) -> None:
-    """Make a dataset a table of a connection: in a schema if it has two parts, and in a catalog if it has three."""
+    """Register a dataset as a table, with the catalog and schema of its path."""
     check_sql_names(".".join(parts), dataset.schema)
     if isinstance(dataset, pa.Table):
         for _ in _adapt_batches(dataset.to_batches(), dataset.schema):
@@ -139,7 +139,7 @@ def make_dataset(schema: pa.Schema, read: Narrowed, failures: list[PersistError]
     """
     from persist.engine.read.results.dataset import ResultDataset
 
-    sql_schema = find_sql_schema(schema)
+    sql_schema = to_sql_schema(schema)
 
     def read_adapted(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
         is_here = filter is not None and sql_schema != schema
@@ -158,12 +158,12 @@ def _select(batch: pa.RecordBatch, columns: Sequence[str], filter: Any) -> list[
     return pa.Table.from_batches([batch]).filter(filter).select(columns).to_batches()  # type: ignore[no-any-return]
 
 
-def find_sql_schema(schema: pa.Schema) -> pa.Schema:
+def to_sql_schema(schema: pa.Schema) -> pa.Schema:
     """Return a schema with types that DuckDB has."""
-    return pa.schema([field.with_type(_find_sql_type(field.type)) for field in schema])
+    return pa.schema([field.with_type(_to_sql_type(field.type)) for field in schema])
 
 
-def _find_sql_type(kind: pa.DataType) -> pa.DataType:
+def _to_sql_type(kind: pa.DataType) -> pa.DataType:
     """Return a type of DuckDB for the values of a type; the type itself if there is none."""
     if pt.is_float16(kind):
         return pa.float32()
@@ -172,7 +172,7 @@ def _find_sql_type(kind: pa.DataType) -> pa.DataType:
     if not pt.is_nested(kind) or pt.is_dictionary(kind):
         return kind
     inner = [field.type for field in list_inner_fields(kind)]
-    sql_types = [*map(_find_sql_type, inner)]
+    sql_types = [*map(_to_sql_type, inner)]
     return kind if sql_types == inner else replace_inner_types(kind, sql_types)
 
 
@@ -202,7 +202,7 @@ def _check_intervals(column: pa.Array) -> None:
 
 
 def find_read_frames(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str, pa.Table]:
-    """Return the caller's frames whose variables have the name of a table in the query."""
+    """Return the caller's frames that a query reads, by the names of variables."""
     frames: dict[str, tuple[str, Any]] = {}
     for name in {path[0]: None for path in paths if len(path) == 1}:
         frame = variables.get(name)
@@ -237,7 +237,7 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool
     Returns:
         whether there are functions.
     """
-    add_time_windows(connection, map(fold_case, words_of(sql)), late_by)
+    add_time_windows(connection, map(fold_case, list_words(sql)), late_by)
     called = [
         function
         for function in list_python_functions()
@@ -285,15 +285,15 @@ class TimedTable:
     parts: tuple[str, ...]
     as_of: int | str
 
-    def explain_refusal(self, names: Sequence[str]) -> InvalidUsage:
-        """Return why a table that is not one of the collections of these names cannot be read so."""
+    def make_refusal(self, names: Sequence[str]) -> InvalidUsage:
+        """Return the error for a table that is not a collection."""
         wanted = ".".join(self.parts)
         hint = did_you_mean(wanted, names) or ":"
         return InvalidUsage(f"{wanted!r} is not a collection, so it has no times{hint} the collections are {[*names]}")
 
 
 def rename_timed_tables(sql: str, named: Callable[[TimedTable], str]) -> str:
-    """Rename the tables of a query that have a time.
+    """Rename the tables that have a time in a query.
 
     `named`: the name of such a table, in quotes; it ends with the table's own.
     """
@@ -316,7 +316,7 @@ def rename_timed_tables(sql: str, named: Callable[[TimedTable], str]) -> str:
 
 
 def move_times_to_catalogs(sql: str) -> tuple[str, dict[Path, TimedTable]]:
-    """Return a query whose tables say their times by catalogs, and these tables."""
+    """Return a query with times as catalogs, and the tables that have one."""
     timed: dict[Path, TimedTable] = {}
 
     def format_timed_path(table: TimedTable) -> str:
@@ -328,25 +328,25 @@ def move_times_to_catalogs(sql: str) -> tuple[str, dict[Path, TimedTable]]:
 
 
 def split_name(name: str) -> tuple[str, ...]:
-    """Return the parts of the name of a table, as SQL has it."""
+    """Split the qualified name of a table."""
     matches = _PART.finditer(name)
     return tuple((m[1] or "").replace('""', '"') or (m[2] or "").replace("``", "`") or m[3] for m in matches)
 
 
-def words_of(sql: str) -> Iterable[str]:
-    """Return all names of a query, and its other words, as they are written."""
+def list_words(sql: str) -> Iterable[str]:
+    """Return the names, keywords and other words of a query, as written."""
     for match in _TOKEN.finditer(sql):
         if match["skipped"] is None:
             yield from split_name(match[0])
 
 
 def iterate_paths(sql: str) -> Iterator[Path]:
-    """Yield each name in a statement with what stands before it: tables, columns, and its other words."""
+    """Yield each qualified name of a statement, and its other words."""
     return (split_name(match[0]) for match in _PATH.finditer(sql) if match["skipped"] is None)
 
 
 def list_paths(sql: str) -> Iterable[Path]:
-    """Return all names of a statement as `iterate_paths`, each once."""
+    """Return the distinct results of `iterate_paths`."""
     return dict.fromkeys(iterate_paths(sql))
 
 

@@ -46,7 +46,7 @@ _MACROS = {
 
 
 def add_time_windows(connection: Any, words: Iterable[str], late_by: str | None = None) -> None:
-    """Let a query call those of the functions that are among its words.
+    """Define the named functions of time windows on a connection.
 
     `late_by`: how far the latest time must lie behind the end of a window for its rows to be given, an interval in SQL;
     None gives the rows of all windows.
@@ -73,12 +73,12 @@ def check_lengths(connection: Any, sql: str, node: Mapping[str, Any]) -> None:
 
 
 def is_time_window(node: Mapping[str, Any]) -> bool:
-    """Return whether a node of a parsed query is one of these functions in its FROM."""
+    """Return whether a node is a time window function in a FROM."""
     return node.get("type") == "TABLE_FUNCTION" and node["function"]["function_name"].lower() in _MACROS
 
 
 def find_windowed_table(node: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the parts of the name of the table that one of these functions reads; none if the node is none of them."""
+    """Return the path of the table that a time window function reads, or nothing."""
     given = list_arguments(node) if is_time_window(node) else []
     if given and given[0].get("class") == "CONSTANT":
         return (str(given[0].get("literal", {}).get("text")),)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.sql_names import fold_case
 from persist.compute.query.document_filters import iterate_conjuncts
-from persist.compute.query.statement_text import StatementText, Touched
+from persist.compute.query.statement_text import StatementText, TouchedRows
 from persist.compute.query.tables import DUCKDB, Path, format_path, quote_name, register_table
 from persist.engine.collection.keyed_events import ReadRows
 from persist.engine.read.results.result import require_package
@@ -55,34 +55,34 @@ def read_touched(
             keys = ", ".join(map(quote_name, schema.key_names))
             new = quote_name("the new keys")
             connection.execute(f"CREATE OR REPLACE TEMP TABLE {new} AS FROM {format_path(statement.table)} LIMIT 0")
-            connection.execute(statement.new_rows("the new keys"))
-            return read(_table(connection, f"SELECT DISTINCT {keys} FROM {new}", schema, schema.key_names))
+            connection.execute(statement.make_plain_insert("the new keys"))
+            return read(_read_keys(connection, f"SELECT DISTINCT {keys} FROM {new}", schema, schema.key_names))
         touched = statement.find_touched_rows()
         if touched is None:
             return None
         if touched.condition == "false":
             return iter(())
-        names = [] if touched.source is None else _columns(connection, touched.source)
+        names = [] if touched.source is None else _describe_columns(connection, touched.source)
         pairs = _find_equal_columns(connection, touched, statement.table, schema, names)
         if touched.source is not None and pairs:
             by = _read_source_keys(connection, touched.source, pairs, schema)
             if by is not None:
                 return read(by)
-        return None if touched.condition is None else _read_passing(connection, touched, schema, read)
+        return None if touched.condition is None else _read_by_condition(connection, touched, schema, read)
     except duckdb.InterruptException:
         raise
     except duckdb.Error:
         return None  # The statement itself is refused then, or DuckDB needs its whole text.
 
 
-def _columns(connection: Any, source: str) -> list[str]:
+def _describe_columns(connection: Any, source: str) -> list[str]:
     return [fold_case(name) for name in connection.sql(f"SELECT * FROM {source}\nLIMIT 0").columns]
 
 
 def _find_equal_columns(
-    connection: Any, touched: Touched, table: Path, schema: CollectionSchema, source: Sequence[str]
+    connection: Any, touched: TouchedRows, table: Path, schema: CollectionSchema, source: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return columns of the collection, each with the column of the source that it equals, as SQL."""
+    """Return pairs of equal columns: of the collection, and of the source as SQL."""
     stored = {fold_case(name): name for name in schema.names}
     if touched.condition is None:
         return [(stored[fold_case(name)], quote_name(name)) for name in touched.equal if fold_case(name) in stored]
@@ -104,7 +104,7 @@ def _find_equal_columns(
 def _parse_column(
     node: dict[str, Any], names: Path, stored: dict[str, str], source: Sequence[str]
 ) -> tuple[bool, str, str] | None:
-    """Return whether a column is of the collection, its name, and its text; None for anything else.
+    """Return whose column a node is, with its name and SQL text, or None.
 
     Args:
         names: the alias of the table, then its path.
@@ -125,7 +125,7 @@ def _parse_column(
 def _read_source_keys(
     connection: Any, source: str, pairs: Sequence[tuple[str, str]], schema: CollectionSchema
 ) -> pc.Expression | pa.Table | None:
-    """Return the keys, or else a filter, of rows with values of a source; None if DuckDB must compare."""
+    """Return the source's keys or a filter for them; None if DuckDB must compare."""
     types = connection.sql(f"SELECT {', '.join(text for _, text in pairs)} FROM {source}\nLIMIT 0").types
     empty = pa.schema([schema.arrow.field(name) for name, _ in pairs]).empty_table()
     stored = connection.from_arrow(empty).types
@@ -139,24 +139,26 @@ def _read_source_keys(
         columns = ", ".join(f"{usable[name]} AS {quote_name(name)}" for name in keys)
         given = " AND ".join(f"{usable[name]} IS NOT NULL" for name in keys)  # NULL equals no key.
         query = f"SELECT DISTINCT {columns} FROM {source}\nWHERE {given} LIMIT {KEYS_MAX + 1}"
-        table = _table(connection, query, schema, keys)
+        table = _read_keys(connection, query, schema, keys)
         return table if len(table) <= KEYS_MAX else None
     for name, text in usable.items():
         query = f"SELECT DISTINCT {text} AS {quote_name(name)} FROM {source}\nWHERE {text} IS NOT NULL"
         query = f"{query} LIMIT {VALUES_MAX + 1}"
-        values = _table(connection, query, schema, [name])
+        values = _read_keys(connection, query, schema, [name])
         if len(values) <= VALUES_MAX:
             return pc.field(name).isin(values[name].drop_null().combine_chunks())
     return None
 
 
-def _table(connection: Any, query: str, schema: CollectionSchema, names: Sequence[str]) -> pa.Table:
+def _read_keys(connection: Any, query: str, schema: CollectionSchema, names: Sequence[str]) -> pa.Table:
     fields = pa.schema([schema.arrow.field(name) for name in names])
     return connection.sql(query).to_arrow_table().cast(fields)
 
 
-def _read_passing(connection: Any, touched: Touched, schema: CollectionSchema, read: ReadRows) -> Iterator[pa.Table]:
-    """Return the rows that pass the condition of a statement, by a query of DuckDB over all rows."""
+def _read_by_condition(
+    connection: Any, touched: TouchedRows, schema: CollectionSchema, read: ReadRows
+) -> Iterator[pa.Table]:
+    """Return the rows that meet a statement's condition, which DuckDB evaluates."""
     from persist.engine.read.results.dataset import ResultDataset
 
     fields = pa.schema([schema.arrow.field(name) for name in schema.names])

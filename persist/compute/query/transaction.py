@@ -21,17 +21,17 @@ from persist.compute.query.databases import QueryLimits, lend_database, open_dat
 from persist.compute.query.result import Queries, QueryResult, call_later
 from persist.compute.query.statement_text import StatementText
 from persist.compute.query.statements import (
-    add_rows,
     check_each_row_once,
+    collect_failures,
+    create_key_index,
+    create_target_table,
     execute,
     has_unparsed_mention,
-    index_key,
-    is_read,
+    insert_rows,
     list_other_tables,
-    make_table,
-    note_failures,
     parse_statement_parts,
     read_table,
+    reads_own_table,
 )
 from persist.compute.query.tables import (
     DUCKDB,
@@ -42,9 +42,9 @@ from persist.compute.query.tables import (
     format_path,
     make_dataset,
     make_schema,
+    normalise_path,
     quote_name,
     register_table,
-    whole_path,
 )
 from persist.compute.query.touched_rows import read_touched
 from persist.core.antichain import END, to_antichain
@@ -75,8 +75,8 @@ Running = Callable[[Callable[[], object]], object]  # Takes a function that ends
 
 
 @dataclass
-class _Table:
-    """A collection that statements change, and its tables in the DuckDB of the transaction.
+class _ChangedTable:
+    """A collection that the transaction changes, and its tables in DuckDB.
 
     Attributes:
         path: of the table that statements change; began: of the loaded rows.
@@ -90,16 +90,16 @@ class _Table:
     is_whole: bool = False
 
     @property
-    def began(self) -> Path:
-        return (f"began: {format_path(whole_path(self.path))}",)
+    def old_path(self) -> Path:
+        return (f"began: {format_path(normalise_path(self.path))}",)
 
-    def load(self, connection: Any, rows: Iterator[pa.Table] | None) -> None:
+    def load_rows(self, connection: Any, rows: Iterator[pa.Table] | None) -> None:
         """Load rows that are not loaded yet; None loads all."""
         if self.is_whole:
             return
-        new, began = ("the rows to load",), format_path(self.began)
+        new, began = ("the rows to load",), format_path(self.old_path)
         connection.execute(f"CREATE OR REPLACE TABLE {format_path(new)} AS FROM {began} LIMIT 0")
-        add_rows(connection, new, self.handle, self.read(None) if rows is None else rows)
+        insert_rows(connection, new, self.handle, self.read(None) if rows is None else rows)
         # A row is loaded in all its copies, or not at all.
         connection.execute(f"CREATE OR REPLACE TEMP TABLE missing AS FROM {format_path(new)} EXCEPT ALL FROM {began}")
         connection.execute("BEGIN")  # A block may go on after an error, from a savepoint.
@@ -129,8 +129,8 @@ class Transaction:
         self._pins = {name: state.upper - 1 for name, state in self._began.items() if 0 < state.upper < END}
         self._stack = ExitStack()
         self._connection: Any = None
-        self._tables: dict[str, _Table] = {}
-        self._changed: dict[str, _Table] = {}
+        self._tables: dict[str, _ChangedTable] = {}
+        self._changed: dict[str, _ChangedTable] = {}
         self._read: set[str] = set()
 
     @property
@@ -138,12 +138,12 @@ class Transaction:
         """Whether a statement has changed a collection."""
         return bool(self._changed)
 
-    def ask(self, sql: str) -> QueryResult:
+    def query(self, sql: str) -> QueryResult:
         """Return the answer of a query, with the changes of the transaction. Raises as `QueryResult`."""
         timer = call_later(self._limits.timeout_s, self.interrupt, "time")
         try:
             for changed in self._changed.values():
-                changed.load(self._connection, None)
+                changed.load_rows(self._connection, None)
         except require_package(DUCKDB).Error as error:
             raise InvalidUsage(f"DuckDB cannot load the changes of the block: {explain_refusal(error)}") from error
         finally:
@@ -171,26 +171,26 @@ class Transaction:
         sql, statement, handle = parse_statement_parts(self._engine, sql, names)
         self._require_collection(handle.name)
         read_tables = list_other_tables(sql, statement.table, handle.name, names)
-        connection = self._database()
+        connection = self._get_database()
         failed: list[PersistError] = []
         with ExitStack() as stack:
             stack.callback(call_later(self._limits.timeout_s, self.interrupt, "time").cancel)
             try:
                 changed = self._open_table(connection, statement, handle, failed)
-                reads_itself = is_read(sql, statement.table) or TableAt(handle.name) in read_tables.values()
+                reads_itself = reads_own_table(sql, statement.table) or TableAt(handle.name) in read_tables.values()
                 if reads_itself:
-                    changed.load(connection, None)
+                    changed.load_rows(connection, None)
                 for other in self._tables.values():
                     if other is not changed and has_unparsed_mention(sql, other.path[-1], ()):
-                        other.load(connection, None)
+                        other.load_rows(connection, None)
                 for path, table in read_tables.items():
-                    self._add_readable(connection, path, table, stack)
+                    self._add_read_table(connection, path, table, stack)
                 add_functions(connection, sql)
                 if not changed.is_whole:
                     rows = read_touched(connection, sql, statement, handle.schema, changed.read)
-                    changed.load(connection, rows)
+                    changed.load_rows(connection, rows)
                 if statement.is_upsert:
-                    index_key(connection, statement.table, handle)
+                    create_key_index(connection, statement.table, handle)
                 check_each_row_once(connection, statement, handle)
                 connection.execute(sql)
                 (count,) = map(int, connection.fetchone())
@@ -235,44 +235,46 @@ class Transaction:
         self._stack.close()
         self._connection = None
 
-    def _database(self) -> Any:
+    def _get_database(self) -> Any:
         if self._connection is None:
             self._connection = self._stack.enter_context(lend_database(limits=self._limits)).connection
         return self._connection
 
-    def _make_rewrite(self, changed: _Table, began: CollectionState, read: ReadRows) -> Rewrite:
-        """Return the rows that go and come, if nobody has changed the old contents.
+    def _make_rewrite(self, changed: _ChangedTable, began: CollectionState, read: ReadRows) -> Rewrite:
+        """Return the removed and the new rows; raise UpperMismatch after others' changes.
 
         The commit calls this again after each conflict.
         """
         now = changed.handle.contents()
         if (now.upper, now.id, count_erasures(now)) != (began.upper, began.id, count_erasures(began)):
-            raise self._conflict(began, now)
+            raise self._make_conflict(began, now)
         if changed.handle.keyed is not None:
             return self._make_event_rewrite(changed, began, read)
-        before, after = (read_table(self._connection, path, changed.handle) for path in (changed.began, changed.path))
+        before, after = (
+            read_table(self._connection, path, changed.handle) for path in (changed.old_path, changed.path)
+        )
         return Rewrite(before, after)
 
-    def _make_event_rewrite(self, changed: _Table, began: CollectionState, read: ReadRows) -> Rewrite:
-        """Return the rows of a keyed collection that go and come, with pending events."""
+    def _make_event_rewrite(self, changed: _ChangedTable, began: CollectionState, read: ReadRows) -> Rewrite:
+        """Return the removed and new rows of a keyed collection, with pending events."""
         connection, handle = self._connection, changed.handle
-        before, after = format_path(changed.began), format_path(changed.path)
+        before, after = format_path(changed.old_path), format_path(changed.path)
         keys = ", ".join(map(quote_name, handle.schema.key_names))
         removed, added = f"(FROM {before} EXCEPT ALL FROM {after})", f"(FROM {after} EXCEPT ALL FROM {before})"
         named = connection.sql(f"SELECT DISTINCT {keys} FROM ({removed} UNION ALL {added})").to_arrow_table()
         present = ("the present",)
         connection.execute(f"CREATE OR REPLACE TABLE {format_path(present)} AS FROM {before} LIMIT 0")
-        add_rows(connection, present, handle, read(named))
+        insert_rows(connection, present, handle, read(named))
         result = f"(FROM {format_path(present)} EXCEPT ALL {removed}) UNION ALL {added}"
         connection.execute(f"CREATE OR REPLACE TABLE {quote_name('the result')} AS {result}")
         repeated = f"FROM {quote_name('the result')} SELECT {keys} GROUP BY {keys} HAVING count(*) > 1"
         missing = f"{removed} EXCEPT ALL FROM {format_path(present)}"
         for query in (repeated, missing):
             if connection.execute(f"SELECT 1 FROM ({query}) LIMIT 1").fetchone():
-                raise self._conflict(began, handle.contents())
+                raise self._make_conflict(began, handle.contents())
         return Rewrite(*(read_table(connection, path, handle) for path in (present, ("the result",))))
 
-    def _conflict(self, began: CollectionState, now: CollectionState) -> UpperMismatch:
+    def _make_conflict(self, began: CollectionState, now: CollectionState) -> UpperMismatch:
         return attach_timeline(UpperMismatch(to_antichain(began.upper), to_antichain(now.upper)), began.timeline)
 
     def _require_collection(self, name: str) -> CollectionState:
@@ -284,11 +286,11 @@ class Transaction:
 
     def _open_table(
         self, connection: Any, statement: StatementText, handle: CollectionHandle, failed: list[PersistError]
-    ) -> _Table:
-        """Return the table of the collection that a statement changes; make it if it is not there."""
+    ) -> _ChangedTable:
+        """Return the table of a changed collection; create it if missing."""
         path = statement.table
         table = self._tables.get(handle.name)
-        if len(path) > 2 or (table is not None and whole_path(path) != whole_path(table.path)):
+        if len(path) > 2 or (table is not None and normalise_path(path) != normalise_path(table.path)):
             raise InvalidUsage(
                 f"the transaction changes {format_path(path)}: name {handle.name!r} without a time, and always alike"
             )
@@ -296,18 +298,18 @@ class Transaction:
             read: ReadRows = lambda by: iter(())  # noqa: E731
             if (as_of := self._pins.get(handle.name)) is not None:
                 read = make_snapshot_reader(self._stack.enter_context(snapshot(handle, as_of, timeout_s=0.0)))
-            table = _Table(handle, path, note_failures(read, failed))
-            for each in (path, table.began):
-                make_table(connection, each, handle)
+            table = _ChangedTable(handle, path, collect_failures(read, failed))
+            for each in (path, table.old_path):
+                create_target_table(connection, each, handle)
             self._tables[handle.name] = table
         return table
 
-    def _add_readable(self, connection: Any, path: Path, at: TableAt, stack: ExitStack) -> None:
-        """Let a statement read a collection that it does not change, by this path, until the stack is left."""
+    def _add_read_table(self, connection: Any, path: Path, at: TableAt, stack: ExitStack) -> None:
+        """Create the table of a collection that a statement only reads."""
         is_present = at.as_of in (None, LATEST)
         table = self._tables.get(at.name) if is_present else None
         if table is not None:
-            if whole_path(table.path) != whole_path(path):
+            if normalise_path(table.path) != normalise_path(path):
                 make_schema(connection, path)
                 connection.execute(f"CREATE VIEW {format_path(path)} AS FROM {format_path(table.path)}")
                 stack.callback(connection.execute, f"DROP VIEW {format_path(path)}")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from persist.compute.sql.adapt_expression import Expressions, Json, is_of_list
+from persist.compute.sql.adapt_expression import Expressions, Json, is_computed_from_list
 from persist.compute.sql.algebra import (
     TRUE,
     Aggregate,
@@ -35,15 +35,15 @@ from persist.compute.sql.algebra import (
     WindowCall,
     count_columns,
     infer_types,
+    iterate_nodes,
     list_terms,
-    walk,
 )
 from persist.compute.sql.by_duckdb import read_function_name
 from persist.compute.sql.by_place import add_positional_windows, is_by_place
 from persist.compute.sql.duck import Columns
 from persist.compute.sql.members import check_members
 from persist.compute.sql.temporal import apply_now_bounds, check_without_now, reads_now
-from persist.compute.sql.types import Unreadable, constant, to_arrow
+from persist.compute.sql.types import Unreadable, parse_constant, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression.evaluation import join_with_and, split_conjuncts
 from persist.core.expression.term import Call, Lit, Place, Term, list_places, make_sql_call, shift_columns
@@ -102,7 +102,7 @@ class Adapter:
             check_without_now(term, self._sql)
         return node
 
-    def _child(self, plan: Json, at: int = 0) -> Node:
+    def _adapt_child(self, plan: Json, at: int = 0) -> Node:
         return self.adapt(plan["children"][at])
 
     def _check_table(self, plan: Json) -> None:
@@ -110,7 +110,7 @@ class Adapter:
             name = (plan.get("qname", {}).get("path") or ["?"])[-1]
             raise InvalidUsage(f"a view reads collections, and {name}() is none: write its rows to a collection first")
 
-    def scan(self, plan: Json) -> Node:
+    def adapt_scan(self, plan: Json) -> Node:
         """Translate the scan of a table or of a table function."""
         if read_function_name(plan) in _SERIES:
             return self._add_table_function(plan)
@@ -128,7 +128,7 @@ class Adapter:
 
     def _add_table_function(self, plan: Json) -> Node:
         """Return the rows with the columns of a table function computed for each."""
-        rows = self._child(plan) if plan.get("children") else Values(("boolean",), ((TRUE,),))
+        rows = self._adapt_child(plan) if plan.get("children") else Values(("boolean",), ((TRUE,),))
         width = count_columns(rows)
         numbers = [column["index"] for column in plan.get("column_indexes", ())]
         requested = [number for number in numbers if number < _ROW_ID]
@@ -136,24 +136,24 @@ class Adapter:
             raise InvalidUsage(
                 f"rows of {read_function_name(plan)}() have no rowid in a view: use WITH ORDINALITY, or id of JSON"
             )
-        unnested = Unnest(rows, tuple(self._of.series(plan, requested or [0])))
+        unnested = Unnest(rows, tuple(self._of.make_series(plan, requested or [0])))
         places = [*range(width, width + len(requested)), *plan.get("projected_input", ())]
         return Project(unnested, tuple(map(Place, places)) or (TRUE,))
 
-    def unnest(self, plan: Json) -> Node:
-        return Unnest(self._child(plan), self._of.translate_all(node["child"] for node in plan["expressions"]))
+    def adapt_unnest(self, plan: Json) -> Node:
+        return Unnest(self._adapt_child(plan), self._of.translate_all(node["child"] for node in plan["expressions"]))
 
-    def project(self, plan: Json) -> Node:
+    def adapt_project(self, plan: Json) -> Node:
         """Translate a projection."""
-        child = self._child(plan)
+        child = self._adapt_child(plan)
         self._of.table = plan["children"][0].get("table_index")
         outputs = self._of.translate_all(plan["expressions"])
         self._of.table = None
         return Project(child, outputs)
 
-    def filter(self, plan: Json) -> Node:
+    def adapt_filter(self, plan: Json) -> Node:
         """Translate a filter; conditions on `_now()` become bounds of time."""
-        node = self._child(plan)
+        node = self._adapt_child(plan)
         conditions = [
             part for condition in self._of.translate_all(plan["expressions"]) for part in split_conjuncts(condition)
         ]
@@ -162,12 +162,12 @@ class Adapter:
         node = apply_now_bounds(Filter(node, join_with_and(untimed)) if untimed else node, timed, self._unit, self._sql)
         return _pick_columns(node, plan.get("projection_map"))
 
-    def cross(self, plan: Json) -> Node:
-        return Join("inner", self._child(plan), self._child(plan, 1))
+    def adapt_cross(self, plan: Json) -> Node:
+        return Join("inner", self._adapt_child(plan), self._adapt_child(plan, 1))
 
-    def join(self, plan: Json) -> Node:
+    def adapt_join(self, plan: Json) -> Node:
         """Translate a join of any kind."""
-        left, right = self._child(plan), self._child(plan, 1)
+        left, right = self._adapt_child(plan), self._adapt_child(plan, 1)
         width, right_width = count_columns(left), count_columns(right)
         how: Any = _HOW.get(plan["join_type"])
         if how is None:
@@ -207,14 +207,14 @@ class Adapter:
             picked += [width + number for number in rights or range(right_width)]
         return Project(join, tuple(map(Place, picked)))
 
-    def asof(self, plan: Json) -> Node:
+    def adapt_asof(self, plan: Json) -> Node:
         """Translate an ASOF join: each left row with the nearest right row.
 
         Both sides are sorted together, and each left row gets the values of the last right row before it. Rows that
         agree with it stand before it or behind it, as the comparison wants. A row of the right is found if the next row
         is one of the left, which has a key.
         """
-        left, right = self._child(plan), self._child(plan, 1)
+        left, right = self._adapt_child(plan), self._adapt_child(plan, 1)
         how, width, right_width = plan["join_type"], count_columns(left), count_columns(right)
         equal: list[tuple[Term, Term, bool]] = []
         nearest: list[tuple[Term, Term, str]] = []
@@ -234,7 +234,7 @@ class Adapter:
             raise InvalidUsage(f"an ASOF {how} JOIN with these conditions is not supported in a view")
         [(key, other_key, comparison)] = nearest
         kinds = [*infer_types(left), *infer_types(right)]
-        nulls = [constant(kind, None) for kind in kinds]
+        nulls = [parse_constant(kind, None) for kind in kinds]
         keys = (*(left_value for left_value, _, _ in equal), key)
         other_keys = (*(right_value for _, right_value, _ in equal), other_key)
         needed = [at for at, (_, _, is_strict) in enumerate(equal) if is_strict] + [len(equal)]
@@ -282,12 +282,12 @@ class Adapter:
         keyless = Project(Filter(right, has_none), (*nulls[:width], *map(Place, range(right_width))))
         return _union_all([pairs, alone, keyless])
 
-    def aggregate(self, plan: Json) -> Node:
+    def adapt_aggregate(self, plan: Json) -> Node:
         """Translate a GROUP BY, with its grouping sets."""
-        node = self._child(plan)
+        node = self._adapt_child(plan)
         keys = self._of.translate_all(plan.get("groups"))
         nodes = plan.get("expressions") or []
-        aggregates = _share_order(tuple(map(self._of.aggregation, nodes)))
+        aggregates = _share_order(tuple(map(self._of.translate_aggregate, nodes)))
         if not keys and not aggregates:
             raise InvalidUsage(
                 "a HAVING without a GROUP BY and without an aggregate in the query makes one row of no column, which "
@@ -304,37 +304,37 @@ class Adapter:
 
     def _add_list_aggregates(self, made: Node, nodes: Sequence[Json], first: int) -> Node:
         """Replace collected lists by the aggregates that DuckDB computes of them."""
-        if not any(map(is_of_list, nodes)):
+        if not any(map(is_computed_from_list, nodes)):
             return made
         outputs: list[Term] = [Place(at) for at in range(count_columns(made))]
         for at, node in enumerate(nodes, first):
-            outputs[at] = self._of.of_list(node, Place(at)) if is_of_list(node) else outputs[at]
+            outputs[at] = self._of.compute_from_list(node, Place(at)) if is_computed_from_list(node) else outputs[at]
         return Project(made, tuple(outputs))
 
-    def distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> Node:
+    def adapt_distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> Node:
         """Return each row once; with an order by other columns, the first row in that order."""
-        node = self._child(plan)
+        node = self._adapt_child(plan)
         targets = self._of.translate_all(plan["distinct_targets"])
         if plan.get("distinct_type") == "DISTINCT_ON":
-            order = tuple(map(self._of.order, plan.get("order_by", {}).get("orders") or ()))
+            order = tuple(map(self._of.translate_order, plan.get("order_by", {}).get("orders") or ()))
         elif _determines(targets, node):
             return Distinct(node)
         return TopK(node, order, 1, 0, targets)
 
-    def order(self, plan: Json) -> Node:
-        # A collection is in no order; what LIMIT makes of it is in `limit`.
-        return _pick_columns(self._child(plan), plan.get("projection_map"))
+    def adapt_order(self, plan: Json) -> Node:
+        # A collection is in no order; `adapt_limit` has what LIMIT makes of it.
+        return _pick_columns(self._adapt_child(plan), plan.get("projection_map"))
 
-    def limit(self, plan: Json) -> Node:
+    def adapt_limit(self, plan: Json) -> Node:
         """Translate a LIMIT with its ORDER BY, or a DISTINCT ON."""
         ordered = plan["children"][0]
         order: tuple[Order, ...] = ()
         map_ = None
         if ordered["type"] == "LOGICAL_ORDER_BY":
-            order, map_ = tuple(map(self._of.order, ordered["orders"])), ordered.get("projection_map")
+            order, map_ = tuple(map(self._of.translate_order, ordered["orders"])), ordered.get("projection_map")
             ordered = ordered["children"][0]
         is_distinct = ordered["type"] == "LOGICAL_DISTINCT"
-        node = self.distinct(ordered, order) if is_distinct else self.adapt(ordered)
+        node = self.adapt_distinct(ordered, order) if is_distinct else self.adapt(ordered)
         limit, offset = self._read_limit(plan, "limit_val"), self._read_limit(plan, "offset_val") or 0
         return _pick_columns(TopK(node, order, limit, offset), map_)
 
@@ -346,10 +346,10 @@ class Adapter:
         if value["type"] == "CONSTANT_VALUE":
             return int(value.get("constant_integer", 0))
         if value["type"] == "EXPRESSION_VALUE":
-            return self._of.whole(value["expression"], "LIMIT or OFFSET")
+            return self._of.read_whole_number(value["expression"], "LIMIT or OFFSET")
         raise InvalidUsage("LIMIT of a percentage is not supported in a view: give a number of rows")
 
-    def union(self, plan: Json) -> Node:
+    def adapt_union(self, plan: Json) -> Node:
         node = _union_all(self._list_union_parts(plan, bool(plan.get("setop_all"))))
         return node if plan.get("setop_all") else Distinct(node)
 
@@ -365,15 +365,15 @@ class Adapter:
         ]
         return [part for parts in every for part in parts]
 
-    def except_(self, plan: Json) -> Node:
+    def adapt_except(self, plan: Json) -> Node:
         return self._adapt_set_operation(plan, "except")
 
-    def intersect(self, plan: Json) -> Node:
+    def adapt_intersect(self, plan: Json) -> Node:
         return self._adapt_set_operation(plan, "intersect")
 
     def _adapt_set_operation(self, plan: Json, how: Any) -> Node:
         """Translate an EXCEPT or INTERSECT."""
-        left, right = self._child(plan), self._child(plan, 1)
+        left, right = self._adapt_child(plan), self._adapt_child(plan, 1)
         self._refuse_intervals(infer_types(left), how.upper())
         if plan.get("setop_all"):
             return SetOperation(how, left, right)
@@ -383,68 +383,70 @@ class Adapter:
         if "interval" in kinds:
             raise InvalidUsage(f"{what} of intervals is not supported in a view: take epoch_us(…), their lengths")
 
-    def window(self, plan: Json) -> Node:
-        child, nodes = self._child(plan), plan["expressions"]
+    def adapt_window(self, plan: Json) -> Node:
+        child, nodes = self._adapt_child(plan), plan["expressions"]
         if any(map(is_by_place, nodes)):
-            windowed = add_positional_windows(child, nodes, plan["window_index"], self._of, self._of.window)
+            windowed = add_positional_windows(child, nodes, plan["window_index"], self._of, self._of.translate_window)
             return self._add_list_aggregates(windowed, nodes, count_columns(child))
-        return self._add_list_aggregates(Window(child, tuple(map(self._of.window, nodes))), nodes, count_columns(child))
+        return self._add_list_aggregates(
+            Window(child, tuple(map(self._of.translate_window, nodes))), nodes, count_columns(child)
+        )
 
-    def let(self, plan: Json) -> Node:
-        return Let(plan["table_index"], self._child(plan), self._child(plan, 1))
+    def adapt_let(self, plan: Json) -> Node:
+        return Let(plan["table_index"], self._adapt_child(plan), self._adapt_child(plan, 1))
 
-    def ref(self, plan: Json) -> Node:
+    def adapt_ref(self, plan: Json) -> Node:
         types = tuple(self._of.infer_type(kind, plan) for kind in plan["chunk_types"])
         if plan.get("is_recurring"):
             raise InvalidUsage("recurring.… is not supported in a view: read the rows of the round before")
         return Ref(plan["cte_index"], types)
 
-    def recursive(self, plan: Json) -> Node:
+    def adapt_recursive(self, plan: Json) -> Node:
         """Translate a recursive query."""
         if plan.get("key_targets") or plan.get("payload_aggregates"):
             raise InvalidUsage("WITH RECURSIVE … USING KEY is not supported in a view")
-        anchor, step = self._child(plan), self._child(plan, 1)
+        anchor, step = self._adapt_child(plan), self._adapt_child(plan, 1)
         if not plan.get("union_all"):
             self._refuse_intervals(infer_types(anchor), "WITH RECURSIVE with UNION")
-        if any(isinstance(node, Temporal) for node in walk(step)):
+        if any(isinstance(node, Temporal) for node in iterate_nodes(step)):
             raise InvalidUsage("_now() is not supported in the step of WITH RECURSIVE: compare it before, or after")
         return Recursive(plan["table_index"], bool(plan.get("union_all")), anchor, step)
 
-    def dummy(self, plan: Json) -> Node:
+    def adapt_dummy(self, plan: Json) -> Node:
         return Values(("boolean",), ((TRUE,),))
 
-    def expressions(self, plan: Json) -> Node:
-        input_ = self._child(plan)
+    def adapt_expressions(self, plan: Json) -> Node:
+        input_ = self._adapt_child(plan)
         return _union_all([Project(input_, self._of.translate_all(row)) for row in plan["expressions"]])
 
-    def empty(self, plan: Json) -> Node:
+    def adapt_empty(self, plan: Json) -> Node:
         types = tuple(self._of.infer_type(kind, plan) for kind in plan.get("return_types", ()))
         return Values(types or ("boolean",), ())
 
 
 _ADAPTED: dict[str, Any] = {
-    "LOGICAL_GET": Adapter.scan,
-    "LOGICAL_PROJECTION": Adapter.project,
-    "LOGICAL_FILTER": Adapter.filter,
-    "LOGICAL_CROSS_PRODUCT": Adapter.cross,
-    "LOGICAL_COMPARISON_JOIN": Adapter.join,
-    "LOGICAL_ANY_JOIN": Adapter.join,
-    "LOGICAL_AGGREGATE_AND_GROUP_BY": Adapter.aggregate,
-    "LOGICAL_DISTINCT": Adapter.distinct,
-    "LOGICAL_ORDER_BY": Adapter.order,
-    "LOGICAL_LIMIT": Adapter.limit,
-    "LOGICAL_UNION": Adapter.union,
-    "LOGICAL_EXCEPT": Adapter.except_,
-    "LOGICAL_INTERSECT": Adapter.intersect,
-    "LOGICAL_WINDOW": Adapter.window,
-    "LOGICAL_MATERIALIZED_CTE": Adapter.let,
-    "LOGICAL_CTE_REF": Adapter.ref,
-    "LOGICAL_RECURSIVE_CTE": Adapter.recursive,
-    "LOGICAL_DUMMY_SCAN": Adapter.dummy,
-    "LOGICAL_EXPRESSION_GET": Adapter.expressions,
-    "LOGICAL_UNNEST": Adapter.unnest,
-    "LOGICAL_ASOF_JOIN": Adapter.asof,
-    "LOGICAL_EMPTY_RESULT": Adapter.empty,
+    "LOGICAL_GET": Adapter.adapt_scan,
+    "LOGICAL_PROJECTION": Adapter.adapt_project,
+    "LOGICAL_FILTER": Adapter.adapt_filter,
+    "LOGICAL_CROSS_PRODUCT": Adapter.adapt_cross,
+    "LOGICAL_COMPARISON_JOIN": Adapter.adapt_join,
+    "LOGICAL_ANY_JOIN": Adapter.adapt_join,
+    "LOGICAL_AGGREGATE_AND_GROUP_BY": Adapter.adapt_aggregate,
+    "LOGICAL_DISTINCT": Adapter.adapt_distinct,
+    "LOGICAL_ORDER_BY": Adapter.adapt_order,
+    "LOGICAL_LIMIT": Adapter.adapt_limit,
+    "LOGICAL_UNION": Adapter.adapt_union,
+    "LOGICAL_EXCEPT": Adapter.adapt_except,
+    "LOGICAL_INTERSECT": Adapter.adapt_intersect,
+    "LOGICAL_WINDOW": Adapter.adapt_window,
+    "LOGICAL_MATERIALIZED_CTE": Adapter.adapt_let,
+    "LOGICAL_CTE_REF": Adapter.adapt_ref,
+    "LOGICAL_RECURSIVE_CTE": Adapter.adapt_recursive,
+    "LOGICAL_DUMMY_SCAN": Adapter.adapt_dummy,
+    "LOGICAL_EXPRESSION_GET": Adapter.adapt_expressions,
+    "LOGICAL_UNNEST": Adapter.adapt_unnest,
+    "LOGICAL_ASOF_JOIN": Adapter.adapt_asof,
+    "LOGICAL_EMPTY_RESULT": Adapter.adapt_empty,
 }
 
 

@@ -8,17 +8,17 @@ import pyarrow as pa
 
 from persist.compute.sql.algebra import Aggregation, Frame, Order, WindowCall
 from persist.compute.sql.by_duckdb import (
-    Text,
+    SqlText,
     differs_in_arrow,
+    format_type,
     is_nested,
     is_only_in_duckdb,
-    name_type,
     read_function_name,
     strip_text_cast,
 )
 from persist.compute.sql.duck import show_position
 from persist.compute.sql.members import NOWHERE, check_members
-from persist.compute.sql.types import constant, from_duckdb, has_interval, to_arrow
+from persist.compute.sql.types import from_duckdb, has_interval, parse_constant, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression.evaluation import join_with_and
 from persist.core.expression.python_functions import PythonFunction, find_python_function
@@ -100,7 +100,7 @@ class Expressions:
         self.table: int | None = None
 
     def refuse(self, what: str, node: Json) -> NoReturn:
-        """Raise InvalidUsage with the unsupported expression and its place."""
+        """Raise InvalidUsage with an unsupported expression and its place."""
         at = node.get("query_location")
         raise InvalidUsage(what + show_position(self.sql, None if at == NOWHERE else at))
 
@@ -148,7 +148,7 @@ class Expressions:
             return self._make_duckdb_call({**node, "return_type": value["type"]})
         kind = self.infer_type(value["type"], node)
         if value.get("is_null") or "value" not in value:
-            return constant(kind, None)
+            return parse_constant(kind, None)
         literal = value["value"]
         if kind == "hugeint" or (kind.startswith("decimal") and isinstance(literal, dict)):
             literal = (literal["upper"] << 64) + literal["lower"]
@@ -156,7 +156,7 @@ class Expressions:
             literal = f"{literal.get('months', 0)},{literal.get('days', 0)},{literal.get('micros', 0)}"
         elif kind == "boolean":
             literal = "true" if literal else "false"
-        return constant(kind, str(literal))
+        return parse_constant(kind, str(literal))
 
     def _translate_case(self, node: Json) -> Term:
         """Return a CASE as a term."""
@@ -205,31 +205,31 @@ class Expressions:
             return True
         if kind in COMPARISONS:
             return kind not in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL") and any(map(is_nested, child_types))
-        return kind == "BOUND_FUNCTION" and (_name_function(node) is None or any(map(is_nested, child_types)))
+        return kind == "BOUND_FUNCTION" and (_find_function_name(node) is None or any(map(is_nested, child_types)))
 
     def _make_duckdb_call(self, node: Json) -> Term:
         """Return a call that DuckDB computes, with its columns as arguments."""
-        text = Text(self.translate, self.refuse, self._is_by_duckdb, self.check)
-        sql_text, kind = self._cast_to_arrow(text.of(node), node["return_type"], node)
+        text = SqlText(self.translate, self.refuse, self._is_by_duckdb, self.check)
+        sql_text, kind = self._cast_to_arrow(text.translate(node), node["return_type"], node)
         return make_sql_call("duckdb", kind, Lit(pa.scalar(sql_text)), *text.columns, at=self._get_query_position(node))
 
     def _cast_to_arrow(self, text: str, kind: Json, node: Json) -> tuple[str, pa.DataType]:
         """Cast an expression of DuckDB to a type that Arrow has."""
-        arrow, named = to_arrow(self.infer_type(kind, node)), name_type(kind, is_named=True)
-        return text if named == name_type(kind) else f"CAST({text} AS {named})", arrow
+        arrow, named = to_arrow(self.infer_type(kind, node)), format_type(kind, is_named=True)
+        return text if named == format_type(kind) else f"CAST({text} AS {named})", arrow
 
-    def series(self, plan: Json, asked: Sequence[int]) -> list[Term]:
+    def make_series(self, plan: Json, asked: Sequence[int]) -> list[Term]:
         """Return one list for each requested column of a table function.
 
         With ordinality, the last one has the number of each element.
         """
         name, kinds = read_function_name(plan), plan["input_table_types"]
-        text = Text(self.translate, self.refuse, self._is_by_duckdb, self.check)
+        text = SqlText(self.translate, self.refuse, self._is_by_duckdb, self.check)
         parameters = plan.get("parameters") or []
         if parameters:
-            argument_texts = [text.constant(value) for value in parameters]
+            argument_texts = [text.format_constant(value) for value in parameters]
         else:
-            argument_texts = [f'CAST("${at + 1}" AS {name_type(kind)})' for at, kind in enumerate(kinds)]
+            argument_texts = [f'CAST("${at + 1}" AS {format_type(kind)})' for at, kind in enumerate(kinds)]
         columns = text.columns if parameters else list(map(Place, range(len(kinds))))
         rows = f"{name}({', '.join(argument_texts)})"
         whole, lists = argument_texts[0] if name == "unnest" else rows, list[Term]()
@@ -262,7 +262,7 @@ class Expressions:
         if type_ == "OPERATOR_CAST":
             argument_type = self.infer_type(node["arguments"][0], node)
             if argument_type == "null" and isinstance(arguments[0], Lit | Place):
-                return constant(kind, None)
+                return parse_constant(kind, None)
             if kind == "hugeint" and argument_type in (
                 "float",
                 "double",
@@ -276,25 +276,25 @@ class Expressions:
             return _make_between("greater_equal", "less_equal", *arguments, at=at)
         if type_ in COMPARISONS:
             return make_sql_call(COMPARISONS[type_], to_arrow(kind), *arguments, at=at)
-        own_function = _name_function(node)
+        own_function = _find_function_name(node)
         if type_ != "BOUND_FUNCTION" or own_function is None:
             self.refuse(f"function {name or type_}() is not supported in a view", node)
         return make_sql_call(
             own_function, to_arrow(kind), *(arguments[-1:] if own_function in _PARTS else arguments), at=at
         )
 
-    def order(self, node: Json) -> Order:
+    def translate_order(self, node: Json) -> Order:
         """Return one key of an ORDER BY."""
         down = node["type"] == "DESCENDING"
         nulls = node.get("null_order", "NULLS LAST").replace("_", " ")
         return Order(self.translate(node["expression"]), down, nulls == "NULLS FIRST")
 
-    def aggregation(self, node: Json) -> Aggregation:
-        """Return one aggregate."""
+    def translate_aggregate(self, node: Json) -> Aggregation:
+        """Translate an aggregate function."""
         self.check(node)
         name = read_function_name(node)
-        if is_of_list(node):
-            return self._collect_list(node)
+        if is_computed_from_list(node):
+            return self._translate_list_aggregate(node)
         if name not in AGGREGATES:
             self.refuse(f"aggregate {name}() is not supported in a view", node)
         self._refuse_interval(node, name)
@@ -304,7 +304,7 @@ class Expressions:
                 f"{name}() of {kind} is not supported in a view: take make_timestamp({name}(epoch_us(…)))", node
             )
         function, arguments = self._translate_extreme(node, AGGREGATES[name], self._translate_arguments(node, name))
-        order = tuple(map(self.order, node.get("order_bys", {}).get("orders") or ()))
+        order = tuple(map(self.translate_order, node.get("order_bys", {}).get("orders") or ()))
         return Aggregation(
             function,
             self.infer_type(node["return_type"], node),
@@ -322,8 +322,8 @@ class Expressions:
             return function, arguments
         return f"arg_{function}", (*arguments, self.translate_for_comparison(node["children"][0]))
 
-    def _collect_list(self, node: Json) -> Aggregation:
-        """Return an aggregate that collects the values for `of_list`."""
+    def _translate_list_aggregate(self, node: Json) -> Aggregation:
+        """Return an aggregate that collects the values for `compute_from_list`."""
         function, children = AGGREGATES.get(read_function_name(node), ""), node["children"]
         value = self.translate(children[0])
         by = self.translate(children[1]) if function.startswith("arg_") else value
@@ -338,18 +338,18 @@ class Expressions:
             (Order(by, function.endswith("max")),),
         )
 
-    def of_list(self, node: Json, values: Place) -> Term:
+    def compute_from_list(self, node: Json, values: Place) -> Term:
         """Return a term that computes an aggregate from its collected values."""
         name, children = read_function_name(node), node["children"]
-        kind = name_type({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}})
-        sql_text, text = f'CAST("$1" AS {kind})', Text(self.translate, self.refuse, self._is_by_duckdb, self.check)
+        kind = format_type({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}})
+        sql_text, text = f'CAST("$1" AS {kind})', SqlText(self.translate, self.refuse, self._is_by_duckdb, self.check)
         if name in AGGREGATES and name != "histogram":
-            count = self.whole(children[-1], f"how many rows {name}() gives")
+            count = self.read_whole_number(children[-1], f"how many rows {name}() gives")
             if count < 1:
                 self.refuse(f"{name}() gives one row or more", children[-1])
             sql_text = f"list_slice({sql_text}, 1, {count})"
         else:
-            more = "".join(f", {text.of(child)}" for child in children[1:])
+            more = "".join(f", {text.translate(child)}" for child in children[1:])
             sql_text = f"list_aggregate(coalesce({sql_text}, CAST([] AS {kind})), '{name}'{more})"
         if text.columns:
             self.refuse(f"{name}() takes constants besides its values in a view", node)
@@ -380,7 +380,7 @@ class Expressions:
         if AGGREGATES.get(name, name) not in _OF_INTERVALS and self.infer_type(node["return_type"], node) == "interval":
             self.refuse(f"{name}() of intervals is not supported in a view: take it of epoch_us(…), their length", node)
 
-    def window(self, node: Json) -> WindowCall:
+    def translate_window(self, node: Json) -> WindowCall:
         """Return one window function."""
         self.check(node)
         function = WINDOWS.get(node["type"])
@@ -389,10 +389,10 @@ class Expressions:
         arguments: tuple[Term, ...] = ()
         kind = node["return_type"]
         condition = node.get("filters")
-        within = tuple(map(self.order, node.get("arg_orders") or ()))
+        within = tuple(map(self.translate_order, node.get("arg_orders") or ()))
         where = self.translate(condition) if condition else None
-        if function == "aggregate" and is_of_list(node):
-            aggregation = self._collect_list({**node, "filter": condition})
+        if function == "aggregate" and is_computed_from_list(node):
+            aggregation = self._translate_list_aggregate({**node, "filter": condition})
             function, arguments, within, where = (
                 aggregation.function,
                 aggregation.arguments,
@@ -419,7 +419,7 @@ class Expressions:
             self.infer_type(kind, node),
             arguments,
             self.translate_all(node.get("partitions")),
-            tuple(map(self.order, node.get("orders") or ())),
+            tuple(map(self.translate_order, node.get("orders") or ())),
             Frame(start, end, start_at, end_at, exclude),
             where,
             within,
@@ -439,12 +439,12 @@ class Expressions:
             if _is_interval(expression):
                 self.refuse("a frame of RANGE over intervals is not supported in a view: order by epoch_us(…)", node)
             return ("value", 0), self.translate(expression)
-        offset = self.whole(expression, "an offset of a frame")
+        offset = self.read_whole_number(expression, "an offset of a frame")
         if offset < 0:
             self.refuse("an offset of a frame is not negative", expression)
         return ("rows" if mode.endswith("ROWS") else "groups", -offset if "PRECEDING" in mode else offset), None
 
-    def whole(self, node: Json, what: str) -> int:
+    def read_whole_number(self, node: Json, what: str) -> int:
         """Return a constant whole number."""
         number = self.translate(node)
         while isinstance(number, Call) and is_call(number, "cast"):
@@ -463,7 +463,7 @@ def _is_interval(node: Json) -> bool:
     return bool(kind.get("id") == "INTERVAL")
 
 
-def is_of_list(node: Json) -> bool:
+def is_computed_from_list(node: Json) -> bool:
     """Return whether DuckDB computes an aggregate from the list of its values."""
     name, count = read_function_name(node), len(node.get("children") or ())
     function = AGGREGATES.get(name)
@@ -476,7 +476,7 @@ def _find_python_function(node: Json) -> PythonFunction | None:
     return find_python_function(read_function_name(node)) if node["type"] == "BOUND_FUNCTION" else None
 
 
-def _name_function(node: Json) -> str | None:
+def _find_function_name(node: Json) -> str | None:
     """Return our name of a node's function; None if DuckDB computes it."""
     function = FUNCTIONS.get(read_function_name(node))
     children = node.get("children") or [{}]

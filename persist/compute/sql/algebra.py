@@ -249,26 +249,28 @@ Node = (
 _PARTS = ("input", "left", "right", "value", "body", "anchor", "step")
 
 
-def children(node: Node) -> tuple[Node, ...]:
+def list_inputs(node: Node) -> tuple[Node, ...]:
     """Return the inputs of a node."""
     parts = (getattr(node, name, None) for name in _PARTS)
     return tuple(part for part in parts if part is not None)
 
 
-def walk(node: Node) -> Iterator[Node]:
+def iterate_nodes(node: Node) -> Iterator[Node]:
     """Yield a relation, and all relations below it."""
     yield node
-    for child in children(node):
-        yield from walk(child)
+    for child in list_inputs(node):
+        yield from iterate_nodes(child)
 
 
 def count_cross_joins(plan: Node) -> int:
     """Return how many inner joins of a plan have no key."""
-    return sum(isinstance(node, Join) and node.how == "inner" and not (node.equal or node.same) for node in walk(plan))
+    return sum(
+        isinstance(node, Join) and node.how == "inner" and not (node.equal or node.same) for node in iterate_nodes(plan)
+    )
 
 
-def map_children(node: Node, by: Callable[[Any], Node]) -> Any:
-    """Apply a function to each input of a node."""
+def replace_children(node: Node, by: Callable[[Any], Node]) -> Any:
+    """Return a node with a function applied to each of its inputs."""
     changes = {name: by(getattr(node, name)) for name in _PARTS if getattr(node, name, None) is not None}
     return msgspec.structs.replace(node, **changes) if changes else node
 
@@ -281,26 +283,26 @@ def list_terms(node: Node) -> list[Term]:
         terms.append(term)
         return term
 
-    map_terms(node, collect)
+    replace_terms(node, collect)
     return terms
 
 
 def iterate_terms(node: Node) -> Iterator[Term]:
-    """Give the terms of a relation and of all below it."""
-    for relation in walk(node):
+    """Yield the terms of a relation, and of all below it."""
+    for relation in iterate_nodes(node):
         yield from list_terms(relation)
 
 
-def map_terms(value: Any, by: Callable[[Term], Term]) -> Any:
-    """Apply a function to each term of a node itself."""
+def replace_terms(value: Any, by: Callable[[Term], Term]) -> Any:
+    """Return a node with a function applied to each of its own terms."""
     if isinstance(value, Term):
         return by(value)
     if isinstance(value, tuple):
-        return tuple(map_terms(item, by) for item in value)
+        return tuple(replace_terms(item, by) for item in value)
     if not isinstance(value, msgspec.Struct):
         return value
     parts = [name for name in value.__struct_fields__ if name not in _PARTS]
-    return msgspec.structs.replace(value, **{name: map_terms(getattr(value, name), by) for name in parts})
+    return msgspec.structs.replace(value, **{name: replace_terms(getattr(value, name), by) for name in parts})
 
 
 def filter_rows(node: Node, conditions: Sequence[Term]) -> Node:
@@ -335,7 +337,7 @@ def split_equality(condition: Term, width: int) -> tuple[Term, Term] | None:
     return None
 
 
-def inner_join(
+def make_inner_join(
     left: Node,
     right: Node,
     conditions: Sequence[Term],
@@ -443,7 +445,7 @@ def is_empty_without(node: Node, empty: frozenset[int]) -> bool:
             return is_empty_without(body, empty | {number} if is_empty_without(value, empty) else empty)
         case Recursive(_, _, anchor):
             return is_empty_without(anchor, empty)
-    return all(is_empty_without(child, empty) for child in children(node))
+    return all(is_empty_without(child, empty) for child in list_inputs(node))
 
 
 def unique_columns(node: Node) -> list[frozenset[int]]:

@@ -108,7 +108,7 @@ class _Planner:
 
     def plan(self, prune: bool) -> ViewsPlan:
         """Plan the drops and the creations, in an order that the commit allows."""
-        dropped = self._find_unwanted() if prune else {}
+        dropped = self._find_views_to_drop() if prune else {}
         for name, view in dropped.items():
             self._plan_drops(name, view)
         planned = [self._plan_change(name) for name in self._sort_names()]
@@ -138,7 +138,7 @@ class _Planner:
             )
         return LiveView(handle, definition)
 
-    def _find_unwanted(self) -> dict[str, LiveView]:
+    def _find_views_to_drop(self) -> dict[str, LiveView]:
         """Return the existing views that have no definition, by name."""
         unwanted = {}
         for name in self._engine.names():
@@ -149,11 +149,11 @@ class _Planner:
         return unwanted
 
     def _sort_names(self) -> list[str]:
-        """Return the names of the wanted views, each after its inputs."""
+        """Return the names of the definitions, each after its inputs."""
         names = list(dict.fromkeys([*self._catalog.names, *self._wanted]))
         reads: dict[str, list[str]] = {}
         for name, view in self._wanted.items():
-            read = _name_view_in_errors(name, partial(find_mentioned, view.sql, names))
+            read = _add_view_to_errors(name, partial(find_mentioned, view.sql, names))
             reads[name] = [read_name for read_name in read if read_name in self._wanted]
         try:
             return list(TopologicalSorter(reads).static_order())
@@ -164,20 +164,20 @@ class _Planner:
     def _plan_change(self, name: str) -> Change:
         """Return the change for one definition: create, replace or none."""
         spec, view = self._wanted[name], self._present.get(name)
-        draft = _name_view_in_errors(name, partial(draft_view, self._catalog, name, spec.sql, spec.key, spec.start))
+        draft = _add_view_to_errors(name, partial(draft_view, self._catalog, name, spec.sql, spec.key, spec.start))
         why = "it is not there" if view is None else _describe_difference(view, draft, spec.start)
         if view is not None and why is None:
             return Change(name, "keep", "it is as defined")
         assert why is not None
         if view is not None:
             self._plan_drops(name, view)
-        self._catalog.add(draft)
+        self._catalog.plan_addition(draft)
         self._drafts.append(draft)
         return Change(name, "create" if view is None else "replace", why)
 
     def _plan_drops(self, name: str, view: LiveView) -> None:
         self._gone[name] = view
-        self._catalog.remove(name)
+        self._catalog.plan_removal(name)
 
     def _check_readers(self) -> None:
         """Raise InvalidUsage if a remaining view reads a dropped one."""
@@ -191,7 +191,7 @@ class _Planner:
                     )
 
 
-def _name_view_in_errors(name: str, what: Callable[[], Found]) -> Found:
+def _add_view_to_errors(name: str, what: Callable[[], Found]) -> Found:
     """Say which view an error is about."""
     try:
         return what()

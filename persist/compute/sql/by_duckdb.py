@@ -118,7 +118,7 @@ def _list_parts(kind: Json) -> list[Json]:
     return [info["child_type"]] if "child_type" in info else [part["second"] for part in info["child_types"]]
 
 
-def name_type(kind: Json, *, is_named: bool = False) -> str:
+def format_type(kind: Json, *, is_named: bool = False) -> str:
     """Return DuckDB's name of a type of a plan; with is_named, the type of its values in Arrow, where fields have
     names.
     """
@@ -133,10 +133,10 @@ def name_type(kind: Json, *, is_named: bool = False) -> str:
         return f"ENUM({', '.join(map(_format_literal, kind['type_info']['values']))})"
     if form == "UNION" and not is_named:
         members = ((quote_name(part["first"]), part["second"]) for part in kind["type_info"]["child_types"][1:])
-        return f"UNION({', '.join(f'{name} {name_type(part)}' for name, part in members)})"
+        return f"UNION({', '.join(f'{name} {format_type(part)}' for name, part in members)})"
     if not is_nested(kind):
         return to_duckdb(from_duckdb(kind))
-    part_types = [name_type(part, is_named=is_named) for part in (_list_parts(parts[0]) if form == "MAP" else parts)]
+    part_types = [format_type(part, is_named=is_named) for part in (_list_parts(parts[0]) if form == "MAP" else parts)]
     if form in ("LIST", "ARRAY"):
         return f"{part_types[0]}[{kind['type_info']['size'] if form == 'ARRAY' and not is_named else ''}]"
     if form == "MAP" or (form == "TUPLE" and not is_named):
@@ -146,7 +146,7 @@ def name_type(kind: Json, *, is_named: bool = False) -> str:
 
 
 def differs_in_arrow(kind: Json) -> bool:
-    """Return whether a type, or an inner one, differs in Arrow."""
+    """Return whether a type, or a type inside it, is another one in Arrow."""
     return (
         is_json(kind)
         or is_only_in_duckdb(kind)
@@ -155,8 +155,8 @@ def differs_in_arrow(kind: Json) -> bool:
     )
 
 
-class Text:
-    """An expression as SQL text, with the terms of its columns.
+class SqlText:
+    """Translates an expression of a plan to SQL text, and collects its columns.
 
     Args:
         term: makes a term of a node.
@@ -180,21 +180,21 @@ class Text:
         self._names: list[list[str]] = []  # The parameters of the enclosing lambdas.
         self._is_whole = False  # Inside of TRY, all is computed here.
 
-    def of(self, node: Json) -> str:
-        """Return the text of a node."""
+    def translate(self, node: Json) -> str:
+        """Return an expression as SQL text."""
         node = strip_text_cast(node)
         self._check(node)
         match node.get("expression_class"):
             case "BOUND_CONSTANT":
-                return self.constant(node["value"])
+                return self.format_constant(node["value"])
             case "BOUND_REF" if self._names:
                 return self._names[-1][node["index"]]
             case "BOUND_CASE" if self._names or self._is_whole:
                 whens = (
-                    f"WHEN {self.of(case['when_expr'])} THEN {self.of(case['then_expr'])}"
+                    f"WHEN {self.translate(case['when_expr'])} THEN {self.translate(case['then_expr'])}"
                     for case in node["case_checks"]
                 )
-                return f"(CASE {' '.join(whens)} ELSE {self.of(node['else_expr'])} END)"
+                return f"(CASE {' '.join(whens)} ELSE {self.translate(node['else_expr'])} END)"
             case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION" if (
                 self._names or self._is_whole or self._is_own(node) or _is_number(node)
             ):
@@ -210,30 +210,30 @@ class Text:
             self.columns.append(term)
         place = quote_name(f"${self.columns.index(term) + 1}")
         kind = node.get("return_type", {"id": "BOOLEAN"})
-        return f"CAST({place} AS {name_type(kind)})" if differs_in_arrow(kind) or kind["id"] == "HUGEINT" else place
+        return f"CAST({place} AS {format_type(kind)})" if differs_in_arrow(kind) or kind["id"] == "HUGEINT" else place
 
-    def constant(self, value: Json) -> str:
+    def format_constant(self, value: Json) -> str:
         """Return the text of a constant."""
         kind = value["type"]
         if value.get("is_null") or "value" not in value:
-            return "NULL" if kind.get("id") in ("NULL", "SQLNULL") else f"CAST(NULL AS {name_type(kind)})"
+            return "NULL" if kind.get("id") in ("NULL", "SQLNULL") else f"CAST(NULL AS {format_type(kind)})"
         literal = value["value"]
         if kind["id"] in ("LIST", "ARRAY"):
             child = kind["type_info"]["child_type"]
-            texts = (self.constant({"type": child, **element}) for element in literal.get("children", ()))
-            return f"CAST([{', '.join(texts)}] AS {name_type(kind)})"
+            texts = (self.format_constant({"type": child, **element}) for element in literal.get("children", ()))
+            return f"CAST([{', '.join(texts)}] AS {format_type(kind)})"
         if kind["id"] == "MAP":  # A list of its entries.
-            return f"map_from_entries({self.constant({**value, 'type': {**kind, 'id': 'LIST'}})})"
+            return f"map_from_entries({self.format_constant({**value, 'type': {**kind, 'id': 'LIST'}})})"
         if kind["id"] in ("STRUCT", "TUPLE"):
             names = (_format_literal(part["first"]) for part in kind["type_info"]["child_types"])
             values = (
-                self.constant({"type": part, **entry})
+                self.format_constant({"type": part, **entry})
                 for part, entry in zip(_list_parts(kind), literal.get("children", ()), strict=True)
             )
             if kind["id"] == "TUPLE":
-                return f"CAST(row({', '.join(values)}) AS {name_type(kind)})"
+                return f"CAST(row({', '.join(values)}) AS {format_type(kind)})"
             texts = (f"{name}: {text}" for name, text in zip(names, values, strict=True))
-            return f"CAST({{{', '.join(texts)}}} AS {name_type(kind)})"
+            return f"CAST({{{', '.join(texts)}}} AS {format_type(kind)})"
         if kind["id"] == "DECIMAL":
             scale = kind["type_info"].get("scale", 0)
             whole = (literal["upper"] << 64) + literal["lower"] if isinstance(literal, dict) else int(literal)
@@ -245,9 +245,9 @@ class Text:
             literal = UUID(int=((literal["upper"] + 2**63) << 64) + literal["lower"])
         elif not (kind["id"].endswith("INT") or kind["id"] in _AS_TEXT):
             if differs_in_arrow(kind):
-                self._refuse(f"a constant of type {name_type(kind)} is not supported in a view: cast a text", {})
+                self._refuse(f"a constant of type {format_type(kind)} is not supported in a view: cast a text", {})
             return self._format_column({"expression_class": "BOUND_CONSTANT", "value": value, "return_type": kind})
-        return f"CAST({_format_literal(str(literal))} AS {name_type(kind)})"
+        return f"CAST({_format_literal(str(literal))} AS {format_type(kind)})"
 
     def _format_call(self, node: Json) -> str:
         """Return the SQL text of a function call."""
@@ -256,29 +256,29 @@ class Text:
             tries = node.get("function_data", {}).get("try_cast")
             argument = node["arguments"][0]
             if not is_cast_checked_late(argument, node["return_type"]):
-                message = f"{name_type(argument)} are not cast to {name_type(node['return_type'])}"
+                message = f"{format_type(argument)} are not cast to {format_type(node['return_type'])}"
                 self._refuse(f"values of {message} in a view: DuckDB has no such cast", node)
-            value = self.of(children[0])
+            value = self.translate(children[0])
             value = f"CAST({value} AS JSON)" if is_json(argument) and not value.startswith("CAST") else value
-            return f"{'TRY_CAST' if tries else 'CAST'}({value} AS {name_type(node['return_type'])})"
+            return f"{'TRY_CAST' if tries else 'CAST'}({value} AS {format_type(node['return_type'])})"
         if kind == "OPERATOR_TRY":
             self._is_whole, was_whole = True, self._is_whole
-            text = f"TRY({self.of(children[0])})"
+            text = f"TRY({self.translate(children[0])})"
             self._is_whole = was_whole
             return text
         if kind in _SIGNS:
-            return f"({f' {_SIGNS[kind]} '.join(map(self.of, children))})"
+            return f"({f' {_SIGNS[kind]} '.join(map(self.translate, children))})"
         if kind in ("COMPARE_IN", "COMPARE_NOT_IN"):
-            value, *candidates = map(self.of, children)
+            value, *candidates = map(self.translate, children)
             return f"({value} {'NOT ' * (kind == 'COMPARE_NOT_IN')}IN ({', '.join(candidates)}))"
         if kind == "COMPARE_BETWEEN":
-            value, low, high = map(self.of, children)
+            value, low, high = map(self.translate, children)
             return f"({value} BETWEEN {low} AND {high})"
         if kind in ("OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"):
-            [value] = map(self.of, children)
+            [value] = map(self.translate, children)
             return f"(NOT {value})" if kind == "OPERATOR_NOT" else f"({value} {kind[9:].replace('_', ' ')})"
         if kind in ("OPERATOR_COALESCE", "OPERATOR_NULLIF"):
-            return f"{kind[9:]}({', '.join(map(self.of, children))})"
+            return f"{kind[9:]}({', '.join(map(self.translate, children))})"
         name = read_function_name(node)
         if kind != "BOUND_FUNCTION" or not is_definite(name):
             self._refuse(f"function {name or kind}() is not supported in a view", node)
@@ -287,7 +287,7 @@ class Text:
         if (
             name in _PARTS and _read_type_id(children[0]) == "TIMESTAMP_NS"
         ):  # By their names, these are of microseconds.
-            return f"date_part('{name}', {self.of(children[0])})"
+            return f"date_part('{name}', {self.translate(children[0])})"
         return f"{quote_name(name)}({', '.join(self._format_arguments(node, children))})"
 
     def _format_arguments(self, node: Json, children: Sequence[Json]) -> list[str]:
@@ -297,7 +297,7 @@ class Text:
         if lambdas:
             more = int(bool((node.get("function_data") or {}).get("has_initial")))
             return self._format_lambda(children, lambdas[0], more)
-        texts = [self.of(child) for child in children]
+        texts = [self.translate(child) for child in children]
         first = len(texts) - len(names)
         return [
             *texts[:first],
@@ -309,13 +309,13 @@ class Text:
         function = children[at]
         self._check(function)
         count = function["parameter_count"]
-        later = [self.of(child) for child in children[at + 1 : at + 1 + more]]
-        outer = [self.of(child) for child in children[at + 1 + more :]]
-        earlier = [self.of(child) for child in children[:at]]
+        later = [self.translate(child) for child in children[at + 1 : at + 1 + more]]
+        outer = [self.translate(child) for child in children[at + 1 + more :]]
+        earlier = [self.translate(child) for child in children[:at]]
         parameters = [quote_name(f"p{len(self._names)}_{number}") for number in range(count)]
         # DuckDB numbers the parameters of a lambda from the last one on, and what it takes from outside behind them.
         self._names.append([*reversed(parameters), *outer])
-        body = self.of(function["lambda_expr"])
+        body = self.translate(function["lambda_expr"])
         self._names.pop()
         return [*earlier, f"lambda {', '.join(parameters)}: {body}", *later]
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from persist.compute.sql.adapt_expression import Expressions, Json
 from persist.compute.sql.algebra import Frame, Join, Let, Node, Order, Project, Ref, Window, WindowCall, infer_types
 from persist.compute.sql.by_duckdb import strip_text_cast
-from persist.compute.sql.types import constant, to_arrow
+from persist.compute.sql.types import parse_constant, to_arrow
 from persist.core.expression.evaluation import join_with_and
 from persist.core.expression.term import Lit, Place, Term, make_sql_call
 
@@ -64,9 +64,9 @@ def add_positional_windows(
             calls.append(call(node))
             continue
         _check_arguments(node, of)
-        calls.append(_row_number(node, width, of))
-        frame = _frame(node, of) if node["type"] == "WINDOW_NTH_VALUE" else _WHOLE
-        order = tuple(map(of.order, node.get("orders") or ()))
+        calls.append(_make_row_number(node, width, of))
+        frame = _translate_frame(node, of) if node["type"] == "WINDOW_NTH_VALUE" else _WHOLE
+        order = tuple(map(of.translate_order, node.get("orders") or ()))
         more.append(WindowCall("count_star", "int64", (), calls[-1].partition, order, frame))
     rows: Node = Window(ref, (*calls, *more))
     outputs: list[Term] = [Place(at) for at in range(width + len(calls))]
@@ -76,7 +76,7 @@ def add_positional_windows(
             continue
         count = Place(next(counts))
         if node["type"] == "WINDOW_NTILE":
-            position = _int64(of.translate(node["children"][0]))
+            position = _cast_to_int64(of.translate(node["children"][0]))
             outputs[at] = make_sql_call("duckdb", pa.int64(), Lit(pa.scalar(_NTILE)), Place(at), count, position)
             continue
         window = calls[at - width]
@@ -87,7 +87,7 @@ def add_positional_windows(
         same = tuple((term, Place(key)) for key, term in enumerate(window.partition))
         position = _find_target_position(node, Place(at), of)
         rows = Join("left", rows, positions, ((position, Place(keys)),), same)
-        outputs[at] = _value_at_position(node, position, count, Place(end + keys), of)
+        outputs[at] = _make_value_at_position(node, position, count, Place(end + keys), of)
         end += keys + 2
     return Let(number, child, Project(rows, tuple(outputs)))
 
@@ -103,28 +103,30 @@ def _check_arguments(node: Json, of: Expressions) -> None:
             of.refuse("nth_value() of a number that is a column has frames of UNBOUNDED PRECEDING in a view", node)
 
 
-def _row_number(node: Json, width: int, of: Expressions) -> WindowCall:
-    order = (*map(of.order, node.get("orders") or ()), *(Order(Place(at)) for at in range(width)))
+def _make_row_number(node: Json, width: int, of: Expressions) -> WindowCall:
+    """Return a ROW_NUMBER in the partitions and order of a window function."""
+    order = (*map(of.translate_order, node.get("orders") or ()), *(Order(Place(at)) for at in range(width)))
     return WindowCall("row_number", "int64", (), of.translate_all(node.get("partitions")), order, _WHOLE)
 
 
-def _frame(node: Json, of: Expressions) -> Frame:
+def _translate_frame(node: Json, of: Expressions) -> Frame:
+    """Return the frame of a window function."""
     end, end_at = of.translate_frame_bound(node, "end")
     return Frame(None, end, None, end_at)
 
 
 def _find_target_position(node: Json, own: Term, of: Expressions) -> Term:
     """Return the position whose value each row takes."""
-    distance = _int64(of.translate(node["children"][1]))
+    distance = _cast_to_int64(of.translate(node["children"][1]))
     if node["type"] == "WINDOW_NTH_VALUE":
         return distance
     return make_sql_call("subtract" if node["type"] == "WINDOW_LAG" else "add", pa.int64(), own, distance)
 
 
-def _value_at_position(node: Json, wanted: Term, count: Place, place: Place, of: Expressions) -> Term:
+def _make_value_at_position(node: Json, wanted: Term, count: Place, place: Place, of: Expressions) -> Term:
     """Return the value of the row at the wanted position, which follows its position; otherwise the default."""
     kind = of.infer_type(node["return_type"], node)
-    default: Term = constant(kind, None)
+    default: Term = parse_constant(kind, None)
     if len(node["children"]) > 2:
         default = make_sql_call("cast", to_arrow(kind), of.translate(node["children"][2]))
     conditions: list[Term] = [make_sql_call("is_not_null", pa.bool_(), place)]
@@ -132,8 +134,8 @@ def _value_at_position(node: Json, wanted: Term, count: Place, place: Place, of:
         conditions.append(make_sql_call("less_equal", pa.bool_(), wanted, count))
     is_said = make_sql_call("is_not_null", pa.bool_(), wanted)
     cases = (join_with_and(conditions), Place(place.index + 1), is_said, default)
-    return make_sql_call("case", to_arrow(kind), *cases, constant(kind, None))
+    return make_sql_call("case", to_arrow(kind), *cases, parse_constant(kind, None))
 
 
-def _int64(term: Term) -> Term:
+def _cast_to_int64(term: Term) -> Term:
     return make_sql_call("cast", pa.int64(), term)

@@ -18,15 +18,15 @@ from persist.compute.sql.algebra import (
     Project,
     Temporal,
     TopK,
-    children,
     infer_types,
+    list_inputs,
     list_terms,
-    map_children,
-    map_terms,
+    replace_children,
+    replace_terms,
 )
-from persist.compute.sql.duck import Columns, bind_query, find_tables, names_column, show_position
+from persist.compute.sql.duck import Columns, bind_query, find_tables, mentions_column, show_position
 from persist.compute.sql.emission import derive_lateness, split_emission
-from persist.compute.sql.rows import fold
+from persist.compute.sql.rows import fold_constant_call
 from persist.compute.sql.temporal import MARK
 from persist.compute.sql.types import Unreadable, from_arrow, to_arrow
 from persist.core.errors import InvalidUsage
@@ -109,7 +109,7 @@ def _plan_uncached(
     """Return the rewritten plan and the columns of a query."""
     sql, is_final = split_emission(whole)
     late_by = derive_lateness(sql, schemas, keyed) if is_final else None
-    names_row_id = names_column(sql, _ROW_ID)
+    names_row_id = mentions_column(sql, _ROW_ID)
     for name, schema in schemas.items():
         check_sql_names(name, schema.arrow)
     tables = {name: list_columns(name, schema, names_row_id=names_row_id) for name, schema in schemas.items()}
@@ -123,7 +123,7 @@ def _plan_uncached(
     plan = _fold_constants(Adapter(sql, tables, unit).adapt(bound_query.plan))
     if _count_node_levels(plan) > LEVELS_MAX:
         raise InvalidUsage(_TOO_DEEP)
-    return _replace_intervals(plan, bound_query.columns(infer_types(plan)))
+    return _replace_intervals(plan, bound_query.list_columns(infer_types(plan)))
 
 
 def _fold_constants(plan: Node) -> Node:
@@ -137,10 +137,10 @@ def _fold_constants(plan: Node) -> Node:
         if not isinstance(term, Call):
             return term
         call = Call(term.function, tuple(map(fold_constants, term.arguments)), term.options)
-        folded = fold(call)
+        folded = fold_constant_call(call)
         return folded if isinstance(folded, Lit) and _can_be_stored(folded.value.type) else call
 
-    return map_terms(map_children(plan, _fold_constants), fold_constants)
+    return replace_terms(replace_children(plan, _fold_constants), fold_constants)
 
 
 def _can_be_stored(kind: pa.DataType) -> bool:
@@ -170,7 +170,7 @@ def _refuse_deep_plans() -> Iterator[None]:
 def _count_node_levels(node: Node) -> int:
     """Return a plan's depth: two for a relation, one for an expression."""
     depth = max(map(_count_levels, list_terms(node)), default=0)
-    return 2 + max([depth, *map(_count_node_levels, children(node))])
+    return 2 + max([depth, *map(_count_node_levels, list_inputs(node))])
 
 
 def _count_levels(expression: Term) -> int:

@@ -46,7 +46,7 @@ def load_or_create_view(
         action="create_view",
         clock=engine.clock,
         conflicts=(AsOfCompacted,) if is_new else (CollectionExists, AsOfCompacted),
-        prepare=lambda error: engine.follower.looks.again(),
+        prepare=lambda error: engine.follower.looks.force_next_look(),
     )
 
 

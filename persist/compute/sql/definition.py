@@ -41,7 +41,7 @@ from persist.blob.threads import SystemClock
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.sql.algebra import Node
 from persist.compute.sql.stored import compute_digest
-from persist.compute.sql.types import constant, format_scalar, name_arrow_type, to_arrow
+from persist.compute.sql.types import format_scalar, name_arrow_type, parse_constant, to_arrow
 from persist.core.antichain import to_time_integer
 from persist.core.errors import IncompatibleVersion, InvalidUsage
 from persist.core.expression.term import SQL, Call, Lit, Place, Term, make_sql_call
@@ -53,7 +53,7 @@ VERSION = 2  # The first one has no program.
 EARLIER_KEPT = 100
 
 
-class Earlier(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class EarlierDefinition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An earlier definition of a view, and when it began."""
 
     sql: str
@@ -72,7 +72,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: Node
     number: int = 1
     since: int = 0
-    earlier: tuple[Earlier, ...] = ()
+    earlier: tuple[EarlierDefinition, ...] = ()
     start: int = 0
     program: dict[str, Any] | None = None
 
@@ -119,13 +119,14 @@ def to_json(value: Any) -> Any:
             return [*map(to_json, value)]
         case msgspec.Struct():
             config = value.__struct_config__
-            names = [field.name for field in msgspec.structs.fields(value) if _is_given(value, field)]
+            names = [field.name for field in msgspec.structs.fields(value) if _must_store(value, field)]
             tag = {} if config.tag is None else {config.tag_field: config.tag}
             return tag | dict(zip(names, map(to_json, [getattr(value, name) for name in names]), strict=True))
     return value
 
 
-def _is_given(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
+def _must_store(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
+    """Return whether a field is required, or differs from its default."""
     return field.required or getattr(value, field.name) != field.default
 
 
@@ -136,7 +137,7 @@ def decode_term(wanted: type, stored: dict[str, Any]) -> Term:
         case {"kind": "column", "index": int(index), **rest} if not rest:
             return Place(index)
         case {"kind": "constant", "type": str(kind), **rest} if {*rest} <= {"value"}:
-            return constant(kind, rest.get("value"))
+            return parse_constant(kind, rest.get("value"))
         case {"kind": "call", "function": str(function), "type": str(kind), **rest} if {*rest} <= {"arguments", "at"}:
             # One call of Python for each level, so that deep terms can be read.
             arguments = map(partial(decode_term, Term), rest.get("arguments", ()))
@@ -148,7 +149,7 @@ Start = int | Moment | None
 
 
 class InputBehind(UserWarning):
-    """Warning: an input that is not sealed far enough keeps a view empty."""
+    """Warning: a view is empty because an input is not sealed far enough."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from persist.compute.sql.algebra import Node, find_documents
 from persist.compute.sql.compile import check_columns, choose_key, find_mentioned, plan_query
 from persist.compute.sql.definition import VERSION, Definition, Readable, Start, choose_start, find_shared_timeline
 from persist.compute.sql.graph import estimate_sizes, list_functions, list_read_columns, load_definition, lower_relation
-from persist.compute.sql.groups import Groups, cut_at_aggregates
+from persist.compute.sql.groups import Groups, split_at_aggregates
 from persist.compute.sql.order import list_ordered_collections
 from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.stored import encode_plan
@@ -68,11 +68,11 @@ class Catalog:
         """Whether all clients of the location know of plans that are stored with views."""
         return self._engine.follower.state.format >= PLANS_CAME_WITH
 
-    def remove(self, name: str) -> None:
+    def plan_removal(self, name: str) -> None:
         """Plan without a collection."""
         self._by_name[name] = None
 
-    def add(self, draft: Draft) -> None:
+    def plan_addition(self, draft: Draft) -> None:
         """Plan with one more view."""
         self._by_name[draft.readable.name] = draft.readable
         self._by_id |= {readable.id: readable for readable in (*draft.groups, draft.readable)}
@@ -81,7 +81,7 @@ class Catalog:
         """Return the collection of a name, which is among the names."""
         return self._by_name.get(name) or self._load_stored(load_handle(self._engine, name).id, name)
 
-    def by_id(self, id_: str) -> Readable:
+    def load_by_id(self, id_: str) -> Readable:
         """Return the collection of an id. Raises CollectionNotFound: it was dropped."""
         return self._by_id.get(id_) or self._load_stored(id_, id_)
 
@@ -111,7 +111,7 @@ class Catalog:
         names = dict(zip(schema.ids, schema.names, strict=True))
         return schema, {names[column] for column in hold.columns}
 
-    def sizes(self, reads: Mapping[str, Readable]) -> dict[str, Statistics]:
+    def estimate_statistics(self, reads: Mapping[str, Readable]) -> dict[str, Statistics]:
         """Return statistics of the collections that a query reads, by name."""
         return estimate_sizes(self._engine, {name: readable.id for name, readable in reads.items()})
 
@@ -155,16 +155,16 @@ def draft_view(
     are_documents = find_documents(relation, documents_by_name, {})
     documents = [name for (name, _), is_document in zip(columns, are_documents, strict=True) if is_document]
     keys = choose_key(relation, columns, key, documents)
-    every = {id_: catalog.by_id(id_) for readable in reads.values() for id_ in (readable.id, *readable.inputs)}
+    every = {id_: catalog.load_by_id(id_) for readable in reads.values() for id_ in (readable.id, *readable.inputs)}
     unit = find_shared_timeline(reads.values())
     begin = choose_start(start, [*every.values()], unit)
     id_ = uuid.uuid4().hex
     steps: list[Any] = []
     group_readables: list[Readable] = []
-    statistics = catalog.sizes(reads)
+    statistics = catalog.estimate_statistics(reads)
     plan, bound, keeps_plan = relation, rewrite_plan(relation, statistics), catalog.keeps_plans
     if keeps_groups:
-        plan, every_groups = cut_at_aggregates(bound, make_groups_prefix(id_))
+        plan, every_groups = split_at_aggregates(bound, make_groups_prefix(id_))
         for groups in every_groups:
             whose = f"the groups of view {name!r}"
             groups_draft = _draft_collection(
@@ -175,9 +175,9 @@ def draft_view(
             group_readables.append(groups_draft.readable)
             steps += groups_draft.steps
     elif replaces is not None and has_groups(replaces):
-        plan, every_groups = cut_at_aggregates(bound, "", catalog.load_groups(replaces))
+        plan, every_groups = split_at_aggregates(bound, "", catalog.load_groups(replaces))
         for groups in every_groups:
-            held_by = catalog.by_id(replaces.reads[groups.name])
+            held_by = catalog.load_by_id(replaces.reads[groups.name])
             reads = {**reads, groups.name: held_by}
             every = {**every, held_by.id: held_by}
     answer = Groups(name, plan, tuple(columns), keys)
@@ -185,7 +185,7 @@ def draft_view(
     draft = _draft_collection(
         id_, answer, sql, reads, every, begin, unit, statistics, requested_plan, documents, keeps_plan=keeps_plan
     )
-    _check_together(catalog, name, draft.columns, every)
+    _check_same_schemas(catalog, name, draft.columns, every)
     return replace(draft, steps=(*steps, *draft.steps), bound=bound, groups=tuple(group_readables))
 
 
@@ -238,7 +238,7 @@ def _draft_collection(
     return Draft(output, definition, steps, names, what.plan, columns)
 
 
-def _check_together(
+def _check_same_schemas(
     catalog: Catalog, name: str, own: Mapping[str, Mapping[str, str]], every: Mapping[str, Readable]
 ) -> None:
     """Raise InvalidUsage if a collection has evolved between the schemas that the view and the views below it use.
@@ -268,7 +268,7 @@ def _check_together(
 def _make_holds(
     view: str, definition: Definition, columns: Mapping[str, Mapping[str, str]], inputs: Iterable[Readable]
 ) -> list[record_kinds.SetHold]:
-    """Return the holds of a new view on all that it depends on, with the columns that it reads itself.
+    """Return the holds of a new view on everything that it depends on.
 
     Its program begins where the view does. Contents of views are computed again, and not read, so their history is not
     kept; the hold only records the dependency.

@@ -40,19 +40,19 @@ Columns: TypeAlias = Sequence[tuple[str, str | Unreadable]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundQuery:
     """DuckDB's plan of a query, with the names and types of its columns."""
 
     plan: dict[str, Any]
     described: tuple[tuple[str, str], ...]
 
-    def columns(self, kinds: Sequence[str]) -> list[tuple[str, str]]:
+    def list_columns(self, kinds: Sequence[str]) -> list[tuple[str, str]]:
         """Return the columns of the query, with their types; kinds are the types in its plan."""
         described = zip(self.described, kinds, strict=True)
-        return [(name, _kind(name, column, kind)) for (name, column), kind in described]
+        return [(name, _parse_type(name, column, kind)) for (name, column), kind in described]
 
 
-def bind_query(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None = None) -> Bound:
+def bind_query(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None = None) -> BoundQuery:
     """Bind a query to empty tables; return its plan and columns.
 
     Args:
@@ -84,7 +84,7 @@ def bind_query(sql: str, tables: Mapping[str, Columns], now: str, late_by: str |
             described = connection.execute(f"DESCRIBE {sql.rstrip().rstrip(';')}").fetchall()
         except Exception as error:
             raise InvalidUsage(f"DuckDB cannot plan the query {sql!r:.200}: {error}") from error
-    return Bound(serialized["plans"][0], tuple((name, kind) for name, kind, *_ in described))
+    return BoundQuery(serialized["plans"][0], tuple((name, kind) for name, kind, *_ in described))
 
 
 def _declare_type(kind: str | Unreadable, connection: Any) -> str:
@@ -109,8 +109,8 @@ def find_tables(sql: str) -> dict[Path, int]:
     return dict(sorted(tables.items()))
 
 
-def names_column(sql: str, name: str) -> bool:
-    """Return whether a query refers to a column by a name, in whatever table."""
+def mentions_column(sql: str, name: str) -> bool:
+    """Return whether a query mentions a column of this name."""
     if name not in sql.lower():
         return False
     return any(
@@ -176,7 +176,7 @@ def _collect_tables(node: Any, tables: dict[Path, int], own: frozenset[str], sql
             _collect_tables(child, tables, own, sql)
 
 
-def _kind(name: str, shown: str, kind: str) -> str:
+def _parse_type(name: str, shown: str, kind: str) -> str:
     try:
         return kind if is_nested(kind) or shown in ("JSON", "UUID") else from_duckdb_name(shown)
     except KeyError:

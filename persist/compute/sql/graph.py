@@ -17,7 +17,7 @@ from persist.compute.dataflow.plan.plan import Linear, Node, Persist, Plan, Prob
 from persist.compute.dataflow.plan.stages import Map
 from persist.compute.dataflow.program import Program
 from persist.compute.sql.algebra import Node as Relation
-from persist.compute.sql.algebra import Scan, iterate_terms, walk
+from persist.compute.sql.algebra import Scan, iterate_nodes, iterate_terms
 from persist.compute.sql.definition import Definition
 from persist.compute.sql.lower import Lowering
 from persist.compute.sql.rewrite import rewrite_plan
@@ -35,7 +35,7 @@ from persist.engine.location.opening import load_handle_by_id, open_handle
 def list_scans(plan: Relation) -> dict[str, dict[str, str]]:
     """Return the collections that a plan reads, and which columns of them with their types."""
     read_columns: dict[str, dict[str, str]] = {}
-    for node in walk(plan):
+    for node in iterate_nodes(plan):
         if isinstance(node, Scan):
             read_columns.setdefault(node.collection, {}).update(zip(node.columns, node.types, strict=True))
     return read_columns
@@ -66,7 +66,7 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
         )
         for name, kinds in list_scans(relation).items()
     }
-    Lowering(program, sources.__getitem__).lower(relation, [name for name, _ in columns]).probe()
+    Lowering(program, sources.__getitem__).lower_rewritten(relation, [name for name, _ in columns]).probe()
     plan = optimise_plan(program.plan) if optimise else trim_plan(program.plan)
     [end] = [node for node in plan.nodes.values() if isinstance(node.operator, Probe)]
     del plan.nodes[end.number]
@@ -90,7 +90,7 @@ def list_columns_read(definition: Definition) -> dict[str, dict[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Defined:
+class LoadedView:
     """A view with its handle and definition, and handles of what it reads, by id."""
 
     handle: CollectionHandle
@@ -106,7 +106,7 @@ class ViewProgram(Program):
         is_rehearsal: keep what they hold nowhere, only compute it.
     """
 
-    def __init__(self, engine: Engine, views: Sequence[Defined], *, is_rehearsal: bool = False) -> None:
+    def __init__(self, engine: Engine, views: Sequence[LoadedView], *, is_rehearsal: bool = False) -> None:
         self._as_defined: Plan | None = None
         super().__init__(f"view {views[-1].handle.loaded_as}"[:100])
         self.using(engine)
@@ -124,7 +124,9 @@ class ViewProgram(Program):
     def plan(self) -> Plan:
         """The plan from the definitions, without merged operators; computed at its first use."""
         if self._as_defined is None:
-            self._as_defined = self._merge_plans([self._lower(view, optimise=False) for view in self._views.values()])
+            self._as_defined = self._merge_plans(
+                [self._lower_view(view, optimise=False) for view in self._views.values()]
+            )
         return self._as_defined
 
     @plan.setter
@@ -134,7 +136,7 @@ class ViewProgram(Program):
     def optimise(self) -> Plan:
         if self._optimised is None:
             stored = zip(self._views.values(), self._stored, strict=True)
-            plans = (self._lower(view) if plan is None else plan.plan() for view, plan in stored)
+            plans = (self._lower_view(view) if plan is None else plan.plan() for view, plan in stored)
             self._optimised = self._merge_plans([*plans])
         return self._optimised
 
@@ -144,7 +146,7 @@ class ViewProgram(Program):
     def check(self) -> None:
         """Do nothing: the plan of a view is always whole."""
 
-    def _lower(self, view: Defined, *, optimise: bool = True) -> Plan:
+    def _lower_view(self, view: LoadedView, *, optimise: bool = True) -> Plan:
         """Return the plan of the definition of a view."""
         assert self.engine is not None
         relation = rewrite_plan(view.definition.plan, estimate_sizes(self.engine, view.definition.reads))
@@ -246,7 +248,7 @@ def estimate_sizes(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statis
     return sizes
 
 
-def load_views(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
+def load_views(engine: Engine, wanted: Mapping[str, str]) -> list[LoadedView]:
     """Return views and all views that they depend on, each after its inputs.
 
     Args:
@@ -256,7 +258,7 @@ def load_views(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
         InvalidUsage: it is not a view.
         CollectionNotFound: it was dropped.
     """
-    views: dict[str, Defined] = {}
+    views: dict[str, LoadedView] = {}
     handles: dict[str, CollectionHandle] = {}
     engine.follower.refresh()
 
@@ -275,7 +277,7 @@ def load_views(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
             if below not in handles:
                 visit(load(below, read_name))
             sources[below] = handles[below]
-        views[handle.id] = Defined(handle, definition, sources)
+        views[handle.id] = LoadedView(handle, definition, sources)
         return True
 
     for id_, name in wanted.items():

@@ -41,8 +41,8 @@ from persist.compute.sql.algebra import (
     Temporal,
     infer_term_types,
     infer_types,
-    map_children,
-    walk,
+    iterate_nodes,
+    replace_children,
 )
 from persist.compute.sql.rows import make_null
 from persist.compute.sql.types import to_arrow
@@ -70,7 +70,7 @@ class Groups:
     key: tuple[str, ...]
 
 
-def cut_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = None) -> tuple[Node, list[Groups]]:
+def split_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = None) -> tuple[Node, list[Groups]]:
     """Split a plan at its aggregates: the plan above, and the stored groups.
 
     Args:
@@ -78,27 +78,27 @@ def cut_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = N
         prefix: of their names, to which numbers are added.
         kept: views that are there: the plan reads its groups from these alone.
     """
-    if any(isinstance(node, Temporal | Recursive) for node in walk(plan)):
+    if any(isinstance(node, Temporal | Recursive) for node in iterate_nodes(plan)):
         return plan, []  # No step is taken of it.
     groups: list[Groups] = []
 
     def below(node: Node) -> Node:
         """Replace the aggregates of a relation from the bottom up."""
-        node = map_children(node, below)
+        node = replace_children(node, below)
         if not isinstance(node, Aggregate) or not _can_be_stored(node):
             return node
         if kept is not None:
-            answer = _answer_from_groups(kept, node)
+            answer = _compute_from_groups(kept, node)
             groups.extend([] if answer is None or answer[1] in groups else [answer[1]])
             return node if answer is None else answer[0]
         groups_cut = _SplitAggregate(node, infer_types(node.input))
-        groups.append(groups_cut.groups(f"{prefix}{len(groups)}"))
+        groups.append(groups_cut.make_groups(f"{prefix}{len(groups)}"))
         return groups_cut.compute_aggregate(groups[-1])
 
     return below(plan), groups
 
 
-def _answer_from_groups(kept: Sequence[Groups], node: Aggregate) -> tuple[Node, Groups] | None:
+def _compute_from_groups(kept: Sequence[Groups], node: Aggregate) -> tuple[Node, Groups] | None:
     """Compute an aggregate from stored groups; None if none suffice."""
     for groups in kept:
         stored = groups.plan
@@ -116,13 +116,13 @@ def _answer_from_groups(kept: Sequence[Groups], node: Aggregate) -> tuple[Node, 
 def _can_be_stored(node: Aggregate) -> bool:
     """Return whether the groups of an aggregate can be stored."""
     input_types = infer_types(node.input)
-    bound = {inner.number for inner in walk(node.input) if isinstance(inner, Let)}
+    bound = {inner.number for inner in iterate_nodes(node.input) if isinstance(inner, Let)}
     return (
         bool(node.aggregates)
         and not node.complete
         and not node.groupings
         and node.sets == (tuple(range(len(node.keys))),)
-        and not any(isinstance(inner, Ref) and inner.number not in bound for inner in walk(node.input))
+        and not any(isinstance(inner, Ref) and inner.number not in bound for inner in iterate_nodes(node.input))
         and not any(kind in UNSTORED for kind in infer_term_types(node.keys, input_types))
         and all(_is_determined(aggregation, input_types) for aggregation in node.aggregates)
     )
@@ -159,7 +159,7 @@ class _SplitAggregate:
         self.outputs = [Place(at) for at in range(len(self.node.keys))]
         self.outputs += [self._rebuild_aggregate(aggregation) for aggregation in self.node.aggregates]
 
-    def groups(self, name: str) -> Groups:
+    def make_groups(self, name: str) -> Groups:
         """Return the stored groups as a view of a name."""
         keys = [(f"k{at}", kind) for at, kind in enumerate(infer_term_types(self.node.keys, self.input_types))]
         columns = (*keys, *((f"v{at}", aggregation.type) for at, aggregation in enumerate(self.stored)))

@@ -39,7 +39,14 @@ from persist.compute.sql.lower_aggregate import build_fold, keep_if, lower_aggre
 from persist.compute.sql.lower_join import lower_join
 from persist.compute.sql.order import NOTHING, Known
 from persist.compute.sql.rewrite import rewrite_plan
-from persist.compute.sql.rows import Rows, extend, free_name, free_names, lower_term, select
+from persist.compute.sql.rows import (
+    Rows,
+    choose_free_name,
+    choose_free_names,
+    extend_with_terms,
+    lower_term,
+    select_terms,
+)
 from persist.compute.sql.types import to_array, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression.python_functions import list_python_calls
@@ -50,7 +57,7 @@ ITERATIONS_MAX = 10_000
 
 
 class Lowering:
-    """Makes the streams of one plan.
+    """Translates the relations of one plan to streams.
 
     Args:
         program: what they belong to.
@@ -64,18 +71,20 @@ class Lowering:
         self._sizes = known
         self._known: dict[int, Rows] = {}
 
-    def answer(self, plan: Node, names: Sequence[str] = ()) -> Stream:
-        """Return the stream of a whole plan, which is rewritten first; see `lower`."""
-        return self.lower(rewrite_plan(plan, self._sizes), names)
+    def lower_query(self, plan: Node, names: Sequence[str] = ()) -> Stream:
+        """Return the stream of a whole plan, which is rewritten first; see `lower_rewritten`."""
+        return self.lower_rewritten(rewrite_plan(plan, self._sizes), names)
 
-    def lower(self, plan: Node, names: Sequence[str] = ()) -> Stream:
+    def lower_rewritten(self, plan: Node, names: Sequence[str] = ()) -> Stream:
         """Return the stream of a plan that is rewritten already."""
         self._program.local_functions |= {name for name, _ in list_python_calls(iterate_terms(plan))}
-        rows = self.rows(plan)
+        rows = self.lower_relation(plan)
         column_names = names or [f"c{at}" for at in range(len(rows.columns))]
-        return select(rows.stream, {name: Col(column) for name, column in zip(column_names, rows.columns, strict=True)})
+        return select_terms(
+            rows.stream, {name: Col(column) for name, column in zip(column_names, rows.columns, strict=True)}
+        )
 
-    def rows(self, node: Node) -> Rows:
+    def lower_relation(self, node: Node) -> Rows:
         """Return the rows of a relation."""
         match node:
             case Scan(collection, columns, types):
@@ -83,30 +92,30 @@ class Lowering:
             case Values():
                 return Rows.of(self._program.constant(_make_constant_table(node)))
             case Project(input_, outputs):
-                return self.rows(input_).project(outputs)
+                return self.lower_relation(input_).project(outputs)
             case Filter(input_, condition):
-                return self.rows(input_).filter([condition])
+                return self.lower_relation(input_).filter([condition])
             case Temporal(input_, lower, upper):
-                rows = self.rows(input_)
-                bounds = [None if bound is None else rows.term(bound) for bound in (lower, upper)]
+                rows = self.lower_relation(input_)
+                bounds = [None if bound is None else rows.to_stream_term(bound) for bound in (lower, upper)]
                 return replace(rows, stream=rows.stream.temporal_filter(*bounds))
             case Join(_, left, right):
-                return lower_join(node, self.rows(left), self.rows(right))
+                return lower_join(node, self.lower_relation(left), self.lower_relation(right))
             case Aggregate(input_):
-                return lower_aggregate(node, self.rows(input_), self._program)
+                return lower_aggregate(node, self.lower_relation(input_), self._program)
             case Distinct(input_):
-                return Rows.of(self.rows(input_).settle().distinct())
+                return Rows.of(self.lower_relation(input_).to_stream().distinct())
             case TopK(input_):
-                return Rows.of(_lower_top_k(node, Rows.of(self.rows(input_).settle())))
+                return Rows.of(_lower_top_k(node, Rows.of(self.lower_relation(input_).to_stream())))
             case SetOperation():
                 return Rows.of(self._lower_set_operation(node))
             case Window(input_, calls):
-                return Rows.of(_add_windows(Rows.of(self.rows(input_).settle()), calls))
+                return Rows.of(_add_windows(Rows.of(self.lower_relation(input_).to_stream()), calls))
             case Unnest(input_, lists):
-                return _unnest(self.rows(input_), lists)
+                return _lower_unnest(self.lower_relation(input_), lists)
             case Let(number, value, body):
-                self._known[number] = self.rows(value)
-                return self.rows(body)
+                self._known[number] = self.lower_relation(value)
+                return self.lower_relation(body)
             case Ref(number):
                 return self._known[number]
             case Recursive():
@@ -115,8 +124,8 @@ class Lowering:
 
     def _lower_set_operation(self, node: SetOperation) -> Stream:
         """Return the stream of an EXCEPT or INTERSECT."""
-        left = self.rows(node.left).settle()
-        right = self.rows(node.right).settle(left.columns)
+        left = self.lower_relation(node.left).to_stream()
+        right = self.lower_relation(node.right).to_stream(left.columns)
         if node.how == "union":
             return left + right
         more = (left - right).threshold(Clamped())
@@ -125,15 +134,15 @@ class Lowering:
     def _lower_recursion(self, node: Recursive) -> Stream:
         """Return the result of a recursion: in each round, step sees the rows that were new in the round before."""
         scope = self._program.scope("recursive", limit=ITERATIONS_MAX)
-        anchor = self.rows(node.anchor).settle()
+        anchor = self.lower_relation(node.anchor).to_stream()
         anchor = anchor if node.all else anchor.distinct()
         every, new = scope.variable("every", anchor), scope.variable("new", anchor)
         self._known[node.number] = Rows.of(new)
-        step = self.rows(node.step).settle(anchor.columns).enter_scope(scope.number)
+        step = self.lower_relation(node.step).to_stream(anchor.columns).enter_scope(scope.number)
         goes_on = None
         if not is_empty_without(node.step, frozenset([node.number])):
             # A sum has a row even of nothing. The first round is always done, and others only after one with new rows.
-            name = free_name("goes_on", step.columns)
+            name = choose_free_name("goes_on", step.columns)
             goes_on = scope.variable("goes_on", self._program.constant(pa.table({name: [True]})))
             step = step.cross(goes_on).project(*step.columns)
         if node.all:
@@ -144,7 +153,7 @@ class Lowering:
             step = step.consolidate()
         new.set(step)
         if goes_on is not None:
-            goes_on.set(select(step, {goes_on.columns[0]: Lit(pa.scalar(True))}).distinct())
+            goes_on.set(select_terms(step, {goes_on.columns[0]: Lit(pa.scalar(True))}).distinct())
         every.set((every + step).consolidate())
         result: Stream = scope.leave(every)
         return result
@@ -159,10 +168,10 @@ def _cast_columns(stream: Stream, columns: Sequence[str], types: Sequence[str]) 
     return Rows(stream, tuple(columns)).compute(outputs)
 
 
-def _unnest(rows: Rows, lists: Sequence[Term]) -> Rows:
+def _lower_unnest(rows: Rows, lists: Sequence[Term]) -> Rows:
     """Return a row for each element of the lists."""
-    names = free_names((f"c{len(rows.columns) + at}" for at in range(len(lists))), rows.stream.columns)
-    unnest = UnnestStage(tuple(zip(names, map(rows.term, lists), strict=True)))
+    names = choose_free_names((f"c{len(rows.columns) + at}" for at in range(len(lists))), rows.stream.columns)
+    unnest = UnnestStage(tuple(zip(names, map(rows.to_stream_term, lists), strict=True)))
     stream = rows.stream.then(LinearStep("unnest", lambda _: unnest))
     return Rows(stream, (*rows.columns, *names))
 
@@ -179,12 +188,12 @@ def _make_constant_table(node: Values) -> pa.Table:
 def _add_named_terms(rows: Rows, terms: Iterable[Term], prefix: str) -> tuple[Rows, list[str]]:
     """Return a stream with terms among its columns, and what these are called."""
     computed, names = dict[str, Term](), list[str]()
-    for term in map(rows.term, terms):
-        name = term.name if isinstance(term, Col) else free_name(prefix, {*rows.stream.columns, *computed})
+    for term in map(rows.to_stream_term, terms):
+        name = term.name if isinstance(term, Col) else choose_free_name(prefix, {*rows.stream.columns, *computed})
         if not isinstance(term, Col):
             computed[name] = term
         names.append(name)
-    return replace(rows, stream=extend(rows.stream, computed)), names
+    return replace(rows, stream=extend_with_terms(rows.stream, computed)), names
 
 
 def _lower_top_k(node: TopK, rows: Rows) -> Stream:
@@ -221,7 +230,7 @@ def _lower_top_k(node: TopK, rows: Rows) -> Stream:
 def _add_windows(rows: Rows, calls: tuple[WindowCall, ...]) -> Stream:
     """Return a stream of just these columns with one for each window function behind."""
     input_columns = rows.columns
-    names = free_names((f"c{len(input_columns) + at}" for at in range(len(calls))), input_columns)
+    names = choose_free_names((f"c{len(input_columns) + at}" for at in range(len(calls))), input_columns)
     columns, by_partition = [*input_columns], dict[tuple[Term, ...], list[int]]()
     for at, window_call in enumerate(calls):
         by_partition.setdefault(window_call.partition, []).append(at)
@@ -257,10 +266,10 @@ class _ComputedArguments:
                 names.append(term.name)
                 continue
             if term not in self._names:
-                self._names[term] = free_name("w", {*self.rows.stream.columns, *new})
+                self._names[term] = choose_free_name("w", {*self.rows.stream.columns, *new})
                 new[self._names[term]] = term
             names.append(self._names[term])
-        self.rows = replace(self.rows, stream=extend(self.rows.stream, new))
+        self.rows = replace(self.rows, stream=extend_with_terms(self.rows.stream, new))
         return names
 
 
@@ -278,7 +287,7 @@ def _lower_window_function(known: _ComputedArguments, call: WindowCall, name: st
         number = _parse_whole_constant(arguments.pop(1), function)
     if function == "ntile":
         number = _parse_whole_constant(arguments.pop(0), function)
-    term = known.rows.term
+    term = known.rows.to_stream_term
     values = [*map(term, arguments)]
     if function in ("sum", "avg"):
         values = [to_summable(values[0], known.schema, function)]
@@ -340,4 +349,4 @@ def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
     schemas = {name: CollectionSchema.of(stream.schema, None) for name, stream in sources.items()}
     plan, columns = plan_query(query, schemas)
     check_columns(columns)
-    return Lowering(program, sources.__getitem__).answer(plan, [name for name, _ in columns])
+    return Lowering(program, sources.__getitem__).lower_query(plan, [name for name, _ in columns])

@@ -21,7 +21,7 @@ from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.program import Program
 from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import Aggregate, Aggregation
-from persist.compute.sql.rows import Rows, free_name, make_null, select
+from persist.compute.sql.rows import Rows, choose_free_name, make_null, select_terms
 from persist.compute.sql.types import to_arrow
 from persist.core.expression.evaluation import infer_type
 from persist.core.expression.term import Aggregate as Summary
@@ -35,9 +35,9 @@ def lower_aggregate(node: Aggregate, rows: Rows, program: Program) -> Rows:
     """Return a row for each group of each grouping set."""
     node = msgspec.structs.replace(node, aggregates=tuple(map(_replace_count_if, node.aggregates)))
     keys = dict[str, Term]()
-    for at, key in enumerate(map(rows.term, node.keys)):
+    for at, key in enumerate(map(rows.to_stream_term, node.keys)):
         is_free = isinstance(key, Col) and key.name not in keys and not _COMPUTED.match(key.name)
-        keys[key.name if isinstance(key, Col) and is_free else free_name(f"k{at}", (*keys, *rows.columns))] = key
+        keys[key.name if isinstance(key, Col) and is_free else choose_free_name(f"k{at}", (*keys, *rows.columns))] = key
     kinds = {name: infer_type(key, rows.stream.schema, "map") for name, key in keys.items()}
     values = dict[str, Term]()
     for at, aggregation in enumerate(node.aggregates):
@@ -45,13 +45,13 @@ def lower_aggregate(node: Aggregate, rows: Rows, program: Program) -> Rows:
             values |= _list_columns(aggregation, at, rows)
         else:
             values[f"v{at}"] = _filter_value(aggregation, rows)
-    stream = select(rows.stream, {**keys, **values, "there": Lit(pa.scalar(True))})
+    stream = select_terms(rows.stream, {**keys, **values, "there": Lit(pa.scalar(True))})
     union: Rows | None = None
     for grouping_set in node.sets:
         grouped = _aggregate_one_set(node, stream, [[*keys][at] for at in grouping_set], kinds, program)
         if union is not None:
-            first = union.settle()
-            grouped = Rows.of(first + grouped.settle(first.columns))
+            first = union.to_stream()
+            grouped = Rows.of(first + grouped.to_stream(first.columns))
         union = grouped
     assert union is not None
     return union
@@ -70,9 +70,9 @@ def is_folded(aggregation: Aggregation) -> bool:
 def _list_columns(aggregation: Aggregation, at: int, rows: Rows) -> dict[str, Term]:
     """Return the columns of an aggregate: its arguments, its order, and its FILTER."""
     arguments, _ = split_arguments(aggregation.function, aggregation.arguments)
-    columns = {f"v{at}_{number}": rows.term(argument) for number, argument in enumerate(arguments)}
-    columns |= {f"o{at}_{number}": rows.term(key.by) for number, key in enumerate(aggregation.order)}
-    return columns if aggregation.where is None else columns | {f"w{at}": rows.term(aggregation.where)}
+    columns = {f"v{at}_{number}": rows.to_stream_term(argument) for number, argument in enumerate(arguments)}
+    columns |= {f"o{at}_{number}": rows.to_stream_term(key.by) for number, key in enumerate(aggregation.order)}
+    return columns if aggregation.where is None else columns | {f"w{at}": rows.to_stream_term(aggregation.where)}
 
 
 def split_arguments(function: str, arguments: Sequence[Term]) -> tuple[Sequence[Term], tuple[Any, ...]]:
@@ -111,10 +111,14 @@ def _replace_count_if(aggregation: Aggregation) -> Aggregation:
 
 def _filter_value(aggregation: Aggregation, rows: Rows) -> Term:
     """Return an aggregate's argument: NULL where its FILTER is false."""
-    value = rows.term(aggregation.arguments[0]) if aggregation.arguments else Lit(pa.scalar(True))
+    value = rows.to_stream_term(aggregation.arguments[0]) if aggregation.arguments else Lit(pa.scalar(True))
     if aggregation.function in ("sum", "avg"):
         value = to_summable(value, rows.stream.schema, aggregation.function)
-    return value if aggregation.where is None else keep_if(rows.term(aggregation.where), value, rows.stream.schema)
+    return (
+        value
+        if aggregation.where is None
+        else keep_if(rows.to_stream_term(aggregation.where), value, rows.stream.schema)
+    )
 
 
 def to_summable(value: Term, schema: pa.Schema, function: str) -> Term:
@@ -211,7 +215,7 @@ def _pick_first(name: str, aggregation: Aggregation, rows: Stream, keys: list[st
         by, down = ["is_out", *by], [False, *down]
     else:
         columns |= {name: Col(value)}
-    first = select(rows, columns).group_by(*keys)
+    first = select_terms(rows, columns).group_by(*keys)
     return first.top_k(1, by, descending=down, nulls_first=nulls).distinct().project(*keys, name)
 
 
@@ -257,7 +261,7 @@ def _accumulate_groups(
             summaries[name] = _lower_one(name, aggregation, rows, is_global=is_global)
             outputs[name] = Col(name)
     groups = rows.group_by(*keys).aggregate(summaries)
-    return groups if all(name in summaries for name in aggregations) else select(groups, outputs)
+    return groups if all(name in summaries for name in aggregations) else select_terms(groups, outputs)
 
 
 def _accumulate_completely(aggregations: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:

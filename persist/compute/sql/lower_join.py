@@ -16,7 +16,14 @@ import pyarrow as pa
 
 from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import Join, has_one_partner, split_by_side
-from persist.compute.sql.rows import Rows, extend, free_name, free_names, make_null, select
+from persist.compute.sql.rows import (
+    Rows,
+    choose_free_name,
+    choose_free_names,
+    extend_with_terms,
+    make_null,
+    select_terms,
+)
 from persist.core.expression.evaluation import split_conjuncts
 from persist.core.expression.term import (
     Call,
@@ -33,7 +40,7 @@ from persist.core.expression.term import (
 
 @dataclass(frozen=True, slots=True)
 class On:
-    """The condition for partners.
+    """The condition of a join: which right rows are partners of a left row.
 
     Attributes:
         keys: a term over each side, and whether NULL equals NULL in them.
@@ -43,7 +50,7 @@ class On:
     keys: tuple[tuple[Term, Term, bool], ...] = ()
     residual: tuple[Term, ...] = ()
 
-    def turn(self, width: int, others: int) -> "On":
+    def swap_sides(self, width: int, others: int) -> "On":
         """Return the condition with its sides exchanged."""
 
         def to(index: int) -> Place:
@@ -68,20 +75,20 @@ def lower_join(join: Join, left: Rows, right: Rows) -> Rows:
     has_one = has_one_partner(join)
     if join.how == "semi":
         return join_semi(left.filter(lefts), right.filter(rights), on, has_one=has_one)
-    names = free_names((*left.columns, *right.columns))
-    left, right = Rows.of(left.settle(names[:width])), Rows.of(right.settle(names[width:]))
+    names = choose_free_names((*left.columns, *right.columns))
+    left, right = Rows.of(left.to_stream(names[:width])), Rows.of(right.to_stream(names[width:]))
     if join.how in ("mark", "unless"):
         # Unknown is not false there, so all conditions are looked at together.
         return _join_with_mark(join.how, left, right, On(on.keys, tuple(conditions)))
     ours, right_rows = left.filter(lefts), right.filter(rights)
     if join.how == "anti":
         return _subtract(left, join_semi(ours, right_rows, on, has_one=has_one))
-    rows = join_inner(ours, right_rows, on).settle(names)
+    rows = join_inner(ours, right_rows, on).to_stream(names)
     if join.how in ("left", "full", "single"):
         rows = rows + _add_null_columns(_subtract(left, join_semi(ours, right_rows, on, has_one=has_one)), rows.schema)
     if join.how in ("right", "full"):
         rows = rows + _add_null_columns(
-            _subtract(right, join_semi(right_rows, ours, on.turn(width, right_width))), rows.schema
+            _subtract(right, join_semi(right_rows, ours, on.swap_sides(width, right_width))), rows.schema
         )
     if join.how == "single" and not has_one:
         rows = rows + _check_single_partners(ours, right_rows, on, rows.schema)
@@ -90,13 +97,13 @@ def lower_join(join: Join, left: Rows, right: Rows) -> Rows:
 
 def _subtract(rows: Rows, others: Rows) -> Rows:
     """Return the rows of a stream without the rows of another."""
-    return Rows.of(rows.stream - others.settle(rows.columns))
+    return Rows.of(rows.stream - others.to_stream(rows.columns))
 
 
 def _add_null_columns(rows: Rows, schema: pa.Schema) -> Stream:
     """Return rows with the columns of a schema; missing columns are NULL."""
     has = {*rows.columns}
-    return select(
+    return select_terms(
         rows.stream, {field.name: Col(field.name) if field.name in has else make_null(field.type) for field in schema}
     )
 
@@ -126,24 +133,24 @@ def _add_key_columns(left: Rows, right: Rows, on: On) -> _Sides:
     nulls = any(is_same for _, _, is_same in on.keys)
     pairs, ours, right_keys, stream = dict[str, str](), dict[str, Term](), dict[str, Term](), left.stream
     for left_term, right_term, is_same in on.keys:
-        key, partner = left.term(left_term), right.term(right_term)
+        key, partner = left.to_stream_term(left_term), right.to_stream_term(right_term)
         name, its_name = (str(term) if isinstance(term, Col) else "" for term in (key, partner))
         if not name or name in pairs:
-            name = free_name(f"k{len(pairs)}", {*left.stream.columns, *ours})
+            name = choose_free_name(f"k{len(pairs)}", {*left.stream.columns, *ours})
             ours[name] = key
         if not its_name or its_name in pairs.values():
-            its_name = free_name(f"k{len(pairs)}", {*right.stream.columns, *right_keys})
+            its_name = choose_free_name(f"k{len(pairs)}", {*right.stream.columns, *right_keys})
             right_keys[its_name] = partner
         pairs[name] = its_name
         if nulls and not is_same:
             stream = stream.filter(Call("not", (_is_null(key),)))
-    stream, partners = extend(stream, ours), extend(right.stream, right_keys)
+    stream, partners = extend_with_terms(stream, ours), extend_with_terms(right.stream, right_keys)
     key_names = {its_name: name for name, its_name in reversed(pairs.items())}
     right_columns = [name for name in partners.columns if name not in key_names]
     if {*right_columns} & {*stream.columns}:
         right_columns = [name for name in dict.fromkeys(right.columns) if name not in key_names]
-        free = free_names(right_columns, (*stream.columns, *key_names))
-        partners = select(
+        free = choose_free_names(right_columns, (*stream.columns, *key_names))
+        partners = select_terms(
             partners,
             {name: Col(name) for name in key_names}
             | {new: Col(name) for name, new in zip(right_columns, free, strict=True)},
@@ -170,15 +177,15 @@ def join_semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows
         places = set[int]().union(*map(list_places, (*(left_key for left_key, _, _ in on.keys), *on.residual)))
         key_places = [Place(at) for at in range(width) if at in places] or [*map(Place, range(width))]
         columns = [*dict.fromkeys(left.columns[place.index] for place in key_places)]
-        partners = replace(join_inner(left, right, on), columns=tuple(columns)).settle().distinct()
+        partners = replace(join_inner(left, right, on), columns=tuple(columns)).to_stream().distinct()
         return replace(left, stream=left.stream.join(partners, columns, null_equals=True))
     sides = _add_key_columns(left, right, on)
     if sides.pairs:
         keys = sides.right.project(*sides.pairs.values())
         keys = keys if has_one else keys.distinct()
         return replace(left, stream=sides.left.join(keys, sides.pairs, null_equals=sides.nulls))
-    name = free_name("there", left.stream.columns)
-    exists = select(right.stream, {name: Lit(pa.scalar(True))}).distinct()
+    name = choose_free_name("there", left.stream.columns)
+    exists = select_terms(right.stream, {name: Lit(pa.scalar(True))}).distinct()
     return replace(left, stream=left.stream.cross(exists))
 
 
@@ -188,15 +195,15 @@ def _join_with_mark(how: str, left: Rows, right: Rows, on: On) -> Rows:
     unknown, unmatched = _find_unknown(left, right, on), _subtract(left, with_partner)
     if how == "unless":
         return unmatched if unknown is None else _subtract(unmatched, unknown)
-    name = free_name("mark", left.columns)
-    marked = _mark(with_partner, left, name, True)
+    name = choose_free_name("mark", left.columns)
+    marked = _append_mark(with_partner, left, name, True)
     if unknown is not None:
-        marked, unmatched = marked + _mark(unknown, left, name, None), _subtract(unmatched, unknown)
-    return Rows.of(marked + _mark(unmatched, left, name, False))
+        marked, unmatched = marked + _append_mark(unknown, left, name, None), _subtract(unmatched, unknown)
+    return Rows.of(marked + _append_mark(unmatched, left, name, False))
 
 
-def _mark(rows: Rows, left: Rows, name: str, value: bool | None) -> Stream:
-    return extend(rows.settle(left.columns), {name: Lit(pa.scalar(value, pa.bool_()))})
+def _append_mark(rows: Rows, left: Rows, name: str, value: bool | None) -> Stream:
+    return extend_with_terms(rows.to_stream(left.columns), {name: Lit(pa.scalar(value, pa.bool_()))})
 
 
 def _find_unknown(left: Rows, right: Rows, on: On) -> Rows | None:
@@ -212,8 +219,8 @@ def _find_unknown(left: Rows, right: Rows, on: On) -> Rows | None:
         open_ = join_semi(
             left.filter([Call("not", (_is_null(left_key),))]), right.filter([_is_null(right_key)]), On(same)
         )
-        undecided = Rows.of(open_.settle(left.columns))
-        return Rows.of(nulls.settle(left.columns) + _subtract(undecided, join_semi(undecided, right, on)).stream)
+        undecided = Rows.of(open_.to_stream(left.columns))
+        return Rows.of(nulls.to_stream(left.columns) + _subtract(undecided, join_semi(undecided, right, on)).stream)
     conditions = [
         make_sql_call("equal", pa.bool_(), left_key, shift_columns(right_key, width))
         for left_key, right_key, _ in equal
@@ -222,16 +229,16 @@ def _find_unknown(left: Rows, right: Rows, on: On) -> Rows | None:
         make_sql_call("coalesce", pa.bool_(), condition, Lit(pa.scalar(True)))
         for condition in (*conditions, *on.residual)
     ]
-    maybe = Rows.of(join_semi(left, right, On(same, tuple(possible))).settle(left.columns))
+    maybe = Rows.of(join_semi(left, right, On(same, tuple(possible))).to_stream(left.columns))
     return _subtract(maybe, join_semi(maybe, right, on))
 
 
 def _check_single_partners(left: Rows, right: Rows, on: On, schema: pa.Schema) -> Stream:
     """Return no rows, but raise if a left row has two partners."""
     pairs = join_inner(Rows.of(left.stream.distinct()), right, on)
-    partners = free_name("partners", left.columns)
+    partners = choose_free_name("partners", left.columns)
     counted = pairs.stream.group_by(*left.columns).count(partners)
     message = "more than one row returned by a subquery used as an expression"
     several = counted.filter(Call("greater", (Col(partners), Lit(pa.scalar(1)))))
     nothing = several.filter(make_sql_call("error", pa.bool_(), Lit(pa.scalar(message))))
-    return select(nothing, {field.name: make_null(field.type) for field in schema})
+    return select_terms(nothing, {field.name: make_null(field.type) for field in schema})

@@ -109,18 +109,18 @@ def check_members(node: Json) -> None:
     """
     kind = node.get("expression_class") or node["type"]
     supported = _RELATIONS.get(kind) or f"{_EVERY} {_EXPRESSIONS.get(kind, '')}"
-    _check(node, kind, supported.split())
+    _check_names(node, kind, supported.split())
     for member, names in _PARTS.items():
         parts = node.get(member) or []
         for part in parts if isinstance(parts, list) else [parts]:
-            _check(part, member, names.split())
+            _check_names(part, member, names.split())
             for order in part.get("orders") or [] if member.startswith("order_by") else []:
-                _check(order, "orders", _PARTS["orders"].split())
+                _check_names(order, "orders", _PARTS["orders"].split())
     if kind == "BOUND_AGGREGATE":
-        _check(node.get("function_data") or {}, "function_data", _AGGREGATE_DATA.split())
+        _check_names(node.get("function_data") or {}, "function_data", _AGGREGATE_DATA.split())
 
 
-def _check(node: Json, kind: str, known: Iterable[str]) -> None:
+def _check_names(node: Json, kind: str, known: Iterable[str]) -> None:
     for name, value in node.items():
         allowed = _VALUES.get((kind, name))
         is_known = name in known if allowed is None else value in allowed

@@ -28,11 +28,11 @@ from persist.compute.sql.algebra import (
     Temporal,
     TopK,
     Values,
-    children,
     count_columns,
-    inner_join,
-    map_children,
-    walk,
+    iterate_nodes,
+    list_inputs,
+    make_inner_join,
+    replace_children,
 )
 from persist.core.expression.evaluation import factor_conjuncts
 from persist.core.expression.term import (
@@ -79,7 +79,7 @@ def estimate_relation(node: Node, known: Known) -> Statistics:
             return estimate_relation(input_, known)
         case Aggregate(input_, keys):
             below = estimate_relation(input_, known)
-            counts = {at: _estimate_values(below, key) for at, key in enumerate(keys)}
+            counts = {at: _estimate_distinct(below, key) for at, key in enumerate(keys)}
             return Statistics(max(1.0, min(prod(counts.values()), below.rows)), None, counts)
         case Join(how, left, right) if how == "inner":
             width, left_size, right_size = (
@@ -92,7 +92,7 @@ def estimate_relation(node: Node, known: Known) -> Statistics:
             )
         case Join(how, left) if how in ("semi", "anti", "unless"):
             return estimate_relation(left, known).scale(SEMI_KEEPS)
-    below_all = [estimate_relation(child, known) for child in children(node)]
+    below_all = [estimate_relation(child, known) for child in list_inputs(node)]
     return Statistics(max((estimate.rows for estimate in below_all), default=ROWS))
 
 
@@ -103,7 +103,7 @@ def _estimate_share(condition: Term, statistics: Statistics) -> float:
     if is_call(condition, "equal", "in") and isinstance(condition.arguments[-1], Lit):
         key = condition.arguments[0]
         is_known = isinstance(key, Place) and key.index in statistics.distinct
-        share = 1 / _estimate_values(statistics, key) if is_known else EQUAL_KEEPS
+        share = 1 / _estimate_distinct(statistics, key) if is_known else EQUAL_KEEPS
         return float(min(1.0, share * (len(condition.arguments) - 1)))
     if is_call(condition, "or"):
         return float(min(1.0, sum(_estimate_share(argument, statistics) for argument in condition.arguments)))
@@ -114,18 +114,18 @@ def _estimate_share(condition: Term, statistics: Statistics) -> float:
 
 def _estimate_join(one: Statistics, other: Statistics, keys: Sequence[tuple[Term, Term]]) -> Statistics:
     """Estimate the rows and distinct values of an inner join."""
-    values = prod(max(_estimate_values(one, a), _estimate_values(other, b)) for a, b in keys)
+    values = prod(max(_estimate_distinct(one, a), _estimate_distinct(other, b)) for a, b in keys)
     if len(keys) > 1:  # Their columns depend on each other, as in a key and a reference to it.
         values = min(values, one.rows, other.rows)
     rows = max(1.0, one.rows * other.rows / max(values, 1.0))
     counts = {**one.distinct, **other.distinct}
     for a, b in keys:
-        least = min(_estimate_values(one, a), _estimate_values(other, b))
+        least = min(_estimate_distinct(one, a), _estimate_distinct(other, b))
         counts |= {key.index: least for key in (a, b) if isinstance(key, Place)}
     return Statistics(rows, None, counts)
 
 
-def _estimate_values(statistics: Statistics, key: Term) -> float:
+def _estimate_distinct(statistics: Statistics, key: Term) -> float:
     return statistics.estimate_distinct(key.index if isinstance(key, Place) else None)
 
 
@@ -139,10 +139,10 @@ def order_joins(node: Node, statistics: Known = NOTHING) -> Node:
     `statistics`: what is known of the sizes of collections; it decides about speed only.
     """
     if not isinstance(node, Join) or node.how != "inner" or node.same:
-        return map_children(node, lambda child: order_joins(child, statistics))
+        return replace_children(node, lambda child: order_joins(child, statistics))
     relations, conditions = _flatten_joins(node, 0)
     if len(relations) < 3:
-        return map_children(node, lambda child: order_joins(child, statistics))
+        return replace_children(node, lambda child: order_joins(child, statistics))
     widths = [count_columns(leaf) for leaf in relations]
     starts = [sum(widths[:at]) for at in range(len(widths))]
 
@@ -164,7 +164,7 @@ def order_joins(node: Node, statistics: Known = NOTHING) -> Node:
         place |= {starts[at] + n: len(place) + n for n in range(widths[at])}
         ready = [part for part in conditions if list_places(part) <= place.keys()]
         conditions = [part for part in conditions if part not in ready]
-        joined = inner_join(
+        joined = make_inner_join(
             joined, order_joins(relations[at], statistics), [move_columns(part, place) for part in ready]
         )
     return Project(joined, tuple(Place(place[index]) for index in range(sum(widths))))
@@ -173,10 +173,11 @@ def order_joins(node: Node, statistics: Known = NOTHING) -> Node:
 def list_ordered_collections(node: Node) -> list[str]:
     """Return the collections whose sizes determine the order of joins."""
     if not any(
-        isinstance(part, Join) and part.how == "inner" and len(_flatten_joins(part, 0)[0]) > 2 for part in walk(node)
+        isinstance(part, Join) and part.how == "inner" and len(_flatten_joins(part, 0)[0]) > 2
+        for part in iterate_nodes(node)
     ):
         return []
-    return list(dict.fromkeys(part.collection for part in walk(node) if isinstance(part, Scan)))
+    return list(dict.fromkeys(part.collection for part in iterate_nodes(node) if isinstance(part, Scan)))
 
 
 def _is_key(condition: Term) -> bool:

@@ -15,7 +15,7 @@ from persist.compute.sql.algebra import (
     Temporal,
     TopK,
     Values,
-    children,
+    list_inputs,
 )
 from persist.compute.sql.graph import list_scans
 from persist.compute.sql.order import NOTHING, Known, estimate_relation
@@ -45,7 +45,7 @@ class _Growth:
         if isinstance(node, Let):
             self._values[node.number] = node.value
             self._known[node.number] = estimate_relation(node.value, self._known)
-        lines = [line for below in children(node) for line in self.describe_growing_joins(below)]
+        lines = [line for below in list_inputs(node) for line in self.describe_growing_joins(below)]
         match node:
             case Join(_, left, right, (), ()) if self._grows(left) and self._grows(right):
                 lines.append(self._describe_join(node))
@@ -71,7 +71,7 @@ class _Growth:
             dict.fromkeys(
                 [
                     *collections,
-                    *(collection for below in children(node) for collection in self._list_growing_sources(below)),
+                    *(collection for below in list_inputs(node) for collection in self._list_growing_sources(below)),
                 ]
             )
         )
@@ -95,4 +95,4 @@ class _Growth:
                 return self._grows(left)
             case Let(_, _, body):
                 return self._grows(body)
-        return any(map(self._grows, children(node)))
+        return any(map(self._grows, list_inputs(node)))

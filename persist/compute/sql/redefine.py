@@ -32,7 +32,7 @@ from persist.codecs.evolution import evolve_schema
 from persist.codecs.types.arrow_types import JSON
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.index import list_indexed_columns
-from persist.compute.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
+from persist.compute.sql.definition import EARLIER_KEPT, Definition, EarlierDefinition, Readable
 from persist.compute.sql.draft import Catalog, Draft, draft_view, find_column_ids, has_groups, list_reads
 from persist.compute.sql.graph import list_columns_read, load_definition
 from persist.compute.sql.types import to_arrow
@@ -116,7 +116,7 @@ def plan_redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple
     steps += make_drop_steps(engine, unused)[0]
     names = {dependent.id: dependent.name for dependent in every}
     for dependent in every:
-        names |= {id_: catalog.by_id(id_).name for id_ in (*inputs[dependent.id], *dependent.definition.inputs)}
+        names |= {id_: catalog.load_by_id(id_).name for id_ in (*inputs[dependent.id], *dependent.definition.inputs)}
     return steps, names
 
 
@@ -192,7 +192,7 @@ def _list_inputs(
         return draft.definition.inputs
     inputs: dict[str, None] = {}
     for id_ in dependent.definition.reads.values():
-        inputs |= dict.fromkeys((id_, *(known[id_] if id_ in known else catalog.by_id(id_).inputs)))
+        inputs |= dict.fromkeys((id_, *(known[id_] if id_ in known else catalog.load_by_id(id_).inputs)))
     return tuple(inputs)
 
 
@@ -207,7 +207,7 @@ def _choose_next_start(dependent: Dependent, changed: Dependent, draft: Draft) -
 def _make_next_definition(dependent: Dependent, wanted: Definition, inputs: tuple[str, ...], start: int) -> Definition:
     """Return the next definition of a view that depends on the change."""
     old = dependent.definition
-    was = Earlier(old.sql, old.since)
+    was = EarlierDefinition(old.sql, old.since)
     return msgspec.structs.replace(
         wanted,
         inputs=inputs,
@@ -249,7 +249,7 @@ def _make_hold_steps(
     hold, read = make_view_hold_name(dependent.id), list_columns_read(definition)
     steps: list[kinds.SetHold | kinds.ReleaseHold] = []
     for id_ in definition.inputs:
-        readable = catalog.by_id(id_)
+        readable = catalog.load_by_id(id_)
         current = load_handle_by_id(engine, id_, readable.name).contents().holds.get(hold)
         columns = read.get(id_, {})
         if current is not None and columns and not renews:
@@ -326,12 +326,12 @@ def recreate_views(engine: Engine, collections: Iterable[CollectionHandle]) -> R
     steps, names = make_drop_steps(engine, [view.contents for view in every])
     indexed = {view.name: list_indexed_columns(view.handle) for view in every}
     for view in every:
-        catalog.remove(view.name)
+        catalog.plan_removal(view.name)
     drafts: dict[str, Draft] = {}
     for view in every:
         old, start = view.definition, _keep_start(catalog, view, drafts)
         draft = draft_view(catalog, view.name, old.sql, old.key, start, keeps_groups=has_groups(old))
-        catalog.add(draft)
+        catalog.plan_addition(draft)
         drafts[view.id] = draft
         steps += [*draft.steps, *steps_to_describe(view.contents, draft)]
         names |= draft.names
@@ -354,7 +354,7 @@ def _check_untied(view: Dependent) -> None:
 
 def _keep_start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) -> int | None:
     """Return the start of a view: its old one, if its inputs still have that time."""
-    inputs = (made[id_].readable if id_ in made else catalog.by_id(id_) for id_ in view.definition.inputs)
+    inputs = (made[id_].readable if id_ in made else catalog.load_by_id(id_) for id_ in view.definition.inputs)
     sinces = (readable.since for readable in inputs if find_owner(readable.name) is None)  # Groups have no past.
     start = view.definition.start
     return start if start > max(sinces, default=0) else None

@@ -65,8 +65,8 @@ from persist.compute.sql.algebra import (
     filter_rows,
     has_one_partner,
     infer_types,
-    inner_join,
-    map_children,
+    make_inner_join,
+    replace_children,
     split_by_side,
     split_equality,
 )
@@ -132,9 +132,9 @@ def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -
             below = [part for part in conditions if list_places(part) and max(list_places(part)) < len(keys)]
             above = [part for part in conditions if part not in below]
             down = [replace_columns(part, keys.__getitem__) for part in below]
-            return filter_rows(map_children(node, lambda _: _push_down(input_, down)), above)
+            return filter_rows(replace_children(node, lambda _: _push_down(input_, down)), above)
         case Distinct() | SetOperation():
-            return map_children(node, lambda below: _push_down(below, conditions))
+            return replace_children(node, lambda below: _push_down(below, conditions))
         case Let(number, value, body):
             return Let(number, _push_down(value, []), _push_down(body, conditions, known))
         case Window(input_, calls):
@@ -142,7 +142,7 @@ def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -
             below = [part for part in conditions if list_places(part) <= fixed and list_places(part)]
             above = [part for part in conditions if part not in below]
             return filter_rows(Window(_push_down(input_, below), calls), above)
-    return filter_rows(map_children(node, lambda below: _push_down(below, [])), conditions)
+    return filter_rows(replace_children(node, lambda below: _push_down(below, [])), conditions)
 
 
 def _push_bounds_down(node: Node, lower: Term | None, upper: Term | None) -> Node:
@@ -166,7 +166,7 @@ def _push_into_join(join: Join, conditions: list[Term], known: Sequence[Term]) -
     if join.how == "inner":
         lefts, rights, crossing = split_by_side(conditions, width)
         left, right = _push_down(join.left, lefts, known_lefts), _push_down(join.right, rights, known_rights)
-        return inner_join(left, right, crossing, join.equal, join.same)
+        return make_inner_join(left, right, crossing, join.equal, join.same)
     lefts = [part for part in conditions if list_places(part) and max(list_places(part)) < width]
     residual = [part for part in conditions if part not in lefts]
     if join.how in ("right", "full"):
@@ -199,7 +199,9 @@ def _push_join_keys(node: Node, conditions: list[Term]) -> Node:
             keys = (
                 [] if equal or node.same else [part for part in residual if split_equality(part, width) is not None][:1]
             )
-            joined = inner_join(_push_join_keys(left, lefts), _push_join_keys(right, rights), keys, equal, node.same)
+            joined = make_inner_join(
+                _push_join_keys(left, lefts), _push_join_keys(right, rights), keys, equal, node.same
+            )
             residual = [part for part in residual if part not in keys]
             return filter_rows(msgspec.structs.replace(joined, condition=node.condition), residual)
     return filter_rows(node, conditions)
@@ -228,8 +230,8 @@ def drop_domain_joins(node: Node, domains: Mapping[int, int] | None = None) -> N
         value = drop_domain_joins(node.value, known_domains)
         inside = {**known_domains, node.number: count_columns(value)} if _is_distinct(value) else known_domains
         return Let(node.number, value, drop_domain_joins(node.body, inside))
-    rewritten_node: Node = map_children(node, lambda below: drop_domain_joins(below, known_domains))
-    if isinstance(rewritten_node, Join) and _adds_nothing(rewritten_node, known_domains):
+    rewritten_node: Node = replace_children(node, lambda below: drop_domain_joins(below, known_domains))
+    if isinstance(rewritten_node, Join) and _is_redundant_domain_join(rewritten_node, known_domains):
         partner = {
             domain_column.index: row_column
             for domain_column, row_column in rewritten_node.same
@@ -261,7 +263,7 @@ def _is_distinct(node: Node) -> bool:
     return isinstance(node, Aggregate) and not node.aggregates and not node.groupings and len(node.sets) == 1
 
 
-def _adds_nothing(join: Join, domains: Mapping[int, int]) -> bool:
+def _is_redundant_domain_join(join: Join, domains: Mapping[int, int]) -> bool:
     """Return whether a join with a domain keeps all rows."""
     domain = join.left
     if join.how != "inner" or join.equal or join.condition is not None:
@@ -283,27 +285,27 @@ def _find_origin(node: Node, index: int) -> Origin | None:
         case Ref(number):
             return (), number, index
         case Project(input_, outputs):
-            return _find_origin_below("input", input_, outputs[index])
+            return _find_origin_in_input("input", input_, outputs[index])
         case Aggregate(input_, keys, _, sets) if len(sets) == 1 and index < len(keys):
-            return _find_origin_below("input", input_, keys[index])
+            return _find_origin_in_input("input", input_, keys[index])
         case Filter(input_) | Temporal(input_):
-            return _find_origin_below("input", input_, Place(index))
+            return _find_origin_in_input("input", input_, Place(index))
         case Join(how, left, right):
             width = count_columns(left)
             if index < width and how not in ("right", "full"):
-                return _find_origin_below("left", left, Place(index))
+                return _find_origin_in_input("left", left, Place(index))
             if index >= width and how == "inner":
-                return _find_origin_below("right", right, Place(index - width))
+                return _find_origin_in_input("right", right, Place(index - width))
     return None
 
 
-def _find_origin_below(where: str, node: Node, expression: Term) -> Origin | None:
+def _find_origin_in_input(where: str, node: Node, expression: Term) -> Origin | None:
     origin = _find_origin(node, expression.index) if isinstance(expression, Place) else None
     return None if origin is None else ((where, *origin[0]), *origin[1:])
 
 
 @dataclass(frozen=True, slots=True)
-class _Bound:
+class _WindowLimit:
     """A function with a row's place, and the greatest place that is used."""
 
     call: WindowCall
@@ -312,9 +314,9 @@ class _Bound:
 
 def limit_windows(plan: Node) -> Node:
     """Compute windows only over the first rows, where no others count."""
-    rewritten_plan: Node = map_children(plan, limit_windows)
+    rewritten_plan: Node = replace_children(plan, limit_windows)
     if isinstance(rewritten_plan, Project) and isinstance(rewritten_plan.input, TopK):
-        return _drop_order(rewritten_plan, rewritten_plan.input)
+        return _drop_needless_order(rewritten_plan, rewritten_plan.input)
     if isinstance(rewritten_plan, Filter) and isinstance(rewritten_plan.input, Window):
         window, bound = (
             rewritten_plan.input,
@@ -327,7 +329,7 @@ def limit_windows(plan: Node) -> Node:
     return rewritten_plan
 
 
-def _drop_order(shown: Project, top: TopK) -> Node:
+def _drop_needless_order(shown: Project, top: TopK) -> Node:
     """Return columns of first rows; if these are only partition columns, any row may be the first."""
     places = {term: Place(at) for at, term in enumerate(top.partition)}
     read = set().union(*map(list_places, shown.outputs))
@@ -338,7 +340,7 @@ def _drop_order(shown: Project, top: TopK) -> Node:
     return Project(distinct, tuple(replace_columns(output, lambda at: places[Place(at)]) for output in shown.outputs))
 
 
-def _find_bound(window: Window, conditions: Sequence[Term]) -> _Bound | None:
+def _find_bound(window: Window, conditions: Sequence[Term]) -> _WindowLimit | None:
     """Return the condition with the fewest first rows; None without one, or if others matter, too."""
     width = len(infer_types(window.input))
     bounds = []
@@ -348,7 +350,7 @@ def _find_bound(window: Window, conditions: Sequence[Term]) -> _Bound | None:
         places = [Place(width + place) for place, window_call in enumerate(window.calls) if window_call == call]
         most = min((_find_greatest_place(part, places) for part in conditions), default=math.inf)
         if 1 <= most <= FEW and all(_ignores_later_rows(window_call, call) for window_call in window.calls):
-            bounds.append(_Bound(call, int(most)))
+            bounds.append(_WindowLimit(call, int(most)))
     return min(bounds, key=lambda bound: (bound.call.function != "row_number", bound.most), default=None)
 
 
@@ -374,14 +376,14 @@ def _find_greatest_place(condition: Term, places: Sequence[Place]) -> float:
         return min(_find_greatest_place(part, places) for part in condition.arguments)
     if is_call(condition, "in"):
         first_term, *later_terms = condition.arguments
-        return max(map(_floor, later_terms)) if _is_place(first_term, places) else math.inf
+        return max(map(_round_down, later_terms)) if _is_place(first_term, places) else math.inf
     for function in ("equal", "less", "less_equal", "greater", "greater_equal"):
         if is_call(condition, function):
             first_term, second_term = condition.arguments
             if _is_place(second_term, places):
                 first_term, second_term, function = second_term, first_term, _TURNED.get(function, function)
             if _is_place(first_term, places) and function in ("equal", "less", "less_equal"):
-                return _floor(second_term) if function != "less" else _ceiling(second_term) - 1
+                return _round_down(second_term) if function != "less" else _round_up(second_term) - 1
     return math.inf
 
 
@@ -395,12 +397,12 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
 
 
-def _floor(term: Term) -> float:
+def _round_down(term: Term) -> float:
     number = _to_number(term)
     return number if math.isinf(number) else math.floor(number)
 
 
-def _ceiling(term: Term) -> float:
+def _round_up(term: Term) -> float:
     number = _to_number(term)
     return number if math.isinf(number) else math.ceil(number)
 

@@ -22,7 +22,7 @@ class _OneRow(dict[str, object]):
         return 1
 
 
-def fold(term: Term) -> Term:
+def fold_constant_call(term: Term) -> Term:
     """Replace a call of constants by its value, unless it raises."""
     if not isinstance(term, Call) or term.function in ("sql.error", "sql.case"):
         return term
@@ -41,7 +41,9 @@ def lower_term(term: Term, columns: Sequence[str]) -> Term:
         return Col(columns[term.index])
     if not isinstance(term, Call):
         return term
-    return fold(Call(term.function, tuple(map(lower_term, term.arguments, repeat(columns))), term.options))
+    return fold_constant_call(
+        Call(term.function, tuple(map(lower_term, term.arguments, repeat(columns))), term.options)
+    )
 
 
 def make_null(kind: pa.DataType) -> Lit:
@@ -49,7 +51,7 @@ def make_null(kind: pa.DataType) -> Lit:
     return Lit(pa.scalar(None, kind))
 
 
-def free_name(name: str, taken: Container[str]) -> str:
+def choose_free_name(name: str, taken: Container[str]) -> str:
     """Return a name, with a number behind it if it is taken."""
     free, number = name, 2
     while free in taken:
@@ -57,23 +59,23 @@ def free_name(name: str, taken: Container[str]) -> str:
     return free
 
 
-def free_names(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+def choose_free_names(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
     """Return distinct names that are not taken."""
     every, free = {*taken}, list[str]()
     for name in names:
-        free.append(free_name(name, every))
+        free.append(choose_free_name(name, every))
         every.add(free[-1])
     return free
 
 
-def select(stream: Stream, outputs: Mapping[str, Term]) -> Stream:
+def select_terms(stream: Stream, outputs: Mapping[str, Term]) -> Stream:
     """Return computed columns of a stream, under any names."""
     return stream.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
 
-def extend(stream: Stream, outputs: Mapping[str, Term]) -> Stream:
+def extend_with_terms(stream: Stream, outputs: Mapping[str, Term]) -> Stream:
     """Add computed columns to a stream."""
-    return select(stream, {**{name: Col(name) for name in stream.columns}, **outputs}) if outputs else stream
+    return select_terms(stream, {**{name: Col(name) for name in stream.columns}, **outputs}) if outputs else stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class Rows:
         schema = self.stream.schema
         return [schema.field(name).type for name in self.columns]
 
-    def term(self, term: Term) -> Term:
+    def to_stream_term(self, term: Term) -> Term:
         """Replace the places in a term by the stream's column names."""
         return lower_term(term, self.columns)
 
@@ -107,30 +109,30 @@ class Rows:
         """Return the rows for which conditions over places hold."""
         stream = self.stream
         for condition in conditions:
-            stream = stream.filter(self.term(condition))
+            stream = stream.filter(self.to_stream_term(condition))
         return replace(self, stream=stream)
 
     def project(self, outputs: Iterable[Term]) -> "Rows":
         """Return the results of terms over places. Costs an operator if one of them is not a column."""
-        return self.compute([self.term(output) for output in outputs])
+        return self.compute([self.to_stream_term(output) for output in outputs])
 
     def compute(self, terms: Sequence[Term]) -> "Rows":
         """Return the results of terms over names. Costs an operator if one of them is not a column."""
         outputs: dict[str, Term] = {term.name: term for term in terms if isinstance(term, Col)}
         columns, is_computed = list[str](), False
         for at, term in enumerate(terms):
-            name = term.name if isinstance(term, Col) else free_name(f"c{at}", outputs)
+            name = term.name if isinstance(term, Col) else choose_free_name(f"c{at}", outputs)
             is_computed |= not isinstance(term, Col)
             outputs[name] = term
             columns.append(name)
-        return Rows(select(self.stream, outputs) if is_computed else self.stream, tuple(columns))
+        return Rows(select_terms(self.stream, outputs) if is_computed else self.stream, tuple(columns))
 
-    def settle(self, names: Sequence[str] | None = None) -> Stream:
+    def to_stream(self, names: Sequence[str] | None = None) -> Stream:
         """Return a stream with exactly the relation's columns, in order.
 
         `names`: of its columns. Without them, they are called as they are, with numbers if they are not distinct.
         """
-        names = free_names(self.columns) if names is None else [*names]
+        names = choose_free_names(self.columns) if names is None else [*names]
         if names == self.stream.columns == [*self.columns]:
             return self.stream
-        return select(self.stream, {name: Col(column) for name, column in zip(names, self.columns, strict=True)})
+        return select_terms(self.stream, {name: Col(column) for name, column in zip(names, self.columns, strict=True)})

@@ -44,7 +44,7 @@ from persist.compute.dataflow.plan import stages
 from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.dataflow.plan.plan import ROOT, Node, Plan, ScopeInfo
 from persist.compute.sql.order import ROWS
-from persist.compute.sql.types import constant, format_scalar, name_arrow_type, to_array, to_arrow
+from persist.compute.sql.types import format_scalar, name_arrow_type, parse_constant, to_array, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression import term as terms
 
@@ -183,7 +183,7 @@ def _format_constant(value: pa.Scalar) -> str | None:
     kind = _spell_type(value.type)
     with suppress(pa.ArrowException, InvalidUsage, ValueError, TypeError, ArithmeticError):
         text = format_scalar(value)
-        if constant(kind, text) == terms.Lit(value):
+        if parse_constant(kind, text) == terms.Lit(value):
             return text
     raise _Unstorable
 
@@ -202,7 +202,7 @@ def _decode_value(value: Any) -> Any:
     if kind == "type":
         return to_arrow(payload)
     if kind == "constant":
-        return constant(*payload).value
+        return parse_constant(*payload).value
     if kind == "list":
         kind, texts = to_arrow(payload[0]), payload[1]
         return pa.ListArray.from_arrays([0, len(texts)], _decode_column(kind.value_type, texts), kind)[0]
@@ -216,4 +216,4 @@ def _decode_value(value: Any) -> Any:
 
 
 def _decode_column(kind: pa.DataType, texts: Sequence[str | None]) -> pa.Array:
-    return to_array([constant(name_arrow_type(kind), text) for text in texts], kind)
+    return to_array([parse_constant(name_arrow_type(kind), text) for text in texts], kind)

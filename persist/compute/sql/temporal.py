@@ -46,7 +46,7 @@ def reads_now(expression: Term) -> bool:
 def check_without_now(expression: Term, sql: str) -> None:
     """Raise InvalidUsage if an expression outside of a WHERE reads `_now()`."""
     if reads_now(expression):
-        _refuse(expression, sql)
+        _refuse_expression(expression, sql)
 
 
 def apply_now_bounds(node: Node, conditions: list[Term], unit: str | None, sql: str) -> Node:
@@ -59,13 +59,13 @@ def apply_now_bounds(node: Node, conditions: list[Term], unit: str | None, sql: 
 def _apply_now_bound(node: Node, condition: Term, unit: str, sql: str) -> Node:
     """Turn one condition on `_now()` into a bound of time."""
     if not isinstance(condition, Call) or not is_call(condition, *_MIRRORED):
-        _refuse(condition, sql)
+        _refuse_expression(condition, sql)
     left_term, right_term = condition.arguments
     how = condition.function.removeprefix(SQL)
     if reads_now(right_term):
         left_term, right_term, how = right_term, left_term, _MIRRORED[how]
     if reads_now(right_term):
-        _refuse(condition, sql)
+        _refuse_expression(condition, sql)
     right_term = _isolate_now(left_term, right_term, sql)
 
     def time(function: str) -> Term:
@@ -94,11 +94,11 @@ def _isolate_now(now: Term, other: Term, sql: str) -> Term:
             if _has_months(constant):
                 raise InvalidUsage(
                     "months and years are not of one length, so _now() cannot be compared at their distance: "
-                    f"write days{_place(now, sql)}"
+                    f"write days{_describe_place(now, sql)}"
                 )
             back = "subtract" if is_call(now, "add") else "add"
             return make_sql_call(back, now.kind, other, constant, at=now.at)
-    _refuse(now, sql)
+    _refuse_expression(now, sql)
 
 
 def _has_months(constant: Term) -> bool:
@@ -106,17 +106,17 @@ def _has_months(constant: Term) -> bool:
     return bool(value.type == INTERVAL and value.is_valid and value[0].as_py())
 
 
-def _refuse(expression: Term, sql: str) -> NoReturn:
+def _refuse_expression(expression: Term, sql: str) -> NoReturn:
     raise InvalidUsage(
         "_now() can be compared in WHERE only, alone or plus or minus a constant, as one of the conditions that all "
-        f"must hold: WHERE _now() < expires AND …{_place(expression, sql)}"
+        f"must hold: WHERE _now() < expires AND …{_describe_place(expression, sql)}"
     )
 
 
-def _place(expression: Term, sql: str) -> str:
+def _describe_place(expression: Term, sql: str) -> str:
     match expression:
         case Call(_, arguments, _, at):
             return show_position(sql, at) or next(
-                (where for argument in arguments if (where := _place(argument, sql))), ""
+                (where for argument in arguments if (where := _describe_place(argument, sql))), ""
             )
     return ""

@@ -165,7 +165,7 @@ def infer_arrow_type(term: Term) -> pa.DataType:
     return term.value.type if isinstance(term, Lit) else term.kind
 
 
-def constant(kind: str, text: str | None) -> Lit:
+def parse_constant(kind: str, text: str | None) -> Lit:
     """Return a constant of a type from its stored text; None is NULL."""
     return Lit(_parse_scalar(kind, to_arrow(kind), text))
 

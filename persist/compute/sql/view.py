@@ -134,7 +134,7 @@ class LiveView:
             refreshed = None  # The newest state may not fail.
         if refreshed is not None and refreshed.seqno == seqno + 1:
             return refreshed
-        follower.looks.again()
+        follower.looks.force_next_look()
         return None
 
     def warn_of_behind(self, *, is_new: bool = False) -> None:
@@ -183,7 +183,7 @@ class LiveView:
             self.handle, self.definition = new, definition
             return True
 
-    def adopt(self, definition: Definition) -> None:
+    def use_definition(self, definition: Definition) -> None:
         """Load the view's present definition."""
         if definition.number != self.definition.number:
             self.definition = definition
@@ -205,12 +205,12 @@ class LiveView:
         def choose_index_key(name: str) -> tuple[str, ...]:
             return load_handle(self.engine, name).schema.key_names
 
-        for name, columns in list_requested_indexes(self.program(), choose_index_key):
+        for name, columns in list_requested_indexes(self.make_program(), choose_index_key):
             handle = load_handle(self.engine, name)
             if all(is_indexable(handle.schema, column) for column in columns):
                 create_index(handle, columns)
 
-    def program(self) -> ViewProgram:
+    def make_program(self) -> ViewProgram:
         """Return the program that a refresh runs: of the view and of the views that it reads."""
         return ViewProgram(self.engine, load_views(self.engine, {self.handle.id: self.handle.name}))
 
@@ -218,7 +218,7 @@ class LiveView:
         """Give the view another query, from its upper on; see `View.redefine`."""
         self.engine.writer("redefine")
         if start is not None:
-            self._recreate(self.definition.sql if sql is None else sql, start)
+            self._recreate_and_refresh(self.definition.sql if sql is None else sql, start)
             return
         if sql is None:
             raise InvalidUsage("redefine: give a query, or start= to begin the view at another time, or both")
@@ -236,11 +236,11 @@ class LiveView:
             return
         with self._lock:
             self.close()
-            self.adopt(
+            self.use_definition(
                 load_definition(load_handle_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition
             )
 
-    def _recreate(self, sql: str, start: Start) -> None:
+    def _recreate_and_refresh(self, sql: str, start: Start) -> None:
         """Make the view anew under its name, with a history of its own from another time on."""
 
         def submit_anew() -> Draft:
@@ -266,7 +266,7 @@ class LiveView:
                 "first, or change both by plan_views or `persist apply`"
             )
         catalog = Catalog(self.engine)
-        catalog.remove(view.name)
+        catalog.plan_removal(view.name)
         keeps_groups = has_groups(self.definition)
         draft = draft_view(catalog, view.name, sql, self.definition.key, start, keeps_groups=keeps_groups)
         contents = view.contents()
@@ -290,7 +290,7 @@ class LiveView:
 
     def explain(self, *, optimise: bool = True) -> str:
         """Return the plan as it is run, or as it was written; see `View.explain`."""
-        plan_text = self.program().explain(optimise=optimise)
+        plan_text = self.make_program().explain(optimise=optimise)
         with self._lock:
             state = [] if self.running is None else self.running.state()
         return "\n".join(
@@ -389,7 +389,7 @@ class ViewsTogether(Closes):
         """Refresh all views to the sealed times of their inputs, in one commit; errors are those of `View.refresh`."""
         engine = self._engine
         engine.writer("refresh")
-        with engine.follower.looks.once(), record_failures([view.handle for view in self._views]):
+        with engine.follower.looks.share_look(), record_failures([view.handle for view in self._views]):
             self._follow_recreated()
             self.refresh_with_retry("auto")
             refresh_indexes(engine, {id_ for view in self._views for id_ in view.definition.inputs})
@@ -412,7 +412,7 @@ class ViewsTogether(Closes):
 
         def begin_again(error: PersistError) -> None:
             if isinstance(error, STALE):
-                looks.again()
+                looks.force_next_look()
                 self._engine.follower.refresh()
                 if not was_open and self._peek_uppers() == uppers:
                     raise error  # Otherwise another client has refreshed it meanwhile, so it reads from later on.
@@ -464,7 +464,7 @@ class ViewsTogether(Closes):
         self._follow_recreated()
         if self._running is not None:
             return str(replace(Refreshed.by(self._running, is_new=False), readings=(), bytes=0, reads="changes"))
-        with self._program().open(self._engine, **self.options, partial=True) as running:
+        with self._make_program().open(self._engine, **self.options, partial=True) as running:
             return str(explain(running, policy))
 
     @contextmanager
@@ -475,12 +475,12 @@ class ViewsTogether(Closes):
             yield passed
         except FAILURES as error:
             self.close()
-            passed.append(_skip_failing_times(self._program(), self._engine, self.options, error))
+            passed.append(_skip_failing_times(self._make_program(), self._engine, self.options, error))
         except BaseException:
             self.close()
             raise
 
-    def _program(self) -> ViewProgram:
+    def _make_program(self) -> ViewProgram:
         return ViewProgram(self._engine, load_views(self._engine, self._names_by_id))
 
     def _update_program(self) -> ViewProgram:
@@ -489,7 +489,7 @@ class ViewsTogether(Closes):
         self._numbers = {view.handle.id: view.definition.number for view in views}
         definitions = {view.handle.id: view.definition for view in views}
         for view in self._views:
-            view.adopt(definitions[view.handle.id])
+            view.use_definition(definitions[view.handle.id])
         return ViewProgram(self._engine, views)
 
     @property

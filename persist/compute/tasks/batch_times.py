@@ -94,7 +94,7 @@ class BatchTimes:
             is_plain, cast(Sealing, how), watermark or 0, cast(Late, late or "error"), late_collection, allow_future
         )
 
-    def end_after(self, latest: int | None) -> int | None:
+    def find_seal(self, latest: int | None) -> int | None:
         """Return the upper to seal to after a batch whose largest time that is; None if nothing is sealed."""
         if latest is None or self.seal == "none":
             return None
@@ -127,7 +127,7 @@ def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None
 
 @dataclass
 class LateFilter:
-    """Leaves late updates out, and counts them: those before lower, unless that is None."""
+    """Drops and counts updates before a time."""
 
     lower: int | None
     count: int = 0
@@ -146,7 +146,7 @@ def store_timely_parts(engine: Engine, target: Target, parts: Sequence[Part], lo
     """Upload the updates of parts at times from lower on; return their new parts."""
     schema, reader = target.schema, engine.reader()
     columns = [*schema.names, "_time", "_diff"]
-    with target.writer() as writer, Uploads(writer, target.id) as uploads:
+    with target.open_writer() as writer, Uploads(writer, target.id) as uploads:
         for part in parts:
             stream = open_run(reader.memory_budget, schema, sources=(part,))
             scan = Scan(schema, (part,), lower, TIME_MAX + 1, schema.names)
@@ -154,7 +154,7 @@ def store_timely_parts(engine: Engine, target: Target, parts: Sequence[Part], lo
                 for table in piece.updates(reader, columns):
                     uploads.add(stream.add(pa.Table.from_arrays(table.columns, schema=schema.arrow)))
             uploads.add(stream.finish())
-        return list(uploads.parts())
+        return list(uploads.finish())
 
 
 LATE_BYTES_MAX = 64 << 20  # In one batch: more is not an exception but a sign of another fault.
@@ -165,7 +165,7 @@ LateSteps = Callable[[pa.Table], tuple[list[Step], dict[str, str]]]
 
 
 def make_late_step_builder(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: str) -> LateSteps:
-    """Return a function of late events: the steps that add them to the collection of that name, and its name by id.
+    """Return a function that builds the steps for late events.
 
     Raises, when it is called:
         SchemaMismatch: there is a collection of that name with other columns.

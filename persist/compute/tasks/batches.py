@@ -56,15 +56,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Mark:
-    """A batch of a query, in a run; first: the batch that the query may begin with besides 0."""
+    """The identity of a batch: its query, its number and the run that writes it."""
 
     query: str
     batch: int
     run: str
     first: int = 0
 
-    def of(self, collection: str, *, again: bool = False) -> kinds.Batch:
-        """Return the step that makes a commit this batch. With again, this run goes on from one committed before."""
+    def make_step(self, collection: str, *, again: bool = False) -> kinds.Batch:
+        """Return the step that records this batch in a commit."""
         return kinds.Batch(collection, self.query, self.batch, self.run, again)
 
     def is_done(self, contents: Sequence[CollectionState]) -> bool:
@@ -72,7 +72,7 @@ class Mark:
 
         Raises QueryMismatch: it cannot be the next one of the query here.
         """
-        done = [is_batch_repeated(state.queries, self.of(state.id)) for state in contents]
+        done = [is_batch_repeated(state.queries, self.make_step(state.id)) for state in contents]
         is_known = any(self.query in state.queries for state in contents)
         if not is_known and self.batch not in (0, self.first):
             raise QueryMismatch(self.query, self.batch, None, None)
@@ -97,7 +97,7 @@ def commit_batch(engine: Engine, mark: Mark, shares: Sequence[Share], times: Bat
         CollectionNotFound, Locked, WriterFenced, UploadExpired: as `Collection.write`.
     """
     try:
-        if not _check_repeated(engine, mark, shares):
+        if not _resume_if_repeated(engine, mark, shares):
             _commit_shares(engine, mark, shares, times)
     except (InvalidUsage, Conflict):
         for share in shares:
@@ -105,8 +105,8 @@ def commit_batch(engine: Engine, mark: Mark, shares: Sequence[Share], times: Bat
         raise
 
 
-def _check_repeated(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool:
-    """If the batch was committed before, delete what is here of it, and let this run take over."""
+def _resume_if_repeated(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool:
+    """If the batch was committed before, delete its uploads and take over."""
     contents = [share.target.at(engine).contents() for share in shares]
     if not mark.is_done(contents):
         return False
@@ -117,7 +117,7 @@ def _check_repeated(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool
         for share, state in zip(shares, contents, strict=True):
             last = state.queries.get(mark.query)
             if last is not None and last.batch == mark.batch and last.runs[-1] != mark.run:
-                commit.add(share.target.at(engine), [mark.of(state.id, again=True)])
+                commit.add(share.target.at(engine), [mark.make_step(state.id, again=True)])
     return True
 
 
@@ -132,7 +132,7 @@ def _commit_shares(engine: Engine, mark: Mark, shares: Sequence[Share], times: B
         with Commit(engine) as commit:
             for share in shares:
                 handle = share.target.at(engine)
-                commit.add(handle, [mark.of(handle.id)])
+                commit.add(handle, [mark.make_step(handle.id)])
                 commit.add_parts(handle, share.parts, keep=True, at_commit=at_commit)
                 if not at_commit:
                     check_times(handle, share.parts, allow_future=times.allow_future)
@@ -157,12 +157,12 @@ def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: Batc
         late = [part for part in share.parts if part.time_min < share.upper]
         if late:
             on_time = [] if share.upper == END else store_timely_parts(engine, share.target, late, share.upper)
-            report_late(share.target, mark, sum(p.rows for p in late) - sum(p.rows for p in on_time))
+            log_late(share.target, mark, sum(p.rows for p in late) - sum(p.rows for p in on_time))
             _replace(share, late, [*(part for part in share.parts if part not in late), *on_time])
-    return times.end_after(latest)
+    return times.find_seal(latest)
 
 
-def report_late(target: Target, mark: Mark, rows: int) -> None:
+def log_late(target: Target, mark: Mark, rows: int) -> None:
     """Log how many updates were dropped."""
     if rows:
         logger.warning(
@@ -178,7 +178,7 @@ def _replace(share: Share, old: list[Part], new: list[Part]) -> None:
 
 def _discard(target: Target, parts: Sequence[Part]) -> None:
     """Delete parts that no record names, or will."""
-    with target.writer() as writer:
+    with target.open_writer() as writer:
         writer.discard(parts)
 
 
@@ -199,7 +199,7 @@ def commit_keyed_batch(
         QueryMismatch: it is not the next batch of the query; nothing was written.
         UpdateNotBeyondUpper, LateEvents: an event is late. See `KeyedWork.to_events`.
     """
-    more = (mark.of(work.target.id),)
+    more = (mark.make_step(work.target.id),)
     latest = pc.max(rows["_time"]).as_py() if len(rows) and not times.is_plain else None
 
     def commit(planned: KeyedWork) -> pa.Table | None:
@@ -226,7 +226,7 @@ def commit_large_batch(
     Raises:
         As `commit_keyed_batch`.
     """
-    more = (mark.of(work.target.id),)
+    more = (mark.make_step(work.target.id),)
 
     def commit(planned: KeyedWork) -> pa.Table | None:
         """Store and commit the events, resolved if possible."""
@@ -260,12 +260,12 @@ def _commit_events(
         if resume_batch(engine, mark, work, contents, times):
             return
         time = _get_upper(contents) if times.is_plain else None
-        end = None if is_empty else times.end_after(time if times.is_plain else latest)
+        end = None if is_empty else times.find_seal(time if times.is_plain else latest)
         end = end if end is not None and contents.upper < end else None
         planned = plan(None if time is None else Stamp(time), end, contents)
         takes_all = times.is_plain or times.allow_future  # The time of plain rows is the upper.
         late = commit(replace(planned, collects=times.late != "error", allow_future=takes_all))
-        _report(work, mark, late, times)
+        _log_late_events(work, mark, late, times)
 
     def raise_if_late(error: PersistError) -> None:
         # Another writer has sealed, or moved the late bound. Events with own times stay late.
@@ -277,7 +277,7 @@ def _commit_events(
     commit_with_retry(plan_and_commit, action="upsert", clock=engine.clock, conflicts=conflicts, prepare=raise_if_late)
 
 
-def _report(work: KeyedWork, mark: Mark, late: pa.Table | None, times: BatchTimes) -> None:
+def _log_late_events(work: KeyedWork, mark: Mark, late: pa.Table | None, times: BatchTimes) -> None:
     if late is not None and times.late == "drop":
         sealed = pc.sum(pc.equal(late[REASON], "sealed")).as_py()
         logger.warning(

@@ -1,8 +1,8 @@
 """Compaction by tasks: their work, and its division into jobs.
 
-A *job* is what one task does: to make parts (`Job`), or only to look whether parts may stay (`Look`). Both go to tasks
-as pickles of the driver; an `Answer` comes back as JSON. Jobs are independent of each other, and doing one twice does
-no harm: uploads have names of their own.
+A *job* is the work of one task: it writes parts (`Job`), or checks whether parts may stay (`RegionCheck`). The driver
+sends both to tasks as pickles; a `JobResult` returns as JSON. Jobs are independent of each other, and a job that runs
+twice does no harm: uploads have distinct names.
 
 An error that would be the same each time is an answer, too, so that it reaches the caller at once and as what it is.
 Any other fails the task, and is tried again elsewhere.
@@ -48,7 +48,7 @@ class TaskStore:
 
 @dataclass(frozen=True)
 class Job:
-    """The output of one task: parts of one collection, from pieces that follow each other in key.
+    """The work of one task: it writes parts from adjacent pieces of a run.
 
     Attributes:
         part_bytes: the target size of a part, so that the last one is not tiny.
@@ -60,32 +60,32 @@ class Job:
     part_bytes: int
     seqno: int
 
-    def do(self, place: TaskStore) -> "Answer":
+    def run(self, place: TaskStore) -> "JobResult":
         """Do it, in a task."""
         with _open_local_maker(place, self.part_bytes, self.seqno) as maker:
             sources = [part for piece in self.pieces for part in piece.scan.all_parts]
             [output] = maker.make(self.collection, [self.pieces], sources)
-        return Answer(parts=output.new, added=output.added)
+        return JobResult(parts=output.new, added=output.added)
 
 
 @dataclass(frozen=True)
-class Look:
-    """A task that determines whether history changes anything in some regions of a keyframe."""
+class RegionCheck:
+    """The work of one task: it checks whether history changes regions of a keyframe."""
 
     regions: tuple[Scan, ...]
 
-    def do(self, place: TaskStore) -> "Answer":
+    def run(self, place: TaskStore) -> "JobResult":
         """Do it, in a task."""
         with _open_local_maker(place, place.settings.tuning.part_bytes, 0) as maker:
-            return Answer(touched=tuple(map(maker.is_touched, self.regions)))
+            return JobResult(touched=tuple(map(maker.is_touched, self.regions)))
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result of a job.
 
     Attributes:
         parts, added: of a `Job`: the parts that it made, and the sum of the diffs of the history that it read.
-        touched: of a `Look`, for each region.
+        touched: of a `RegionCheck`, for each region.
         error: the name of a class in ANSWERED, and the arguments of its instance.
     """
 
@@ -94,21 +94,21 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     touched: tuple[bool, ...] = ()
     error: tuple[str, tuple[str, ...]] | None = None
 
-    def check(self) -> None:
+    def raise_error(self) -> None:
         """Raise the error that it is."""
         if self.error is not None:
             name, arguments = self.error
             raise ANSWERED[name](*arguments)
 
 
-def run_job(job: Job | Look, place: TaskStore) -> Answer:
-    """Do a job, in a task. Other errors than those in ANSWERED are raised."""
+def run_job(job: Job | RegionCheck, place: TaskStore) -> JobResult:
+    """Run a job in a task; errors in ANSWERED become part of its result."""
     try:
-        return job.do(place)
+        return job.run(place)
     except PersistError as error:
         if ANSWERED.get(type(error).__name__) is not type(error):
             raise
-        return Answer(error=(type(error).__name__, error.args))
+        return JobResult(error=(type(error).__name__, error.args))
 
 
 @contextmanager
@@ -126,34 +126,34 @@ def _open_local_maker(place: TaskStore, part_bytes: int, seqno: int) -> Iterator
 
 
 def estimate_encoded_bytes(scan: Scan) -> int:
-    """Return about how many bytes the parts of a scan take, as far as they are inside."""
-    return int(sum(part.bytes * _share(part, scan) for part in scan.all_parts))
+    """Estimate the encoded bytes of the rows within a scan."""
+    return int(sum(part.bytes * _estimate_share(part, scan) for part in scan.all_parts))
 
 
 def estimate_result_bytes(piece: Rewrite) -> int:
-    """Return about how many bytes a piece will take when it has been rewritten."""
+    """Estimate the bytes of a rewritten piece."""
     scan = piece.scan
     if piece.as_of is None or not scan.all_parts:
         return estimate_encoded_bytes(scan)  # Updates at different times stay apart.
     # Without repeated records, the sum of diffs is the number of remaining rows.
     signed = [*((1, part) for part in scan.base), *((scan.sign, part) for part in scan.parts)]
-    rows_left = sum(sign * part.diff_sum * _share(part, scan) for sign, part in signed)
-    rows = sum(part.rows * _share(part, scan) for part in scan.all_parts)
+    rows_left = sum(sign * part.diff_sum * _estimate_share(part, scan) for sign, part in signed)
+    rows = sum(part.rows * _estimate_share(part, scan) for part in scan.all_parts)
     return int(estimate_encoded_bytes(scan) * min(max(rows_left / max(rows, 1), LEFT_MIN), 1))
 
 
-def _share(part: Part, scan: Scan) -> float:
+def _estimate_share(part: Part, scan: Scan) -> float:
     return estimate_memory_within(part, scan.keys, scan.schema) / max(part.memory, 1)
 
 
-def cut_run(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: int, seqno: int) -> list[int | Job]:
-    """Return the pieces of a run, in order, with jobs of about `unit` bytes for the rewritten ones."""
+def split_run(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: int, seqno: int) -> list[int | Job]:
+    """Return the pieces of a run, with jobs for the rewritten ones."""
     planned: list[int | Job] = []
     for is_quiet, some in groupby(pieces, lambda piece: None if isinstance(piece, int) else piece.is_quiet):
         if is_quiet is None:
             planned += [piece for piece in some if isinstance(piece, int)]
             continue
-        fine = [slice for piece in some if isinstance(piece, Rewrite) for slice in _slice(piece, unit)]
+        fine = [slice for piece in some if isinstance(piece, Rewrite) for slice in _slice_piece(piece, unit)]
         for group in group_neighbours(fine, [estimate_result_bytes(rewrite) for rewrite in fine], unit):
             size = sum(map(estimate_result_bytes, group))
             parts = max(1, round(size / part_bytes))
@@ -161,13 +161,13 @@ def cut_run(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: 
     return planned
 
 
-def _slice(piece: Rewrite, unit: int) -> list[Rewrite]:
+def _slice_piece(piece: Rewrite, unit: int) -> list[Rewrite]:
     count = round(estimate_result_bytes(piece) / unit)
     return [replace(piece, scan=scan) for scan in piece.scan.slices(count)] if count > 1 else [piece]
 
 
 def group_neighbours(items: Sequence[T], sizes: Sequence[int], unit: int) -> list[list[T]]:
-    """Return items in groups of neighbours of about unit each, and of about equal size."""
+    """Group adjacent items to about equal sizes."""
     total = max(1, sum(sizes))
     count = max(1, round(total / unit))
     groups: list[list[T]] = [[] for _ in range(count)]

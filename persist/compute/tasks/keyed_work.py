@@ -165,7 +165,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
     late: tuple[bytes, ...] = ()
 
     @classmethod
-    def together(cls, tasks: Sequence["Stored"]) -> "Stored":
+    def combine(cls, tasks: Sequence["Stored"]) -> "Stored":
         """Return what several tasks have stored."""
         marks = [task.watermarks for task in tasks if task.watermarks is not None]
         firsts = [task.first for task in tasks if task.first is not None]
@@ -176,7 +176,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
             (min(least for least, _ in marks), max(most for _, most in marks)) if marks else None,
             min(firsts, default=None),
             add_digests(task.digest for task in tasks),
-            _check_few_late(tuple(stream for task in tasks for stream in task.late)),
+            _check_size_of_late(tuple(stream for task in tasks for stream in task.late)),
         )
 
     @property
@@ -198,7 +198,7 @@ def build_handle(work: KeyedWork, engine: Engine) -> CollectionHandle:
 def commit_events(
     engine: Engine, work: KeyedWork, rows: pa.Table, more: tuple[Step, ...] = (), late_to: str | None = None
 ) -> pa.Table | None:
-    """Add events that are here, and seal, as one commit; more is committed with it.
+    """Commit events of this process, further steps and the seal at once.
 
     Late events go to the collection `late_to`, which is made if there is none. Returns those that were left out, with
     `_reason`, if they are collected. Raises what `KeyedWork.to_events` and `Collection.upsert` do.
@@ -216,7 +216,7 @@ def commit_events(
 def commit_resolution(
     engine: Engine, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
 ) -> bool:
-    """Commit what tasks have worked out, and the seal; return False if something came in between, and delete it then.
+    """Commit what tasks resolved, and the seal; return False if the plan is stale.
 
     Args:
         more, late_to: as of `commit_events`.
@@ -239,7 +239,7 @@ def commit_resolution(
 def commit_pending_events(
     engine: Engine, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
 ) -> None:
-    """Commit events that tasks have stored; then seal, if that is wanted, which resolves them."""
+    """Commit events that tasks stored; then seal, which resolves them."""
     steps = [*more, *_make_pend_steps(work, stored, stored.watermarks), *_make_token_steps(work, stored)]
     if steps or (stored.late and late_to is not None):
         committed = _commit_parts(engine, work, stored, steps, late_to)
@@ -268,7 +268,7 @@ def _make_pend_steps(work: KeyedWork, stored: Stored, watermarks: Watermarks | N
 
 
 def _make_token_steps(work: KeyedWork, stored: Stored) -> list[Step]:
-    """Return the step that makes the collection remember the token."""
+    """Return the step that records the token."""
     if work.token is None:
         return []
     digest = stored.digest or 0
@@ -300,7 +300,7 @@ def _commit_parts(engine: Engine, work: KeyedWork, stored: Stored, steps: list[A
 
 
 def _discard(target: Target, stored: Stored) -> None:
-    with target.writer() as writer:
+    with target.open_writer() as writer:
         writer.discard(stored.everything)
 
 
@@ -309,11 +309,11 @@ def _encode_late_events(late: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, late.schema) as stream:
         stream.write_table(late)
-    (sent,) = _check_few_late((bytes(sink.getvalue()),))
+    (sent,) = _check_size_of_late((bytes(sink.getvalue()),))
     return sent
 
 
-def _check_few_late(streams: tuple[bytes, ...]) -> tuple[bytes, ...]:
+def _check_size_of_late(streams: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Return late events as they are; raise InvalidUsage if they are more than the driver takes."""
     size = sum(map(len, streams))
     if size > LATE_BYTES_MAX:

@@ -46,7 +46,7 @@ BUFFER_BYTES_MAX = 64 << 20
 
 @dataclass(frozen=True)
 class Target:
-    """The very collection that a job writes to: by id, not another that has got its name meanwhile.
+    """The collection that a job writes to, by its id.
 
     `seqno`: the next one of the log when the job was planned; uploads are named by it.
     """
@@ -61,7 +61,7 @@ class Target:
 
     @classmethod
     def of(cls, handle: CollectionHandle, location: str, storage: Mapping[str, Any]) -> "Target":
-        seqno = handle.engine.follower.next_seqno()
+        seqno = handle.engine.follower.find_next_seqno()
         return cls(location, storage, handle.id, handle.name, handle.schema, handle.keyed, seqno)
 
     def at(self, engine: Engine) -> CollectionHandle:
@@ -69,7 +69,7 @@ class Target:
         return CollectionHandle(engine, self.id, self.name, self.schema, self.keyed)
 
     @contextmanager
-    def writer(self) -> Iterator[PartWriter]:
+    def open_writer(self) -> Iterator[PartWriter]:
         """Open the store for uploads, without reading anything."""
         storage = open_storage(self.location, self.storage)
         try:
@@ -78,7 +78,7 @@ class Target:
             storage.close()
 
 
-def writing(location: str, storage: Mapping[str, Any]) -> Engine:
+def open_for_writing(location: str, storage: Mapping[str, Any]) -> Engine:
     """Open a location for commits: the engine does nothing in the background."""
     return open_engine(location, storage, OpenOptions(settings=Settings(background=False)))
 
@@ -90,18 +90,18 @@ def upload(target: Target, tables: Iterable[pa.Table]) -> tuple[Part, ...]:
         DiffOverflow, InvalidUpdate: of what `encode_parts` raises.
         Unavailable: the store did not take a part.
     """
-    with target.writer() as writer, Uploads(writer, target.id) as uploads:
+    with target.open_writer() as writer, Uploads(writer, target.id) as uploads:
         stream = RunStream(target.schema)
         for table in tables:
             assert {*table.column_names} <= {*target.schema.arrow.names}, "parts would lose a column"
             uploads.add(stream.add(table))
         uploads.add(stream.finish())
-        return uploads.parts()
+        return uploads.finish()
 
 
 @dataclass
 class DigestSum:
-    """The digest of passing tables, by some of their columns; None without columns."""
+    """Sums the digest of tables by some columns; None without columns."""
 
     by: tuple[str, ...]
     total: int | None = None
@@ -109,14 +109,14 @@ class DigestSum:
     def __post_init__(self) -> None:
         self.total = 0 if self.by else None
 
-    def pass_table(self, table: pa.Table) -> pa.Table:
+    def add(self, table: pa.Table) -> pa.Table:
         if self.total is not None:
             self.total = (self.total + compute_digest(table, self.by)) % DIGEST_MODULUS
         return table
 
 
 def add_digests(digests: Iterable[int | None]) -> int | None:
-    """Return the digest of everything that several tasks have had; None if one of them is unknown."""
+    """Add the digests of several tasks; None if one is None."""
     total = 0
     for digest in digests:
         if digest is None:
@@ -126,7 +126,7 @@ def add_digests(digests: Iterable[int | None]) -> int | None:
 
 
 class Uploads:
-    """Parts on their way to the store, one at a time, beside what the caller does; deleted if the block raises."""
+    """Uploads parts, one at a time in the background; deletes them after an error."""
 
     def __init__(self, writer: PartWriter, collection: str) -> None:
         self._writer = writer
@@ -141,7 +141,7 @@ class Uploads:
                 self._begun[-1].result()
             self._begun.append(self._thread.submit(self._writer.put, self._collection, data, part))
 
-    def parts(self) -> tuple[Part, ...]:
+    def finish(self) -> tuple[Part, ...]:
         """Wait for all of them and return their descriptors."""
         return tuple(upload.result() for upload in self._begun)
 
@@ -268,7 +268,7 @@ class PlannedWrite:
             requested_time = None if has_own else handle.to_exact_time("time", cast(Moment, options.time))
             seal = None if options.seal is None else handle.frontier("seal", options.seal)
             contents = handle.contents()
-            is_done = handle.remembers(contents, options.token)
+            is_done = handle.remembers_token(contents, options.token)
             refused = find_refusal(contents) if replaces and not is_done else None
             target = Target.of(handle, options.location, options.storage)
         if at_commit and contents.upper == END and not is_done:
@@ -293,13 +293,13 @@ class PlannedWrite:
         )
 
     @property
-    def digest_by(self) -> tuple[str, ...]:
+    def digest_columns(self) -> tuple[str, ...]:
         """The columns by which tasks digest their rows (`persist.codecs.order.digest`); none if unneeded."""
         names = self.target.schema.names
         return () if not self.is_compared else names if self.replaces else (*names, "_time")
 
     def check(self) -> None:
-        """Check, before any task starts, as much as possible: time and seal, and that no other client appends.
+        """Check time and seal, and that no other client appends, before tasks start.
 
         Raises:
             UpdatesBeyondUpper: for an overwrite, another client appends to the collection. UpdateNotBeyondUpper,
@@ -318,7 +318,7 @@ class PlannedWrite:
                 self._check_seal(self.time)
 
     def commit_with_retries(self, attempt: Callable[["PlannedWrite"], None]) -> None:
-        """Make and commit a difference, anew as long as others come first; only once if it names its time.
+        """Compute and commit a difference, again after conflicts without a fixed time.
 
         Args:
             attempt: does so for a write as it is planned then.
@@ -341,7 +341,7 @@ class PlannedWrite:
         with read_engine(self.target.location, self.target.storage) as engine:
             handle = self.target.at(engine)
             contents = handle.contents()
-            is_done = handle.remembers(contents, self.token)
+            is_done = handle.remembers_token(contents, self.token)
             refused = None if is_done else find_refusal(contents)
         if contents.upper == END and not is_done:
             raise UpdateNotBeyondUpper(0, Antichain())
@@ -351,9 +351,9 @@ class PlannedWrite:
         return planned
 
     def commit(self, parts: Sequence[Part], digest: int | None = None) -> None:
-        """Commit parts, and the seal, as one record; of a commit that is rejected, the parts are deleted.
+        """Commit parts and the seal; delete the parts if that is rejected.
 
-        `digest`: the sum of the digests of all tasks' rows, by `digest_by`; None if unknown.
+        `digest`: the sum of the digests of all tasks' rows, by `digest_columns`; None if unknown.
         """
         if not self.is_compared:
             digest = None
@@ -362,15 +362,15 @@ class PlannedWrite:
         self._commit(parts, digest)
 
     def commit_deletion(self, parts: Sequence[Part], digest: int) -> None:
-        """Commit the retractions of what has certain keys, or fulfils the condition where; otherwise as `commit`.
+        """Commit retractions by keys or by a condition; otherwise as `commit`.
 
         `digest`: the digest of the distinct keys; 0 for a condition.
         """
         self._commit(parts, compute_delete_digest(digest, self.overwrites_at, self.where))
 
     def _commit(self, parts: Sequence[Part], digest: int | None) -> None:
-        with writing(self.target.location, self.target.storage) as engine:
-            handle = self.target.at(engine).dating(allow_future=self.options.allow_future)
+        with open_for_writing(self.target.location, self.target.storage) as engine:
+            handle = self.target.at(engine).with_future_times(allow_future=self.options.allow_future)
             with Commit(engine, WriteOptions(token=self.token)) as commit:
                 commit.add(handle, self.unchanged)
                 commit.add_parts(handle, parts, digest=digest, at_commit=self.at_commit)

@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a query.
+    """How far a query has read a collection.
 
     Attributes:
         as_of, lower: how it began: with the contents as of a time, or with the updates from one on; one of them.
@@ -82,7 +82,7 @@ class Offset:
             case {"version": 1, "location": str(location), "collection": str(collection), **rest}:
                 if not rest:
                     return cls(location, collection)
-                if (position := _position(rest)) is not None:
+                if (position := _parse_position(rest)) is not None:
                     return cls(location, collection, position)
         raise InvalidUsage(
             f"the checkpoint has the offset {written!r:.200}, which this version does not know. Use the version that "
@@ -99,7 +99,7 @@ class Offset:
         return {**place, **began, "upper": COMPLETE if at.upper is None else at.upper, "hold": at.hold}
 
 
-def _position(written: Mapping[str, Any]) -> Position | None:
+def _parse_position(written: Mapping[str, Any]) -> Position | None:
     match written:
         case {"as_of": int(as_of), "upper": int(upper), "hold": str(hold)}:
             return Position(as_of, None, upper, hold)
@@ -124,7 +124,7 @@ _UNWRITABLE = (
 
 
 class StreamHold:
-    """The hold of one query on a collection, as one process of it sees it."""
+    """The hold of one query on a collection."""
 
     def __init__(self, handle: CollectionHandle, anew: str = ANEW) -> None:
         """Take a collection, and how one begins anew where history is lost."""
@@ -132,7 +132,7 @@ class StreamHold:
         self._anew = anew
         self._hold: Hold | None = None
 
-    def take(self, at: Position) -> None:
+    def acquire(self, at: Position) -> None:
         """Make the hold of a query that begins, or find it if this repeats the first micro-batch; idempotent.
 
         Raises:
@@ -151,7 +151,7 @@ class StreamHold:
         self._hold = hold
 
     def check(self, contents: CollectionState, at: Position) -> None:
-        """Check that what follows a position is kept for this query, and for no other.
+        """Check that updates after a position are kept for this query only.
 
         Raises:
             HoldNotFound: another client removed the hold.
@@ -167,7 +167,7 @@ class StreamHold:
             raise _add_advice(HoldMoved(at.hold, at.reached, held.time), self._moved)
 
     def move(self, at: Position) -> None:
-        """Let go of what is before a position; of everything, if that is the end of all.
+        """Move the hold to a position; release it at the end.
 
         Raises HoldMoved: the hold is not where this process left it.
         """
@@ -189,7 +189,7 @@ class StreamHold:
 
 
 def check_hold_is_free(name: str, contents: CollectionState) -> None:
-    """Raise HoldMoved if there is a hold of that name, before a query writes it down as its own."""
+    """Raise HoldMoved if a hold of this name exists before a query has one."""
     hold = contents.holds.get(name)
     if hold is not None:
         raise _add_advice(HoldMoved(name, None, hold.time), _TAKEN)

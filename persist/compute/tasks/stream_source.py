@@ -87,8 +87,8 @@ class BatchEnds:
         cache = Cache(COUNTS_BYTES_MAX, is_lru=True)
         self._kept: Kind[str, TimeCounts] = cache.add_kind(lambda counts: counts.nbytes, share=1)
 
-    def end(self, scan: Scan, reader: PartReader, limits: BatchLimits) -> int:
-        """Return the greatest end for a scan within the limits; a scan of one time may exceed them.
+    def find_end(self, scan: Scan, reader: PartReader, limits: BatchLimits) -> int:
+        """Return the greatest end for a scan within the limits; at least one time.
 
         Cost: reads the parts that have several times each, once.
 
@@ -102,7 +102,7 @@ class BatchEnds:
         updates = times = 0
         open_counts = _NOTHING
         for at, part in enumerate(parts):
-            open_counts += self._counts(part, scan, reader)
+            open_counts += self._load_counts(part, scan, reader)
             bound = parts[at + 1].time_min if at + 1 < len(parts) else scan.time_upper
             closed = open_counts.within(0, bound)
             end = _find_first_beyond(closed, updates, times, limits)
@@ -112,7 +112,7 @@ class BatchEnds:
             open_counts = open_counts.within(bound, scan.time_upper)
         return scan.time_upper
 
-    def _counts(self, part: Part, scan: Scan, reader: PartReader) -> TimeCounts:
+    def _load_counts(self, part: Part, scan: Scan, reader: PartReader) -> TimeCounts:
         if part.time_min == part.time_max:
             counts = TimeCounts(np.array([part.time_min]), np.array([part.rows]))
         else:
@@ -132,7 +132,7 @@ def _count_times(part: Part, schema: CollectionSchema, reader: PartReader) -> Ti
 
 
 def _find_first_beyond(counts: TimeCounts, updates: int, times: int, limits: BatchLimits) -> int | None:
-    """Return the first time that does not fit any more after so many updates of so many times, if there is one."""
+    """Return the first time beyond the limits, or None."""
     fits = np.ones(len(counts.times), np.bool_)
     if limits.updates is not None:
         fits &= updates + np.cumsum(counts.counts) <= limits.updates
@@ -229,7 +229,7 @@ class PlannedSlice:
 
 
 class StreamSource:
-    """Follows one collection for one query. One engine is open all the time. For one thread at a time."""
+    """Follows one collection for one query; for one thread at a time."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -259,14 +259,14 @@ class StreamSource:
         """The address of the collection, for tasks."""
         return CollectionAddress(self._engine.url, self._options.storage, self._options.collection)
 
-    def beginning(self) -> Offset:
+    def make_first_offset(self) -> Offset:
         """Return the offset of a query that has read nothing."""
         location = self._follower.state.location
         assert location is not None, "a location with a collection has an id"
         return Offset(location, self._handle.id)
 
-    def end_here(self) -> None:
-        """From now on, go no further than what is sealed at this moment; if as_of is to be waited for, after that."""
+    def stop_at_sealed(self) -> None:
+        """Stop at the time that is sealed now, or at `as_of` if that is later."""
         options = self._options
         if options.timeout_s is not None and options.as_of == "latest":
             # The latest sealed time needs no wait, but a caller with a timeout means the first one.
@@ -276,14 +276,14 @@ class StreamSource:
             self._handle.wait_sealed(options.as_of, options.timeout_s)
         self._last = self._handle.contents().upper
 
-    def newest(self) -> Offset | None:
-        """Return the offset of all that is known to be sealed, without asking the store; None if nothing was read."""
+    def find_newest_offset(self) -> Offset | None:
+        """Return the offset of everything sealed, by the known state."""
         if self._seen is None or self._seen.position is None:
             return self._seen
         return replace(self._seen, position=replace(self._seen.position, upper=to_time(self._known.upper)))
 
-    def next_offset(self, start: Offset, limits: BatchLimits) -> Offset:
-        """Return where the micro-batch that begins at start ends; start itself if there is nothing to read yet.
+    def find_next_offset(self, start: Offset, limits: BatchLimits) -> Offset:
+        """Return the end of the micro-batch; the same offset if nothing is new.
 
         Cost: a GET at least, and up to `POLL_S` of waiting for something to read.
 
@@ -305,7 +305,7 @@ class StreamSource:
             position = position_before if contents is None else self._limit_position(contents, position_before, limits)
         self._seen = replace(start, position=position)
         if position == position_before:
-            self._release()
+            self._release_claim()
         return self._seen
 
     def plan(self, start: Offset, end: Offset) -> list[PlannedSlice]:
@@ -317,7 +317,7 @@ class StreamSource:
             return []
         contents = self._handle.contents()
         if position_before is None:
-            self._hold.take(at)
+            self._hold.acquire(at)
         else:
             self._check_hold(contents, position_before)
         self._check_reached(contents, at)
@@ -330,7 +330,7 @@ class StreamSource:
         )
 
     def commit(self, end: Offset) -> None:
-        """Let since pass what will not be read again; at the end, give the hold up. Cost: a commit, or nothing."""
+        """Move the hold to an offset; release it at the end."""
         at = end.position
         if at is None:
             return
@@ -352,16 +352,16 @@ class StreamSource:
     def _patience_s(self) -> float:
         return POLL_S if self._last is None else 0.0
 
-    def _find_sealed(self, contents: CollectionState) -> int:
-        """Return how far this may go."""
+    def _find_limit(self, contents: CollectionState) -> int:
+        """Return the time before which this may read."""
         return contents.upper if self._last is None else min(contents.upper, self._last)
 
     def _find_first_end(self, limits: BatchLimits) -> Position | None:
-        """Return the end of the first micro-batch, and None as long as what the query begins with is not sealed."""
+        """Return the end of the first micro-batch; None until its beginning is sealed."""
         hold = self._options.hold or self._drawn
         check_hold_is_free(hold, self._handle.contents())
         if self._options.start is None:
-            as_of = self._find_as_of()
+            as_of = self._find_contents_time()
             if as_of is None:
                 return None
             return Position(as_of, None, as_of + 1, hold)
@@ -373,18 +373,18 @@ class StreamSource:
         return at if contents is None else self._limit_position(contents, at, limits)
 
     def _get_first_time(self) -> int | None:
-        """Return the first time wanted; None if that is none, because what is sealed is all there will ever be."""
+        """Return the first requested time; None if nothing will ever come."""
         contents, requested = self._known, self._options.start
         assert requested is not None
         lower = (
-            to_time(self._find_sealed(contents)) if requested == "latest" else self._handle.as_bound("start", requested)
+            to_time(self._find_limit(contents)) if requested == "latest" else self._handle.as_bound("start", requested)
         )
         if lower is not None:
             check_changes_readable(contents, lower)
         return lower
 
-    def _find_as_of(self) -> int | None:
-        """Return the time of the contents wanted, and None as long as they are not sealed."""
+    def _find_contents_time(self) -> int | None:
+        """Return the time of the initial contents; None until it is sealed."""
         requested = self._options.as_of
         assert requested is not None
         as_of = None if requested == "latest" else self._handle.as_time("as_of", requested)
@@ -393,11 +393,11 @@ class StreamSource:
             contents = self._known
             if as_of is not None:
                 check_readable(contents, as_of)
-            return contents if (as_of or 0) < self._find_sealed(contents) else None
+            return contents if (as_of or 0) < self._find_limit(contents) else None
 
         contents = self._follower.wait_for(sealed, self._patience_s)
         if contents is not None:
-            time = as_of if as_of is not None else _find_last_time(contents, self._find_sealed(contents))
+            time = as_of if as_of is not None else _find_last_time(contents, self._find_limit(contents))
             check_readable(contents, time)
             return time
         timeout_s = self._options.timeout_s
@@ -406,22 +406,22 @@ class StreamSource:
         return None
 
     def _wait_for_more(self, at: Position) -> CollectionState | None:
-        """Wait for a state in which more is sealed than up to a position; None if there is none soon."""
+        """Wait for a state with more sealed times; None after the time-out."""
 
         def sealed() -> CollectionState | None:
-            return self._known if self._find_sealed(self._known) > at.frontier else None
+            return self._known if self._find_limit(self._known) > at.frontier else None
 
         return self._follower.wait_for(sealed, self._patience_s)
 
     def _limit_position(self, contents: CollectionState, at: Position, limits: BatchLimits) -> Position:
-        """Return the position after at, as far as contents and limits allow."""
+        """Return the next position within contents and limits."""
         assert at.upper is not None, "nothing comes after the end of all"
-        upper, contents = self._find_sealed(contents), self._handle.fold(contents)
+        upper, contents = self._find_limit(contents), self._handle.fold(contents)
         scan = plan_changes_scan(contents, self._handle.schema, at.upper, upper, ())
-        return replace(at, upper=to_time(self._ends.end(scan, self._engine.reader(), limits)))
+        return replace(at, upper=to_time(self._ends.find_end(scan, self._engine.reader(), limits)))
 
     def _plan_slices(self, contents: CollectionState, at: Position, lower: int | None) -> list[PlannedSlice]:
-        """Cut what is read up to a position: contents, or the updates from lower on."""
+        """Slice what is read up to a position: contents, or updates from lower on."""
         schema, contents = self._handle.schema, self._handle.fold(contents)
         raw = self._options.rows_by_key == "upserts"
         columns = (
@@ -452,7 +452,7 @@ class StreamSource:
         return [PlannedSlice(piece, as_of, events) for piece in slices if piece.all_parts]
 
     def _claim(self, time: int) -> CollectionState:
-        """Keep what is read from a time on, for tasks that run from now on; return the contents of a moment after that.
+        """Keep history from a time on for running tasks; return the contents.
 
         Tasks of a plan run until the next one begins later: only then may what it names go.
         """
@@ -470,7 +470,7 @@ class StreamSource:
             self._claimed = time
         return self._known
 
-    def _release(self) -> None:
+    def _release_claim(self) -> None:
         """Give up the claim: all tasks have ended, and the engine may end this process next."""
         if self._reading is not None:
             self._reading.close()
@@ -479,9 +479,9 @@ class StreamSource:
                 self._engine.writer("reading").leases.settle(self._handle.id)
 
     def _check_hold(self, contents: CollectionState, at: Position) -> None:
-        """Check that what follows a position is kept for this query, and for no other."""
+        """Check that updates after a position are kept for this query only."""
         if at == self._begun:
-            self._hold.take(at)  # The engine need not have planned a micro-batch that it did not request.
+            self._hold.acquire(at)  # The engine need not have planned a micro-batch that it did not request.
             contents = self._known
         self._hold.check(contents, at)
         self._check_reached(contents, at)
@@ -497,7 +497,7 @@ class StreamSource:
 
     def _check_collection(self, offset: Offset) -> None:
         """Raise InvalidUsage if an offset is of another collection."""
-        beginning = self.beginning()
+        beginning = self.make_first_offset()
         if (offset.location, offset.collection) != (beginning.location, beginning.collection):
             raise InvalidUsage(
                 f"the checkpoint is of the collection with id {offset.collection} of the location with id "
@@ -514,7 +514,7 @@ class StreamSource:
 
 
 def _find_last_time(contents: CollectionState, upper: int) -> int:
-    """Return the last time before upper; for a collection that is complete for ever, its last time with updates."""
+    """Return the last time before upper that can have updates."""
     if upper != END:
         return upper - 1
     return max([get_first_time(contents), *(part.time_max for part in contents.parts)])

@@ -192,7 +192,7 @@ class _Egress:
                 return
         for feed in self.feeds:
             if feed.reached is not None and feed.reached.stage == "copying":
-                for piece in feed.contents():
+                for piece in feed.read_contents():
                     yield [piece]
         visible = {
             feed: feed.make_visible()
@@ -205,7 +205,7 @@ class _Egress:
                 for feed, contents in self._load_states()
             ]
             later = [
-                feed.changes(to_time(contents.upper), at)
+                feed.read_changes(to_time(contents.upper), at)
                 for feed, contents, at in states
                 if feed.has_more(contents, at)
             ]
@@ -235,8 +235,8 @@ class _Egress:
             cuts = [feed.end(contents, self.sink.batch_rows) for feed, contents in states]
             times = [cut for cut in cuts if cut is not None]
             end = min(times) if times else None
-            return [feed.changes(end) for feed, _ in states]
-        return [feed.changes(to_time(contents.upper)) for feed, contents in states]
+            return [feed.read_changes(end) for feed, _ in states]
+        return [feed.read_changes(to_time(contents.upper)) for feed, contents in states]
 
     def _load_states(self) -> list[tuple[Feed, CollectionState]]:
         """Return all collections at the newest point of the log. Cost: a GET."""

@@ -68,7 +68,7 @@ class Shares:
         self._runs: list[list[int]] = [[] for _ in bounds[1:]]  # By share: where they begin in the file.
         self._is_read = False
 
-    def rows(self, share: int) -> Iterator[pa.RecordBatch]:
+    def read_rows(self, share: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a share, with `_diff`. Raises as `read_snapshot`."""
         if not self._is_read:
             with self._reading.explain_missing():
@@ -165,7 +165,7 @@ class Feed:
         self._hold = StreamHold(self.handle, ANEW)
         self._reading: ClaimedRead | None = None
         self._ends = BatchEnds()
-        self.leaving = Leaving(self.handle.id, collection.name, bool(self.handle.reading_schema().key_names))
+        self.leaving = Leaving(self.handle.id, collection.name, bool(self.handle.get_reading_schema().key_names))
         self.reached: Reached | None = None
         self.seen = 0
         self._promised: Reached | None = None
@@ -190,7 +190,7 @@ class Feed:
             self.release()  # A process that was killed may have left it.
             return
         if reached.stage != "following":  # A process that died before it took the hold has begun.
-            self._hold.take(reached.position(self._name))
+            self._hold.acquire(reached.position(self._name))
         contents = self.handle.contents()
         self._hold.check(contents, reached.position(self._name))
         self._store_sink_name(contents)
@@ -220,7 +220,7 @@ class Feed:
         after = Reached("copying", as_of, upper, None, schema.version)
         return Piece(self.leaving, None, after, schema)
 
-    def contents(self) -> Iterator[Piece]:
+    def read_contents(self) -> Iterator[Piece]:
         """Yield the remaining pieces of contents. The caller applies each before the next.
 
         Memory: a slice of about `SLICE_BYTES`.
@@ -229,7 +229,7 @@ class Feed:
         assert at is not None
         assert at.stage == "copying"
         if at.as_of is None:
-            schema = self.handle.reading_schema(at.schema)
+            schema = self.handle.get_reading_schema(at.schema)
             yield Piece(self.leaving, at, replace(at, stage="copied"), schema, schema)
             return
         scan, schema, reading = self._plan_contents(at, None)
@@ -246,7 +246,7 @@ class Feed:
             return None
         self._promised = None
         if at.stage == "following":
-            return replace(self.changes(after.upper, schema=after.schema), after=after)
+            return replace(self.read_changes(after.upper, schema=after.schema), after=after)
         below = after.below if after.stage == "copying" else None  # Else they are the last of the contents.
         scan, schema, reading = self._plan_contents(at, below)
         rows = self._read_rows(scan, reading)
@@ -259,7 +259,7 @@ class Feed:
         """Note that the target took a piece, or that the piece had no rows."""
         if is_taken:
             if self.reached is None:
-                self._hold.take(after.position(self._name))
+                self._hold.acquire(after.position(self._name))
                 self._store_sink_name(self.handle.contents())
             self.reached = after
         else:
@@ -289,13 +289,13 @@ class Feed:
         bounds = compute_bounds(at.below[0] if at.below else 0, scan.memory, SLICE_BYTES)
         with closing(Shares(scan, reading, bounds)) as shares:
             for share, upper in enumerate(bounds[1:]):
-                yield None if upper == HASHES else (upper,), shares.rows(share)
+                yield None if upper == HASHES else (upper,), shares.read_rows(share)
 
     def make_visible(self) -> Piece:
         """Return the piece that makes copied contents visible to readers."""
         at = self.reached
         assert at is not None
-        schema = self.handle.reading_schema(at.schema)
+        schema = self.handle.get_reading_schema(at.schema)
         return Piece(self.leaving, at, replace(at, stage="following", below=None), schema, schema)
 
     def end(self, contents: CollectionState, limit: int) -> int | None:
@@ -306,10 +306,10 @@ class Feed:
         lower, upper = at.upper, contents.upper
         contents = self.handle.fold(contents, end=upper)
         scan = plan_changes_scan(contents, self.handle.load_schema(contents, None), lower, upper, ())
-        end = self._ends.end(scan, self.handle.engine.reader(), BatchLimits(updates=limit))
+        end = self._ends.find_end(scan, self.handle.engine.reader(), BatchLimits(updates=limit))
         return to_time(end)
 
-    def changes(self, end: int | None, at: Reached | None = None, *, schema: int | None = None) -> Piece:
+    def read_changes(self, end: int | None, at: Reached | None = None, *, schema: int | None = None) -> Piece:
         """Return the changes from the target's position, or `at`, up to a time; None for all."""
         at = at or self.reached
         assert at is not None
@@ -397,4 +397,4 @@ class Feed:
 def _read_only_share(shares: Shares) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the first share, then close the file."""
     with closing(shares):
-        yield from shares.rows(0)
+        yield from shares.read_rows(0)

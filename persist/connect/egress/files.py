@@ -193,7 +193,7 @@ class FilesSink:
         out = io.BytesIO()
         writer = None
         bytes_max = self.config.file_bytes if end is None and rows.is_definite else math.inf
-        while out.tell() < bytes_max and (batch := rows.next(ROWS_MAX if end is None else end)) is not None:
+        while out.tell() < bytes_max and (batch := rows.take_until(ROWS_MAX if end is None else end)) is not None:
             writer = writer or make_row_writer(batch.schema, self.config.format, out, nan=self.config.nan)
             try:
                 writer.write_batch(batch)
@@ -281,7 +281,7 @@ class _Rows:
             self._left = next(self._batches, None)
         return self._left is None
 
-    def next(self, end: int) -> pa.RecordBatch | None:
+    def take_until(self, end: int) -> pa.RecordBatch | None:
         """Return rows before row number `end`; None if there are none."""
         batch = self._take_rows(end)
         return None if batch is None else _make_file_rows(batch, self._piece)

@@ -60,7 +60,7 @@ class PostgresSink:
             self._connection = self._address.open_connection()
         except Unavailable as error:
             raise TargetUnavailable(str(error)) from None
-        with self._transaction("positions") as cursor:
+        with self._open_transaction("positions") as cursor:
             cursor.execute("SELECT to_regclass(%s)", (self._positions.as_string(cursor.connection),))
             if cursor.fetchone()[0] is None:
                 self._run(
@@ -80,7 +80,7 @@ class PostgresSink:
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
         """Apply a step and move its positions in one transaction."""
-        with self._transaction(", ".join(piece.leaving.name for piece in step)) as cursor:
+        with self._open_transaction(", ".join(piece.leaving.name for piece in step)) as cursor:
             for piece in step:
                 self._move_position(cursor, piece)
             for piece in step:
@@ -90,7 +90,7 @@ class PostgresSink:
     def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
         """Delete the positions and unfinished copies."""
         self.begin(location, ())
-        with self._transaction("positions") as cursor:
+        with self._open_transaction("positions") as cursor:
             for collection in leaving:
                 values = (location, self.hold, collection.id)
                 self._run(cursor, "DELETE FROM {positions} WHERE (location, sink, collection) = (%s, %s, %s)", values)
@@ -141,7 +141,7 @@ class PostgresSink:
             raise make_moved_error(self, piece.leaving.name)
 
     @contextmanager
-    def _transaction(self, what: str) -> Iterator[Any]:
+    def _open_transaction(self, what: str) -> Iterator[Any]:
         """Yield a cursor of a transaction, which commits unless an error is raised."""
         library = self._address.library
         try:

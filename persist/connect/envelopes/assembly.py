@@ -94,12 +94,12 @@ class ReadOptions:
         }
         return cls(names, types, time, dict(metadata or {}), described, on_error)
 
-    def paths(self, messages: Messages) -> dict[str, str]:
+    def list_paths(self, messages: Messages) -> dict[str, str]:
         """Return the path of each column that is read from messages, except rows. Others are in `messages.others`."""
         every = {**self.metadata, **({TIME: self.time} if self.time is not None else {})}
         return {name: path for name, path in every.items() if path not in messages.others.column_names}
 
-    def path_type(self, name: str, samples: list[dict[str, Any]]) -> pa.DataType:
+    def infer_path_type(self, name: str, samples: list[dict[str, Any]]) -> pa.DataType:
         """Infer the type at a path of messages from samples."""
         if name == TIME:
             return pa.int64()

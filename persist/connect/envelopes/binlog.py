@@ -79,7 +79,7 @@ _OTHERS = {
 }
 
 
-def arrow_type(mysql_type: str) -> pa.DataType:
+def to_arrow_type(mysql_type: str) -> pa.DataType:
     """Return the Arrow type of a column, such as "decimal(10,2) unsigned"; by default string.
 
     A TIME is text, because it may be negative or longer than a day.
@@ -148,8 +148,8 @@ def read_events(messages: Any, request: ReadOptions, table: str | None, dialect:
             f"these messages do not name the columns of their key ({dialect.key_at}): name them, such as key=['id']."
         )
     types = _choose_types(stream, request, dialect)
-    paths = request.paths(batch)
-    path_types = {name: request.path_type(name, stream.samples) for name in paths}
+    paths = request.list_paths(batch)
+    path_types = {name: request.infer_path_type(name, stream.samples) for name in paths}
     plan = RowPlan(PLACES, types, _make_reader_factory(dialect), paths, path_types, dialect.listed)
     sifted_rows = read_separately(stream.texts, plan, stream.rows)
     row = pa.struct(list(types.items()))
@@ -236,7 +236,9 @@ def _choose_types(stream: _Stream, request: ReadOptions, dialect: Dialect) -> Ma
         return {name: t for name, t in request.types.items() if name not in request.metadata}
     described = list_values(stream.samples, dialect.types_at) if dialect.types_at is not None else []
     if described:
-        rows = [pa.struct([(n, arrow_type(t)) for n, t in columns_of_table.items()]) for columns_of_table in described]
+        rows = [
+            pa.struct([(n, to_arrow_type(t)) for n, t in columns_of_table.items()]) for columns_of_table in described
+        ]
         row = merge_types(rows)
         return {f.name: f.type for f in row}
     return infer_row_types(stream.texts, PLACES, dialect.listed)
@@ -257,7 +259,7 @@ def _make_changes(
 ) -> tuple[Changes, list[Bad]]:
     """Return rows of messages as changes, and the bad messages."""
     data, old = (to_one_array(columns[place]) for place in PLACES)
-    other_columns = {name: to_one_array(columns[name]) for name in request.paths(messages)}
+    other_columns = {name: to_one_array(columns[name]) for name in request.list_paths(messages)}
     other_columns.update(request.make_metadata_columns(messages, rows))
     nothing = get_boolean_values(data.is_null())
     problems: list[Problem] = [(nothing, lambda _: "it has no rows: its data is missing or null")]

@@ -223,10 +223,10 @@ def _read_values(messages: Messages, request: ReadOptions, keys: Keys, *, may_la
         messages.values.take(make_int64_array(rows)) if len(rows) < len(messages) else messages.values, rows
     )
     groups, unchanged = take_out_unavailable(apart.groups, "after", request)
-    paths = request.paths(messages)
+    paths = request.list_paths(messages)
     types = infer_types_of_groups(groups, PLACES, request)
     samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
-    path_types = {name: request.path_type(name, samples) for name in paths}
+    path_types = {name: request.infer_path_type(name, samples) for name in paths}
     path_types = {OP: pa.string(), **path_types}
 
     def plan_group(group: Group) -> RowPlan:
@@ -302,7 +302,7 @@ def _make_changes(
     """Return messages as changes, and the bad messages."""
     ops = columns[OP]
     deletes = _equals(ops, "d")
-    other_columns = {name: columns[name] for name in request.paths(messages)}
+    other_columns = {name: columns[name] for name in request.list_paths(messages)}
     other_columns.update(request.make_metadata_columns(messages, rows) | make_unchanged_column(rows, unchanged))
     changes = Changes(rows, deletes, columns["after"], columns["before"], keys.of(rows), other_columns)
     is_row_change = deletes | _equals(ops, "c") | _equals(ops, "r") | _equals(ops, "u")
@@ -360,7 +360,7 @@ def _add_tombstones(
     empty = pa.nulls(len(rows), changes.after.type)
     deletions = Changes(rows, np.ones(len(rows), bool), empty, empty, keys.of(rows), none)
     bad = list[Bad]()
-    if TIME in none and request.time in request.paths(messages).values():
+    if TIME in none and request.time in request.list_paths(messages).values():
         reason = (
             f"it is a tombstone, which has no {request.time!r} to take its time from: take the time from a column "
             'beside the messages, or pass tombstones over with tombstones="skip"'

@@ -86,9 +86,9 @@ def plain(
     groups, lacking = take_out_unavailable(apart.groups, None, request)  # Connect may have unwrapped Debezium's rows.
     types_of_row = infer_types_of_groups(groups, (), request)
     row = pa.struct(list(types_of_row.items()))
-    paths = request.paths(batch)
+    paths = request.list_paths(batch)
     samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
-    path_types = {name: request.path_type(name, samples) for name in paths}
+    path_types = {name: request.infer_path_type(name, samples) for name in paths}
 
     def plan_group(group: Group) -> RowPlan:
         check_encodings(group, (), types_of_row, request)

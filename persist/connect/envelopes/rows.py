@@ -95,7 +95,7 @@ class RowPlan:
 
 @dataclass(frozen=True, slots=True)
 class _PieceReaders:
-    """The readers of a piece: row, its columns, metadata, and the message's fields."""
+    """Reads the columns, the row, the metadata and the fields of messages."""
 
     row: Reader
     rows: Reader

@@ -78,7 +78,7 @@ def ingest(
         client = location if isinstance(location, Client) else open(location, storage_options=storage_options)
         if client is not location:
             stack.enter_context(client)
-        with client.engine.follower.looks.once():
+        with client.engine.follower.looks.share_look():
             run = Run(client, _open_collections(client, reading), once, stop or threading.Event())
             moments = None if reading.moments is None else Moments(run.collections[reading.moments])
         return _commit_batches(reading, run, moments)
@@ -160,7 +160,7 @@ def _commit_batches(source: Source, run: Run, moments: Moments | None) -> Ingest
                 run.outage.end()
             if run.stop.is_set():
                 break
-    with run.client.engine.follower.looks.once():
+    with run.client.engine.follower.looks.share_look():
         uppers = {name: collection.upper.time for name, collection in run.collections.items()}
     return Ingested(source.name, rows, commits, uppers)
 

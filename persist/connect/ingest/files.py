@@ -286,7 +286,7 @@ class Files(Source):
             yield piece
         _warn_of_nulls(source, [name for name in columns.types if name in missing and batch.rows])
         if misfits.count:
-            raise misfits.error(file.path, batch.rows, MEND)
+            raise misfits.make_error(file.path, batch.rows, MEND)
 
     def _plan_columns(self, collection: Collection, source: RowFile) -> RowColumns:
         """Return the columns to read, after adding new ones to the collection if `drift` allows."""

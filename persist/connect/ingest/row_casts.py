@@ -53,7 +53,7 @@ class Misfits:
         self.count += count
         self.reasons += reasons[: REASONS_MAX - len(self.reasons)]
 
-    def error(self, file: str, rows: int, remedy: str) -> InvalidUsage:
+    def make_error(self, file: str, rows: int, remedy: str) -> InvalidUsage:
         """Return the error for the misfits of a file with `rows` fitting rows."""
         error = InvalidUsage(
             f"{self.count:,} of the {rows + self.count:,} rows of {file} do not fit. {remedy}:\n{self}"

@@ -38,7 +38,7 @@ def read_csv_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Ite
         wrong_width += 1
         return "skip"
 
-    start, located = 0, _LocatedReasons(file, len(names))
+    start, located = 0, _RejectedRows(file, len(names))
     for batch in read_text_batches(file, names, selected, skip):
         cast = columns.cast(pa.Table.from_batches([batch]), is_text=True)
         located.add({start + row: why for row, why in cast.get_first(REASONS_MAX)})
@@ -49,7 +49,7 @@ def read_csv_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Ite
         yield pa.schema(columns.types.items()).empty_table()
     misfits.count += wrong_width
     if misfits.count:
-        misfits.reasons += located.reasons(wrong_width)
+        misfits.reasons += located.find_reasons(wrong_width)
 
 
 def read_text_batches(
@@ -134,8 +134,8 @@ def _check_quotes(file: RowFile) -> None:
             ) from None
 
 
-class _LocatedReasons:
-    """Reasons by the number of the record, among those of the right width, reported with line numbers."""
+class _RejectedRows:
+    """The rejected rows of a CSV file, with their reasons."""
 
     def __init__(self, file: RowFile, width: int) -> None:
         self._file = file
@@ -146,7 +146,7 @@ class _LocatedReasons:
         if len(self._why) < REASONS_MAX:
             self._why |= why
 
-    def reasons(self, wrong_width: int) -> list[str]:
+    def find_reasons(self, wrong_width: int) -> list[str]:
         """Return the first reasons by line. Cost: reading the file up to the last of them."""
         first_reasons: list[str] = []
         record = 0

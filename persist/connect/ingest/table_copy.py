@@ -71,13 +71,13 @@ class Point:
 class Server(Protocol):
     """Queries on a server for a copy. `table` is the name of a collection."""
 
-    def point(self, *, is_new: bool) -> AbstractContextManager[Point]:
+    def open_point(self, *, is_new: bool) -> AbstractContextManager[Point]:
         """Open a point of the log. Later changes are read from the first one on."""
 
-    def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
+    def read_pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
         """Yield rows after a key, in key order, with the last key of each piece."""
 
-    def key(self, table: str) -> Sequence[str]:
+    def find_key(self, table: str) -> Sequence[str]:
         """Return the key columns of a table; [] without a key."""
 
 
@@ -117,7 +117,7 @@ class Copy:
 
     def _copy_tables(self) -> Iterator[Batch]:
         is_new = self._is_first and not any(self._copied.values())
-        with self._server.point(is_new=is_new) as point:
+        with self._server.open_point(is_new=is_new) as point:
             if is_new and point.properties:
                 yield Batch((), None, properties=point.properties)
             for name in self._wanted:
@@ -125,7 +125,7 @@ class Copy:
 
     def _copy_table(self, point: Point, name: str) -> Iterator[Batch]:
         """Yield the rows of a table that are not copied yet."""
-        copied, key = self._copied[name], self._server.key(name)
+        copied, key = self._copied[name], self._server.find_key(name)
         if copied is not None and copied.is_done:
             return
         if copied is not None and not key:
@@ -135,7 +135,7 @@ class Copy:
             )
         copied = copied or CopyProgress([], point.now_us)
         copied = msgspec.structs.replace(copied, times=[*copied.times, point.time])
-        for rows, last in self._server.pieces(point, name, copied.after):
+        for rows, last in self._server.read_pieces(point, name, copied.after):
             copied = msgspec.structs.replace(copied, after=last if key else None)
             self._copied[name] = copied
             stamped = rows.append_column("_time", make_int64_array(np.full(len(rows), point.time, np.int64)))

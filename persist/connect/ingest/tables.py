@@ -93,7 +93,7 @@ class Tables(Source):
             timeline = client.load(name).schema.timeline or ""
             main = Target(name, {}, {})
         else:
-            fields = {field.name: field.type for field in self._table.columns(self._find_first_version()).values()}
+            fields = {field.name: field.type for field in self._table.load_columns(self._find_first_version()).values()}
             if missing := [column for column in self.config.key if column not in fields]:
                 raise InvalidUsage(f"key: {self.name} has no column {missing[0]!r}; it has {', '.join(fields)}")
             key = {column: fields.pop(column) for column in self.config.key}
@@ -145,8 +145,8 @@ class Tables(Source):
         """Evolve a collection to the columns of a version, exactly once."""
         if collection.about.properties.get(FOLLOWED) == str(version.number):
             return
-        now = self._table.columns(version)
-        columns_before = now if before is None else self._table.columns(before)
+        now = self._table.load_columns(version)
+        columns_before = now if before is None else self._table.load_columns(before)
         names = {*collection.schema.names}
         rename = {
             columns_before[id_].name: field.name
@@ -226,7 +226,7 @@ class Tables(Source):
         schema = pa.schema([collection.schema.arrow.field(name) for name in collection.schema.names])
 
         def rows() -> Iterator[pa.RecordBatch]:
-            for sign, changed in self._table.changes(before, version):
+            for sign, changed in self._table.read_changes(before, version):
                 batch.rows += changed.num_rows
                 try:
                     yield _make_updates(changed, schema, sign, time)
@@ -263,7 +263,7 @@ class _Delta:
         )
         return [Version(number, at_ms) for number, at_ms in history]
 
-    def columns(self, version: Version) -> Columns:
+    def load_columns(self, version: Version) -> Columns:
         """Return the columns of a version, by name."""
         schema = pa.schema(self._open_version(version.number).schema().to_arrow())
         return {field.name: _simplify_field(field) for field in schema}
@@ -272,7 +272,7 @@ class _Delta:
         """Return {}: the format has no ids."""
         return {}
 
-    def changes(self, before: Version | None, version: Version) -> Signed:
+    def read_changes(self, before: Version | None, version: Version) -> Signed:
         """Yield (sign, rows) that a version added or removed. They have its columns."""
         try:
             if before is not None and self._has_feed(version.number):
@@ -354,7 +354,7 @@ class _Iceberg:
             if entry.snapshot_id in snapshot_ids
         ]
 
-    def columns(self, version: Version) -> Columns:
+    def load_columns(self, version: Version) -> Columns:
         """Return the columns of a version, by field id."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
@@ -370,7 +370,7 @@ class _Iceberg:
         arrow = schema_to_pyarrow(schema, include_field_ids=True)
         return {id_.field_id: [*_read_inner_ids(field.type)] for id_, field in zip(schema.fields, arrow, strict=True)}
 
-    def changes(self, before: Version | None, version: Version) -> Signed:
+    def read_changes(self, before: Version | None, version: Version) -> Signed:
         """Read the rows of changed files between two versions."""
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan

@@ -157,7 +157,7 @@ class Transactions:
         if self.done > self.upper:
             yield self.make_batch(self.done)
 
-    def piece(self) -> Iterator[Batch]:
+    def commit_piece(self) -> Iterator[Batch]:
         """Commit a part of a large transaction, without a seal."""
         yield from self.seal_earlier()
         if self.is_full:

@@ -387,7 +387,7 @@ class Planner:
             if handle.id != options["id"]:
                 raise CollectionNotFound(options["name"], engine.url, tuple(engine.names()))
             at = SparkLocation(self._spark, engine, self._storage)
-            yield at, handle, handle.reading_schema(options["version"])
+            yield at, handle, handle.get_reading_schema(options["version"])
 
     def _make_empty_frame(self, schema: CollectionSchema) -> DataFrame:
         return self._spark.createDataFrame([], _to_spark_schema(schema))

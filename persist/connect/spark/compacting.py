@@ -23,15 +23,15 @@ from pyspark.sql import SparkSession
 
 from persist.codecs.part.part import Part
 from persist.compute.tasks.compaction_jobs import (
-    Answer,
     Job,
-    Look,
+    JobResult,
+    RegionCheck,
     TaskStore,
-    cut_run,
     estimate_encoded_bytes,
     estimate_result_bytes,
     group_neighbours,
     run_job,
+    split_run,
 )
 from persist.connect.spark.data_source.source import register
 from persist.connect.spark.options import check_whole, resolve_for_tasks
@@ -91,7 +91,9 @@ def compact(
         stop = threading.Event()
         place = TaskStore(where, dict(storage_options or {}), settings)
         writer = engine.writer("compact")
-        maker = SparkPartMaker(spark, place, writer.local_part_maker(stop), engine.follower.next_seqno, partitions)
+        maker = SparkPartMaker(
+            spark, place, writer.make_local_part_maker(stop), engine.follower.find_next_seqno, partitions
+        )
         compactor = writer.build_compactor(maker, stop)
         if collection is not None:
             return _compact(engine, compactor, collection, full=not only_due)
@@ -150,7 +152,7 @@ class SparkPartMaker:
             return self._here.build_change_test(regions)
         # To look at a region takes less time than to write it, by the share of the history that makes it worth while.
         looks = [
-            Look(tuple(group))
+            RegionCheck(tuple(group))
             for group in group_neighbours(regions, sizes, self._choose_job_bytes(sum(sizes), self._part_bytes // 4))
         ]
         is_touched = [region for answer in self._collect_answers(looks) for region in answer.touched]
@@ -167,7 +169,7 @@ class SparkPartMaker:
             self._choose_job_bytes(sum(map(estimate_result_bytes, rewritten)), self._part_bytes),
             self._next_seqno(),
         )
-        laid_out = [cut_run(run, collection, unit, self._part_bytes, seqno) for run in pieces]
+        laid_out = [split_run(run, collection, unit, self._part_bytes, seqno) for run in pieces]
         answers = iter(self._collect_answers([piece for run in laid_out for piece in run if isinstance(piece, Job)]))
         return [_assemble_run(run, answers) for run in laid_out]
 
@@ -181,31 +183,31 @@ class SparkPartMaker:
     def _choose_job_bytes(self, size: int, otherwise: int) -> int:
         return max(1, otherwise if self._partitions is None else size // self._partitions)
 
-    def _collect_answers(self, jobs: Sequence[Job | Look]) -> list[Answer]:
+    def _collect_answers(self, jobs: Sequence[Job | RegionCheck]) -> list[JobResult]:
         """Run jobs in tasks; return their answers, in order, or raise the first error among them."""
-        answers: list[Answer] = []
+        answers: list[JobResult] = []
         try:
             for start in range(0, len(jobs), JOBS_MAX):
                 answers += self._run_jobs(jobs[start : start + JOBS_MAX])
                 for answer in answers[start:]:
-                    answer.check()
+                    answer.raise_error()
         except BaseException:
             self.discard(part for answer in answers for part in answer.parts)
             raise
         return answers
 
-    def _run_jobs(self, jobs: Sequence[Job | Look]) -> list[Answer]:
+    def _run_jobs(self, jobs: Sequence[Job | RegionCheck]) -> list[JobResult]:
         # One task for each, so that they are done where and when there is room, and again one by one.
         numbers = self._spark.range(0, len(jobs), 1, len(jobs))
         rows = numbers.mapInArrow(_make_task_function(tuple(jobs), self._place), "job long, answer binary").collect()
-        answers = {row["job"]: msgspec.json.decode(row["answer"], type=Answer) for row in rows}
+        answers = {row["job"]: msgspec.json.decode(row["answer"], type=JobResult) for row in rows}
         if len(rows) != len(jobs) or len(answers) != len(jobs):
             raise AssertionError(f"{len(jobs)} jobs of a compaction came back as {sorted(row['job'] for row in rows)}")
         return [answers[number] for number in range(len(jobs))]
 
 
 def _make_task_function(
-    jobs: Sequence[Job | Look], place: TaskStore
+    jobs: Sequence[Job | RegionCheck], place: TaskStore
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function for `DataFrame.mapInArrow` that runs jobs by their numbers."""
 
@@ -219,7 +221,7 @@ def _make_task_function(
     return do
 
 
-def _assemble_run(run: Sequence[int | Job], answers: Iterator[Answer]) -> MadeRun:
+def _assemble_run(run: Sequence[int | Job], answers: Iterator[JobResult]) -> MadeRun:
     """Return the run of existing parts and the next answers of its jobs."""
     parts: list[int | Part] = []
     added = 0

@@ -88,7 +88,7 @@ def explain_refresh(view: OnView, spark: SparkSession | None = None, *, where: P
     """Return where `refresh` would compute a view now, why, and what it reads."""
     live = load_live_view(view)
     cluster = _make_cluster(live.engine, spark, where, None, None)
-    by_tasks = None if cluster is None else cluster.explain(live.program(), live.engine)
+    by_tasks = None if cluster is None else cluster.explain(live.make_program(), live.engine)
     return live.explain_refresh() if by_tasks is None else str(by_tasks)
 
 
@@ -193,7 +193,7 @@ class _Cluster:
             except OVERTAKEN:
                 if not tries_left:
                     raise
-                engine.follower.looks.again()
+                engine.follower.looks.force_next_look()
         raise AssertionError("the last try returns or raises")
 
     def explain(self, program: Program, engine: Engine) -> Refreshed | None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType, TimestampType
 
-from persist.compute.index import FoundByIndex
+from persist.compute.index import IndexScan
 from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.types import convert_to_spark
 from persist.connect.spark.workers import log, surface_errors
@@ -37,7 +37,7 @@ class Slice(InputPartition):
     `events` makes rows by key from the updates; `as_of` is the time that a stream shows contents at.
     """
 
-    scan: Scan | FoundByIndex
+    scan: Scan | IndexScan
     address: CollectionAddress
     events: Transitions | UpsertEvents | None = None
     as_of: int | None = None
@@ -78,7 +78,7 @@ class Slice(InputPartition):
 
     def _read_tables(self, form: Form, what: What, reader: PartReader) -> Iterator[pa.Table]:
         scan = self.scan
-        if isinstance(scan, FoundByIndex):
+        if isinstance(scan, IndexScan):
             return scan.tables(form, reader)
         if self.events is None:
             return self._read_stored(scan, form, what, reader)

@@ -129,9 +129,9 @@ class UploadTask:
 
     def _to_updates(self, table: pa.Table, digest: DigestSum, keys: "OnePerKey") -> pa.Table:
         if self.marker is None:
-            return digest.pass_table(self.rows.to_updates(table))
+            return digest.add(self.rows.to_updates(table))
         rows = table.drop_columns([self.marker])
-        new = digest.pass_table(self.rows.to_updates(rows.filter(table[self.marker])))
+        new = digest.add(self.rows.to_updates(rows.filter(table[self.marker])))
         if self.one_per_key:
             keys.check(new)
         return self.rows.to_updates(rows)
@@ -263,7 +263,7 @@ def plan_events(
         target = replace(target, schema=contents.schema, keyed=contents.keyed)
         stamp = Stamp(to_time(contents.upper) or 0) if is_plain else handle.stamp(options.time, None)
         end = None if options.seal is None else handle.frontier("upper", options.seal)
-        is_done = handle.remembers(contents, options.token)
+        is_done = handle.remembers_token(contents, options.token)
         if is_plain and handle.timeline is not None and not options.allow_future:
             engine.check_clock()
     if contents.keyed is None:

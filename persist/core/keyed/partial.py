@@ -133,7 +133,7 @@ def _check_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """The rows that keys hold and their events, in the order of keys, then of events.
+    """The present rows of keys and their events, ordered by key, then by event.
 
     Attributes:
         rows: of both tables.

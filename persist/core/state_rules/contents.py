@@ -48,7 +48,7 @@ from persist.core.errors import (
 from persist.core.log import kinds
 from persist.core.log.fields import PIN_PREFIX, Deletes, Frontier, KeyedForm, Keyframe, Numbers
 from persist.core.state_rules.annotations import About, Archives, LastBatch, Remembered
-from persist.core.state_rules.frozen_map import choose_values, extend_map
+from persist.core.state_rules.frozen_map import extend_map, get_values
 from persist.core.timeline import Timeline
 
 
@@ -236,7 +236,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def list_parts(self, numbers: Iterable[int]) -> tuple[Part, ...]:
         """Return the parts of those numbers."""
-        return choose_values(self.numbered, numbers)
+        return get_values(self.numbered, numbers)
 
 
 @lru_cache(maxsize=64)

@@ -236,8 +236,8 @@ class GrowingMap(Mapping[int, V]):
         return _GrowingValues(self)
 
 
-def choose_values(values: Mapping[int, V], numbers: Iterable[int]) -> tuple[V, ...]:
-    """Return the values of numbers. Cost: for a `GrowingMap` half of its own look-ups."""
+def get_values(values: Mapping[int, V], numbers: Iterable[int]) -> tuple[V, ...]:
+    """Return the values of some keys, in their order."""
     if type(values) is not GrowingMap:
         return tuple(map(values.__getitem__, numbers))
     shared, last = values._shared, values._last

@@ -150,7 +150,7 @@ def _rewrite_straddling_parts(
     """Store the requested rows of straddling parts; return their parts, in key order."""
     if not shares.straddling:
         return ()
-    maker = source.engine.writer("clone").local_part_maker(threading.Event())
+    maker = source.engine.writer("clone").make_local_part_maker(threading.Event())
     schema = contents.schema
     scan = Scan(schema, shares.straddling, shares.lower, shares.as_of + 1, schema.names)
     claim = source.engine.claim(source.id, source.name, shares.as_of)

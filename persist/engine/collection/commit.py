@@ -194,7 +194,7 @@ class Commit:
         `at_commit`: their rows have 0 as their time, and get the time of the commit, which seals after it.
         """
         self.check(handle)
-        steps: list[Step] = [*handle.part_steps(parts, keep=keep), Asked(handle.id, digest)]
+        steps: list[Step] = [*handle.make_part_steps(parts, keep=keep), Asked(handle.id, digest)]
         if at_commit:
             steps = [
                 msgspec.structs.replace(step, at_commit=True) if isinstance(step, Write) else step for step in steps
@@ -209,7 +209,7 @@ class Commit:
             InvalidUsage: as `add`.
             UpdateNotBeyondUpper, SchemaMismatch: as `_Draft.add`.
         """
-        self._draft(handle).add(events)
+        self._get_draft(handle).add(events)
 
     def overwrite(
         self,
@@ -227,7 +227,7 @@ class Commit:
         token = self.options.token
         new = self._needed.enter_context(NewContents(handle, rows, time, token, multiset=multiset, by_key=by_key))
         if handle.keyed is not None:
-            self._draft(handle).change = new.make_keyed_change(where)
+            self._get_draft(handle).change = new.make_keyed_change(where)
             return
         if time is None and not self._is_single:
             new.read()
@@ -249,7 +249,7 @@ class Commit:
                 self.add_events(handle, make_deletion_events(handle, keys, handle.stamp(time, None)))
             else:
                 self.check_unwritten(handle)
-                self._draft(handle).change = make_keyed_deletion(handle, where, time, self.options.token)
+                self._get_draft(handle).change = make_keyed_deletion(handle, where, time, self.options.token)
             return
         self.check_unwritten(handle)
         keys_to_delete = None if keys is None else find_distinct_keys(keys, handle.schema)
@@ -280,12 +280,12 @@ class Commit:
             return
         check_upserts(handle, "a statement")
         at = None if time is None else handle.to_exact_time("time", time)
-        self._draft(handle).change = KeyedChange(rewritten, at, None, 0)
+        self._get_draft(handle).change = KeyedChange(rewritten, at, None, 0)
 
     def check_time(self, handle: CollectionHandle, time: int | Moment | None) -> CollectionHandle:
         """Return the collection for writes at a time, as the options allow; refuse an implausible time."""
         handle.check_plausible("time", time, allow_future=self.options.allow_future)
-        return handle.dating(allow_future=self.options.allow_future)
+        return handle.with_future_times(allow_future=self.options.allow_future)
 
     def _add_difference(
         self, handle: CollectionHandle, time: int | Moment | None, steps: Callable[[], list[Step]]
@@ -335,7 +335,7 @@ class Commit:
         if handle.keyed is None:
             self.add(handle, [kinds.Seal(handle.id, encode_frontier(upper))])
         else:
-            self._draft(handle).set_upper(upper)
+            self._get_draft(handle).set_upper(upper)
 
     def changes(self, handle: CollectionHandle) -> bool:
         """Return whether there are events of a collection already, a change, or a seal of a keyed one."""
@@ -357,7 +357,7 @@ class Commit:
                 "one location, so load it from the client that opened this block"
             )
 
-    def _draft(self, handle: CollectionHandle) -> _Draft:
+    def _get_draft(self, handle: CollectionHandle) -> _Draft:
         self.add(handle, [])
         return self._drafts.setdefault(handle.id, _Draft(handle))
 
@@ -389,7 +389,7 @@ class Commit:
             asks += [(handle, self._make_change_request(handle, change)) for handle, change in changes]
             keyed_ids = {handle.id for handle, _ in asks}
             plain = [id_ for id_ in self._names if id_ not in keyed_ids]
-            steps = [*add_token(self.options.token, plain, self._steps), *self.options.notes(self._names)]
+            steps = [*add_token(self.options.token, plain, self._steps), *self.options.make_notes(self._names)]
             future = submit_all(self._engine, self._action, asks, steps, self._names)
             until_done = needed.pop_all()
         future.add_done_callback(lambda _: until_done.close())

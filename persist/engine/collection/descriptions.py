@@ -158,12 +158,12 @@ class Retained(Shown):
         return f"{text}; since waits at {since} for {', '.join(waits)}"
 
 
-def about_location(stored: StoredAbout) -> About:
+def get_location_description(stored: StoredAbout) -> About:
     """Return the description of a location."""
     return About(stored.comment, dict(stored.properties), {}, stored.version)
 
 
-def about_collection(contents: CollectionState) -> About:
+def get_collection_description(contents: CollectionState) -> About:
     """Return the descriptions of a collection and of its present columns."""
     stored, schema = contents.about, contents.schema
     named = {str(id_): name for id_, name in zip(schema.ids, schema.names, strict=True)}

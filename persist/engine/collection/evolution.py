@@ -156,7 +156,7 @@ def _commit_evolution(
     steps += _make_comment_steps(handle, after, comments)
     handle.submit("evolve", [*steps, *beside]).result()
     if evolution.keyed is not None and evolution.keyed.machine is not None:
-        handle.engine.writer("evolve").resolver.know(handle.id, evolution.keyed.machine)
+        handle.engine.writer("evolve").resolver.remember_machine(handle.id, evolution.keyed.machine)
         handle = replace(handle, machine=evolution.keyed.machine)
     return handle.adapt_to(then)  # The user has not seen the others' changes.
 

@@ -90,7 +90,7 @@ def make_row_reader(scan: Callable[[pc.Expression | None], Scan], reader: PartRe
             return
         whole = scan(None)
         keys = Wanted.of(find_distinct_keys(by, whole.schema), whole.schema)
-        yield drop_diffs(Lookup(whole).contents(keys, "rows", reader), whole)
+        yield drop_diffs(Lookup(whole).read_contents(keys, "rows", reader), whole)
 
     return read
 
@@ -128,7 +128,7 @@ class KeyedChange:
 
         Raises: as `KeyReplacement`; SchemaMismatch, if they have another schema by now; Unchanged.
         """
-        schema, time, form = handle.current_schema(after), self.time, get_keyed_form(handle)
+        schema, time, form = handle.get_current_schema(after), self.time, get_keyed_form(handle)
         assert time is not None, "when it is made, its time has been chosen"
         reader, new = handle.engine.reader(), self.new
         if callable(new):
@@ -151,13 +151,13 @@ class KeyedChange:
         self, handle: CollectionHandle, after: CollectionState, before: pa.Table, new: pa.Table
     ) -> pa.Table:
         """Return the updates that replace rows by new ones; raise DuplicateKeys if a new key has another row."""
-        schema, time = handle.current_schema(after), self.time or 0
+        schema, time = handle.get_current_schema(after), self.time or 0
         old = to_updates(add_times(before, schema, Stamp(time, 1)), schema)
         of_keys = KeyReplacement(handle.name, schema, get_keyed_form(handle), None)
         of_keys.check(new)
         keys = find_distinct_keys(pa.concat_tables([old, new]).select(schema.key_names), schema)
         scan = plan_snapshot(after, schema, time, None, raw=True)
-        present = Lookup(scan).contents(Wanted.of(keys, schema), "diff", handle.engine.reader())
+        present = Lookup(scan).read_contents(Wanted.of(keys, schema), "diff", handle.engine.reader())
         of_keys.check_absent(new, old, present)
         return of_keys.replace_keys(new, present)
 

@@ -81,7 +81,7 @@ def make_restore_steps(handle: CollectionHandle, then: int, time: int | Moment |
     """
     contents, at = _read_after_requests(handle), None if time is None else handle.to_exact_time("time", time)
     request = Asked(handle.id, compute_overwrite_digest(then, at, "what was there"))
-    if handle.remembers(contents, token):
+    if handle.remembers_token(contents, token):
         return [request, *_list_stamp_steps(handle, at)]
     _check_beginning(handle, contents, at)
     writer = handle.engine.writer("restore").part_writer()
@@ -188,7 +188,7 @@ class NewContents:
         """Return the difference to what is there now; see `make_overwrite_steps`."""
         handle, contents = self._handle, _read_after_requests(self._handle)
         text = format_filter(where, self._token)
-        if handle.remembers(contents, self._token):
+        if handle.remembers_token(contents, self._token):
             return [
                 Asked(handle.id, compute_overwrite_digest(self._get_new_rows()[1], self._at, text)),
                 *_list_stamp_steps(handle, self._at),
@@ -268,7 +268,7 @@ def make_delete_steps(
         once = keys.append_column("_diff", make_int64_array(np.ones(len(keys), np.int64)))
         digest = compute_digest(once, handle.schema.key_names)
     request = Asked(handle.id, compute_delete_digest(digest, at, format_filter(where, token)))
-    if handle.remembers(contents, token):
+    if handle.remembers_token(contents, token):
         return [request, *_list_stamp_steps(handle, at)]
     _check_beginning(handle, contents, at)
     with ExitStack() as stack:
@@ -276,7 +276,7 @@ def make_delete_steps(
         if keys is None:
             writes = _store_difference(handle, present, (), at or 0, writer.part_writer())
             return [request, *_make_difference_steps(handle, contents, at, writes)]
-        records = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
+        records = Lookup(present).read_contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
         step = writer.write_step(handle.id, handle.schema, set_time(negate_diffs(records), at or 0, handle.schema))
         return [request, *_make_difference_steps(handle, contents, at, [] if step is None else [step], is_single=True)]
 
@@ -375,7 +375,7 @@ def make_upsert_steps(handle: CollectionHandle, events: EventTable, token: str |
     first = last = None
     if not events.at_commit:
         first, last = pc.min_max(events.table[TIME]).as_py().values()
-    if handle.remembers(contents, token):
+    if handle.remembers_token(contents, token):
         return [request, *([handle.commit_time_step()] if events.at_commit else [])]
     _check_beginning(handle, contents, first)
     if not len(events.table):
@@ -385,11 +385,13 @@ def make_upsert_steps(handle: CollectionHandle, events: EventTable, token: str |
         ready, writer = events.ready or prepare_events(schema, form, events.table), handle.engine.writer("upsert")
         keys_to_replace = Wanted(len(ready.keys), SortedKeys(ready.keys))
         if events.is_partial:
-            ready, rows = complete_events(ready, lookup.contents(keys_to_replace, "diff", reader), form, handle.name)
+            ready, rows = complete_events(
+                ready, lookup.read_contents(keys_to_replace, "diff", reader), form, handle.name
+            )
             step = writer.write_step(handle.id, schema, replace_by_event(ready, rows))
         else:
             step = writer.make_checked_step(
-                handle.id, schema, replace_by_event(ready, lookup.terms(keys_to_replace, reader))
+                handle.id, schema, replace_by_event(ready, lookup.read_terms(keys_to_replace, reader))
             )
         return [
             request,
@@ -413,7 +415,7 @@ def _read_after_requests(handle: CollectionHandle) -> CollectionState:
 
 def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: int | None) -> None:
     """Refuse a sealed time, unsealed updates, and another schema than the newest."""
-    handle.current_schema(contents)
+    handle.get_current_schema(contents)
     if contents.upper == END:  # Complete: no time is left, and nothing may be taken for done.
         raise attach_timeline(UpdateNotBeyondUpper(TIME_MAX if at is None else at, Antichain()), contents.timeline)
     if at is not None and at < contents.upper:
@@ -529,4 +531,4 @@ def _store_difference(
     except BaseException:
         writer.discard(stored)
         raise
-    return handle.part_steps(stored)
+    return handle.make_part_steps(stored)

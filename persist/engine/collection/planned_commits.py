@@ -108,10 +108,10 @@ def submit_all(
         return engine.submit(
             action, [*beside, *(step for ask in asks for step in _make_plain_steps(*ask))], commit.names
         )
-    future = writer.new_future()
+    future = writer.make_future()
     size = sum(request.events.table.nbytes for _, request in asks if request.events is not None)
     try:
-        return writer.keyed.submit(ids, future, lambda: commit.in_queue(future), size)
+        return writer.keyed.submit(ids, future, lambda: commit.commit_with_retries(future), size)
     except ClientClosed:
         engine.abandon(beside)
         raise
@@ -206,13 +206,13 @@ class _Commit:
     plans: dict[str, _Planned] = field(default_factory=dict)
     times: dict[str, int] = field(default_factory=dict)
 
-    def in_queue(self, future: CommitFuture) -> Committed:
+    def commit_with_retries(self, future: CommitFuture) -> Committed:
         """Plan and commit, again after each lost race; return the seqno; report late events to future."""
         writer = self.engine.writer(self.action)
         # Earlier events of this client that are not committed yet are unknown here.
         writer.committer.settle(SETTLE_S)
         for handle, _ in self.asks:
-            writer.compaction.relieve(handle.id)
+            writer.compaction.merge_small_runs(handle.id)
         committed = self._with_retry(lambda: self._submit().get_commit())
         self._report_late(future)
         return committed
@@ -396,7 +396,7 @@ def _split_late_events(
     handle: CollectionHandle, contents: CollectionState, request: AskedEvents
 ) -> tuple[AskedEvents, pa.Table | None]:
     """Return the request without the events that are late for these contents, and the late ones with reasons."""
-    if request.late is None or request.events is None or handle.remembers(contents, request.token):
+    if request.late is None or request.events is None or handle.remembers_token(contents, request.token):
         return request, None
     timely_events, late = split_late(request.events, contents, get_keyed_form(handle))
     return msgspec.structs.replace(request, events=timely_events if len(timely_events.table) else None), late
@@ -406,7 +406,7 @@ def _make_resolving_steps(handle: CollectionHandle, contents: CollectionState, r
     """Return the steps that commit events with a seal, against contents as they are."""
     end = request.end
     assert end is not None
-    if handle.remembers(contents, request.token):
+    if handle.remembers_token(contents, request.token):
         return [*request.marks]  # It was done before, which the committer will find.
     sealing = kinds.Seal(handle.id, encode_frontier(end))
     due_events, after = _split_events(request.events, end)
@@ -430,13 +430,13 @@ def _make_resolving_steps(handle: CollectionHandle, contents: CollectionState, r
     if after is not None and request.events is not None:
         # The watermarks of all these events, once.
         watermarks = request.events.watermarks if due_events is None else None
-        pending = [handle.pend_step(msgspec.structs.replace(request.events, table=after, watermarks=watermarks))]
+        pending = [handle.make_pend_step(msgspec.structs.replace(request.events, table=after, watermarks=watermarks))]
     return [*request.also, *resolving, *pending, *request.marks]
 
 
 def _make_plain_steps(handle: CollectionHandle, request: AskedEvents) -> list[Step]:
     """Return the steps of a request that resolves nothing."""
-    pending: list[Step] = [] if request.events is None else [handle.pend_step(request.events)]
+    pending: list[Step] = [] if request.events is None else [handle.make_pend_step(request.events)]
     sealing: list[Step] = [] if request.end is None else [kinds.Seal(handle.id, encode_frontier(request.end))]
     if request.at_commit:
         sealing = [handle.commit_time_step()]

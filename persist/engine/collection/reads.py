@@ -44,7 +44,7 @@ from persist.engine.read.following.changes import (
 from persist.engine.read.following.listen import Listen, Piece
 from persist.engine.read.keyed.key_history import join_records
 from persist.engine.read.lookups.lookup import Lookup
-from persist.engine.read.merging import Form, snapshot_tables
+from persist.engine.read.merging import Form, read_snapshot_tables
 from persist.engine.read.parts.reader import ClaimedRead, PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import UnreadParts, plan_changes_scan, plan_snapshot
@@ -64,7 +64,7 @@ def snapshot(
     timeout_s: float | None = READ_TIMEOUT_S,
 ) -> Snapshot:
     """Return the contents as of a time; see `Collection.snapshot` for arguments and errors."""
-    build_filter(handle.reading_schema(schema), where, columns, form)
+    build_filter(handle.get_reading_schema(schema), where, columns, form)
     contents, time, reading = handle.wait_and_claim(as_of, timeout_s)
     try:
         read_as = handle.load_schema(contents, schema)
@@ -90,7 +90,7 @@ def open_snapshots(
     if not wanted:
         return []
     engine = wanted[0][0].engine
-    with engine.follower.looks.once(), ExitStack() as listens, ExitStack() as claimed:
+    with engine.follower.looks.share_look(), ExitStack() as listens, ExitStack() as claimed:
         for handle, as_of in wanted:
             if as_of is not None:
                 handle.wait_sealed(as_of, timeout_s)
@@ -163,7 +163,7 @@ def _open_changes(
             raise InvalidUsage(
                 f"start={lower} and until={upper} are backwards: the interval is [start, until), so start <= until"
             )
-    build_filter(handle.reading_schema(schema), where, columns)
+    build_filter(handle.get_reading_schema(schema), where, columns)
     handle.engine.settle()
     contents = handle.contents()
     if upper is None:
@@ -199,7 +199,7 @@ def difference(
     schema: int | None = None,
 ) -> Difference:
     """Return what differs between the contents as of two times; see `Collection.diff`."""
-    read_as = handle.reading_schema(schema)
+    read_as = handle.get_reading_schema(schema)
     values = read_as.names if columns is None else read_as.check_distinct("columns", columns)
     names = list(dict.fromkeys((*read_as.key_names, *values)))
     transitions = Transitions.of_columns(read_as, names)
@@ -296,7 +296,7 @@ def read_as_updates(
     def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
         """Read contents as updates of the one time."""
         empty = scan.cast_to_result(scan.empty([*scan.columns, "_diff"]))
-        rows = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])
+        rows = pa.concat_tables([empty, *read_snapshot_tables(scan, "diff", reading)])
         column = pa.repeat(pa.scalar(time, pa.int64()), len(rows))
         updates = rows.add_column(len(handle.schema.names), handle.schema.arrow.field("_time"), column)
         return show_moments(updates, moments)
@@ -436,11 +436,11 @@ def as_of_join(
         check_readable(contents, ends["min"])
         with reading.explain_missing():
             lookup = Lookup(plan_snapshot(contents, schema, ends["min"], None))
-            records = lookup.contents(lookup.to_lookup_keys(keys), "diff", reading())
+            records = lookup.read_contents(lookup.to_lookup_keys(keys), "diff", reading())
             first = records.append_column(schema.arrow.field("_time"), pa.array(np.full(len(records), ends["min"])))
             changes = plan_changes_scan(contents, schema, ends["min"] + 1, ends["max"] + 1, None)
             after = Lookup(changes, keeps_time=True)
-            later = after.updates(after.to_lookup_keys(keys), reading())
+            later = after.read_updates(after.to_lookup_keys(keys), reading())
     finally:
         reading.close()
     updates = pa.concat_tables([first.select(schema.arrow.names), later])

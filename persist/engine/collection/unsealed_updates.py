@@ -55,7 +55,7 @@ class UnsealedUpdates:
         """Return whether pieces have come or gone since `changes`."""
         return self._list_pieces(lower)[1].keys() != self._told.keys()
 
-    def changes(self, lower: int) -> pa.Table | None:
+    def compute_changes(self, lower: int) -> pa.Table | None:
         """Return what came and went at times >= lower, as updates: columns, `_time`, `_diff`; None if nothing did."""
         contents, pieces = self._list_pieces(lower)
         come = {
@@ -88,7 +88,7 @@ class UnsealedUpdates:
         pieces: Pieces = {number: number for number in self._unread.find_numbers_from_frontier(contents, lower)}
         if handle.engine.mode != "read":
             committer = handle.engine.writer("a source").committer
-            for write, future in committer.writes_under_way(handle.id):
+            for write, future in committer.list_pending_writes(handle.id):
                 if self._is_readable(write, lower):
                     pieces[write] = write, future
         for key, future in self._writes.items():

@@ -248,7 +248,7 @@ class Compactor:
 
     def _commit_step(self, contents: CollectionState, step: kinds.Replace, attempt: "_Attempt") -> None:
         """Commit step, which names the attempt's parts, as long as its inputs are still there."""
-        conditions = attempt.conditions(step)
+        conditions = attempt.make_conditions(step)
 
         def check_newest() -> Step:
             """Return the step for the newest contents; raise Superseded if they are others."""
@@ -292,7 +292,7 @@ class Compactor:
         numbers = {part.blob: number for number, part in contents.numbered.items()}
         pieces = plan_keyframe(scan, numbers, self._tuning.part_bytes, self._maker)
         [maker_output] = self._make_runs(contents, [pieces], attempt)
-        listed = attempt.numbers(maker_output)
+        listed = attempt.list_part_numbers(maker_output)
         shared = {number for number in listed if number >= 0}
         rewritten = [part for part in scan.base if numbers[part.blob] not in shared]
         attempt.check(listed, maker_output.added + sum(part.diff_sum for part in scan.base))
@@ -337,7 +337,7 @@ class Compactor:
         for old, maker_output in zip(
             parts, self._make_runs(contents, [[Rewrite(scan)] for scan in scans], attempt), strict=True
         ):
-            new = attempt.numbers(maker_output)
+            new = attempt.list_part_numbers(maker_output)
             attempt.check(new, maker_output.added)
             if lower == 0 and maker_output.added != sum(part.diff_sum for part in old):
                 raise AssertionError("slices of a merge did not read every update once")
@@ -377,7 +377,7 @@ class _Attempt:
         self.may_be_committed = False
         self._contents = contents
 
-    def conditions(self, step: kinds.Replace) -> tuple[ExpectErasures, ExpectRuns]:
+    def make_conditions(self, step: kinds.Replace) -> tuple[ExpectErasures, ExpectRuns]:
         """Return the conditions of a step: nothing was erased, and what it removes has the parts that it had.
 
         Others may have put a run together with more, under the name of its first part.
@@ -386,7 +386,7 @@ class _Attempt:
         id_ = self._contents.id
         return ExpectErasures(id_, count_erasures(self._contents)), ExpectRuns(id_, runs)
 
-    def numbers(self, run: MadeRun) -> Numbers:
+    def list_part_numbers(self, run: MadeRun) -> Numbers:
         """Return the numbers and names of the parts of a run that was made."""
         names = {part.blob: -1 - at for at, part in enumerate(self.parts)}
         return tuple(names[part.blob] if isinstance(part, Part) else part for part in run.parts)

@@ -61,7 +61,7 @@ class ErasedRecords:
     ids: tuple[int, ...] = ()
 
     @classmethod
-    def matching(cls, where: pc.Expression, schema: CollectionSchema) -> "ErasedRecords":
+    def select_by_condition(cls, where: pc.Expression, schema: CollectionSchema) -> "ErasedRecords":
         """Return the records of a schema for which a condition is true."""
         return cls(None, where, _list_ids(list_referenced_columns(where, schema.arrow, (TIME, DIFF)), schema))
 

@@ -24,7 +24,7 @@ class ClockCheck:
         self._lock = threading.Lock()
         self._dated_s = float("-inf")  # The newest date of an object in the store.
 
-    def error(self, seqno: int, *, may_write: bool = True) -> ClockAhead | None:
+    def make_error(self, seqno: int, *, may_write: bool = True) -> ClockAhead | None:
         """Return what is wrong if the clock is more than a day ahead of the store's; None if it is not, or unknown.
 
         Cost: nothing within a day of the last look; otherwise a LIST, and where the newest record is old, a PUT and

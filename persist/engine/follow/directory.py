@@ -334,7 +334,10 @@ def _store_pages(
             older = levels[n].directory.changes_since(levels[n - 1].directory if n else EMPTY)
             entries, names = merge_sorted(entries, older.encode_entries()), merge_sorted(names, older.encode_names())
         elif n > reused_count:
-            entries, names = merge_sorted(entries, tables[0].raw()), merge_sorted(names, tables[1].raw())
+            entries, names = (
+                merge_sorted(entries, tables[0].iterate_json()),
+                merge_sorted(names, tables[1].iterate_json()),
+            )
     oldest = tables or (None, None)
     return msgspec.structs.replace(
         stored,

@@ -122,12 +122,12 @@ class Table(Generic[V]):
         """Yield keys of all pages with a prefix, and their decoded values."""
         first = max(bisect_right(self._firsts, prefix) - 1, 0)
         some = (item for at in range(first, len(self._where)) for item in self._read_page(*self._where[at]).items())
-        items = ((key, bytes(raw)) for key, raw in some) if prefix else self.raw()
+        items = ((key, bytes(raw)) for key, raw in some) if prefix else self.iterate_json()
         for key, value in takewhile(lambda item: item[0] < prefix or item[0].startswith(prefix), items):
             if key.startswith(prefix):
                 yield key, self._decode_value(bisect_right(self._firsts, key) - 1, key, value)
 
-    def raw(self) -> Iterator[Item]:
+    def iterate_json(self) -> Iterator[Item]:
         """Yield all keys and their JSON, ascending. Cost: a GET for each object."""
         return chain.from_iterable(map(self.iterate_raw, self.objects))
 

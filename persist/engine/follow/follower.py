@@ -84,7 +84,7 @@ class Follower(KnownCollections):
         self._recent: OrderedDict[int, Record] = OrderedDict()
         self.clock_check = ClockCheck(blob, clock)
         self._records = RecordReader(blob, pool)
-        self._seen_end = self.now()
+        self._seen_end = self.read_clocks()
         self.past = Past(blob, self._lock)
         self._is_opening = True
         while not self._begin():
@@ -103,7 +103,7 @@ class Follower(KnownCollections):
             pages.append(self._records.list_page(seqno))
             return pages[-1]
 
-        self._seen_end = self.now()
+        self._seen_end = self.read_clocks()
         self._state = newest = read_newest_checkpoint(self._blob, self._levels, load_page)
         self.submissions = Submissions(newest.seqno)
         self.past.begin(newest, self._seen_end)
@@ -135,7 +135,7 @@ class Follower(KnownCollections):
         if (record := load_record(self._blob, newest)) is not None:
             self._recent[record.seqno] = record
             return True
-        if self._newest_checkpoint().seqno == newest.seqno:
+        if self._load_newest_checkpoint().seqno == newest.seqno:
             raise make_contradiction_error(None, newest)
         return False
 
@@ -179,17 +179,17 @@ class Follower(KnownCollections):
         """
         if self.looks.is_enough:
             return self._state
-        ticket = self.looks.ticket()
+        ticket = self.looks.take_ticket()
         with self._lock:
             if (serves := self.looks.serve(ticket)) is not None:
-                began = self.now()
+                began = self.read_clocks()
                 self.past.check_stopped()
                 if is_past(self._seen_end, began, STALE_AFTER_S) and self.is_truncated(self._state.seqno + 1):
                     self._replay()
                 self._read_forward()
                 if not self._is_opening:
                     self.past.check(self._state, began, PROVE_READS_AFTER_S)
-                self.looks.finish(serves)
+                self.looks.finish_look(serves)
                 self._seen_end = began
             state = self._state
         self.looks.note()
@@ -213,7 +213,7 @@ class Follower(KnownCollections):
         Cost: a page of LIST, a GET, and what it takes to read the contents of collections again.
         """
         with self._lock:
-            newest = self._newest_checkpoint()
+            newest = self._load_newest_checkpoint()
             if newest.location is not None:
                 self._restart(newest)
             else:  # There has been no checkpoint yet, or it went with the past.
@@ -225,7 +225,7 @@ class Follower(KnownCollections):
         """Whether this client has seen the end of the log lately, `FRESH_S` ago at most."""
         return self._clock.monotonic_s() - self._seen_end[0] < FRESH_S
 
-    def next_seqno(self) -> int:
+    def find_next_seqno(self) -> int:
         """Return the next seqno of the log, as of `FRESH_S` ago at most. Cost: mostly nothing, or a GET."""
         return (self._state if self.knows_end else self.refresh()).seqno + 1
 
@@ -248,7 +248,7 @@ class Follower(KnownCollections):
         """Return whether the log has been truncated beyond seqno. Cost: a LIST and a GET."""
         return read_newest_control(self._blob).log_floor > seqno
 
-    def newest_record(self) -> Record | None:
+    def get_newest_record(self) -> Record | None:
         """Return the newest record of the log, as far as this client has read it; None if it is not there any more.
 
         Cost: mostly nothing, because it was read to know the state.
@@ -258,22 +258,22 @@ class Follower(KnownCollections):
                 self.refresh()
             return self._recent.get(self._state.seqno) or read_record(self._blob, self._state.seqno)
 
-    def now(self) -> tuple[float, float]:
+    def read_clocks(self) -> tuple[float, float]:
         """Return the seconds of the monotonic and of the wall clock, for `is_long_ago`."""
         return self._clock.monotonic_s(), self._clock.wall_ms() / 1000
 
     def is_long_ago(self, then: tuple[float, float]) -> bool:
         """Return whether a record created at that moment may have been truncated since."""
-        return is_past(then, self.now(), STALE_AFTER_S)
+        return is_past(then, self.read_clocks(), STALE_AFTER_S)
 
     def _is_stale(self) -> bool:
         return self.is_long_ago(self._seen_end)
 
-    def _newest_checkpoint(self) -> State:
+    def _load_newest_checkpoint(self) -> State:
         return read_newest_checkpoint(self._blob, self._levels)
 
     def _replay(self) -> None:
-        self._restart(self._newest_checkpoint())
+        self._restart(self._load_newest_checkpoint())
 
     def _restart(self, newest: State) -> None:
         """Continue from the state of a checkpoint and the records after it, unless the known state is newer.
@@ -346,7 +346,7 @@ class Follower(KnownCollections):
                 raise CorruptBlob(make_record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
             self.submissions.note(record)  # Before the state, so that its readers find the records before it.
             self._state = after
-            self.past.note_state(self._state, self.now())
+            self.past.note_state(self._state, self.read_clocks())
             self._recent[record.seqno] = record
             if len(self._recent) > RECENT_MAX:
                 self._recent.popitem(last=False)
@@ -392,7 +392,7 @@ class Follower(KnownCollections):
             return LogInterrupted(self._blob.url, seqno, record.seqno, record.seqno)
         return self.past.stop(seqno, commit, present)
 
-    def recent(self) -> tuple[State, Mapping[int, Record], KnownLevels]:
+    def get_recent_records(self) -> tuple[State, Mapping[int, Record], KnownLevels]:
         """Return what `write_checkpoint` needs: the newest known state, the last records before it, known levels."""
         with self._lock:
             return self._state, dict(self._recent), self._levels

@@ -2,12 +2,12 @@
 
 Invariants:
 - a hint may be wrong, so it only makes waiting threads look; no state is taken from it;
-- who waits looks again after each record that this client commits, and the longest pause later at the latest;
+- a waiting thread looks again after each record that this client commits, and after the longest pause at the latest;
 - `close` ends each wait.
 
-Waiting callers share one look, if it began after they asked. In `Looks.once`, only the first call of a thread looks. A
-caller that is about to commit may skip that look with `skip_refresh`: a record that it creates at the next seqno shows
-that nothing else has come.
+Waiting callers share one look, if it began after their call. In `LookSharing.share_look`, only the first call of a
+thread looks. A caller that is about to commit may skip that look with `skip_refresh`: a record that it creates at the
+next seqno shows that nothing else has come.
 """
 
 import itertools
@@ -30,19 +30,19 @@ TOLD_FIRST_S = 0.25  # A GET in progress when a hint comes would only delay the 
 POLL_MAX_S = 1.0  # For stores where requests are slow or cost money; elsewhere the first pause stays.
 
 
-class Looks:
-    """The looks of one client. Call `ticket`, `serve` and `served` while holding the lock for looking."""
+class LookSharing:
+    """Shares looks at the log among the threads of a client."""
 
     def __init__(self) -> None:
         self._tickets = itertools.count(1)
         self._issued = 0
         self._served = 0
         self._elsewhere = 0
-        # In `once`, for each thread: has_looked, and the value of elsewhere at that time.
+        # In `share_look`, for each thread: has_looked, and the value of elsewhere at that time.
         self._here = threading.local()
 
     @contextmanager
-    def once(self) -> Iterator[None]:
+    def share_look(self) -> Iterator[None]:
         """Look at the log at most once in this block, however often a thread asks. This client's own commits and their
         conflicts are seen; a caller that waits for a change looks again.
         """
@@ -57,7 +57,7 @@ class Looks:
 
     @property
     def is_enough(self) -> bool:
-        """Whether this thread is in `once`, and has looked."""
+        """Whether this thread is in `share_look`, and has looked."""
         return getattr(self._here, "has_looked", False) and self._here.elsewhere == self._elsewhere
 
     def note(self) -> None:
@@ -70,17 +70,17 @@ class Looks:
         self._elsewhere += 1
 
     def skip_refresh(self) -> bool:
-        """In `once`, do as if this thread had looked, until `again`; return whether it had not."""
+        """In `share_look`, do as if this thread had looked, until `force_next_look`; return whether it had not."""
         is_first = not getattr(self._here, "has_looked", True)
         self.note()
         return is_first
 
-    def again(self) -> None:
-        """Let the next call look, even in `once`."""
+    def force_next_look(self) -> None:
+        """Let the next call look, even in `share_look`."""
         if hasattr(self._here, "has_looked"):
             self._here.has_looked = False
 
-    def ticket(self) -> int:
+    def take_ticket(self) -> int:
         """Return a number for a call that is about to look, unless a look that begins from now on serves it."""
         self._issued = next(self._tickets)
         return self._issued
@@ -89,7 +89,7 @@ class Looks:
         """Return whom a look serves that begins now; None if the one with the ticket is served."""
         return None if self._served >= ticket else self._issued
 
-    def finish(self, issued: int) -> None:
+    def finish_look(self, issued: int) -> None:
         """Note that a look is done."""
         self._served = issued
 
@@ -109,7 +109,7 @@ class AwaitedLog(ABC):
         self._usual = Policies(policy)
         self.longest_pause_s = longest_pause_s
         self.is_told = False
-        self.looks = Looks()
+        self.looks = LookSharing()
         self._lock = threading.RLock()
         self._advanced = threading.Condition(self._lock)
         self._is_closed = False
@@ -186,7 +186,7 @@ class AwaitedLog(ABC):
                 return None
             pause_s = self.first_pause_s if seqno != seqno_seen else min(pause_s * 2, self.longest_pause_s)
             seqno_seen = seqno
-            self.looks.again()
+            self.looks.force_next_look()
             with self._advanced:
                 if self._state.seqno == seqno and not self._is_closed and self._hints == hints:
                     self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))

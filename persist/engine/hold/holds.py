@@ -203,34 +203,34 @@ class ConsumerLeases:
                 self._by_name[consumer] = leases
         return claims
 
-    def each(self) -> list[Leases]:
+    def list_all(self) -> list[Leases]:
         """Return the leases of all consumers."""
         with self._lock:
             return [*self._by_name.values()]
 
-    def ids(self) -> frozenset[str]:
+    def list_ids(self) -> frozenset[str]:
         """Return the ids of their leases."""
-        return frozenset(leases.lease_id for leases in self.each())
+        return frozenset(leases.lease_id for leases in self.list_all())
 
     def counts(self) -> dict[str, int]:
         """Return what `Leases.counts` does, in all."""
         total = dict.fromkeys(("granted", "holds", "reads"), 0)
-        for leases in self.each():
+        for leases in self.list_all():
             for what, count in leases.counts().items():
                 total[what] += count
         return total
 
     def tick(self) -> None:
         """Do what is due, for each of them."""
-        for leases in self.each():
+        for leases in self.list_all():
             leases.tick()
 
     def settle_soon(self, collection: str) -> None:
         """Do what `Leases.settle_soon` does, for each of them."""
-        for leases in self.each():
+        for leases in self.list_all():
             leases.settle_soon(collection)
 
     def close(self) -> None:
         """End all these leases. Cost: a commit for each."""
-        for leases in self.each():
+        for leases in self.list_all():
             leases.close()

@@ -246,7 +246,7 @@ class Leases:
         uncovered: dict[str, _SharedHold] = {}
         with self._lock:
             self._process_queue()
-            lease, now_s = self._live_lease(), self._clock.monotonic_s()
+            lease, now_s = self._get_live_lease(), self._clock.monotonic_s()
             for want in requests:
                 shared_hold = self._held.get(want.collection)
                 if shared_hold is None:
@@ -394,7 +394,7 @@ class Leases:
         self._commit([kinds.EndLease(lease.id)], {}).result()
         return True
 
-    def _live_lease(self) -> OwnLease:
+    def _get_live_lease(self) -> OwnLease:
         if self._lease.is_lost or (self._lease.is_granted and self._has_ended(self._lease)):
             self._forget_lease(self._lease)
         return self._lease

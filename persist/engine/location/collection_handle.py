@@ -48,7 +48,7 @@ from persist.engine.location.collection_times import LATEST, CollectionTimes
 from persist.engine.location.engine import Engine
 from persist.engine.location.moments import MOMENTS, MomentMap, check_timeout
 from persist.engine.read.keyed.resolution import require_machine
-from persist.engine.read.merging import snapshot_tables
+from persist.engine.read.merging import read_snapshot_tables
 from persist.engine.read.parts.reader import ClaimedRead
 from persist.engine.read.planning.snapshot_plan import plan_snapshot
 from persist.engine.write.commit_future import CommitFuture
@@ -82,7 +82,7 @@ class CollectionHandle(CollectionTimes):
     allow_future: bool = False
     create: kinds.Create | None = None
 
-    def dating(self, *, allow_future: bool) -> "CollectionHandle":
+    def with_future_times(self, *, allow_future: bool) -> "CollectionHandle":
         """Return the same collection for writes whose time a clock that is far ahead may give, or not."""
         return self if allow_future == self.allow_future else replace(self, allow_future=allow_future)
 
@@ -112,11 +112,11 @@ class CollectionHandle(CollectionTimes):
         contents = self.engine.follower.load(self.id)
         return self.engine.follower.require(self.id, self.loaded_as) if contents is None else contents
 
-    def remembers(self, contents: CollectionState, token: str | None) -> bool:
+    def remembers_token(self, contents: CollectionState, token: str | None) -> bool:
         """Return whether contents remember a write with a token; cost and errors as of `TokenMemory.find`."""
         return self.engine.follower.find_token(contents, token) is not None
 
-    def reading_schema(self, version: int | None = None) -> CollectionSchema:
+    def get_reading_schema(self, version: int | None = None) -> CollectionSchema:
         """Return the newest schema, as far as this client knows, or a version of it, with the codecs of its user."""
         return self.load_schema(self.get_known_state(), version)
 
@@ -144,7 +144,7 @@ class CollectionHandle(CollectionTimes):
         is_later = entry is not None and entry.contents is not None and entry.contents.keyed is not None
         return self.newest() if is_later else self
 
-    def current_schema(self, contents: CollectionState) -> CollectionSchema:
+    def get_current_schema(self, contents: CollectionState) -> CollectionSchema:
         """Return the user's schema if it is the newest: for writes of a difference to the contents."""
         if contents.keyed is not None and self.keyed is None:
             raise KeyedCollection(self.name, "what this handle asks for")
@@ -257,7 +257,7 @@ class CollectionHandle(CollectionTimes):
         assert contents.keyed is not None
         return require_machine(find_machine(contents.keyed, self.machine, self.name), contents.keyed, self.name)
 
-    def pend_step(self, events: EventTable) -> Write:
+    def make_pend_step(self, events: EventTable) -> Write:
         """Return the step that adds events, of which there are some, to a commit; start their upload."""
         return self.engine.writer("upsert").committer.write_steps.of_events(self.id, events)
 
@@ -311,7 +311,7 @@ class CollectionHandle(CollectionTimes):
 
     def needs(self, blob: str) -> bool:
         """Return whether the collection, in its newest state, refers to a blob. Cost: one GET."""
-        self.engine.follower.looks.again()
+        self.engine.follower.looks.force_next_look()
         try:
             contents = self.contents()
         except CollectionNotFound:
@@ -355,7 +355,7 @@ class CollectionHandle(CollectionTimes):
         """Return the step that assigns the commit's time to writes without one; time: the time that it must be."""
         return AtCommit(self.id, self.schema.timeline, time, self.allow_future)
 
-    def part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Write]:
+    def make_part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Write]:
         """Return the steps that add parts to a commit that were stored with `PartWriter`.
 
         `keep`: do not delete them if the commit is rejected.
@@ -455,7 +455,7 @@ class CollectionHandle(CollectionTimes):
             contents, time, reading = moments.wait_and_claim(None, 0.0)
             try:
                 scan = plan_snapshot(contents, moments.schema, time, None, filter)
-                return pa.concat_tables([scan.empty([*scan.columns]), *snapshot_tables(scan, "rows", reading)])
+                return pa.concat_tables([scan.empty([*scan.columns]), *read_snapshot_tables(scan, "rows", reading)])
             finally:
                 reading.close()
 

@@ -130,7 +130,7 @@ class Engine:
         Cost: one GET.
         """
         self.check_open("collections")
-        self.settle_names()
+        self.wait_for_names()
         self.follower.refresh()
         names = self.follower.apply_to_state(lambda state: [name for name, _ in state.ids.iterate_prefix(prefix)])
         is_own = prefix.startswith(OWN_PREFIX)
@@ -212,7 +212,7 @@ class Engine:
         if self._writer is not None:
             self._writer.settle()
 
-    def settle_names(self, *names: str) -> None:
+    def wait_for_names(self, *names: str) -> None:
         """Wait for queued commits that create, rename or drop a collection of these names, or of any without names.
 
         Who looks a name up calls it first: a lookup begins after all that this client was asked to change before.
@@ -222,13 +222,13 @@ class Engine:
 
     def find_newest_id(self, name: str) -> str | None:
         """Return the id of the collection of a name; None if there is none. Cost: one GET."""
-        self.settle_names(name)
+        self.wait_for_names(name)
         self.follower.refresh()
         return self.follower.find_id(name)
 
     def check_clock(self) -> None:
         """Raise ClockAhead if this client's clock is more than a day ahead of the store's, as far as that is known."""
-        error = self.follower.clock_check.error(self.follower.state.seqno, may_write=self._writer is not None)
+        error = self.follower.clock_check.make_error(self.follower.state.seqno, may_write=self._writer is not None)
         if error is not None:
             raise error
 

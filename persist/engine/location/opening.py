@@ -306,7 +306,7 @@ def load_handle(engine: Engine, name: str) -> CollectionHandle:
     """
     engine.check_open("load")
     check_name(name)
-    engine.settle_names(name)
+    engine.wait_for_names(name)
     present_id = engine.follower.find_id(name)
     state = engine.follower.refresh_and_load([] if present_id is None else [present_id], engine.pool)
     id_ = engine.follower.find_id(name)
@@ -327,8 +327,8 @@ def load_handles(engine: Engine, handles_or_names: Sequence[CollectionHandle | s
         CollectionNotFound: one is not there.
     """
     if names := [named for named in handles_or_names if isinstance(named, str)]:
-        engine.settle_names(*names)
-    with engine.follower.looks.once():
+        engine.wait_for_names(*names)
+    with engine.follower.looks.share_look():
         for _ in range(2):  # The second round finds the collections that came with the first round's look.
             ids = [engine.follower.find_id(named) if isinstance(named, str) else named.id for named in handles_or_names]
             engine.follower.refresh_and_load({id_ for id_ in ids if id_ is not None}, engine.pool)
@@ -350,7 +350,7 @@ def open_handle(
     """Return a handle on a collection in some state; a keyed one with its machine, passed or found by name."""
     if contents.keyed is not None:
         if machine is not None and engine.mode != "read":
-            engine.writer("create_or_load").resolver.know(contents.id, machine)
+            engine.writer("create_or_load").resolver.remember_machine(contents.id, machine)
         machine = find_machine(contents.keyed, machine, contents.name)
     return CollectionHandle(engine, contents.id, contents.name, schema, contents.keyed, machine)
 

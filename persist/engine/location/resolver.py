@@ -233,7 +233,7 @@ class Resolver:
         self._given: dict[str, Machine] = {}
         self._purging = Purging()
 
-    def know(self, collection: str, machine: Machine) -> None:
+    def remember_machine(self, collection: str, machine: Machine) -> None:
         """Remember the machine that a user gave for a collection, for maintenance."""
         self._given[collection] = machine
 

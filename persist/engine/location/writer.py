@@ -122,11 +122,11 @@ class Writer:
         self.consumers = ConsumerLeases(leases)
         self.garbage = Garbage(blob, follower, committer)
         stop = threading.Event()
-        self.compactor = self.build_compactor(self.local_part_maker(stop), stop)
+        self.compactor = self.build_compactor(self.make_local_part_maker(stop), stop)
         self.resolver = Resolver(
             follower,
             committer.submit,
-            PartWriter(blob, follower.next_seqno, budget),
+            PartWriter(blob, follower.find_next_seqno, budget),
             reader,
             clock,
         )
@@ -153,13 +153,13 @@ class Writer:
         If a collection has too many runs, the caller waits for a merge first.
         """
         if self.committer.may_wait():
-            self.compaction.relieve(collection)
+            self.compaction.merge_small_runs(collection)
         return self.committer.write_steps.of(collection, schema, updates, stamp, by=digest_by)
 
     def make_checked_step(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write | None:
         """Return the step that adds a table of `schema.arrow`, all of whose rows were checked; as `write_step`."""
         if self.committer.may_wait():
-            self.compaction.relieve(collection)
+            self.compaction.merge_small_runs(collection)
         return self.committer.write_steps.from_checked(collection, schema, table) if len(table) else None
 
     def allow_compaction(self, step: kinds.AllowCompaction, name: str) -> CommitFuture:
@@ -173,13 +173,13 @@ class Writer:
         busy = None if self.keyed.is_in_job() else next((id_ for id_ in names if self.keyed.is_busy(id_)), None)
         if busy is None:
             return self.committer.submit(steps, names, renew=renew)
-        future = self.new_future()
+        future = self.make_future()
         commit = partial(self.committer.submit, steps, names, renew=renew)
         return self.keyed.submit([busy], future, lambda: commit().get_commit(), 0)
 
-    def new_future(self) -> CommitFuture:
+    def make_future(self) -> CommitFuture:
         """Return the future of a commit that the keyed queue makes."""
-        return self.committer.new_future(self.keyed.prepare_wait)
+        return self.committer.make_future(self.keyed.prepare_wait)
 
     def settle(self) -> None:
         """Wait until all earlier requests are committed or refused, unless the caller's thread is needed for that."""
@@ -199,7 +199,7 @@ class Writer:
         if dry_run:
             return self.garbage.plan()
         self.committer.check_may_wait()
-        return self.garbage.collect(lambda: self.leases.end_expired(self.consumers.ids()))
+        return self.garbage.collect(lambda: self.leases.end_expired(self.consumers.list_ids()))
 
     def maintain(self) -> None:
         """Do the due work of the background threads."""
@@ -207,9 +207,9 @@ class Writer:
 
     def part_writer(self) -> PartWriter:
         """Return a writer that stores parts for a commit that is still to come."""
-        return PartWriter(self._blob, self._follower.next_seqno, self._settings.memory_budget)
+        return PartWriter(self._blob, self._follower.find_next_seqno, self._settings.memory_budget)
 
-    def local_part_maker(self, stop: threading.Event) -> LocalPartMaker:
+    def make_local_part_maker(self, stop: threading.Event) -> LocalPartMaker:
         """Return a maker of parts in this process, until stop is set."""
         budget = self._settings.memory_budget
         # These parts are about to be replaced: in the caches of readers, they would only take room.

@@ -144,8 +144,8 @@ class Split:
         if form == "diff":
             # Records of a keyframe are distinct, unless they differ only in columns that are not requested.
             is_whole = set(scan.columns) == set(scan.schema.names)
-            base = [part for part in scan.base if is_whole and scan.tells_apart(part)]
-            base_rest = [part for part in scan.base if not (is_whole and scan.tells_apart(part))]
+            base = [part for part in scan.base if is_whole and scan.keeps_distinct(part)]
+            base_rest = [part for part in scan.base if not (is_whole and scan.keeps_distinct(part))]
             return cls(base, [], base_rest, [*scan.parts])
         base = [part for part in scan.base if not part.negatives]
         history = [part for part in scan.parts if scan.sign > 0 and not part.negatives]
@@ -169,7 +169,7 @@ class Split:
         return rest_rows <= TOUCH_FRACTION * standing_rows
 
 
-def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
+def slice_snapshot(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
     """Return the slices of a snapshot; one if no rows of different parts must be compared.
 
     Standing rows count half where most of them pass untouched: more cuts would cost a third more time.
@@ -205,13 +205,13 @@ def _select_columns(table: pa.Table, columns: list[str]) -> pa.Table:
     return table.select([*columns, "_diff"] if "_diff" in table.column_names else columns)
 
 
-def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa.Table]:
+def read_snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa.Table]:
     """Yield a whole snapshot, slice by slice if it must be merged; memory and errors as of `read_snapshot`.
 
     In form "diff" without all key columns, records of different slices may look alike: then there is one table.
     """
     reader = reading()
-    slices = snapshot_slices(scan, form, reader.slice_bytes)
+    slices = slice_snapshot(scan, form, reader.slice_bytes)
     tables = (table for piece in slices for table in read_snapshot(piece, form, reading.check(reader)))
     if form == "rows" or {*scan.schema.key_names} <= {*scan.columns}:
         yield from tables

@@ -179,7 +179,7 @@ class CompactionSchedule:
         self._commits[collection] += 1
         return self._commits[collection] >= COMMITS_MAX
 
-    def relieve(self, collection: str) -> None:
+    def merge_small_runs(self, collection: str) -> None:
         """Merge small runs before a write, if the collection has too many runs.
 
         So a history stays short if no client lives long enough to compact in the background.
@@ -269,7 +269,7 @@ class Upkeep:
         self._consumers.tick()
         now_s = self._clock.monotonic_s()
         if now_s >= self._expire_at_s:
-            self._leases.end_expired(self._consumers.ids())
+            self._leases.end_expired(self._consumers.list_ids())
             self._expire_at_s = now_s + self._follower.policies.newest.lease_s / 10
 
     def tick_work(self) -> None:

@@ -346,7 +346,7 @@ class _Round:
     def _store_time_s(self) -> float:
         """Return the present time by the clock that dates the store's blobs."""
         if self._is_dry:
-            return self._follower.now()[1]
+            return self._follower.read_clocks()[1]
         try:
             self._blob.set(CLOCK_KEY, b"now")
             return next(iter(self._blob.list(CLOCK_KEY))).modified_s
@@ -356,7 +356,7 @@ class _Round:
             return max((entry.modified_s for entry in dated), default=0.0)
 
     def _checkpoint(self) -> None:
-        write_checkpoint(self._blob, *self._follower.recent())
+        write_checkpoint(self._blob, *self._follower.get_recent_records())
 
     def _date_blobs(self, now_s: float) -> None:
         """List the checkpoints, and estimate the ages of records."""
@@ -404,7 +404,7 @@ class _Round:
         """Delete uploads that no record names, once they are old enough."""
         # A dry or partial round neither believes nor changes the memory of the last one.
         is_whole = self._only is None and not self._is_dry
-        self._checked = self._names.known.uploads.expire(self._ages.now_s) if is_whole else CheckedUploads()
+        self._checked = self._names.known.uploads.drop_if_due(self._ages.now_s) if is_whole else CheckedUploads()
         self._delete_unnamed()
         if is_whole:
             unnamed = (entry.key for entry in self._unnamed)
@@ -448,14 +448,14 @@ class _Round:
         """
         control = self._follower.state.control
         basis, floor = control.taken_over, control.log_floor
-        if basis is not None and self._names.least_seqno(basis.checkpoint.blob) < floor:
-            newest = self._names.newest()
-            if newest is not None and self._names.least_seqno(newest.pointer.blob) >= floor:
+        if basis is not None and self._names.get_least_seqno(basis.checkpoint.blob) < floor:
+            newest = self._names.get_newest_checkpoint()
+            if newest is not None and self._names.get_least_seqno(newest.pointer.blob) >= floor:
                 self._run_if_room(lambda: self._take_over(newest))
 
     def _load_stored_floor(self) -> int:
         """Return the floor of the log in the newest checkpoint, where clients that open or wake up find it."""
-        newest = self._names.newest()
+        newest = self._names.get_newest_checkpoint()
         return max(self._log_floor, 0 if newest is None else newest.checkpoint.control.log_floor)
 
     def _collect_records(self) -> None:
@@ -478,7 +478,7 @@ class _Round:
             key = make_checkpoint_key(mark.seqno)
             is_first = mark.seqno >= floor - 1 and bucket not in buckets
             buckets.add(bucket)
-            if n < CHECKPOINTS_MIN or key == basis or (is_first and self._names.least_seqno(key) >= destroyed):
+            if n < CHECKPOINTS_MIN or key == basis or (is_first and self._names.get_least_seqno(key) >= destroyed):
                 staying.append(mark)
             else:
                 garbage.add(key)
@@ -488,7 +488,7 @@ class _Round:
 
     def _collect_objects(self) -> None:
         """Delete directory objects, state objects and part lists."""
-        newest = self._names.newest()
+        newest = self._names.get_newest_checkpoint()
         if newest is None:
             return
         listed = {what: [*self._blob.list(prefix)] for what, prefix in OBJECTS.items()}
@@ -526,7 +526,7 @@ class _Round:
         if self._is_dry:
             return newest.checkpoint.seqno + 1, set()
         self._run_if_room(lambda: self._take_over(newest))
-        declared, after = self._follower.refresh().control.taken_over, self._names.newest()
+        declared, after = self._follower.refresh().control.taken_over, self._names.get_newest_checkpoint()
         if declared is None or after is None or after.checkpoint.seqno < declared.seqno:
             return 0, set()  # The store is full.
         basis = get_framed(self._blob, declared.checkpoint, Checkpoint)
@@ -543,7 +543,7 @@ class _Round:
         if self._is_dry or basis is None:
             return set()
         seqnos = {seqno for seqno, _ in list_checkpoints(self._blob) if seqno < basis.seqno}
-        newest = self._names.newest()
+        newest = self._names.get_newest_checkpoint()
         if newest is None or seqnos <= {mark.seqno for mark in self._ages.checkpoints}:
             return set()
         return self._names.list_older(seqnos, newest, present)[0]

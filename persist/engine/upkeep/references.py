@@ -81,7 +81,7 @@ class CheckedUploads:
     shared: frozenset[str] = frozenset()
     all_at_s: float = float("-inf")
 
-    def expire(self, now_s: float) -> "CheckedUploads":
+    def drop_if_due(self, now_s: float) -> "CheckedUploads":
         """Return this, or an empty one if all parts are due again, by the store's clock."""
         return self if now_s - self.all_at_s < ALL_AGAIN_S else CheckedUploads(shared=self.shared, all_at_s=now_s)
 
@@ -121,7 +121,7 @@ class Names:
         self._oldest: dict[str, int] = {}
         self._earlier, self.known.mentioned = self.known.mentioned, {}
 
-    def newest(self) -> StoredCheckpoint | None:
+    def get_newest_checkpoint(self) -> StoredCheckpoint | None:
         """Return the newest checkpoint; None if none exists."""
         return next(iterate_checkpoints(self._blob), None)
 
@@ -167,7 +167,7 @@ class Names:
             self.known.mentioned[pages.blob] = mentioned
         return mentioned
 
-    def least_seqno(self, key: str) -> int:
+    def get_least_seqno(self, key: str) -> int:
         """Return the least seqno of a checkpoint and its directory objects; -1 if it is gone."""
         if key not in self._oldest:
             checkpoint = read_checkpoint(self._blob, key)
@@ -221,7 +221,9 @@ class Names:
         """Raise MissingBlob if the newest checkpoint names an object that does not exist."""
         if all(key in present for key in named):
             return
-        newest = self.newest()  # There may be a newer one, and another collection, since the listing began.
+        newest = (
+            self.get_newest_checkpoint()
+        )  # There may be a newer one, and another collection, since the listing began.
         for key in sorted(self.list_named(newest.checkpoint) - present if newest is not None else ()):
             if self._blob.get(key, range=(0, 0)) is None:
                 assert newest is not None
@@ -229,7 +231,7 @@ class Names:
 
     def check_unnamed(self, doomed: Iterable[str]) -> None:
         """Raise CorruptBlob if the newest checkpoint names a blob that is about to be deleted."""
-        newest = self.newest()
+        newest = self.get_newest_checkpoint()
         wrong = self.list_mentioned(newest.checkpoint).intersection(doomed) if newest is not None else set()
         if newest is not None and wrong and (wrong := wrong & self.list_named(newest.checkpoint)):
             raise CorruptBlob(

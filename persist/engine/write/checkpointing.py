@@ -41,7 +41,7 @@ class Checkpointing:
 
     def _make_checkpoint(self) -> None:
         """Make a checkpoint. A failure reaches no caller: the next checkpoint replaces it."""
-        state, recent, levels = self._follower.recent()
+        state, recent, levels = self._follower.get_recent_records()
         try:
             self._follower.past.prove_now(state)
             self.made += write_checkpoint(self._blob, state, recent, levels)

@@ -47,7 +47,7 @@ class Committer:
     ) -> None:
         self.writer_name = writer_name
         self.unobserved = UnobservedErrors(blob.url)
-        parts = PartWriter(blob, follower.next_seqno, memory_budget)
+        parts = PartWriter(blob, follower.find_next_seqno, memory_budget)
         self.groups = GroupCommit(blob, follower, clock, writer_name, parts, pool, deadline_s)
         self.write_steps = WriteSteps(parts, pool, clock)
         self._in_flight_bytes_max = memory_budget
@@ -95,7 +95,7 @@ class Committer:
             self._changed.notify_all()
         return operation.future
 
-    def new_future(self, prepare_wait: Callable[[], object]) -> CommitFuture:
+    def make_future(self, prepare_wait: Callable[[], object]) -> CommitFuture:
         """Return the future of a commit that consists of other commits; the caller resolves it.
 
         `prepare_wait`: called before a caller waits for it.
@@ -119,13 +119,13 @@ class Committer:
             self._closed = self._is_hurried = True
             self._changed.notify_all()
 
-    def pending(self) -> tuple[int, tuple[str, ...]]:
+    def list_pending(self) -> tuple[int, tuple[str, ...]]:
         """Return how many operations are not done yet, and the names of their collections."""
         with self._lock:
             names_in_progress = {name for operation in self._list_pending() for name in operation.names.values()}
             return self._submitted - self._resolved, tuple(sorted(names_in_progress))
 
-    def writes_under_way(self, collection: str) -> list[tuple[Write, CommitFuture]]:
+    def list_pending_writes(self, collection: str) -> list[tuple[Write, CommitFuture]]:
         """Return the submitted writes to a collection that are not durable yet, with their futures."""
         with self._lock:
             return [

@@ -107,7 +107,7 @@ class GroupCommit:
         self._submitter, self._numbers, self._relayed = uuid.uuid4().hex, itertools.count(1), -1
         self._counts = dict.fromkeys(COUNTS, 0)
         if is_remote(blob) and follower.state.seqno >= 0 and follower.past.hole is None:
-            newest = follower.newest_record()
+            newest = follower.get_newest_record()
             if newest is not None:
                 self._proof.begin(newest, pool)
 
@@ -172,7 +172,7 @@ class GroupCommit:
         doubtful = [submission.after for submission in submissions if submission.is_own]
         if doubtful:
             self._follower.load_submissions(min(doubtful))
-            if not self._look_back.now(self._follower.state):
+            if not self._look_back.look(self._follower.state):
                 self._follower.restart()
         for of_record in split_into_records(operations):
             self._commit_record(of_record)
@@ -182,7 +182,7 @@ class GroupCommit:
         appends: dict[str, tuple[list[Write], list[kinds.Append | kinds.Pend]]] = {}
         is_alone = len(operations) == 1
         while operations:
-            self._follower.past.prove(self._follower.state, self._follower.now())
+            self._follower.past.prove(self._follower.state, self._follower.read_clocks())
             state, unreadable = self._load_state(operations)
             if not self._is_store_proven(state):
                 continue
@@ -213,14 +213,14 @@ class GroupCommit:
                 if is_record and not self._create_record(state, record, after):
                     self._follower.refresh()
                     continue
-                if not is_record and (accepted or done) and not self._look_back.now(state):
+                if not is_record and (accepted or done) and not self._look_back.look(state):
                     self._follower.restart()
                     continue
             except BaseException:
                 for operation, _ in rejected:
                     if not is_in_doubt(operation):  # Another client may commit those yet.
                         untried = "it came after others that could not be committed, and was not tried. Try it again."
-                        self._reject_alone(state, operation, unreadable, untried)
+                        self._reject_or_return(state, operation, unreadable, untried)
                 raise
             # Only now: an operation of this record may be the reason.
             for operation, error in rejected:
@@ -298,12 +298,12 @@ class GroupCommit:
             self._resolve_accepted(accepted, done, state.seqno, times)
             return
         lost = "it was refused while others that came after it were not, and why was lost. Try it again."
-        self._reject_alone(state, operation, unreadable, lost)
+        self._reject_or_return(state, operation, unreadable, lost)
 
-    def _reject_alone(
+    def _reject_or_return(
         self, state: State, operation: Operation, unreadable: dict[str, PersistError], otherwise: str
     ) -> None:
-        """Reject an operation with what state alone has against it, or if that is nothing, as not tried."""
+        """Reject an operation with its own fault, or else as not tried."""
         _, _, rejected, _ = self._validate(state, [operation], unreadable)
         self._reject_operation(operation, rejected[0][1] if rejected else Unavailable(otherwise))
 
@@ -317,7 +317,7 @@ class GroupCommit:
         if self._proof.is_given or state.seqno < 0:
             return True
         if record is None:
-            newest = self._follower.newest_record()
+            newest = self._follower.get_newest_record()
             # After a restore in place its slot is free, and to offer it would put it back behind the restored log.
             if not self._follower.past.check_tops(state):
                 self._follower.restart()
@@ -354,7 +354,7 @@ class GroupCommit:
 
         `after`: the result of `apply(state, record)`, which the follower adopts.
         """
-        began = self._follower.now()
+        began = self._follower.read_clocks()
         look = self._look_back.begin(state)
         winner = create_record(self._blob, record, self._clock, deadline_s=self._deadline_s)
         past_is_there = look(record if winner is None else None)
@@ -514,7 +514,7 @@ class GroupCommit:
         if any(
             not a.allow_future and is_clock_time(a, times, _get_upper(state, a.collection)) for a in operation.at_commit
         ):
-            error = self._follower.clock_check.error(state.seqno)
+            error = self._follower.clock_check.make_error(state.seqno)
             if error is not None:
                 raise error
 

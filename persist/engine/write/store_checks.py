@@ -168,7 +168,7 @@ class LookBack:
             try:
                 if looks is not None and (record is None or self._clock.monotonic_s() - began_s <= VALID_S):
                     return self._follower.past.check_fates([(top, look.result()) for top, look in looks])
-                return record is None or self.now(before)
+                return record is None or self.look(before)
             except LogReplaced:
                 raise
             except PersistError as error:
@@ -182,7 +182,7 @@ class LookBack:
 
         return end
 
-    def now(self, before: State) -> bool:
+    def look(self, before: State) -> bool:
         """Look for the newest record of a state, and for the records that `begin` looks for, if that is due.
 
         Returns:

@@ -56,9 +56,9 @@ class Unclosed:
         self._collected.detach()
         _registry.remove(self)
 
-    def pending(self) -> str:
+    def describe_pending(self) -> str:
         """Describe the submitted operations that are not done."""
-        count, names = (0, ()) if self.committer is None else self.committer.pending()
+        count, names = (0, ()) if self.committer is None else self.committer.list_pending()
         if not count:
             return "nothing was pending"
         of = f" of {', '.join(map(repr, names))}" if names else ""
@@ -134,7 +134,7 @@ def _finish_dropped(unclosed: Unclosed) -> None:
     """Let a client that was collected finish by itself, and warn."""
     if unclosed.pid != os.getpid():
         return
-    pending = unclosed.pending()
+    pending = unclosed.describe_pending()
     if unclosed.committer is not None:
         unclosed.committer.request_stop()
     # Those who have something to finish stay in the registry until the process ends, but nothing else of a client does.
@@ -157,9 +157,9 @@ def _warn(url: str, pending: str) -> None:
 def _finish_all() -> None:
     """Wait for the operations of this process, and report their errors."""
     unclosed, ledgers = _registry.collect()
-    left_open = [(client.url, client.pending()) for client in unclosed if not client.is_shared]
+    left_open = [(client.url, client.describe_pending()) for client in unclosed if not client.is_shared]
     for lost in _wait_for_clients(unclosed):
-        _print(f"persist: {lost.url}: {lost.pending()} when the process ended, and may be lost")
+        _print(f"persist: {lost.url}: {lost.describe_pending()} when the process ended, and may be lost")
         _registry.has_failed = True
     for ledger in ledgers:
         _report_errors(ledger.url, ledger.take())
@@ -180,7 +180,7 @@ def _wait_for_clients(unclosed: Sequence[Unclosed]) -> list[Unclosed]:
                 continue
             left_s = began_s + client.timeout_s - time.monotonic()
             _print(
-                f"persist: {client.url}: {client.pending()}; finishing for {max(0, left_s):.0f} s at most, "
+                f"persist: {client.url}: {client.describe_pending()}; finishing for {max(0, left_s):.0f} s at most, "
                 "Ctrl-C gives up"
             )
             client.committer.settle(max(0.0, left_s))

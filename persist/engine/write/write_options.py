@@ -58,13 +58,13 @@ class WriteOptions:
             )
         if not all(is_storable_text(text) for item in texts.items() for text in item):
             raise InvalidUsage(f"metadata={self.metadata!r:.200} is not a dict of texts: give each value as a str")
-        check_note(self.notes([""])[0])
+        check_note(self.make_notes([""])[0])
 
     def to_arguments(self) -> dict[str, Any]:
         """Return the options as arguments of a method that writes."""
         return {name: getattr(self, name) for name in self.__slots__}
 
-    def notes(self, collections: Iterable[str]) -> list[kinds.Note]:
+    def make_notes(self, collections: Iterable[str]) -> list[kinds.Note]:
         """Return the steps that let the log keep the message and metadata with each of the collections."""
         if self.message is None and not self.metadata:
             return []

@@ -347,7 +347,7 @@ class _Copier:
         Raises:
             MissingBlob: something is not there any more.
         """
-        newest = self._names.newest()
+        newest = self._names.get_newest_checkpoint()
         if newest is not None and newest.checkpoint.seqno > state.seqno:  # It was made since the state was read.
             raise MissingBlob(newest.pointer.blob, "a newer state has been stored", "read it")
         self._missing.clear()

@@ -6,7 +6,7 @@ of the store that still contains erased data. Traces outside the store cannot be
 """
 
 from persist.services.erase.erasure import ErasureReport, erase, find_mentions, format_mentions, select_records
-from persist.services.erase.pending_erasures import finish_old
+from persist.services.erase.pending_erasures import complete_old
 from persist.services.erase.traces import Trace, Traces, find_traces, receipt_digest
 
 __all__ = ["ErasureReport", "Trace", "Traces", "receipt_digest"]

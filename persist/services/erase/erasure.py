@@ -59,7 +59,7 @@ from persist.engine.read.results.snapshot import build_filter
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
 from persist.services.erase.derived import find_relatives, list_family, list_longer_views, list_unfollowed
-from persist.services.erase.pending_erasures import PendingErasures, PendingTable, make_pending_steps, settle_all
+from persist.services.erase.pending_erasures import PendingErasures, PendingTable, complete_all, make_pending_steps
 from persist.services.publish import REPLACES, delete_abandoned
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def select_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRec
         if not schema.key_names:
             raise InvalidUsage(f"collection {handle.name!r} has no key columns: erase by a condition, where=")
         return ErasedRecords(find_distinct_keys(keys, schema), None)
-    return ErasedRecords.matching(build_filter(schema, where), schema)
+    return ErasedRecords.select_by_condition(build_filter(schema, where), schema)
 
 
 def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reason: str) -> ErasureReport:
@@ -157,7 +157,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
 
         def erase_once() -> ErasureReport:
             reads_blobs = next(attempts) >= BRIEF_ATTEMPTS
-            with engine.follower.looks.once():
+            with engine.follower.looks.share_look():
                 prepared = work.plan_erasure()
             if prepared is None:
                 return ErasureReport(handle.name)
@@ -176,7 +176,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
     with note_on_error(lambda: f"{report}. {after}"):
         if report.seqno is not None:
             _write_checkpoint(engine)
-        settle_all(engine)
+        complete_all(engine)
         for relative in list_family(handle):
             delete_abandoned(relative)
         unerased = {copied.name for copied in list_unfollowed(handle)} | {*list_longer_views(list_family(handle))} - {
@@ -191,7 +191,7 @@ def _write_checkpoint(engine: Engine) -> None:
     Without it, the next checkpoint of any client counts.
     """
     try:
-        write_checkpoint(engine.blob, *engine.follower.recent())
+        write_checkpoint(engine.blob, *engine.follower.get_recent_records())
     except PersistError as error:
         logger.warning("the checkpoint after an erasure was not made: %s", error)
 
@@ -337,7 +337,7 @@ class _ErasureAttempts:
         engine = handle.engine
         writer = engine.writer("erase")
         if handle.id not in self._erasers:
-            maker = writer.local_part_maker(self._stop)
+            maker = writer.make_local_part_maker(self._stop)
             part_writer = writer.part_writer()
             self._erasers[handle.id] = PartEraser(handle.id, self._records, maker, part_writer, engine.reader)
         eraser, by, at_ms = self._erasers[handle.id], writer.committer.writer_name, engine.clock.wall_ms()

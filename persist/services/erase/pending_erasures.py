@@ -77,13 +77,13 @@ def make_pending_steps(owed: PendingErasures) -> tuple[list[Step], dict[str, str
     return steps, names
 
 
-def settle_all(engine: Engine) -> None:
+def complete_all(engine: Engine) -> None:
     """Do all pending work of erasures; raise the first error at the end."""
     with collect_errors() as attempt:
         engine.follower.refresh()
         for name, id_ in engine.follower.apply_to_state(lambda state: [*state.ids.iterate_prefix(OWED_PREFIX)]):
             with attempt(), suppress(CollectionNotFound):  # Another one has done it.
-                finish(engine, engine.follower.require(id_, name))
+                complete_erasure(engine, engine.follower.require(id_, name))
 
 
 @contextmanager
@@ -103,14 +103,14 @@ def collect_errors() -> Iterator[Callable[[], AbstractContextManager[None]]]:
         raise errors[0]
 
 
-def finish_old(engine: Engine, contents: CollectionState) -> None:
+def complete_old(engine: Engine, contents: CollectionState) -> None:
     """Do a hidden collection's pending work, unless its creator probably does."""
     owed = _decode_owed(contents)
     if engine.clock.wall_ms() - owed.at_ms >= 1000 * PATIENCE_S:
-        finish(engine, contents)
+        complete_erasure(engine, contents)
 
 
-def finish(engine: Engine, contents: CollectionState) -> None:
+def complete_erasure(engine: Engine, contents: CollectionState) -> None:
     """Do a hidden collection's pending work and drop it; keep it on failure."""
     owed = _decode_owed(contents)
     with collect_errors() as attempt:

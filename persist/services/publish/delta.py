@@ -116,7 +116,7 @@ class DeltaTable:
         self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool, options: Mapping[str, str]
     ) -> list[Deletes | None]:
         """Store deletion vectors that changed, in one blob; return their places."""
-        key, _ = make_vectors_key(self._handle.id, self._handle.engine.follower.next_seqno())
+        key, _ = make_vectors_key(self._handle.id, self._handle.engine.follower.find_next_seqno())
         blob, deletes = bytearray(VERSION), list[Deletes | None]()
         rows_by_deletes = self._read_omitted_rows([previous for _, previous in pieces if previous is not None])
         for file, previous in pieces:
@@ -147,7 +147,7 @@ class DeltaTable:
             }
         return rows
 
-    def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
+    def store_metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
         """Store the change feed of a version, if enabled; return its files.
 
         Only the log has the paths of the table's own files.
@@ -159,7 +159,7 @@ class DeltaTable:
         rows = read_change_rows(self._handle, publication.as_of, step.as_of, step.schema)
         if rows is None:
             return earlier
-        key, sink = make_part_key(self._handle.id, self._handle.engine.follower.next_seqno()), io.BytesIO()
+        key, sink = make_part_key(self._handle.id, self._handle.engine.follower.find_next_seqno()), io.BytesIO()
         pq.write_table(rows, sink, compression="zstd")
         self._blob.set(key, sink.getvalue())
         return (key, *earlier)
@@ -175,7 +175,7 @@ class DeltaTable:
         if head is not None and self.mark(publication.id) not in head:
             raise make_foreign_error(f"{self._blob.url}/{key}", contents.name)
         if head is None and publication.version and publication.version % CHECKPOINT_EVERY == 0:
-            checkpoint, last = checkpoint_keys(contents.id, publication.version)
+            checkpoint, last = make_checkpoint_keys(contents.id, publication.version)
             for name, data in zip((checkpoint, last), encode_checkpoint(contents, publication, now_ms), strict=True):
                 self._blob.set(name, data)
             self._delete_old_versions(publication.version - 2 * CHECKPOINT_EVERY)
@@ -184,7 +184,7 @@ class DeltaTable:
         """Return the marker in the first line of each version."""
         return f'"persist.table":"{table}"'.encode()
 
-    def visible_since_s(self, publication: Publication) -> float | None:
+    def find_visible_since_s(self, publication: Publication) -> float | None:
         """Return when the present version was written, or None."""
         listed = self._blob.list(log_key(self._handle.id, publication.version))
         return next((entry.modified_s for entry in listed), None)
@@ -197,7 +197,7 @@ class DeltaTable:
 
     def _delete_old_versions(self, version: int) -> None:
         """Delete the log's files before the checkpoint at `version`."""
-        end, _ = checkpoint_keys(self._handle.id, max(0, version))
+        end, _ = make_checkpoint_keys(self._handle.id, max(0, version))
         listed = (entry.key for entry in self._blob.list(f"{get_table_root(self._handle.id)}_delta_log/"))
         delete_all(
             self._blob, [key for key in listed if is_table_key(key, self._handle.id) and key < end and version > 0]
@@ -213,7 +213,7 @@ def log_key(collection: str, version: int) -> str:
     return f"{get_table_root(collection)}_delta_log/{version:020d}.json"
 
 
-def checkpoint_keys(collection: str, version: int) -> tuple[str, str]:
+def make_checkpoint_keys(collection: str, version: int) -> tuple[str, str]:
     """Return the keys of a checkpoint, and of the pointer to it."""
     folder = f"{get_table_root(collection)}_delta_log/"
     return f"{folder}{version:020d}.checkpoint.parquet", f"{folder}_last_checkpoint"

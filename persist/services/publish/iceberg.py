@@ -125,14 +125,14 @@ class IcebergTable:
         vectors = [encode_rows(rows) for _, rows in changed]
         paths = [self.format_url(part.blob) for part, _ in changed]
         data, starts = encode_puffin([*zip(paths, vectors, (len(rows) for _, rows in changed), strict=True)])
-        key, _ = make_vectors_key(self._handle.id, self._handle.engine.follower.next_seqno(), len(data))
+        key, _ = make_vectors_key(self._handle.id, self._handle.engine.follower.find_next_seqno(), len(data))
         self._blob.set(key, data)
         places = zip(starts, vectors, changed, strict=True)
         return [Deletes(key, start, len(vector), len(rows)) for start, vector, (_, rows) in places]
 
     def _store_deletes(self, part: Part, rows: Rows) -> Deletes:
         """Store the omitted rows of a part as a file of position deletes."""
-        key = make_part_key(self._handle.id, self._handle.engine.follower.next_seqno())
+        key = make_part_key(self._handle.id, self._handle.engine.follower.find_next_seqno())
         paths = pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int8), [self.format_url(part.blob)]).cast(
             pa.string()
         )
@@ -153,7 +153,7 @@ class IcebergTable:
         rows: Rows = pq.read_table(pa.BufferReader(data), columns=["pos"])["pos"].to_numpy()
         return rows
 
-    def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
+    def store_metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
         """Store a version's manifest list and manifests; return their keys, the list first."""
         return Manifests(self._handle, contents, step, self.format_url).store()
 
@@ -191,7 +191,7 @@ class IcebergTable:
         """Return the marker in each metadata file."""
         return f'"table-uuid":"{UUID(table)}"'.encode()
 
-    def visible_since_s(self, publication: Publication) -> float | None:
+    def find_visible_since_s(self, publication: Publication) -> float | None:
         """Return when the present version's metadata was written, or None."""
         listed = self._blob.list(f"{get_table_root(self._handle.id)}metadata/v{publication.version + 1}.metadata.json")
         return next((entry.modified_s for entry in listed), None)

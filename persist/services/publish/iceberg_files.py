@@ -282,7 +282,7 @@ class Manifests:
         return (key, *keys)
 
     def _key(self) -> str:
-        return make_manifest_key(self._handle.id, self._handle.engine.follower.next_seqno())
+        return make_manifest_key(self._handle.id, self._handle.engine.follower.find_next_seqno())
 
     def _make_manifest_entry(self, file: PublishedFile, described: Any) -> Any:
         """Return the manifest entry of a file, added now or existing."""

@@ -207,7 +207,9 @@ class Planner:
             current = self._read_newest(contents, changes, unlisted, listed, touched, reader)
             if current is None:
                 lookup = Lookup(scan)
-                current = lookup.contents(lookup.to_lookup_keys(pa.Table.from_batches([touched.batch])), "diff", reader)
+                current = lookup.read_contents(
+                    lookup.to_lookup_keys(pa.Table.from_batches([touched.batch])), "diff", reader
+                )
             files += self._store_records([current], scan, reader)
         return Plan(newest, count_erasures(contents), scan.as_of, files, [], is_anew=False)
 

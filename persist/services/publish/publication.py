@@ -105,7 +105,7 @@ class TableFormat(Protocol):
     ) -> list[Deletes | None]:
         """Store deleted rows of files; return their place for each file."""
 
-    def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
+    def store_metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
         """Store a version's file lists in the format's own blobs; return their keys."""
 
     def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
@@ -120,7 +120,7 @@ class TableFormat(Protocol):
     def url(self, contents: CollectionState, publication: Publication) -> str:
         """Return the URL by which readers find the table."""
 
-    def visible_since_s(self, publication: Publication) -> float | None:
+    def find_visible_since_s(self, publication: Publication) -> float | None:
         """Return when the present version became visible, by the store's clock, or None."""
 
 
@@ -409,7 +409,7 @@ class Attempt:
             options=self.options,
             digest=digest,
         )
-        metadata = self._format.metadata(contents, step)
+        metadata = self._format.store_metadata(contents, step)
         self._blobs += [key for key in metadata if publication is None or key not in publication.metadata]
         step = msgspec.structs.replace(step, metadata=metadata, blobs=tuple(self._blobs))
         return msgspec.structs.replace(step, unused=list_unused_blobs(contents, step))
@@ -537,8 +537,8 @@ def _find_due_time(engine: Engine, contents: CollectionState, table: str, public
     span = _SPAN.fullmatch(every)
     if span is None:
         return time if every == "seal" else None
-    shown_at = make_format(open_handle(engine, contents, contents.schema), table, publication.options).visible_since_s(
-        publication
-    )
+    shown_at = make_format(
+        open_handle(engine, contents, contents.schema), table, publication.options
+    ).find_visible_since_s(publication)
     is_old = shown_at is None or engine.clock.wall_ms() / 1000 - shown_at >= int(span[1]) * UNITS_S[span[2]]
     return time if is_old else None

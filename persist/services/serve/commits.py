@@ -45,7 +45,7 @@ class Room:
         self._lock = threading.Lock()
 
     @contextmanager
-    def of(self, count: int) -> Iterator[None]:
+    def reserve(self, count: int) -> Iterator[None]:
         """Keep room for so many bytes. Raises Unavailable: there is none now."""
         with self._lock:
             if count > self.left:
@@ -105,11 +105,11 @@ class CommitsForOthers:
         """Queue an operation; return its future, or None if it stays in doubt, so that the client reads the log."""
         id_ = Submission(request.submitter, asking.number, request.after, is_own=False)
         try:
-            return self._committer.submit(self._steps(asking), dict(asking.names), id_)
+            return self._committer.submit(self._make_steps(asking), dict(asking.names), id_)
         except (ValueError, PersistError):
             return None
 
-    def _steps(self, asking: Asking) -> list[Step]:
+    def _make_steps(self, asking: Asking) -> list[Step]:
         try:
             return decode_steps(asking, self._follower.load)
         except ValueError:

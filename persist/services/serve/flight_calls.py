@@ -115,7 +115,7 @@ class FlightCalls:
 
     def _make_handler(self, details: "grpc.HandlerCallDetails") -> "grpc.RpcMethodHandler | None":
         """Return the handler of a call after a check of its token."""
-        rights = self._tokens.rights(details.invocation_metadata)
+        rights = self._tokens.find_rights(details.invocation_metadata)
         if not rights:
             return grpc.stream_stream_rpc_method_handler(_refuse)
         method = self._methods.get(details.method)
@@ -200,7 +200,7 @@ def end_call(context: "grpc.ServicerContext") -> None:
         call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], "it was too slow")
 
 
-def schema_message(schema: pa.Schema) -> bytes:
+def make_schema_message(schema: pa.Schema) -> bytes:
     """Return the message that begins a stream of data."""
     return encode_fields((DATA_HEADER, memoryview(pa.ipc.read_message(schema.serialize()).metadata)))
 
@@ -295,7 +295,7 @@ class BlobCalls:
             return self._send_value(decode_message(body, BlobGet))
         if what == "blob.list":
             page = decode_message(body, BlobListPage)
-            return iter([self._answer(lambda: self._page(page), lambda failure: BlobPage([], failure))])
+            return iter([self._answer(lambda: self._list_page(page), lambda failure: BlobPage([], failure))])
         if what == "blob.delete":
             keys = decode_message(body, BlobDelete).keys
             if len(keys) > SERVED_DELETE_KEYS:
@@ -328,7 +328,7 @@ class BlobCalls:
         finally:
             self._turns.release()
 
-    def _page(self, wanted: BlobListPage) -> BlobPage:
+    def _list_page(self, wanted: BlobListPage) -> BlobPage:
         entries: Iterator[BlobEntry] = islice(self._blob.list(wanted.prefix, wanted.start_after), LIST_PAGE_ENTRIES)
         return BlobPage([(entry.key, entry.bytes, entry.modified_s) for entry in entries])
 
@@ -343,7 +343,7 @@ class BlobCalls:
         try:
             delete_all(self._blob, keys)
         except NotDeleted as error:
-            return BlobHead(failed={key: self._failure(cause) for key, cause in error.failed.items()})
+            return BlobHead(failed={key: self._make_failure(cause) for key, cause in error.failed.items()})
         return BlobHead(found=True)
 
     def _answer(
@@ -355,7 +355,7 @@ class BlobCalls:
         try:
             return msgspec.json.encode(do())
         except PersistError as error:
-            return msgspec.json.encode(failed(self._failure(error)))
+            return msgspec.json.encode(failed(self._make_failure(error)))
 
-    def _failure(self, error: PersistError) -> WrittenError:
+    def _make_failure(self, error: PersistError) -> WrittenError:
         return STORE_ERRORS.encode_error(error, partial(hide_location, url=self._blob.url))

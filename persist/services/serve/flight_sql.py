@@ -161,13 +161,15 @@ class FlightSql:
             return None
         fields = group_fields(unpack_command(body)[1])
         if what == "CancelQuery":
-            return _any("ActionCancelQueryResult", encode_fields((1, self._cancel_queries(fields.get(1, b"")))))
+            return _pack_any("ActionCancelQueryResult", encode_fields((1, self._cancel_queries(fields.get(1, b"")))))
         if what == "ClosePreparedStatement":
             self._prepared.take(handle := fields.get(1, b""))
             if (answer := self._bound.take(handle)) is not None:
                 answer.close()
             return b""
-        return _any("ActionCreatePreparedStatementResult", self._prepare_statement(_decode_text(fields.get(1, b""))))
+        return _pack_any(
+            "ActionCreatePreparedStatementResult", self._prepare_statement(_decode_text(fields.get(1, b"")))
+        )
 
     def put(self, requests: Iterator[bytes]) -> bytes:
         """Store the parameters of a prepared statement, and return the message for the client."""
@@ -202,15 +204,15 @@ class FlightSql:
     def _bind(self, statement: _Statement, handle: bytes) -> tuple[pa.Schema, bytes]:
         """Return the columns of a statement, and a ticket for what it reads now; keep its answer."""
         row = (_decode_parameters(statement) or [[]])[0]
-        with self._queries.turn():
+        with self._queries.wait_for_turn():
             answer = self._take_newest(handle)
             if answer is None:
-                answer = self._queries.ask(statement.sql, row)
+                answer = self._queries.run(statement.sql, row)
             elif row:
                 answer.bind(row)
         schema, times = answer.schema, [([*path], at) for path, at in answer.times.items()]
         contents = msgspec.json.encode(msgspec.structs.replace(statement, times=times))
-        ticket = _any("TicketStatementQuery", encode_fields((1, contents)))
+        ticket = _pack_any("TicketStatementQuery", encode_fields((1, contents)))
         self._bound.put(ticket, answer)
         return schema, ticket
 
@@ -233,7 +235,7 @@ class FlightSql:
                 answer.close()
                 answer = None
             if answer is None:
-                answer = self._queries.ask(statement.sql, rows[0], {tuple(path): at for path, at in statement.times})
+                answer = self._queries.run(statement.sql, rows[0], {tuple(path): at for path, at in statement.times})
         except BaseException:
             self._turns.release()
             raise
@@ -265,11 +267,11 @@ class FlightSql:
 
     def _prepare_statement(self, sql: str) -> bytes:
         """Store a prepared statement; return its handle and columns."""
-        count = self._queries.parameters(sql)
+        count = self._queries.count_parameters(sql)
         schema, handle = b"", uuid.uuid4().hex.encode()
         try:
-            with self._queries.turn():
-                answer = self._queries.ask(sql, [None] * count)
+            with self._queries.wait_for_turn():
+                answer = self._queries.run(sql, [None] * count)
             schema = answer.schema.serialize().to_pybytes()
             self._bound.put(handle, answer)
         except InvalidUsage:
@@ -290,7 +292,7 @@ class FlightSql:
     def _cancel_queries(self, info: bytes) -> int:
         """End the queries of a FlightInfo; return whether any ran."""
         try:
-            tickets = [endpoint.ticket.ticket for endpoint in flight.FlightInfo.deserialize(info).endpoints]
+            tickets = [endpoint.take_ticket.take_ticket for endpoint in flight.FlightInfo.deserialize(info).endpoints]
         except pa.ArrowException as error:
             raise ValueError("the query to cancel is not a FlightInfo") from error
         with self._lock:
@@ -309,7 +311,7 @@ def unpack_command(message: bytes) -> tuple[str, bytes]:
     return kind.removeprefix(_PREFIX), fields.get(2, b"")
 
 
-def _any(kind: str, message: bytes) -> bytes:
+def _pack_any(kind: str, message: bytes) -> bytes:
     return encode_fields((1, (_PREFIX + kind).encode()), (2, message))
 
 
@@ -328,7 +330,7 @@ def _read_table(first: dict[int, bytes], requests: Iterator[bytes]) -> pa.Table:
     """Return the table that messages of data make, of which the first is there."""
     pieces: list[bytes] = []
     length = 0
-    for fields in itertools.chain([first], map(group_fields, _until_end(requests))):
+    for fields in itertools.chain([first], map(group_fields, _iterate_until_end(requests))):
         header, body = fields.get(DATA_HEADER, b""), fields.get(DATA_BODY, b"")
         if header:
             padded = header + bytes(-len(header) % 8)
@@ -353,7 +355,7 @@ def _decode_table(data: bytes) -> pa.Table:
         raise ValueError(f"the parameters are not an Arrow table: {error}") from error
 
 
-def _until_end(requests: Iterator[bytes]) -> Iterator[bytes]:
+def _iterate_until_end(requests: Iterator[bytes]) -> Iterator[bytes]:
     """Yield messages until the client ends the upload."""
     with contextlib.suppress(ValueError):
         yield from requests

@@ -97,7 +97,7 @@ class Gate:
             # A load of the catalog publishes, so a page of another site must not cause one.
             if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or "origin" in headers:
                 return 403, "This answers no pages of other sites."
-        if endpoint is not None and RIGHTS[endpoint] not in self.tokens.rights(headers.items()):
+        if endpoint is not None and RIGHTS[endpoint] not in self.tokens.find_rights(headers.items()):
             return 401, "The token is missing or wrong: send Authorization: Bearer TOKEN."
         return None
 

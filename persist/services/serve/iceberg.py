@@ -125,28 +125,28 @@ class _Routes:
         async def respond(request: Request) -> Response:
             try:
                 if refusal := self._gate.refuse(request, None if is_open else "iceberg"):
-                    return _error(refusal[0], _KINDS[refusal[0]], refusal[1])
+                    return _make_error(refusal[0], _KINDS[refusal[0]], refusal[1])
                 body = await _decode_body(request)
                 return await run_in_threadpool(endpoint, request, body)
             except _Refused as error:
-                return _error(error.code, error.kind, str(error))
+                return _make_error(error.code, error.kind, str(error))
             except NotListed as error:
                 missing = "Table" if "table" in request.path_params else "Namespace"
-                return _error(404, f"NoSuch{missing}Exception", str(error))
+                return _make_error(404, f"NoSuch{missing}Exception", str(error))
             except PersistError as error:
                 code = encode_error(error, hidden="").http
-                return _error(code, _KINDS.get(code, "InternalServerError"), str(error))
+                return _make_error(code, _KINDS.get(code, "InternalServerError"), str(error))
 
         return respond
 
     async def _refuse(self, request: Request, error: HTTPException) -> Response:
         if error.status_code == 405 or request.method not in ("GET", "HEAD"):
-            return _error(
+            return _make_error(
                 406,
                 "UnsupportedOperationException",
                 "This catalog is read only: write with persist, and the next load of the table shows it.",
             )
-        return _error(error.status_code, "NotFoundException", f"There is no endpoint {request.url.path[:200]}.")
+        return _make_error(error.status_code, "NotFoundException", f"There is no endpoint {request.url.path[:200]}.")
 
     def _config(self, request: Request, body: bytes) -> Response:
         return JSONResponse({"defaults": {}, "overrides": {}, "endpoints": ENDPOINTS})
@@ -155,17 +155,17 @@ class _Routes:
         """Answer a request for an OAuth token."""
         form = {name: values[0] for name, values in parse_qs(body.decode("latin-1")).items()}
         if form.get("grant_type") != "client_credentials":
-            return _oauth_error("unsupported_grant_type", "The grant_type has to be client_credentials.")
+            return _make_oauth_error("unsupported_grant_type", "The grant_type has to be client_credentials.")
         secret = form.get("client_secret", "")
-        if not self._gate.tokens.rights([("authorization", f"Bearer {secret}")]):
-            return _oauth_error("invalid_client", "The client_secret has to be the token of the server.")
+        if not self._gate.tokens.find_rights([("authorization", f"Bearer {secret}")]):
+            return _make_oauth_error("invalid_client", "The client_secret has to be the token of the server.")
         token_type = "urn:ietf:params:oauth:token-type:access_token"
         granted = {"access_token": secret, "token_type": "bearer", "issued_token_type": token_type}
         return JSONResponse(granted, headers=NOT_STORED)
 
     def _answer_namespaces(self, request: Request, body: bytes) -> Response:
         """Answer with the namespaces."""
-        parent = _levels(request.query_params.get("parent", ""))
+        parent = _parse_levels(request.query_params.get("parent", ""))
         page, following = _cut_page(request, self._catalog.namespaces(parent))
         return JSONResponse({"namespaces": page, "next-page-token": following})
 
@@ -234,10 +234,10 @@ async def _decode_body(request: Request) -> bytes:
 
 
 def _parse_namespace(request: Request) -> Namespace:
-    return _levels(request.path_params["namespace"])
+    return _parse_levels(request.path_params["namespace"])
 
 
-def _levels(text: str) -> Namespace:
+def _parse_levels(text: str) -> Namespace:
     return tuple(text.split(SEPARATOR)) if text else ()
 
 
@@ -257,9 +257,9 @@ def _cut_page(request: Request, listed: Sequence[Any]) -> tuple[Sequence[Any], s
     return listed[start:end], str(end) if end < len(listed) else None
 
 
-def _error(code: int, kind: str, message: str) -> Response:
+def _make_error(code: int, kind: str, message: str) -> Response:
     return JSONResponse({"error": {"message": message, "type": kind, "code": code}}, code)
 
 
-def _oauth_error(kind: str, message: str) -> Response:
+def _make_oauth_error(kind: str, message: str) -> Response:
     return JSONResponse({"error": kind, "error_description": message}, 401 if kind == "invalid_client" else 400)

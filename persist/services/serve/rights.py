@@ -67,7 +67,7 @@ class Tokens:
         """Whether callers without a token may do nothing."""
         return not self._rights_of_all
 
-    def rights(self, headers: Iterable[tuple[str, str | bytes]]) -> set[Right]:
+    def find_rights(self, headers: Iterable[tuple[str, str | bytes]]) -> set[Right]:
         """Return what a call with such headers may do."""
         sent = [value for name, value in headers if name.lower() == "authorization"]
         first = sent[0] if len(sent) == 1 else b""
@@ -85,7 +85,7 @@ class Tokens:
         """
         if endpoint not in RIGHTS:
             raise ValueError(f"there is no {endpoint[:200]!r}")
-        if RIGHTS[endpoint] not in self.rights(headers):
+        if RIGHTS[endpoint] not in self.find_rights(headers):
             raise NotAllowed(
                 'this token lets read only: open the location with mode="read", or give the token that the server has '
                 "for writing"

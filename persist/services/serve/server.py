@@ -39,7 +39,7 @@ from persist.services.serve.flight_calls import (
     Method,
     encode_batch,
     end_call,
-    schema_message,
+    make_schema_message,
 )
 from persist.services.serve.flight_sql import SQL_ACTIONS, FlightSql
 from persist.services.serve.messages import (
@@ -178,7 +178,7 @@ class Server(Closes):
         hub = self._hub
         while not hub.is_closed:
             try:
-                seqno = self._follower.wait_for(self._newer, LOOK_S)
+                seqno = self._follower.wait_for(self._find_newer_seqno, LOOK_S)
             except ClientClosed:
                 return
             except PersistError as error:
@@ -192,7 +192,7 @@ class Server(Closes):
                     hub.changed.notify_all()
             self._end_slow_streams()
 
-    def _newer(self) -> int | None:
+    def _find_newer_seqno(self) -> int | None:
         seqno = self._follower.state.seqno
         return seqno if seqno > self._hub.seqno or self._hub.is_closed else None
 
@@ -219,14 +219,14 @@ class Server(Closes):
 
     def _handle_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Yield the answer of a ticket: a query or a listen."""
-        ticket = _parse_message(flight.Ticket, next(requests)).ticket
-        schema, close, rows = self._speaking_sql().open_ticket(ticket, context)
+        ticket = _parse_message(flight.Ticket, next(requests)).take_ticket
+        schema, close, rows = self._get_flight_sql().open_ticket(ticket, context)
         try:
             stream = self._register_stream(close, partial(end_call, context))
         except BaseException:
             close()
             raise
-        yield from _guard(itertools.chain([schema_message(schema)], _slice(rows)), stream, self._hub)
+        yield from _guard(itertools.chain([make_schema_message(schema)], _slice(rows)), stream, self._hub)
 
     def _handle_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Yield the results of an action."""
@@ -260,11 +260,11 @@ class Server(Closes):
             return
         length = decode_message(command, CommitRequest).commit
         commits = self._require_part(self._commits, COMMITS)
-        with commits.room.of(length):
+        with commits.room.reserve(length):
             yield encode_fields((METADATA, commits.answer_request(_receive_bytes(length, message, requests))))
 
     def _do_put(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        yield self._speaking_sql().put(requests)
+        yield self._get_flight_sql().put(requests)
 
     def _list_actions(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         kinds = [
@@ -302,12 +302,12 @@ class Server(Closes):
         assert self._store is not None
         if not 0 <= put.bytes <= SERVED_PUT_BYTES_MAX:
             raise ValueError(f"a value of {put.bytes:,} bytes is not taken: at most {SERVED_PUT_BYTES_MAX:,} are")
-        with self._putting.of(put.bytes):
+        with self._putting.reserve(put.bytes):
             value = _receive_bytes(put.bytes, first, requests)
             _drain(requests)
             return self._store.put(put, value)
 
-    def _speaking_sql(self) -> FlightSql:
+    def _get_flight_sql(self) -> FlightSql:
         return self._require_part(self._sql, "speak SQL: it needs serve(sql=True)")
 
     def _require_part(self, part: T | None, lacks: str) -> T:
@@ -320,7 +320,7 @@ class Server(Closes):
 
     def _describe(self, requests: Iterator[bytes]) -> flight.FlightInfo:
         descriptor = _parse_message(flight.FlightDescriptor, next(requests))
-        return self._speaking_sql().info(descriptor.command or b"")
+        return self._get_flight_sql().info(descriptor.command or b"")
 
     def _register_stream(self, close: Callable[[], object], end: Callable[[], object]) -> _Stream:
         """Count one more open stream, if there is room."""

@@ -109,7 +109,7 @@ def _answer_infos(queries: Queries, request: Asked) -> pa.RecordBatch:
 def _answer_schemas(queries: Queries, request: Asked) -> pa.RecordBatch:
     """Answer a question about the schemas."""
     fits = _make_matcher(request.texts.get(2))
-    schemas = [schema for schema in dict.fromkeys(about.schema for about in queries.tables()) if fits(schema)]
+    schemas = [schema for schema in dict.fromkeys(about.schema for about in queries.list_tables()) if fits(schema)]
     return _make_batch(
         _SCHEMAS, [[catalog, schema] for catalog in _match_catalogs(queries, request) for schema in schemas]
     )
@@ -123,7 +123,7 @@ def _answer_tables(queries: Queries, request: Asked) -> pa.RecordBatch:
         request.every.get(4),
     )
     rows = []
-    for about in queries.tables():
+    for about in queries.list_tables():
         kind = "VIEW" if about.is_view else "TABLE"
         if fits_schema(about.schema) and fits_table(about.table) and (kinds is None or kind in kinds):
             rows.append([about.schema, about.table, kind, about.columns.serialize().to_pybytes()])
@@ -138,7 +138,7 @@ def _answer_keys(queries: Queries, request: Asked) -> pa.RecordBatch:
     catalog, schema, table = request.texts.get(1), request.texts.get(2), request.texts.get(3)
     rows = [
         [catalog, about.schema, about.table, column, None, at]
-        for about in queries.tables()
+        for about in queries.list_tables()
         if about.table == table and schema in (None, about.schema)
         for at, column in enumerate(about.key, 1)
     ]
@@ -162,10 +162,10 @@ def _match_catalogs(queries: Queries, request: Asked) -> list[str]:
     """Return the requested catalogs: the named one, which may be any time, or all with a name."""
     catalog = request.texts.get(1)
     return (
-        queries.catalogs()
+        queries.list_catalogs()
         if catalog is None
         else [catalog]
-        if catalog.startswith("@") or catalog in queries.catalogs()
+        if catalog.startswith("@") or catalog in queries.list_catalogs()
         else []
     )
 
@@ -194,7 +194,7 @@ ANSWERS: dict[str, tuple[pa.Schema, Answer]] = {
     "CommandGetSqlInfo": (_INFO, _answer_infos),
     "CommandGetCatalogs": (
         _CATALOGS,
-        lambda queries, _: _make_batch(_CATALOGS, [[name] for name in queries.catalogs()]),
+        lambda queries, _: _make_batch(_CATALOGS, [[name] for name in queries.list_catalogs()]),
     ),
     "CommandGetDbSchemas": (_SCHEMAS, _answer_schemas),
     "CommandGetTables": (_TABLES, _answer_tables),

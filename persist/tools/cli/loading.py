@@ -97,7 +97,7 @@ def check_rows(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[i
             rows += len(piece)
             done(len(piece))
     if misfits.count and not skip_bad:
-        raise misfits.error(file.name, rows, "Nothing was written: mend them, or say --skip-bad to leave them out")
+        raise misfits.make_error(file.name, rows, "Nothing was written: mend them, or say --skip-bad to leave them out")
     if misfits.count:
         print_remark(f"Left out: {misfits.count:,} of {rows + misfits.count:,} rows of {file.name}\n{misfits}")
     return rows, misfits.count
@@ -145,7 +145,7 @@ def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, p
 
 
 def _has_token(handle: CollectionHandle, contents: CollectionState | None, token: str) -> bool:
-    return contents is not None and handle.remembers(contents, token)
+    return contents is not None and handle.remembers_token(contents, token)
 
 
 def _write_piece(
@@ -168,7 +168,7 @@ def has_begun(collection: "persist.Collection", file: RowFile, plan: Plan, token
     """
     first = f"{plan.token or _build_token(collection, file, plan)}/0"
     contents = collection.handle.contents()
-    return any(collection.handle.remembers(contents, name) for name in {first, token or first})
+    return any(collection.handle.remembers_token(contents, name) for name in {first, token or first})
 
 
 def _resize_pieces(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:

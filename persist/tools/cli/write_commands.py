@@ -291,7 +291,7 @@ def overwrite(
         when = _parse_time(time)
         # Without a time, the same file may be written again on purpose: only a token marks a repetition.
         mark = token if when is None else token or build_overwrite_token(loaded, rows, when, (where, ignore, skip_bad))
-        is_done = loaded.handle.remembers(loaded.handle.contents(), mark)
+        is_done = loaded.handle.remembers_token(loaded.handle.contents(), mark)
         future = loaded.overwrite(
             read_rows(rows, columns), time=when, where=where, multiset=multiset, token=mark, allow_future=allow_future
         )

@@ -79,7 +79,7 @@ class Explorer:
         is_compacted = requested_start < start  # Changes at or before since are merged.
         _check_updates(facts, start, stop)
         if start >= stop:
-            empty = collection.handle.reading_schema(schema).arrow.empty_table()
+            empty = collection.handle.get_reading_schema(schema).arrow.empty_table()
             ends = {"from": str(start), "until": str(stop)}
             return {**ends, "more": False, "compacted": is_compacted, **format_cells(empty)}
         with collection.changes(start, stop, times="int", schema=schema, timeout_s=0) as updates:

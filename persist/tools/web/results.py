@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist
-from persist.compute.query import QueryLimits, QueryResult, check_reads
+from persist.compute.query import QueryLimits, QueryResult, check_is_query
 from persist.connect.egress.files import make_row_writer
 from persist.engine.read.results.result import ArrowResult
 from persist.tools.reports.surveys import Facts
@@ -85,7 +85,7 @@ class Results:
         ) as snapshot:
             at = snapshot.explain().as_of
             if key:
-                rows = snapshot.get(parse_key(key, collection.handle.reading_schema(schema))).slice(0, LIST_MAX)
+                rows = snapshot.get(parse_key(key, collection.handle.get_reading_schema(schema))).slice(0, LIST_MAX)
             elif sort:
                 _check_sorted(Facts(collection.handle.contents()), snapshot.schema, sort)
                 rows = _sort_rows(snapshot, sort, descending, offset + limit).slice(offset)
@@ -180,7 +180,7 @@ class Results:
         """Run a query unless too many run; close it at the end."""
         if len(sql) > QUERY_CHARS_MAX:
             raise persist.InvalidUsage(f"the query has {len(sql):,} characters, and the page takes {QUERY_CHARS_MAX:,}")
-        check_reads(sql, "the page")
+        check_is_query(sql, "the page")
         if not self._running.acquire(timeout=PATIENCE_S):
             raise persist.Unavailable(f"{QUERIES_AT_ONCE} queries run already: ask again when one has ended")
         try:

@@ -451,7 +451,7 @@ def test_other_processes_look_up_by_what_they_are_sent(facts: persist.Collection
     facts.write([(ROWS, (7919, 5))], time=1, seal=2).result()
     (path,) = plan_paths(facts.handle, facts.handle.get_known_state(), facts.schema, 1, ["id", "d"])
     sent = pickle.loads(pickle.dumps(path))
-    found = pa.concat_tables(sent.records(pa.table({"d": [7919]}), facts.handle.engine.reader()))
+    found = pa.concat_tables(sent.find_records(pa.table({"d": [7919]}), facts.handle.engine.reader()))
     assert sorted(found["id"].to_pylist()) == sorted(row["id"] for row in plain(facts, "d = 7919"))
 
 
@@ -487,7 +487,7 @@ def test_an_index_that_is_not_made_leaves_nothing(facts: persist.Collection, mon
         raise RuntimeError("the process dies")
 
     with monkeypatch.context() as patched:
-        patched.setattr("persist.compute.index.maintenance._seal", fail)
+        patched.setattr("persist.compute.index.maintenance._make_seal_step", fail)
         with pytest.raises(RuntimeError):
             facts.index("d")
     assert facts.indexes() == []

@@ -56,7 +56,7 @@ def asked(client: persist.Client, sql: str) -> list[Any]:
 )  # fmt: skip
 def test_collections_are_tables_of_the_catalog(client: persist.Client, sql: str, expected: list[Any]) -> None:
     assert asked(client, sql) == expected
-    answer = Queries(client.engine, QueryLimits()).ask(sql)
+    answer = Queries(client.engine, QueryLimits()).run(sql)
     assert answer.to_arrow().num_rows == len(expected)
     answer.close()
 

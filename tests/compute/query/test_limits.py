@@ -20,7 +20,7 @@ def test_a_query_ends_when_it_is_interrupted_at_whatever_moment() -> None:
     with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
         queries = Queries(client.engine, LIMITS)
         for _ in range(40):
-            answer = queries.ask(ENDLESS)
+            answer = queries.run(ENDLESS)
             began = threading.Event()
 
             def end(answer: object = answer, began: threading.Event = began) -> None:
@@ -40,7 +40,7 @@ def test_a_query_ends_when_it_is_interrupted_at_whatever_moment() -> None:
 
 def test_an_answer_that_is_closed_while_it_is_read_ends_the_reading() -> None:
     with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
-        answer = Queries(client.engine, LIMITS).ask(ENDLESS)
+        answer = Queries(client.engine, LIMITS).run(ENDLESS)
         closing = threading.Timer(0.05, answer.close)
         closing.start()
         with pytest.raises(InvalidUsage, match="its answer was closed"):
@@ -54,7 +54,7 @@ def test_only_so_many_queries_have_a_turn(monkeypatch: pytest.MonkeyPatch) -> No
     with persist.open(MemoryBlob()) as client:
         queries = Queries(client.engine, QueryLimits())
         refused = pytest.raises(Unavailable, match=r"2 queries have been running for 0\.01 s")
-        with queries.turn(), queries.turn(), refused, queries.turn():
+        with queries.wait_for_turn(), queries.wait_for_turn(), refused, queries.wait_for_turn():
             pass
-        with queries.turn(), queries.turn():
+        with queries.wait_for_turn(), queries.wait_for_turn():
             pass

@@ -153,7 +153,7 @@ def test_the_statements_of_a_transaction_see_those_before_them(keyed: persist.Ke
                     continue
                 ran.append(sql)
                 if generator.random() < 0.3:
-                    assert contents(transaction.ask("FROM t").to_arrow()) == after, ran
+                    assert contents(transaction.query("FROM t").to_arrow()) == after, ran
                 with duckdb.connect() as connection:
                     connection.register("r", present)
                     connection.register("s", source)

@@ -147,7 +147,7 @@ def program_of(
         return inputs[name]
 
     lowering = Lowering(program, source, known)
-    answer = lowering.answer(plan) if is_rewritten else lowering.lower(plan)
+    answer = lowering.lower_query(plan) if is_rewritten else lowering.lower_rewritten(plan)
     expected = [to_arrow(kind) for _, kind in columns]
     assert answer.schema.types == expected, (answer.schema, expected)
     return program, answer, list(inputs)

@@ -46,7 +46,7 @@ def plan_of(sql: str) -> str:
             inputs[name] = program.input(name, key={column: to_arrow(kind) for column, kind in TABLES[name]})
         return inputs[name]
 
-    Lowering(program, source, KNOWN).answer(plan).probe()
+    Lowering(program, source, KNOWN).lower_query(plan).probe()
     stored = json.dumps({"columns": columns, "key": choose_key(plan, columns, None), "plan": to_json(plan)})
     return f"{stored}\n{program.explain()}"
 

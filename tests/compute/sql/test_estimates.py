@@ -22,10 +22,10 @@ from persist.compute.sql.algebra import (
     SetOperation,
     TopK,
     Values,
-    children,
     has_one_partner,
     infer_types,
     is_empty_without,
+    list_inputs,
     split_by_side,
     unique_columns,
 )
@@ -111,7 +111,7 @@ def test_a_relation_is_taken_to_be_about_so_large(node: Node, wanted: tuple[floa
 
 
 def scans(node: Node) -> list[str]:
-    return [node.collection] if isinstance(node, Scan) else [name for each in children(node) for name in scans(each)]
+    return [node.collection] if isinstance(node, Scan) else [name for each in list_inputs(node) for name in scans(each)]
 
 
 def test_relations_are_joined_in_the_order_with_the_fewest_rows_in_between() -> None:
@@ -150,7 +150,7 @@ def test_all_conditions_and_pairs_of_joins_that_are_put_in_order_stay() -> None:
                 low, high = sorted((names[left.index], names[width + right.index]))
                 pairs.add((low, high))
             conditions += 0 if node.condition is None else len(factor_conjuncts(node.condition))
-        every += children(node)
+        every += list_inputs(node)
     assert pairs == {("t.a", "u.a"), ("u.a", "v.a"), ("u.x", "v.x")}
     assert conditions == 2
     assert [columns_of(made.input)[place.index] for place in made.outputs if isinstance(place, Place)] == [
@@ -161,7 +161,7 @@ def test_all_conditions_and_pairs_of_joins_that_are_put_in_order_stay() -> None:
 def columns_of(node: Node) -> list[str]:
     if isinstance(node, Scan):
         return [f"{node.collection}.{column}" for column in node.columns]
-    return [name for child in children(node) for name in columns_of(child)]
+    return [name for child in list_inputs(node) for name in columns_of(child)]
 
 
 COUNT = Aggregation("count_star", "int64")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from persist.compute.sql.algebra import TopK, walk
+from persist.compute.sql.algebra import TopK, iterate_nodes
 from persist.compute.sql.compile import plan_query
 from persist.compute.sql.rewrite import rewrite_plan
 from tests.compute.sql.oracle import TABLES, changes, check, schemas
@@ -69,7 +69,7 @@ WHOLE = [
 
 def limits(sql: str) -> list[int | None]:
     plan = rewrite_plan(plan_query(sql, schemas(TABLES))[0])
-    return [node.limit for node in walk(plan) if isinstance(node, TopK)]
+    return [node.limit for node in iterate_nodes(plan) if isinstance(node, TopK)]
 
 
 def test_a_condition_says_how_many_rows_of_a_partition_are_looked_at() -> None:
@@ -88,7 +88,9 @@ def test_only_the_first_rows_of_partitions_are_looked_at(sql: str) -> None:
 @pytest.mark.parametrize("counted", ["rank", "dense_rank"])
 def test_rows_that_agree_in_the_order_are_in_together(counted: str) -> None:
     sql = f"SELECT a, b, s FROM t QUALIFY {counted}() OVER ({PEERS}) <= 2"
-    [first] = [node for node in walk(rewrite_plan(plan_query(sql, schemas(TABLES))[0])) if isinstance(node, TopK)]
+    [first] = [
+        node for node in iterate_nodes(rewrite_plan(plan_query(sql, schemas(TABLES))[0])) if isinstance(node, TopK)
+    ]
     assert first.counted == counted
     assert limits(f"{NUMBER} QUALIFY rank() OVER ({PEERS}) <= 2") == [], "the other function has another order"
     check(sql, changes(7, size=12))

@@ -4,9 +4,9 @@ import pytest
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.plan.optimise import Statistics
-from persist.compute.sql.algebra import Join, Node, Scan, children
+from persist.compute.sql.algebra import Join, Node, Scan, list_inputs
 from persist.compute.sql.compile import plan_query
-from persist.compute.sql.duck import names_column
+from persist.compute.sql.duck import mentions_column
 from persist.compute.sql.order import Known, estimate_relation
 from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.types import to_arrow
@@ -28,7 +28,7 @@ STAR = """
 
 def scans(node: Node) -> list[str]:
     """Return the collections of a plan, in the order in which they are joined."""
-    return [node.collection] if isinstance(node, Scan) else [name for each in children(node) for name in scans(each)]
+    return [node.collection] if isinstance(node, Scan) else [name for each in list_inputs(node) for name in scans(each)]
 
 
 def plan_of(sql: str, known: Known) -> Node:
@@ -47,7 +47,7 @@ def test_no_order_makes_a_cross_product_that_can_be_avoided() -> None:
         while left:
             node = left.pop()
             assert not isinstance(node, Join) or node.equal, known
-            left += children(node)
+            left += list_inputs(node)
 
 
 @pytest.mark.parametrize("rows", [{"t": 1, "u": 10**6, "w": 10**3}, {"t": 10**6, "u": 1, "w": 1}, {}])
@@ -79,7 +79,7 @@ def test_estimates_tell_conditions_apart() -> None:
 
 
 def test_a_query_names_a_column_if_it_refers_to_one() -> None:
-    assert names_column("SELECT Since FROM t", "since")
-    assert names_column("SELECT a FROM t WHERE t.since > (SELECT max(b) FROM u)", "since")
-    assert not names_column("SELECT a FROM since", "since")
-    assert not names_column("SELECT 'since' FROM t", "since")
+    assert mentions_column("SELECT Since FROM t", "since")
+    assert mentions_column("SELECT a FROM t WHERE t.since > (SELECT max(b) FROM u)", "since")
+    assert not mentions_column("SELECT a FROM since", "since")
+    assert not mentions_column("SELECT 'since' FROM t", "since")

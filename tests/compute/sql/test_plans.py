@@ -9,8 +9,8 @@ import pytest
 
 import persist
 from persist.compute.sql.adapt_expression import Expressions
-from persist.compute.sql.algebra import Distinct, Filter, Join, Project, Scan, TopK, walk
-from persist.compute.sql.by_duckdb import Text
+from persist.compute.sql.algebra import Distinct, Filter, Join, Project, Scan, TopK, iterate_nodes
+from persist.compute.sql.by_duckdb import SqlText
 from persist.compute.sql.compile import plan_query
 from persist.compute.sql.duck import show_position
 from persist.compute.sql.graph import list_read_columns, lower_relation
@@ -138,7 +138,7 @@ def test_distinct_rows_come_where_their_first_one_comes_in_the_order(sql: str, s
 
 def test_an_order_of_distinct_rows_without_a_limit_is_not_computed() -> None:
     plan = rewrite_plan(plan_query("SELECT DISTINCT a FROM t ORDER BY b", schemas(TABLES))[0])
-    assert [type(node) for node in walk(plan)] == [Project, Distinct, Project, Project, Scan]
+    assert [type(node) for node in iterate_nodes(plan)] == [Project, Distinct, Project, Project, Scan]
     assert list_read_columns(lower_relation(plan)) == {"t": {"a": "int32"}}
 
 
@@ -161,7 +161,7 @@ KEYED = [
 
 def test_no_query_with_an_equality_is_a_cross_product() -> None:
     for sql in KEYED:
-        for node in walk(rewrite_plan(plan_query(sql, schemas(TABLES))[0])):
+        for node in iterate_nodes(rewrite_plan(plan_query(sql, schemas(TABLES))[0])):
             assert not isinstance(node, Join) or node.equal or node.same, sql
 
 
@@ -191,9 +191,9 @@ def test_a_condition_that_may_raise_sees_no_row_that_others_leave_out(sql: str) 
 def test_a_condition_with_a_constant_that_duckdb_computes_is_applied_below_the_join() -> None:
     sql = "SELECT t.a, u.b FROM t, u WHERE t.a = u.a AND t.d >= DATE '2020-02-01' AND u.s < concat('a', 'b')"
     plan = rewrite_plan(plan_query(sql, schemas(TABLES))[0])
-    filters = [node for node in walk(plan) if isinstance(node, Filter)]
+    filters = [node for node in iterate_nodes(plan) if isinstance(node, Filter)]
     assert len(filters) == 2
-    assert not any(isinstance(node, Join) for each in filters for node in walk(each))
+    assert not any(isinstance(node, Join) for each in filters for node in iterate_nodes(each))
     check(sql, changes(1))
 
 
@@ -202,7 +202,7 @@ def test_of_rows_that_all_agree_as_many_are_taken_as_are_asked_for(limit: int | 
     top = TopK(Scan("t", ("a",), ("int32",)), (), limit, offset, (Place(0),))
     program = Program("top")
     t = program.input("t", key={"a": pa.int32()})
-    seen = Lowering(program, lambda name: t).lower(top).capture()
+    seen = Lowering(program, lambda name: t).lower_rewritten(top).capture()
     with program.open() as running:
         running["t"].insert([((a, None), 0, a) for a in range(1, 5)])
         running["t"].advance_to(1)
@@ -237,9 +237,9 @@ def test_what_a_plan_says_and_is_not_known_is_refused_where_it_stands() -> None:
         with pytest.raises(InvalidUsage, match=message):
             Expressions(sql).check({**aggregate, **more})
         with pytest.raises(InvalidUsage, match=message):
-            Text(Expressions(sql).translate, Expressions(sql).refuse, lambda node: True, Expressions(sql).check).of(
-                {**aggregate, **more}
-            )
+            SqlText(
+                Expressions(sql).translate, Expressions(sql).refuse, lambda node: True, Expressions(sql).check
+            ).translate({**aggregate, **more})
     with pytest.raises(InvalidUsage, match="BOUND_BETWEEN is not supported in a view"):
         Expressions(sql).translate({"expression_class": "BOUND_BETWEEN"})
 

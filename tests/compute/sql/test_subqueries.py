@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.sql.algebra import Aggregate, Distinct, Join, Let, Node, Project, Ref, Scan, children
+from persist.compute.sql.algebra import Aggregate, Distinct, Join, Let, Node, Project, Ref, Scan, list_inputs
 from persist.compute.sql.compile import plan_query
 from persist.compute.sql.rewrite import drop_domain_joins, rewrite_plan
 from persist.compute.sql.types import to_arrow
@@ -18,7 +18,7 @@ SCHEMAS = {name: CollectionSchema.of({c: to_arrow(k) for c, k in columns}, None)
 def joins_of(node: Node) -> Counter[str]:
     """Return how many joins of each kind a plan has."""
     here = Counter([str(node.how)] if isinstance(node, Join) else [])
-    return sum(map(joins_of, children(node)), here)
+    return sum(map(joins_of, list_inputs(node)), here)
 
 
 def made(sql: str) -> Counter[str]:

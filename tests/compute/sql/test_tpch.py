@@ -68,7 +68,7 @@ def program_over(sql: str, tables: dict[str, pa.Table]) -> tuple[Program, Stream
             inputs[name] = program.input(name, key=tables[name].schema)
         return inputs[name]
 
-    return program, Lowering(program, source).answer(plan), list(inputs)
+    return program, Lowering(program, source).lower_query(plan), list(inputs)
 
 
 def asked(sql: str, tables: dict[str, pa.Table]) -> Counter[Row]:

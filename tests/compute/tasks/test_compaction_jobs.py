@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.tasks.compaction_jobs import Job, cut_run, group_neighbours
+from persist.compute.tasks.compaction_jobs import Job, group_neighbours, split_run
 from persist.engine.compact import Rewrite
 from persist.engine.read.planning.scan import Scan
 
@@ -24,6 +24,6 @@ def test_no_job_makes_parts_of_what_history_touches_and_of_what_it_does_not() ->
     [(_, part)] = encode_parts(rows, schema)
     scan = Scan(schema, (), 1, 2, ("k", "v"), base=(part,))
     pieces = [Rewrite(scan, 1, is_quiet=is_quiet) for is_quiet in (False, True, True, False)]
-    jobs = [job for job in cut_run([7, *pieces], "c", 10**9, 10**9, 1) if isinstance(job, Job)]
+    jobs = [job for job in split_run([7, *pieces], "c", 10**9, 10**9, 1) if isinstance(job, Job)]
     assert [[piece.is_quiet for piece in job.pieces] for job in jobs] == [[False], [True, True], [False]]
-    assert cut_run([7, *pieces], "c", 10**9, 10**9, 1)[0] == 7
+    assert split_run([7, *pieces], "c", 10**9, 10**9, 1)[0] == 7

@@ -11,7 +11,7 @@ from persist.blob.stores.file import FileBlob
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import BatchTimes, LateFilter
 from persist.compute.tasks.batches import Mark, Share, commit_batch
-from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, Target, upload, writing
+from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, Target, open_for_writing, upload
 
 EVENTS = BatchTimes.of(False, None, None, None)
 
@@ -39,7 +39,7 @@ def uploaded(where: Target, tasks: Sequence[Sequence[int]], time: int) -> list[P
 
 
 def commit(location: str, mark: Mark, shares: Sequence[Share]) -> None:
-    with writing(location, {}) as engine:
+    with open_for_writing(location, {}) as engine:
         commit_batch(engine, mark, shares, EVENTS)
 
 

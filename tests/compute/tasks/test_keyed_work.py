@@ -11,7 +11,7 @@ from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, Struc
 import persist
 from persist.blob.stores.file import FileBlob
 from persist.compute.tasks.keyed_work import commit_events, commit_resolution
-from persist.compute.tasks.planned_write import SinkOptions, writing
+from persist.compute.tasks.planned_write import SinkOptions, open_for_writing
 from persist.connect.spark.uploads import plan_events
 from persist.core.settings import Settings
 
@@ -85,7 +85,7 @@ def test_tasks_store_no_event_that_leaves_columns_as_they_are(tmp_path: Path, re
     assert made.digest == sum(separately) % (1 << 64), "the digest does not depend on the tasks"
     replacing = partial_events.drop_columns(["_unchanged"])
     assert work(3).store_result(replacing, resolves=True).digest != made.digest, "NULL is not the same"
-    with writing(location, {}) as engine:
+    with open_for_writing(location, {}) as engine:
         commit_resolution(engine, work(3), made)
     with persist.open(location) as client, client["rows"].snapshot() as snapshot:
         assert snapshot.to_pylist() == [{"id": 1, "a": 5, "b": 7}, {"id": 2, "a": 6, "b": 9}]
@@ -101,7 +101,7 @@ def test_late_events_of_a_batch_tell_the_columns_that_they_leave_as_they_are(tmp
     events = pa.table({"id": [1, 1, 1], "a": [None, 5, 6], "b": [None, None, 9], "_unchanged": names})
     options = SinkOptions(location=location, collection="rows", time=2, seal=5, token="t")
     work = plan_events(options, PARTIAL, collects=True)
-    with writing(location, {}) as engine:
+    with open_for_writing(location, {}) as engine:
         commit_events(engine, work, events, late_to="late")
     with persist.open(location) as client, client["late"].snapshot() as snapshot:
         reasons = {(row["a"], row["b"]): row["late_reason"] for row in snapshot.to_pylist()}

@@ -45,8 +45,8 @@ def followed(options: SourceOptions, ends: list[Any], batches: int, limits: Batc
     found: list[Update] = []
     try:
         for _ in range(batches):
-            start = Offset.of(json.loads(ends[-1])) if ends else source.beginning()
-            end = source.next_offset(start, limits)
+            start = Offset.of(json.loads(ends[-1])) if ends else source.make_first_offset()
+            end = source.find_next_offset(start, limits)
             ends.append(json.dumps(end.to_json()))
             found += read(source, start, end)
             source.commit(end)
@@ -66,8 +66,8 @@ def test_each_update_is_read_once_across_restarts(location: str) -> None:
 def test_a_repeated_micro_batch_holds_the_same_though_more_was_written_and_compacted(location: str) -> None:
     options = SourceOptions(location=location, collection="c", as_of=None, start=4, hold="mine")
     source = StreamSource(options)
-    start = source.beginning()
-    end = source.next_offset(start, BatchLimits(updates=3))
+    start = source.make_first_offset()
+    end = source.find_next_offset(start, BatchLimits(updates=3))
     first = read(source, start, end)
     source.close()
     with persist.open(location, settings=persist.Settings(background=False)) as client:

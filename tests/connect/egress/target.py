@@ -35,8 +35,8 @@ class CutOff(PostgresSink):
         self.left = statement
 
     @contextmanager
-    def _transaction(self, what: str) -> Iterator[Any]:
-        with super()._transaction(what) as cursor:
+    def _open_transaction(self, what: str) -> Iterator[Any]:
+        with super()._open_transaction(what) as cursor:
             yield _Cursor(self, cursor)
             self.count(cursor)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.connect.envelopes.binlog import arrow_type
+from persist.connect.envelopes.binlog import to_arrow_type
 from persist.errors import BadMessage, InvalidUsage
 from persist.events import canal, maxwell
 
@@ -243,7 +243,7 @@ def test_messages_without_a_type_or_value_are_named() -> None:
     ],
 )
 def test_types_of_mysql_have_types_of_arrow(mysql: str, arrow: pa.DataType) -> None:
-    assert arrow_type(mysql) == arrow
+    assert to_arrow_type(mysql) == arrow
 
 
 def test_a_column_that_is_null_in_all_messages_of_a_call_refuses_none_of_them() -> None:

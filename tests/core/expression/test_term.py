@@ -9,7 +9,7 @@ import pytest
 
 from persist.compute.sql.algebra import Filter, Node, Scan
 from persist.compute.sql.definition import decode_term, to_json
-from persist.compute.sql.types import constant, format_scalar, name_arrow_type, to_arrow
+from persist.compute.sql.types import format_scalar, name_arrow_type, parse_constant, to_arrow
 from persist.core.expression.evaluation import may_raise
 from persist.core.expression.term import (
     Call,
@@ -61,9 +61,9 @@ def test_a_constant_equals_itself_alone() -> None:
 
 
 def test_a_constant_that_python_has_no_object_for_is_shown_by_its_number() -> None:
-    shown = [str(constant(kind, text)) for kind, text in (("timestamp", str(2**63 - 1)), ("date", "99999999"))]
+    shown = [str(parse_constant(kind, text)) for kind, text in (("timestamp", str(2**63 - 1)), ("date", "99999999"))]
     assert shown == ["timestamp[us](9223372036854775807)", "date32[day](99999999)"]
-    assert (str(constant("int32", "7")), str(constant("int32", None))) == ("7", "NULL")
+    assert (str(parse_constant("int32", "7")), str(parse_constant("int32", None))) == ("7", "NULL")
 
 
 def test_what_a_term_reads_is_known_and_can_be_put_elsewhere() -> None:
@@ -109,13 +109,13 @@ def test_a_cast_may_raise_unless_the_type_has_a_value_for_each(narrow: str, wide
 
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in VALUES.items() for text in [*texts, None]])
 def test_a_constant_is_read_as_it_was_stored(kind: str, text: str | None) -> None:
-    value = constant(kind, text)
-    again = constant(name_arrow_type(value.value.type), format_scalar(value.value))
+    value = parse_constant(kind, text)
+    again = parse_constant(name_arrow_type(value.value.type), format_scalar(value.value))
     assert again == value
 
 
 def test_a_plan_is_read_as_it_was_stored() -> None:
-    condition = make_sql_call("less", pa.bool_(), Place(0), constant("int64", "5"), at=12)
+    condition = make_sql_call("less", pa.bool_(), Place(0), parse_constant("int64", "5"), at=12)
     plan = Filter(Scan("t", ("a",), ("int64",)), condition)
     stored = json.loads(json.dumps(to_json(plan)))
     assert stored == {

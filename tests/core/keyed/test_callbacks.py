@@ -60,7 +60,7 @@ class Gate:
     def __init__(self, client: persist.Client) -> None:
         self._gate = threading.Event()
         writer = client.engine.writer("a test")
-        future = writer.new_future()
+        future = writer.make_future()
         hold = writer.committer.submit([], {})
 
         def wait() -> Committed:

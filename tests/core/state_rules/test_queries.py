@@ -28,7 +28,7 @@ def opened(blob: MemoryBlob) -> Client:
 
 def uploaded(c: Collection, key: int, time: int) -> tuple[Part, ...]:
     table = to_updates([((key, None), time, 1)], c.schema)
-    return PartWriter(c.handle.engine.blob, c.handle.engine.follower.next_seqno).upload(c.id, c.schema, table)
+    return PartWriter(c.handle.engine.blob, c.handle.engine.follower.find_next_seqno).upload(c.id, c.schema, table)
 
 
 def batch(c: Collection, number: int, run: str = "r1", *, query: str = "q", again: bool = False) -> None:
@@ -175,7 +175,7 @@ def test_a_commit_that_must_be_alone_loses_to_one_in_the_same_group(blob: Memory
         gate.wait_until_reached()
         first = c.write([((1, None), 3, 1)], token=token)
         losing = pool.submit(alone, c, 0)
-        wait_until(lambda: client.engine.writer("a test").committer.pending()[0] == 3)
+        wait_until(lambda: client.engine.writer("a test").committer.list_pending()[0] == 3)
         gate.open()
         with pytest.raises(persist.errors.UpdatesBeyondUpper):
             losing.result()

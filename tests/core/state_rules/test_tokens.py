@@ -66,7 +66,7 @@ def test_parts_that_are_committed_stay_although_they_are_submitted_again_too_lat
     with opened(blob) as client:
         c = client.create_or_load("c", key=KEY)
         table = pa.table({"k": range(100), "_time": [0] * 100, "_diff": [1] * 100})
-        parts = PartWriter(blob, client.engine.follower.next_seqno).upload(c.id, c.schema, table)
+        parts = PartWriter(blob, client.engine.follower.find_next_seqno).upload(c.id, c.schema, table)
         commit_parts(c, parts, seal=persist.Antichain(1), token=token).result()
         if token is None:
             with pytest.raises(persist.errors.UpdateNotBeyondUpper):

@@ -517,7 +517,7 @@ def test_fsck_finds_a_keyframe_that_does_not_say_what_the_history_says() -> None
         c.write(rows_at(10, 2, start=100), seal=3).result()
         assert is_clean(client)
         wrong = pa.concat_tables([rows_at(29, 2, start=20), rows_at(10, 2, start=100)])  # One record is missing.
-        parts = PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(c.id, c.schema, wrong)
+        parts = PartWriter(client.engine.blob, client.engine.follower.find_next_seqno).upload(c.id, c.schema, wrong)
         step = kinds.Replace(c.id, parts=parts, keyframes=(Keyframe(2, (-1,)),))
         client.engine.writer("a test").committer.submit([step], {c.id: "c"}).result()
         [problem] = client.fsck().problems
@@ -562,7 +562,7 @@ def test_small_runs_that_piled_up_are_merged_once_as_far_as_they_make_one_part(p
     tuning = Tuning(part_bytes=part_bytes, merge_runs=3, inline_bytes=1 << 30, inline_runs=1000)
     with opened(MemoryBlob(), tuning=tuning) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
-        uploads = PartWriter(client.engine.blob, client.engine.follower.next_seqno)
+        uploads = PartWriter(client.engine.blob, client.engine.follower.find_next_seqno)
         for at in range(30):
             parts = uploads.upload(c.id, c.schema, to_updates(rows_at(100, at, start=37 * at), c.schema))
             commit_parts(c, parts).result()

@@ -91,7 +91,7 @@ def test_a_keyframe_before_another_one_is_made_of_what_can_be_told_apart(how: An
 
 
 def uploaded(client: persist.Client, c: persist.Collection, updates: list[Update]) -> tuple[Part, ...]:
-    return PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(
+    return PartWriter(client.engine.blob, client.engine.follower.find_next_seqno).upload(
         c.id, c.schema, to_updates(updates, c.schema)
     )
 

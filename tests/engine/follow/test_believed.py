@@ -238,7 +238,7 @@ def test_a_checkpoint_of_which_a_directory_object_is_missing_is_named_or_passed_
     with pytest.raises(MissingBlob, match=f"by what {make_checkpoint_key(2)} says"):
         Follower(writer.blob, ImpatientClock())
     writer.create(1)
-    state, recent, _ = writer.follower.recent()
+    state, recent, _ = writer.follower.get_recent_records()
     assert checkpoint.write_checkpoint(writer.blob, state, recent), "of the one before, and the records after it"
     assert Follower(writer.blob, ImpatientClock()).state.seqno == 3
 
@@ -359,7 +359,7 @@ def test_a_part_list_of_a_record_that_waits_in_a_checkpoint_names_uploads_of_its
 def test_another_record_in_the_place_of_one_that_is_known_stops_the_client() -> None:
     writer = Writer(MemoryBlob())
     writer.create(1)
-    known = writer.follower.newest_record()
+    known = writer.follower.get_newest_record()
     assert known is not None
     writer.follower.advance(known)
     with pytest.raises(LogReplaced):
@@ -387,7 +387,7 @@ def test_whether_the_slot_of_a_new_record_was_truncated_is_known_without_asking_
     blob = MeteredBlob(MemoryBlob())
     writer = Writer(blob)  # type: ignore[arg-type]
     writer.create(1)
-    known = writer.follower.newest_record()
+    known = writer.follower.get_newest_record()
     assert known is not None
     following = msgspec.structs.replace(known, seqno=1, commit=uuid.uuid4().hex, previous=known.commit)
     before = blob.get_counts()

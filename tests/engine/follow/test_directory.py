@@ -74,7 +74,7 @@ class Writer:
             assert self.checkpoint()
 
     def checkpoint(self) -> bool:
-        return checkpoint.write_checkpoint(self.blob, *self.follower.recent())
+        return checkpoint.write_checkpoint(self.blob, *self.follower.get_recent_records())
 
     def create(self, count: int) -> None:
         new = [uuid.uuid4().hex for _ in range(count)]
@@ -214,7 +214,7 @@ def test_a_checkpoint_is_made_of_the_one_that_the_log_says_and_not_of_one_that_c
         basis = next(checkpoint.iterate_checkpoints(blob))
     assert not {pointer.blob for pointer in basis.checkpoint.directory}.intersection(before)
     writer.commit(kinds.Seal(writer.ids[0], (1000,)))
-    fork = writer.follower.recent()
+    fork = writer.follower.get_recent_records()
     blob.delete(basis.pointer.blob)  # As if a client had listed the checkpoints before that was there.
     with monkeypatch.context() as keeping:
         keeping.setattr(directory, "INLINE_BYTES_MAX", 1 << 20)

@@ -187,8 +187,8 @@ def test_in_one_look_a_thread_asks_once_and_who_waits_looks_again() -> None:
     def gets() -> int:
         return store.get_counts()["get"].requests
 
-    with following.looks.once():
-        with following.looks.once():
+    with following.looks.share_look():
+        with following.looks.share_look():
             before = gets()
             following.refresh()
             following.refresh()
@@ -197,14 +197,14 @@ def test_in_one_look_a_thread_asks_once_and_who_waits_looks_again() -> None:
         assert gets() == before + 1
         assert pauses(following, [None, None, 7]) == [0.001, 0.001]
         assert gets() == before + 3  # The first of these looks was that of before.
-        following.looks.again()
+        following.looks.force_next_look()
         writer.create(1)
         assert following.refresh().seqno == 1
     before = gets()
     following.refresh()
     following.refresh()
     assert gets() == before + 2
-    following.looks.again()
+    following.looks.force_next_look()
     following.refresh()
     following.refresh()
     assert gets() == before + 4
@@ -230,7 +230,7 @@ def test_so_many_of_the_last_records_are_kept_for_the_next_checkpoint(monkeypatc
     writer = Writer(MemoryBlob())
     for _ in range(5):
         writer.create(1)
-    assert [*writer.follower.recent()[1]] == [2, 3, 4]
+    assert [*writer.follower.get_recent_records()[1]] == [2, 3, 4]
 
 
 def test_the_newest_record_is_known_or_read() -> None:
@@ -241,12 +241,12 @@ def test_the_newest_record_is_known_or_read() -> None:
     opened = Follower(store, ImpatientClock())
     for following, costs in ((writer.follower, 0), (opened, 0)):
         before = store.get_counts()["get"].requests
-        record = following.newest_record()
+        record = following.get_newest_record()
         assert record is not None
         assert record.seqno == 0
         assert store.get_counts()["get"].requests == before + costs
     opened._recent.clear()
-    assert opened.newest_record() == read_record(store, 0)
+    assert opened.get_newest_record() == read_record(store, 0)
 
 
 def test_a_collection_that_changes_often_is_loaded_though_nobody_reads_it() -> None:
@@ -457,7 +457,7 @@ def test_the_next_seqno_is_as_of_a_minute_ago_at_most() -> None:
     writer.create(1)
     for sleeps_s, expected in ((0, 1), (59.9, 1), (0.2, 2), (0, 2)):
         clock.sleep(sleeps_s)
-        assert following.next_seqno() == expected
+        assert following.find_next_seqno() == expected
 
 
 def test_a_record_created_in_a_slot_that_the_state_has_passed_by_a_checkpoint_is_looked_for() -> None:
@@ -474,7 +474,7 @@ def test_a_record_created_in_a_slot_that_the_state_has_passed_by_a_checkpoint_is
         for upper in (2, 3, 4):
             c.seal(upper).result()
         client.engine.submit("truncate", [kinds.TruncateLog(client.seqno)], {}).result()
-        assert write_checkpoint(blob, *client.engine.follower.recent())
+        assert write_checkpoint(blob, *client.engine.follower.get_recent_records())
         assert late.was_truncated(created, past_is_there=True)
         beyond = msgspec.structs.replace(there, seqno=client.seqno + 1, commit="e" * 32)
         assert not client.engine.follower.was_truncated(beyond, past_is_there=True)

@@ -51,13 +51,15 @@ def test_a_map_over_tables_is_what_a_dict_would_be(steps: list[tuple[dict[str, s
             for n in range(joined):
                 oldest = levels.pop()
                 befores.pop()
-                newer = merge_sorted(newer, oldest.raw()) if n < joined - 1 else newer
+                newer = merge_sorted(newer, oldest.iterate_json()) if n < joined - 1 else newer
             made = rewrite_table(Writing(seqno, blob.set), newer, oldest, keeps_gone=bool(levels))
             levels.append(table(blob, made, befores[-1]))
             now = FrozenMap(below=levels[-1])
             befores.append(now)
             if len(levels) == 1:
-                assert {key for key, _ in levels[0].raw()} == model.keys(), "nothing that is gone, or was replaced"
+                assert {key for key, _ in levels[0].iterate_json()} == model.keys(), (
+                    "nothing that is gone, or was replaced"
+                )
     assert dict(now.iterate_all()) == model
     assert [key for key, _ in now.iterate_prefix("ab")] == sorted(key for key in model if key.startswith("ab"))
     for key in ("", "a", "ab", "abc", "abca", "b", "cc", "d", *model):
@@ -86,7 +88,7 @@ def test_small_objects_are_joined_with_their_neighbours() -> None:
     small = [rewrite_table(Writing(n, blob.set), iter([(f"{n}", b'"v"')]), None, keeps_gone=False)[0] for n in range(8)]
     made = rewrite_table(Writing(9, blob.set), iter([]), table(blob, tuple(small), FrozenMap()), keeps_gone=False)
     assert len(made) == 1
-    assert [key for key, _ in table(blob, made, FrozenMap()).raw()] == [f"{n}" for n in range(8)]
+    assert [key for key, _ in table(blob, made, FrozenMap()).iterate_json()] == [f"{n}" for n in range(8)]
 
 
 def test_a_value_that_no_writer_would_make_is_damage_of_the_object_that_holds_it() -> None:

@@ -164,7 +164,7 @@ def test_compactions_resolutions_and_erasures_are_stored_in_levels(monkeypatch: 
         for time in range(20):
             users.upsert([(time % 3, str(time), time)], seal=time + 1).result()
             wait_for_checkpoint(client)  # Or else a late one stands for the next, and nothing goes between two levels.
-        checkpoint.write_checkpoint(blob, *client.engine.follower.recent())
+        checkpoint.write_checkpoint(blob, *client.engine.follower.get_recent_records())
     assert any(b'"gone"' in (blob.get(entry.key) or b"") for entry in blob.list("state/"))
     assert_opens_as_the_log_says(blob)
 
@@ -178,12 +178,12 @@ def test_where_history_was_forgotten_the_whole_is_written_anew(monkeypatch: pyte
             rows.write(
                 [((1, f"secret {time}"), time, 1), ((1, f"secret {time - 1}"), time, -1)], seal=time + 1
             ).result()
-            checkpoint.write_checkpoint(blob, *client.engine.follower.recent())
+            checkpoint.write_checkpoint(blob, *client.engine.follower.get_recent_records())
         entry = next(iter(Follower(blob, ImpatientClock()).state.entries.values()))
         assert entry.levels
         rows.allow_compaction(11).result()
         rows.compact()
-        checkpoint.write_checkpoint(blob, *client.engine.follower.recent())
+        checkpoint.write_checkpoint(blob, *client.engine.follower.get_recent_records())
     entry = next(iter(Follower(blob, ImpatientClock()).state.entries.values()))
     assert len(entry.stored) == 1
     assert_opens_as_the_log_says(blob)

@@ -34,7 +34,7 @@ def test_a_consumer_takes_the_place_of_the_one_that_had_its_name_and_of_no_other
         c.allow_compaction(15).result()
         assert since(c) == 3
         mine.close()
-        assert [*leases(first)] == [*theirs.ids()]
+        assert [*leases(first)] == [*theirs.list_ids()]
         theirs.close()
         assert leases(first) == {}
         assert since(first.load("c")) == 15

@@ -110,7 +110,7 @@ def test_what_a_listen_has_planned_stays_though_it_advances_and_compaction_repla
     cleaning = {"grace_s": 0, "orphan_grace_s": 0, "merge_runs": 2}
     with opened(blob, blob.clock) as reader, opened(blob, blob.clock, **cleaning) as writer:
         c = writer.create_or_load("c", key=KEY)
-        parts = PartWriter(blob, writer.engine.follower.next_seqno)
+        parts = PartWriter(blob, writer.engine.follower.find_next_seqno)
         for time in range(4):
             table = pa.table({"k": [time], "_time": [time], "_diff": [1]})
             commit_parts(c, parts.upload(c.id, c.schema, table), seal=persist.Antichain(time + 1)).result()
@@ -502,7 +502,7 @@ def test_parts_that_are_committed_twice_under_one_token_are_there_once(blob: Mem
     with opened(blob) as client:
         c = collection(client)
         table = pa.table({"k": range(100), "_time": [20] * 100, "_diff": [1] * 100})
-        parts = PartWriter(blob, client.engine.follower.next_seqno).upload(c.id, c.schema, table)
+        parts = PartWriter(blob, client.engine.follower.find_next_seqno).upload(c.id, c.schema, table)
         commit_parts(c, parts, token="t").result()
         commit_parts(c, parts, seal=persist.Antichain(21), token="t").result()
         c.seal(21).result()

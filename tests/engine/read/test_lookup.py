@@ -765,8 +765,8 @@ def test_row_groups_that_lie_between_two_samples_are_looked_into() -> None:
     for row in range(100):
         wanted = SortedKeys(keys.slice(row, 1))
         assert samples.may_hold(wanted)
-        assert row // 5 in bounds.hit(samples, wanted)
-        assert len(bounds.hit(samples, wanted)) <= 14
+        assert row // 5 in bounds.find_groups(samples, wanted)
+        assert len(bounds.find_groups(samples, wanted)) <= 14
     assert not samples.may_hold(SortedKeys(pa.table({"a": [10, 11], "b": [0, 5]})))
 
 

@@ -71,7 +71,13 @@ def test_there_are_whole_rounds_of_tasks_that_are_neither_large_nor_tiny(monkeyp
         c.write([((n, None), 0, 1) for n in range(100)], seal=1).result()
         scan = c.snapshot().scan
         assert 2000 < scan.memory < 3000
-        assert [scan.task_count(parallel) for parallel in (1, 2, 3, 4, 100)] == [3, 4, 3, 4, -(-scan.memory // 100)]
+        assert [scan.choose_task_count(parallel) for parallel in (1, 2, 3, 4, 100)] == [
+            3,
+            4,
+            3,
+            4,
+            -(-scan.memory // 100),
+        ]
         c.overwrite([]).result()
         assert c.snapshot(0).scan.empty(["k"]).num_rows == 0
 

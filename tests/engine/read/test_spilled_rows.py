@@ -366,14 +366,14 @@ def test_keys_to_search_in_are_made_once_as_long_as_rows_are_mapped(tmp_path: Pa
     batch, other = (pa.record_batch({"v": np.arange(first, first + 10_000)}) for first in (0, 50_000))
     assert spilled.put("one", batch)
     assert spilled.put("two", other)
-    keys = spilled.keys("one", batch.schema, 10_000)
+    keys = spilled.load_keys("one", batch.schema, 10_000)
     assert keys is not None
-    assert spilled.keys("one", batch.schema, 10_000) is keys
+    assert spilled.load_keys("one", batch.schema, 10_000) is keys
     assert keys.find_rows(SortedKeys(pa.table({"v": [7, 50_001]}))).tolist() == [7]
-    others = spilled.keys("two", batch.schema, 10_000)
+    others = spilled.load_keys("two", batch.schema, 10_000)
     assert others is not None
     assert others.find_rows(SortedKeys(pa.table({"v": [7, 50_001]}))).tolist() == [1]
-    assert spilled.keys("three", batch.schema, 10_000) is None
+    assert spilled.load_keys("three", batch.schema, 10_000) is None
 
 
 def test_rows_that_are_few_or_too_many_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

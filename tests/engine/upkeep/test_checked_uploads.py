@@ -45,7 +45,7 @@ def rows(time: int, count: int = ROWS) -> pa.Table:
 
 def orphan(blob: MemoryBlob, client: persist.Client, c: persist.Collection) -> str:
     """Upload what no record names."""
-    (part,) = PartWriter(blob, client.engine.follower.next_seqno).upload(c.id, c.schema, rows(99))
+    (part,) = PartWriter(blob, client.engine.follower.find_next_seqno).upload(c.id, c.schema, rows(99))
     return part.blob
 
 
@@ -110,7 +110,7 @@ def test_the_contents_of_collections_without_new_uploads_are_not_read_again() ->
             for time in range(40):  # So many that each has a state object of its own.
                 c.write(rows(time, 1), seal=time + 1).result()
             c.compact()
-        write_checkpoint(blob, *client.engine.follower.recent())
+        write_checkpoint(blob, *client.engine.follower.get_recent_records())
     with opened(blob) as client, opened(blob) as collector:
         blob.clock.sleep(2 * GRACE_S)
         client.describe("a record").result()

@@ -72,7 +72,9 @@ def test_blobs_of_a_destroyed_collection_go_after_the_grace_period_by_the_clock_
 
 def orphan(blob: DatedBlob, client: persist.Client, handle: persist.Collection) -> list[Part]:
     """Upload what no record names."""
-    return list(PartWriter(blob, client.engine.follower.next_seqno).upload(handle.id, handle.schema, table(time=5)))
+    return list(
+        PartWriter(blob, client.engine.follower.find_next_seqno).upload(handle.id, handle.schema, table(time=5))
+    )
 
 
 def test_an_upload_that_no_record_names_goes_after_the_grace_period(dated: DatedBlob) -> None:
@@ -742,7 +744,7 @@ def test_the_record_after_the_newest_one_that_is_old_enough_keeps_its_grace(date
         c = client.create_or_load("c", key=KEY)
         c.write(table()).result()
         part = keys(dated, f"part/{c.id}")
-        checkpoint.write_checkpoint(dated, *client.engine.follower.recent())
+        checkpoint.write_checkpoint(dated, *client.engine.follower.get_recent_records())
         dated.clock.sleep(2 * HOUR)
         c.drop().result()
         with opened(dated, grace_s=HOUR) as collector:

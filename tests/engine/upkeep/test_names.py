@@ -51,21 +51,21 @@ def test_a_checkpoint_names_the_objects_that_it_points_to_and_those_that_they_po
     for stored in iterate_checkpoints(writer.blob):
         assert names.list_named(stored.checkpoint) == named_in_text(writer.blob, stored.pointer.blob)
         assert len(names.list_named(stored.checkpoint)) == 4
-    newest = names.newest()
+    newest = names.get_newest_checkpoint()
     assert newest is not None
     assert newest.pointer.blob == checkpoints(writer.blob)[0]
-    assert Names(MemoryBlob()).newest() is None
+    assert Names(MemoryBlob()).get_newest_checkpoint() is None
 
 
 def test_the_oldest_thing_in_a_checkpoint_is_itself_or_a_directory_object(writer: Writer) -> None:
     newest, *_ = checkpoints(writer.blob)
     names = Names(writer.blob)
     seqnos = [int(name.split("/")[-1][:20]) for name in named_in_text(writer.blob, newest) if "directory/" in name]
-    assert names.least_seqno(newest) == min(seqnos) == 6
-    assert names.least_seqno(make_checkpoint_key(0)) == 0
-    assert names.least_seqno(make_checkpoint_key(99)) < 0
+    assert names.get_least_seqno(newest) == min(seqnos) == 6
+    assert names.get_least_seqno(make_checkpoint_key(0)) == 0
+    assert names.get_least_seqno(make_checkpoint_key(99)) < 0
     writer.blob.delete(newest)
-    assert names.least_seqno(newest) == 6, "it is remembered"
+    assert names.get_least_seqno(newest) == 6, "it is remembered"
 
 
 def test_nothing_is_deleted_that_the_newest_checkpoint_names(writer: Writer) -> None:
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_which_something_is_gone_is_useless_and_names_nothing_th
         monkeypatch.setattr(upkeep_names, "REMEMBERED_MAX", 0)
     newest, middle, oldest = checkpoints(writer.blob)
     names = Names(writer.blob)
-    stored = names.newest()
+    stored = names.get_newest_checkpoint()
     assert stored is not None
     seqnos = [int(key[-25:-5]) for key in (newest, middle, oldest)]
     present = {entry.key for entry in writer.blob.list("")}
@@ -129,7 +129,7 @@ def test_a_checkpoint_of_which_something_is_gone_is_useless_and_names_nothing_th
 def test_what_was_not_listed_and_is_there_all_the_same_makes_no_checkpoint_useless(writer: Writer) -> None:
     newest, middle, _ = checkpoints(writer.blob)
     names = Names(Stepped(writer.blob))
-    stored = names.newest()
+    stored = names.get_newest_checkpoint()
     assert stored is not None
     assert names.list_older([int(middle[-25:-5])], stored, set())[1] == set()
     assert newest == stored.pointer.blob
@@ -160,7 +160,7 @@ def test_pages_are_read_once_by_a_collector_and_mention_all_that_checkpoints_nam
         for id_ in writer.ids[:time]:
             writer.commit(kinds.Seal(id_, (time,)))
         writer.checkpoint()
-        newest = Names(blob).newest()
+        newest = Names(blob).get_newest_checkpoint()
         assert newest is not None
         names, earlier = Names(blob, known), len(blob.read)
         mentioned = names.list_mentioned(newest.checkpoint)

@@ -108,7 +108,7 @@ def test_the_first_record_of_a_location_may_hold_a_short_policy_at_once(dated: D
 def test_an_upload_begun_before_a_shorter_time_has_the_time_that_it_counts_on(dated: DatedBlob) -> None:
     with opened(dated) as client:
         c = client.create_or_load("c", key=KEY)
-        uploaded = PartWriter(dated, client.engine.follower.next_seqno).upload(c.id, c.schema, ROWS)
+        uploaded = PartWriter(dated, client.engine.follower.find_next_seqno).upload(c.id, c.schema, ROWS)
         client.set_policy(orphan_grace_s=60)
         client.gc()
         dated.clock.sleep(23 * HOUR)
@@ -142,7 +142,7 @@ def test_a_shorter_time_stays_in_force_however_often_garbage_is_collected(
                 c.seal(upper).result()
                 upper += 1
             drop(client, f"dropped at {hour}")
-            PartWriter(dated, client.engine.follower.next_seqno).upload(c.id, c.schema, ROWS)
+            PartWriter(dated, client.engine.follower.find_next_seqno).upload(c.id, c.schema, ROWS)
             client.gc()
             dated.clock.sleep(5 * HOUR)
             client.gc()
@@ -166,7 +166,7 @@ def test_blobs_go_although_the_log_is_kept_for_less_long(dated: DatedBlob, polic
         client.set_policy(log_retention_records=16, at_once=True, **policy)
         c = client.create_or_load("c", key=KEY)
         drop(client, "dropped")
-        PartWriter(dated, client.engine.follower.next_seqno).upload(c.id, c.schema, ROWS)
+        PartWriter(dated, client.engine.follower.find_next_seqno).upload(c.id, c.schema, ROWS)
         left = []
         for upper in range(1, 176):
             c.seal(upper).result()
@@ -183,7 +183,7 @@ def test_uploads_go_although_checkpoints_from_before_each_erasure_do(dated: Date
     with opened(dated) as client:
         c = client.create_or_load("c", key=KEY)
         c.write([((1, None), 0, 1)], seal=1).result()
-        PartWriter(dated, client.engine.follower.next_seqno).upload(c.id, c.schema, ROWS)
+        PartWriter(dated, client.engine.follower.find_next_seqno).upload(c.id, c.schema, ROWS)
         left = []
         for upper in range(2, 20):
             c.write([((upper, None), upper - 1, 1)], seal=upper).result()
@@ -198,7 +198,7 @@ def test_uploads_go_although_checkpoints_from_before_each_erasure_do(dated: Date
 def test_a_long_upload_keeps_its_later_parts_when_the_policy_gets_shorter(dated: DatedBlob) -> None:
     with opened(dated) as client:
         c = client.create_or_load("c", key=KEY)
-        writer = PartWriter(dated, client.engine.follower.next_seqno)
+        writer = PartWriter(dated, client.engine.follower.find_next_seqno)
         first = writer.upload(c.id, c.schema, ROWS)
         client.set_policy(orphan_grace_s=60)
         later = writer.upload(c.id, c.schema, ROWS)

@@ -247,7 +247,7 @@ def littered(blob: Dated, client: persist.Client) -> tuple[str, str]:
     for each in (stays, doomed, quiet):
         each.write(LARGE, time=0, seal=1).result()
     (destroyed,) = keys(blob, f"part/{doomed.id}/")
-    (orphan,) = PartWriter(blob, client.engine.follower.next_seqno).upload(stays.id, stays.schema, UPLOADED)
+    (orphan,) = PartWriter(blob, client.engine.follower.find_next_seqno).upload(stays.id, stays.schema, UPLOADED)
     doomed.drop().result()
     for time in range(2, 40):
         stays.write([((1, None), time, 1)], seal=time + 1).result()
@@ -351,7 +351,7 @@ def test_blobs_go_when_their_grace_is_over_and_not_a_moment_sooner(what: str, af
     with opened(blob, orphan_grace_s=2000.0) as client:
         c = client.create_or_load("c", key=KEY)
         if what == "uploaded":
-            list(PartWriter(blob, client.engine.follower.next_seqno).upload(c.id, c.schema, UPLOADED))
+            list(PartWriter(blob, client.engine.follower.find_next_seqno).upload(c.id, c.schema, UPLOADED))
             c.seal(91).result()
         else:
             c.write(LARGE, time=0, seal=1).result()
@@ -399,7 +399,7 @@ def test_while_a_destroyed_collection_waits_uploads_of_others_go() -> None:
         made[1].write(LARGE, time=0, seal=1).result()
         (waits,) = keys(blob, "part/")
         for each in (made[0], made[2]):
-            list(PartWriter(blob, client.engine.follower.next_seqno).upload(each.id, each.schema, UPLOADED))
+            list(PartWriter(blob, client.engine.follower.find_next_seqno).upload(each.id, each.schema, UPLOADED))
         made[1].drop().result()
         for _ in range(3):
             client.gc()

@@ -93,14 +93,14 @@ def test_who_writes_waits_for_a_merge_from_so_many_runs_on_and_not_again_at_once
     """It is tried again, whether it failed or not, when a fourth as many runs have come."""
     with scheduled(ImpatientClock(), runs_max=16, inline_runs=16) as (client, schedule):
         id_ = client["a"].id
-        schedule.relieve("0" * 32)
+        schedule.merge_small_runs("0" * 32)
 
         def written(times: range) -> list[int]:
             """Return at which times somebody who then writes has to wait for a merge."""
             waited = []
             for time in times:
                 before = client.engine.follower.state.seqno
-                schedule.relieve(id_)
+                schedule.merge_small_runs(id_)
                 waited += [time] if client.engine.follower.state.seqno > before else []
                 client["a"].write([((time, None), time, 1)], seal=time + 1).result()
             return waited
@@ -111,7 +111,7 @@ def test_who_writes_waits_for_a_merge_from_so_many_runs_on_and_not_again_at_once
         counts = []
         for time in range(18, 60):
             caplog.clear()
-            schedule.relieve(id_)
+            schedule.merge_small_runs(id_)
             counts += [history_of(client, "a")] if "'a' has too many runs, and compaction failed" in caplog.text else []
             client["a"].write([((time, None), time, 1)], seal=time + 1).result()
         assert counts == [16, 20, 24, 28, 32, 36, 40, 44]
@@ -134,7 +134,7 @@ def test_who_writes_waits_for_no_merge_of_large_runs() -> None:
         for time in range(20):
             client["a"].write([((time, None), time, 1)], seal=time + 1).result()
         seqno = client.engine.follower.state.seqno
-        schedule.relieve(client["a"].id)
+        schedule.merge_small_runs(client["a"].id)
         assert client.engine.follower.state.seqno == seqno
 
 

@@ -52,7 +52,7 @@ def some_step(r: random.Random, handle: CollectionHandle) -> list[Step]:
             return [small_write(handle, near)]
         case 0 | 1 | 2:
             events = convert_events(handle, [(near, near)], handle.stamp(near, None))
-            return [handle.pend_step(events)]
+            return [handle.make_pend_step(events)]
         case 3 if contents.keyed is None:
             return [small_write(handle, 1, at_commit=True), AtCommit(id_)]
         case 3 | 4 | 5:

@@ -109,7 +109,7 @@ def test_tokens_survive_the_truncation_of_the_log_and_the_collection_of_garbage(
         write_others(c)
         rows = sorted(c.snapshot().rows())
         client.engine.submit("truncate", [kinds.TruncateLog(client.seqno)], {}).result()
-        write_checkpoint(blob, *client.engine.follower.recent())
+        write_checkpoint(blob, *client.engine.follower.get_recent_records())
         client.gc()
         client.gc()
         archives = c.handle.contents().archives

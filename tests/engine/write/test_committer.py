@@ -52,7 +52,7 @@ def held(owner: Owner, size: int) -> CommitFuture:
 def test_whoever_asks_for_more_than_there_is_room_for_waits_until_there_is(owner: Owner) -> None:
     first = held(owner, 6)
     second = owner.committer.submit([write(time=6, size=4)], {A: "a"})  # Exactly what is left.
-    assert owner.committer.pending() == (2, ("a",))
+    assert owner.committer.list_pending() == (2, ("a",))
     asked = threading.Event()
 
     def ask() -> None:
@@ -62,25 +62,25 @@ def test_whoever_asks_for_more_than_there_is_room_for_waits_until_there_is(owner
     waiting = threading.Thread(target=ask)
     waiting.start()
     waiting.join(0.05)
-    assert owner.committer.pending() == (2, ("a",))
+    assert owner.committer.list_pending() == (2, ("a",))
     owner.gate.open()
     waiting.join(WAIT_S)
     assert asked.is_set()
     assert first.result() < second.result()
-    assert owner.committer.pending() == (0, ())
+    assert owner.committer.list_pending() == (0, ())
     owner.committer.submit([write(time=8, size=99)], {A: "a"}).result()  # More than there ever is, alone.
 
 
 def test_what_is_under_way_is_told_until_it_is_durable(owner: Owner) -> None:
     first = held(owner, 3)
     second = owner.committer.submit([write(time=6, size=2), write(B, size=1)], {A: "a"})
-    under_way = owner.committer.writes_under_way(A)
+    under_way = owner.committer.list_pending_writes(A)
     assert [(each.time_min, future) for each, future in under_way] == [(5, first), (6, second)]
-    assert [future for _, future in owner.committer.writes_under_way(B)] == [second]
+    assert [future for _, future in owner.committer.list_pending_writes(B)] == [second]
     assert not owner.committer.settle(0.0)
     owner.gate.open()
     assert owner.committer.settle(60.0)
-    assert owner.committer.writes_under_way(A) == []
+    assert owner.committer.list_pending_writes(A) == []
     assert second.exception() is not None  # There is no collection B.
     assert owner.committer.groups.counts()["records"] >= 2
 

@@ -59,15 +59,15 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[unclosed._Registry]:
 
 def test_what_was_asked_for_and_is_not_done_is_said_in_words() -> None:
     owner = Owner()
-    assert owner.watched.pending() == "nothing was pending"
+    assert owner.watched.describe_pending() == "nothing was pending"
     owner.ask("a")
-    assert owner.watched.pending() == "1 operation of 'a' was pending"
+    assert owner.watched.describe_pending() == "1 operation of 'a' was pending"
     owner.committer.submit([kinds.Create(B, "b", FIELDS)], {B: "b"})
-    assert owner.watched.pending() == "2 operations of 'a', 'b' were pending"
+    assert owner.watched.describe_pending() == "2 operations of 'a', 'b' were pending"
     owner.gate.open()
     owner.committer.close()
-    assert owner.watched.pending() == "nothing was pending"
-    assert Unclosed(owner, "memory://x", None, 1.0).pending() == "nothing was pending"
+    assert owner.watched.describe_pending() == "nothing was pending"
+    assert Unclosed(owner, "memory://x", None, 1.0).describe_pending() == "nothing was pending"
 
 
 def test_a_client_that_was_closed_is_neither_waited_for_nor_warned_of(
@@ -95,7 +95,7 @@ def test_when_the_process_ends_what_was_asked_for_is_finished_and_the_client_is_
     threading.Timer(0.05, owner.gate.open).start()
     with pytest.warns(ResourceWarning, match="a client of memory://x was not closed; 1 operation of 'a' was pending"):
         unclosed._finish_all()
-    assert owner.watched.pending() == "nothing was pending"
+    assert owner.watched.describe_pending() == "nothing was pending"
     assert (capsys.readouterr().err, registry.has_failed) == ("", False)
     owner.committer.close()
 

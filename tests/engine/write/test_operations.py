@@ -315,7 +315,7 @@ def test_what_is_asked_otherwise_has_another_digest() -> None:
 
 
 def noted(message: str | None, metadata: dict[str, str] | None, collections: list[str]) -> list[kinds.Note]:
-    return WriteOptions(message=message, metadata=metadata).notes(collections)
+    return WriteOptions(message=message, metadata=metadata).make_notes(collections)
 
 
 def test_a_message_is_noted_with_each_collection_once() -> None:

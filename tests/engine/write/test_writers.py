@@ -262,7 +262,9 @@ def test_a_part_list_has_the_seqno_of_the_record_that_names_it_whatever_races_we
         a, b = one.create_or_load("c", key=KEY), two.load("c")
         rows = pa.table({"k": range(1000), "_time": [5] * 1000, "_diff": [1] * 1000})
         parts = [
-            p for n in range(3) for p in PartWriter(blob, two.engine.follower.next_seqno).upload(b.id, b.schema, rows)
+            p
+            for n in range(3)
+            for p in PartWriter(blob, two.engine.follower.find_next_seqno).upload(b.id, b.schema, rows)
         ]
         for upper in range(1, 6):
             a.seal(upper).result()

@@ -94,7 +94,7 @@ def blobs_of(seed: int) -> Blobs:
             if time in CHECKPOINTS:
                 # All but the last one are in directory objects; that one holds some pending rows itself.
                 patch.setattr(directory, "INLINE_BYTES_MAX", 2000 if time < max(CHECKPOINTS) else 1 << 20)
-                assert write_checkpoint(blob, *client.engine.follower.recent())
+                assert write_checkpoint(blob, *client.engine.follower.get_recent_records())
     return {entry.key: blob.get(entry.key) or b"" for entry in blob.list("")}
 
 

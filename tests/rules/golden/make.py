@@ -118,7 +118,7 @@ def main() -> None:
         text = pa.array([f'{{"n":{n}}}' for n in range(3000)])
         constant = {"_time": pa.array([0] * 3000), "_diff": pa.array([1] * 3000)}
         table = to_updates(pa.table({"a": numbers, "b": text, "value": text, **constant}), large.schema)
-        uploads = PartWriter(FileBlob(folder / "location"), client.engine.follower.next_seqno)
+        uploads = PartWriter(FileBlob(folder / "location"), client.engine.follower.find_next_seqno)
         halves = [uploads.upload(large.id, large.schema, half) for half in (table.slice(0, 1500), table.slice(1500))]
         commit_parts(large, [part for parts in halves for part in parts]).result()
         with client.multi_write() as multi:
@@ -209,7 +209,7 @@ def write_directories(location: Path) -> None:
 
         def write_one(inline_bytes_max: int, whole_bytes_max: int) -> None:
             directory.INLINE_BYTES_MAX, directory.WHOLE_BYTES_MAX = inline_bytes_max, whole_bytes_max
-            assert write_checkpoint(FileBlob(location), *client.engine.follower.recent())
+            assert write_checkpoint(FileBlob(location), *client.engine.follower.get_recent_records())
 
         pages.PAGE_BYTES, pages.OBJECT_BYTES_MAX = 4000, 8000
         with client.load("every type").hold(5), client.load("every type").follow("a consumer"):

@@ -79,7 +79,7 @@ def rows(start: int, count: int, time: int) -> pa.Table:
 
 def uploads(blob: Blob, client: persist.Client, handle: persist.Collection, time: int, count: int = 2) -> list[Part]:
     """Upload parts, which no record names yet."""
-    writer = PartWriter(blob, client.engine.follower.next_seqno)
+    writer = PartWriter(blob, client.engine.follower.find_next_seqno)
     updates = [to_updates(rows(1000 * i, 50, time), handle.schema) for i in range(count)]
     return [part for each in updates for part in writer.upload(handle.id, handle.schema, each)]
 
@@ -618,7 +618,7 @@ def crafted_run(blob: Blob, tables: list[pa.Table], keeps_hints: bool) -> list[s
     """A location that begins at a checkpoint, whose only collection has tables as parts of one run."""
     with opened(blob) as client:
         handle = client.create_or_load("c", key=KEY, value=VALUE)
-        writer = PartWriter(blob, client.engine.follower.next_seqno)
+        writer = PartWriter(blob, client.engine.follower.find_next_seqno)
         parts = [
             part
             for table in tables
@@ -762,7 +762,7 @@ def with_leaks(blob: DatedBlob) -> dict[str, str]:
         wait_for_checkpoint(client)
         old = uploads(blob, client, handle, 100, 2)
         [old_list] = [f"list/{handle.id}/{3:020d}-{uuid.uuid4().hex}.json"]
-        [young_list] = [f"list/{handle.id}/{client.engine.follower.next_seqno():020d}-{uuid.uuid4().hex}.json"]
+        [young_list] = [f"list/{handle.id}/{client.engine.follower.find_next_seqno():020d}-{uuid.uuid4().hex}.json"]
         state = f"state/{handle.id}/{3:020d}-{uuid.uuid4().hex}.json"
         stranger = f"part/{uuid.uuid4().hex}/{3:020d}-{uuid.uuid4().hex}.parquet"
         for key in (old_list, young_list, state, stranger, make_record_key(2), "notes.txt", "part/other"):
@@ -772,7 +772,7 @@ def with_leaks(blob: DatedBlob) -> dict[str, str]:
             handle.seal(time).result()
         wait_for_checkpoint(client)
         # Old, and begun after all that is known to be old: it cannot be declared void yet.
-        current = f"part/{handle.id}/{client.engine.follower.next_seqno():020d}-{uuid.uuid4().hex}.parquet"
+        current = f"part/{handle.id}/{client.engine.follower.find_next_seqno():020d}-{uuid.uuid4().hex}.parquet"
         blob.set(current, b"left behind")
         blob.clock.sleep(DAY)
         [young] = uploads(blob, client, handle, 50, 1)

@@ -89,7 +89,7 @@ def test_parts_that_the_collection_has_besides_are_not_set_aside() -> None:
     with client:
         collection = made(client)
         rows = pa.table({"k": range(100), "_time": [9] * 100, "_diff": [1] * 100})
-        parts = PartWriter(blob, client.engine.follower.next_seqno).upload(collection.id, collection.schema, rows)
+        parts = PartWriter(blob, client.engine.follower.find_next_seqno).upload(collection.id, collection.schema, rows)
         commit_parts(collection, parts).result()
         copy = copied(blob)
         write(collection, range(1))

@@ -41,7 +41,7 @@ class Kind:
     def write(self, c: persist.Collection) -> None:
         """Change some records at the next time, and seal it."""
         r, time = self.chance, self.time
-        names = [field.name for field in c.handle.reading_schema().value.fields]
+        names = [field.name for field in c.handle.get_reading_schema().value.fields]
         numbers = r.sample(range(400), r.choice([1, 3, 60, 200]))
         if self.name == "keyed":
             events = [(k, None if r.random() < 0.3 else self._value(names)) for k in numbers]
@@ -73,7 +73,7 @@ class Kind:
 
     def evolve(self, c: persist.Collection) -> None:
         """Rename a column, or widen one. What is held stays, by place."""
-        schema = c.handle.reading_schema()
+        schema = c.handle.get_reading_schema()
         if self.chance.random() < 0.3 and schema.arrow.field("b").type == pa.int32():
             c.evolve(widen={"b": pa.int64()})
         else:

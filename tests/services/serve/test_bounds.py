@@ -201,7 +201,7 @@ def test_errors_are_those_of_a_local_call_without_traceback_or_path(tmp_path: Pa
             told: list[tuple[str, BaseException]] = []
             for sql in wrong:
                 with pytest.raises(persist.PersistError) as local:
-                    Queries(client.engine, limits).ask(sql)
+                    Queries(client.engine, limits).run(sql)
                 with pytest.raises((pa.ArrowException, OSError, KeyError)) as remote:
                     queried(asking, sql)
                 told.append((str(remote.value), local.value))
@@ -221,7 +221,7 @@ def test_a_fault_of_the_server_is_told_without_what_it_was_about(
     def fail(self: Queries, *arguments: object) -> None:
         raise OSError(2, "no such file", "/home/somebody/.secret")
 
-    monkeypatch.setattr(Queries, "ask", fail)
+    monkeypatch.setattr(Queries, "run", fail)
     failed = pytest.raises((pa.ArrowException, OSError), match=r"the server failed \(FileNotFoundError\)")
     with serving.serve(LOCAL, sql=True) as served, flight.FlightClient(served.url) as client, failed as told:
         queried(client, "FROM orders")

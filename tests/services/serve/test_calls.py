@@ -25,7 +25,7 @@ from persist.services.serve.flight_calls import (
     PIECE_BYTES,
     BlobCalls,
     encode_batch,
-    schema_message,
+    make_schema_message,
 )
 from persist.services.serve.messages import encode_fields, group_fields
 
@@ -179,7 +179,7 @@ def test_messages_of_data_hold_a_batch_its_dictionaries_and_metadata() -> None:
         assert [each.get(METADATA) for each in messages] == [None] * (count - 1) + [b"end"]
         assert all(DATA_HEADER in each and DATA_BODY in each for each in messages)
         assert [METADATA in group_fields(each) for each in encode_batch(batch)] == [False] * count
-    assert [*group_fields(schema_message(pa.schema([("n", pa.int64())])))] == [DATA_HEADER]
+    assert [*group_fields(make_schema_message(pa.schema([("n", pa.int64())])))] == [DATA_HEADER]
 
 
 # What answers wait for.
@@ -232,7 +232,7 @@ def test_a_stream_that_ends_in_any_way_is_closed_and_makes_room() -> None:
 def test_batches_are_cut_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     def rows_of(batch: pa.RecordBatch) -> list[int]:
         pieces = [group_fields(each) for each in server._slice(iter([batch]))]
-        schema = group_fields(schema_message(batch.schema))[DATA_HEADER]
+        schema = group_fields(make_schema_message(batch.schema))[DATA_HEADER]
         continued = b"\xff\xff\xff\xff"
 
         def framed(header: bytes, body: bytes) -> bytes:

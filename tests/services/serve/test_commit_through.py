@@ -247,7 +247,7 @@ def test_a_lease_that_a_server_has_granted_is_not_over_because_the_store_does_no
     with persist.open(mine, settings=QUIET, clock=ImpatientClock(), commit_through=served.url) as client:
         orders = client["orders"]
         orders.write(row(1), seal=2).result()
-        with client.engine.follower.looks.once():
+        with client.engine.follower.looks.share_look():
             assert orders.upper == persist.Antichain(2)
             mine.go_down()
             snapshot = orders.snapshot(1)

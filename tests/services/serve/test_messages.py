@@ -154,11 +154,11 @@ def test_a_socket_listens_where_it_is_told_to() -> None:
 
 def test_room_is_given_back_and_more_than_there_is_is_refused() -> None:
     room = Room(10)
-    with room.of(4), room.of(6):
+    with room.reserve(4), room.reserve(6):
         assert room.left == 0
-        with pytest.raises(Unavailable, match="requests of 10 bytes are under way"), room.of(1):
+        with pytest.raises(Unavailable, match="requests of 10 bytes are under way"), room.reserve(1):
             pass
     assert room.left == 10
-    with pytest.raises(KeyError), room.of(10):
+    with pytest.raises(KeyError), room.reserve(10):
         raise KeyError
     assert room.left == 10

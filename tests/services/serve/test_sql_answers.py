@@ -12,7 +12,7 @@ import persist
 from persist.compute.query import Queries, QueryLimits, QueryResult
 from persist.errors import InvalidUsage, Unavailable
 from persist.services.serve import flight_sql
-from persist.services.serve.flight_calls import DATA_BODY, DATA_HEADER, encode_batch, schema_message
+from persist.services.serve.flight_calls import DATA_BODY, DATA_HEADER, encode_batch, make_schema_message
 from persist.services.serve.flight_sql import FlightSql, unpack_command
 from persist.services.serve.messages import encode_fields, group_fields, read_fields
 from persist.services.serve.sql_answers import ANSWERS, Asked, get_result_schema
@@ -179,7 +179,7 @@ def rows_of(sql: FlightSql, ticket: bytes, context: Context | None = None) -> li
 def ticket_of(sql: FlightSql, command: bytes) -> bytes:
     info = sql.info(command)
     [endpoint] = info.endpoints
-    ticket: bytes = endpoint.ticket.ticket
+    ticket: bytes = endpoint.take_ticket.take_ticket
     return ticket
 
 
@@ -225,7 +225,7 @@ def put(rows: pa.Table, handle: bytes, *more: bytes) -> Iterator[bytes]:
     """Yield the messages that give rows of parameters to a prepared statement, and end as a call does."""
     command = wrapped("CommandPreparedStatementQuery", (1, handle))
     descriptor = flight.FlightDescriptor.for_command(command).serialize()
-    first, *rest = [schema_message(rows.schema), *(m for b in rows.to_batches() for m in encode_batch(b))]
+    first, *rest = [make_schema_message(rows.schema), *(m for b in rows.to_batches() for m in encode_batch(b))]
     yield encode_fields((1, descriptor)) + first
     yield from rest
     yield from more
@@ -395,7 +395,7 @@ def test_a_query_is_cancelled_by_its_ticket_or_by_who_has_gone(sql: FlightSql) -
     whole = encode_fields((1, info.serialize()))
     assert sql.run_action("CancelFlightInfo", whole) == encode_fields((1, 3)), "it does not run"
     context = Context()
-    _, close, batches = sql.open_ticket(info.endpoints[0].ticket.ticket, context)
+    _, close, batches = sql.open_ticket(info.endpoints[0].take_ticket.take_ticket, context)
     assert sql.run_action("CancelFlightInfo", whole) == encode_fields((1, 1))
     with pytest.raises(InvalidUsage, match="the query was ended: it was cancelled"):
         next(batches)

@@ -97,7 +97,7 @@ class Job:
         except BaseException:
             for output in self._outputs.every:
                 if parts := stored.get(output.sink.collection, ()):
-                    with self._make_target(output).writer() as writer:
+                    with self._make_target(output).open_writer() as writer:
                         writer.discard(parts)
             raise
 
@@ -122,13 +122,13 @@ class Job:
         contents = snapshot(handle, as_of, columns=columns, where=filter, form="diff", schema=version)
         self._open.callback(contents.close)
         scan = contents.scan
-        slices = [Slice(piece, is_changes=False) for piece in scan.slices(scan.task_count(self._parallel))]
+        slices = [Slice(piece, is_changes=False) for piece in scan.slices(scan.choose_task_count(self._parallel))]
         size = scan.memory
         if self.until > as_of + 1:
             updates = changes(handle, as_of + 1, self.until, columns=columns, where=filter, schema=version)
             self._open.callback(updates.close)
             new = updates.scan
-            slices += [Slice(piece, is_changes=True) for piece in new.slices(new.task_count(self._parallel))]
+            slices += [Slice(piece, is_changes=True) for piece in new.slices(new.choose_task_count(self._parallel))]
             self.changed_bytes += new.memory
             size += new.memory
         address = CollectionAddress(self._location, self._storage, handle.name)

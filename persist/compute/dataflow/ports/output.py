@@ -39,7 +39,12 @@ from persist.core.antichain import END, to_antichain, to_frontier
 from persist.core.errors import AsOfCompacted, OutputConflict, SourceLost
 from persist.core.log import kinds
 from persist.engine.collection.commit import Commit
-from persist.engine.collection.descriptions import about_collection, allow_compaction, list_holds, make_describe_step
+from persist.engine.collection.descriptions import (
+    allow_compaction,
+    get_collection_description,
+    list_holds,
+    make_describe_step,
+)
 from persist.engine.collection.reads import changes, snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -185,7 +190,7 @@ class Output:
         # A view has its definition instead, and hidden collections belong to the outputs.
         self._fingerprint = fingerprint if definition is None and keeps is None else None
         contents = self.handle.contents()
-        self._says = about_collection(contents).properties.get(PROPERTY)
+        self._says = get_collection_description(contents).properties.get(PROPERTY)
         self.corrects = False
         self.compares = False
         self.jumps_to: int | None = None

@@ -319,7 +319,7 @@ class SourceReader:
 
     def _look_ahead(self, reached: int) -> None:
         """Emit new updates of unsealed times, and retract vanished ones."""
-        if self._unsealed is None or (ahead := self._unsealed.changes(reached)) is None:
+        if self._unsealed is None or (ahead := self._unsealed.compute_changes(reached)) is None:
             return
         try:
             self._add_to_gate(ahead, ahead["_time"].combine_chunks().to_numpy())

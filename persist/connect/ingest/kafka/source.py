@@ -73,11 +73,11 @@ class Positions:
                 offsets_by_place |= {(topic, at): offset for at, offset in enumerate(offsets) if offset is not None}
         return cls(offsets_by_place, int(properties.get(NEWEST, -1)))
 
-    def after(self, poll: Poll) -> "Positions":
+    def advance(self, poll: Poll) -> "Positions":
         """Return the positions after the messages of a poll."""
         return Positions({**self.next, **poll.next}, max([self.newest_ms, poll.newest_ms]))
 
-    def properties(self, topics: Iterable[str]) -> dict[str, str]:
+    def to_properties(self, topics: Iterable[str]) -> dict[str, str]:
         """Return the positions of some topics as properties of a collection."""
         offsets: dict[str, list[int | None]] = {topic: [] for topic in topics}
         for topic, partition in sorted(place for place in self.next if place[0] in offsets):
@@ -149,7 +149,7 @@ class Kafka(Source):
             now_s = clock.monotonic_s()
             is_end = run.stop.is_set() or (run.once and self._topics.is_read_to_end())
             if poll.rows or (is_end and not run.stop.is_set()) or now_s - moved_s >= self.config.heartbeat_s:
-                after = positions.after(poll)
+                after = positions.advance(poll)
                 yield self._make_batch(run, poll, positions, after)
                 positions = after  # It is durable now.
                 moved_s = now_s
@@ -190,7 +190,7 @@ class Kafka(Source):
                 first["offset"], first["reason"],
             )  # fmt: skip
         if poll.next:
-            batch.properties = {self.moments: after.properties({topic for topic, _ in poll.next})}
+            batch.properties = {self.moments: after.to_properties({topic for topic, _ in poll.next})}
         batch.changes, batch.rows = changes, poll.rows
         return batch
 

@@ -74,12 +74,12 @@ class MysqlCopy:
         self._tables = {server.config.prefix + table: (table, columns) for table, columns in tables.items()}
         self._moments = moments
 
-    def key(self, table: str) -> Sequence[str]:
+    def find_key(self, table: str) -> Sequence[str]:
         """Return the key columns of a table."""
         return [column.name for column in self._tables[table][1] if column.is_key]
 
     @contextmanager
-    def point(self, *, is_new: bool) -> Iterator[Point]:
+    def open_point(self, *, is_new: bool) -> Iterator[Point]:
         """Open a snapshot at a known set of transactions."""
         from pymysql.cursors import SSCursor
 
@@ -119,7 +119,7 @@ class MysqlCopy:
         finally:
             cursor.execute("UNLOCK TABLES")
 
-    def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
+    def read_pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
         """Yield pieces of a table in key order, with the last key of each."""
         name, columns = self._tables[table]
         connection = point.reading
@@ -137,7 +137,10 @@ class MysqlCopy:
                     for column, values in zip(columns, zip(*rows, strict=True), strict=True)
                 }
                 last = dict(zip((column.name for column in columns), rows[-1], strict=True))
-                yield pa.table(arrays), [_quote_literal(connection, last[key_column]) for key_column in self.key(table)]
+                yield (
+                    pa.table(arrays),
+                    [_quote_literal(connection, last[key_column]) for key_column in self.find_key(table)],
+                )
 
 
 def _quote_name(name: str) -> str:

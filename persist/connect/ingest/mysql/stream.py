@@ -373,7 +373,7 @@ class BinlogStream:
                 is_key=False,
             )
             if flow.is_full:
-                yield from flow.piece()
+                yield from flow.commit_piece()
 
     def _commit_transaction(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
         if self._flow.is_inside:

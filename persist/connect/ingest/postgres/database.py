@@ -251,7 +251,7 @@ class Database(PgAddress):
         """Return the columns of a table without excluded ones."""
         return [column for column in columns if f"{table}.{column.name}" not in self.config.exclude]
 
-    def types(self, table: str, columns: Sequence[Column]) -> dict[str, pa.DataType]:
+    def find_types(self, table: str, columns: Sequence[Column]) -> dict[str, pa.DataType]:
         """Return the Arrow types of a table's columns, by name."""
         return {
             column.name: pa.string()

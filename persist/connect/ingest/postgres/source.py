@@ -90,7 +90,7 @@ class Postgres(Source):
 
     def _make_target(self, name: str, table: PublishedTable) -> Target:
         """Return the collection for a table, with its columns and key."""
-        types = self._database.types(table.full_name, table.columns)
+        types = self._database.find_types(table.full_name, table.columns)
         key = {column: types.pop(column) for column in table.key}
         properties = {COLUMNS: json.dumps(dict(table.numbers))}
         return Target(name, key, types, bool(key), None, f"the table {table.full_name}", properties)
@@ -137,12 +137,12 @@ class PostgresCopy:
     slot: str
     claim: Callable[[], None]
 
-    def key(self, table: str) -> Sequence[str]:
+    def find_key(self, table: str) -> Sequence[str]:
         """Return the key columns of a table."""
         return self.tables[table].key
 
     @contextmanager
-    def point(self, *, is_new: bool) -> Iterator[Point]:
+    def open_point(self, *, is_new: bool) -> Iterator[Point]:
         """Open a snapshot at the position of a replication slot."""
         with closing(self.database.open_connection(replication=True)) as replication:
             time, snapshot = self._create_slot(replication, is_new=is_new)
@@ -154,7 +154,7 @@ class PostgresCopy:
                     [now_us] = cursor.fetchone()
                 yield Point(time, now_us, connection)
 
-    def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
+    def read_pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
         """Yield pieces of a table in key order, with the last key of each."""
         from psycopg2 import sql
 
@@ -219,7 +219,7 @@ class PostgresCopy:
         """Yield pieces of COPY output as tables, with the last key of each."""
         import pyarrow.csv as pa_csv
 
-        types = self.database.types(table.full_name, table.columns)
+        types = self.database.find_types(table.full_name, table.columns)
         options = (
             pa_csv.ReadOptions(use_threads=False, block_size=self.database.config.copy_bytes, column_names=names),
             pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),  # Such a line is a row of one NULL.

@@ -167,7 +167,7 @@ class Stream:
             return
         self._process_change(data)
         if self._flow.is_full:
-            for piece in self._flow.piece():
+            for piece in self._flow.commit_piece():
                 yield piece
                 cursor.send_feedback(force=True)
 
@@ -221,7 +221,7 @@ class Stream:
         table = self._tables[name].full_name
         columns, types = (
             database.select_columns(table, relation.columns),
-            database.types(table, relation.columns),
+            database.find_types(table, relation.columns),
         )
         have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
         numbers, now = self._load_column_numbers(collection), self._query_column_numbers(relation)

@@ -34,7 +34,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Fil
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from persist.compute.index import FoundByIndex, enable_index_reads
+from persist.compute.index import IndexScan, enable_index_reads
 from persist.compute.tasks.stream_hold import Offset
 from persist.compute.tasks.stream_source import NO_LIMITS, CollectionAddress, StreamSource
 from persist.connect.spark.options import COUNT_MAX, OF_TIMES, ReadOptions, StreamOptions
@@ -83,10 +83,10 @@ class PersistReader(DataSourceReader):
             )
             scan = replace(result.scan, filter=both_filters).prune()
             # The worker that plans does not know the cluster, so this many at a time are taken to run.
-            slices: list[Scan | FoundByIndex]
-            slices = [*scan.slices(options.partitions or scan.task_count(PARALLEL_DEFAULT))]
+            slices: list[Scan | IndexScan]
+            slices = [*scan.slices(options.partitions or scan.choose_task_count(PARALLEL_DEFAULT))]
             by_index = enable_index_reads(handle, result).by_index(scan) if isinstance(result, Snapshot) else None
-            if isinstance(by_index, FoundByIndex):
+            if isinstance(by_index, IndexScan):
                 slices = [by_index]
             _log_plan(result, scan, len(slices))
         return [Slice(part, address, events) for part in slices]
@@ -251,7 +251,7 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Json:
         with surface_errors():
-            return self._source.beginning().to_json()
+            return self._source.make_first_offset().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         with surface_errors():
@@ -262,16 +262,16 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the micro-batch from start: the last sealed time, or a limit."""
         with surface_errors():
             limits = NO_LIMITS if isinstance(limit, ReadAllAvailable) else self._options.limits
-            return self._source.next_offset(Offset.of(start), limits).to_json()
+            return self._source.find_next_offset(Offset.of(start), limits).to_json()
 
     def reportLatestOffset(self) -> Json | None:
         with surface_errors():
-            newest = self._source.newest()
+            newest = self._source.find_newest_offset()
             return None if newest is None else newest.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         with surface_errors():
-            self._source.end_here()
+            self._source.stop_at_sealed()
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         with surface_errors():

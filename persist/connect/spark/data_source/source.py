@@ -87,7 +87,7 @@ class PersistDataSource(DataSource):
                 if isinstance(options, ReadOptions):
                     self._latest = _check_read(handle, options)
                 requested = options.schema if isinstance(options, ReadOptions) else None
-                schema = handle.reading_schema(requested)
+                schema = handle.get_reading_schema(requested)
                 self._version = schema.version
                 names = schema.columns if options.columns is None else schema.check_distinct("columns", options.columns)
                 fields = {

@@ -41,9 +41,9 @@ from pyspark.sql.types import StructType
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import DIFF, TIME
 from persist.codecs.updates.updates import set_time
-from persist.compute.tasks.batches import Mark, Share, commit_batch, commit_keyed_batch, report_late
+from persist.compute.tasks.batches import Mark, Share, commit_batch, commit_keyed_batch, log_late
 from persist.compute.tasks.keyed_work import commit_events, seal_committed
-from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, Target, Uploads, writing
+from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, Target, Uploads, open_for_writing
 from persist.connect.spark.frames import match_names
 from persist.connect.spark.options import StreamWriteOptions, WriteOptions
 from persist.connect.spark.types import to_stored_schema
@@ -140,7 +140,7 @@ class DataFrameWrite:
     def task(self) -> UploadTask:
         """The work of each task; for a repeated write only the digest."""
         planned = self.planned
-        return UploadTask(planned.target, self.rows, digest_by=planned.digest_by, only_digest=planned.is_done)
+        return UploadTask(planned.target, self.rows, digest_by=planned.digest_columns, only_digest=planned.is_done)
 
 
 def create_target(
@@ -219,7 +219,7 @@ def combine_uploads(messages: Iterable[WriterCommitMessage | None]) -> Uploaded:
 
 def discard(target: Target, messages: Iterable[WriterCommitMessage | None]) -> None:
     """Delete the parts of tasks, which no record names or will name."""
-    with surface_errors(), target.writer() as writer:
+    with surface_errors(), target.open_writer() as writer:
         writer.discard(combine_uploads(messages).parts)
 
 
@@ -238,14 +238,14 @@ def _upload_difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset
     time, target = planned.time, planned.target
     assert time is not None, "an overwrite has one time"
     with ExitStack() as stack:
-        engine = stack.enter_context(writing(target.location, target.storage))
+        engine = stack.enter_context(open_for_writing(target.location, target.storage))
         where = None if planned.where is None else parse_where(planned.where, target.schema)
         present = Scan(target.schema, (), 0, 0, target.schema.names, where)
         as_of = find_replaced_time(planned)
         if as_of is not None:
             present = stack.enter_context(snapshot(target.at(engine), as_of, form="diff", where=where)).scan
         reader = engine.reader()
-        writer = stack.enter_context(target.writer())
+        writer = stack.enter_context(target.open_writer())
         uploads = stack.enter_context(Uploads(writer, target.id))
         stream = open_run(reader.memory_budget, target.schema)
 
@@ -256,7 +256,7 @@ def _upload_difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset
         for rows in compute_differences(present, [*parts], reader, check):
             uploads.add(stream.add(set_time(rows, time, target.schema)))
         uploads.add(stream.finish())
-        return uploads.parts()
+        return uploads.finish()
 
 
 def find_replaced_time(planned: PlannedWrite) -> int | None:
@@ -312,7 +312,7 @@ class UpsertWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit all rows, and the seal if the options have one; raises what rejects it."""
-        with surface_errors(), writing(self._work.target.location, self._work.target.storage) as engine:
+        with surface_errors(), open_for_writing(self._work.target.location, self._work.target.storage) as engine:
             if self._work.is_done:
                 seal_committed(engine, self._work)
             else:
@@ -351,8 +351,8 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
             uploaded = combine_uploads(messages)
             target = next(message.target for message in messages if isinstance(message, Answer))
             assert target is not None, "a task of a stream says it"
-            with surface_errors(), writing(target.location, target.storage) as engine:
-                report_late(target, mark, uploaded.late)
+            with surface_errors(), open_for_writing(target.location, target.storage) as engine:
+                log_late(target, mark, uploaded.late)
                 commit_batch(engine, mark, [Share(target, [*uploaded.parts])], self._times)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -383,7 +383,7 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
         mark = _get_common_mark(messages, batchId)
         if mark is not None:
             target = self._work.target
-            with surface_errors(), writing(target.location, target.storage) as engine:
+            with surface_errors(), open_for_writing(target.location, target.storage) as engine:
                 rows = receive_rows(messages, self._schema, "a micro-batch has")
                 commit_keyed_batch(engine, mark, self._work, rows, self._times, Replanning(self._work))
 

@@ -198,7 +198,7 @@ class SparkLocation(Closes):
         """Return columns with the spelling of the collection, as the session resolves them."""
         if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
             return columns  # The read refuses arguments of other types.
-        return match_names(columns, rows.reading_schema(schema).names, folds=ignores_case(self.spark))
+        return match_names(columns, rows.get_reading_schema(schema).names, folds=ignores_case(self.spark))
 
     def _keep_open(self, rows: CollectionHandle, reading: Snapshot | Changes) -> tuple[CollectionAddress, Tombstoned]:
         """Keep a read open until this location closes; return its address and tombstones."""

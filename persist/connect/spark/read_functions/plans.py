@@ -509,7 +509,7 @@ def _explain_missing_feed(
 ) -> str | None:
     if set(scan.columns) != set(scan.schema.names):
         return "changes of some columns are sums over updates that differ in others"
-    if not all(map(scan.tells_apart, scan.parts)):
+    if not all(map(scan.keeps_distinct, scan.parts)):
         return "updates that only a dropped column told apart must be merged"
     if may_share_updates(scan):
         return "parts overlap in time and in key, so their updates must be merged"

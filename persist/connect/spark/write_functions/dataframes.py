@@ -192,8 +192,8 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, con
     # New rows count +1, present ones -1: tasks, which sum equal rows, are left with the difference.
     is_flat = not any(pa.types.is_nested(schema.arrow.field(name).type) for name in schema.key_names)
     one_per_key = is_flat and not write.multiset
-    marker = find_unused_name("_is_new", schema.arrow.names) if planned.digest_by or one_per_key else None
-    rows, by = Rows(schema), planned.digest_by
+    marker = find_unused_name("_is_new", schema.arrow.names) if planned.digest_columns or one_per_key else None
+    rows, by = Rows(schema), planned.digest_columns
     task = UploadTask(planned.target, rows, digest_by=by, marker=marker, one_per_key=one_per_key)
     updates = _union_with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
     uploaded = upload_by_tasks(partition_by_key(updates, schema, partitions), task)
@@ -212,7 +212,7 @@ def _overwrite_on_driver(df: DataFrame, write: DataFrameWrite, condition: Condit
     try:
         commit_difference(planned, new, multiset=write.multiset)
     finally:
-        with planned.target.writer() as writer:
+        with planned.target.open_writer() as writer:
             writer.discard(new.parts)  # No record ever names these.
 
 

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 
 from persist.codecs.types.schema import TIME_MAX
 from persist.compute.tasks.batch_times import BatchTimes
-from persist.compute.tasks.batches import Mark, Share, commit_batch, commit_keyed_batch, commit_large_batch, report_late
+from persist.compute.tasks.batches import Mark, Share, commit_batch, commit_keyed_batch, commit_large_batch, log_late
 from persist.compute.tasks.keyed_work import KeyedWork, Stored
-from persist.compute.tasks.planned_write import SinkOptions, Target, writing
+from persist.compute.tasks.planned_write import SinkOptions, Target, open_for_writing
 from persist.connect.spark.frames import ignores_case, spell_columns
 from persist.connect.spark.options import COUNT_MAX, check_whole, resolve_for_tasks
 from persist.connect.spark.uploads import (
@@ -117,7 +117,7 @@ class _Writer:
         """
         engine = self.engines.get(query)
         if engine is None or engine.is_closed:
-            engine = self.engines[query] = writing(self.location, self.storage)
+            engine = self.engines[query] = open_for_writing(self.location, self.storage)
             weakref.finalize(self, engine.close)
         return engine
 
@@ -202,11 +202,11 @@ class _Writer:
         try:
             for name, task in tasks.items():
                 uploaded = upload_by_tasks(partition_by_key(frames[name], task.target.schema), task)
-                report_late(task.target, mark, uploaded.late)
+                log_late(task.target, mark, uploaded.late)
                 shares.append(Share(task.target, [*uploaded.parts]))
         except BaseException:
             for share in shares:
-                with share.target.writer() as writer:
+                with share.target.open_writer() as writer:
                     writer.discard(share.parts)
             raise
         return shares

@@ -26,7 +26,7 @@ from persist.compute.tasks.keyed_work import (
     commit_resolution,
     seal_committed,
 )
-from persist.compute.tasks.planned_write import writing
+from persist.compute.tasks.planned_write import open_for_writing
 from persist.connect.spark.data_source.source import register
 from persist.connect.spark.frames import ignores_case, map_in_tasks, spell_columns, spell_name
 from persist.connect.spark.options import WriteOptions, write_options
@@ -121,7 +121,7 @@ def upsert(
     register(df.sparkSession)
     folds = ignores_case(df.sparkSession)
     work = plan_events(options, df.schema, machine, collects=collects, folds=folds)
-    with writing(options.location, options.storage) as engine:
+    with open_for_writing(options.location, options.storage) as engine:
         if work.is_done:
             seal_committed(engine, work)
             return None
@@ -156,7 +156,7 @@ def update(df: DataFrame, options: WriteOptions, key: str | Sequence[str] | None
     """
     if options.seal is not None:
         raise InvalidUsage('seal= goes with other modes: mode="update" seals just after its time')
-    with writing(options.location, options.storage) as engine:
+    with open_for_writing(options.location, options.storage) as engine:
         handle = load_handle(engine, options.collection)
         names = [*handle.schema.key_names]
         if key is not None and names != ([key] if isinstance(key, str) else [*key]):
@@ -221,7 +221,7 @@ def run_event_job(df: DataFrame, work: KeyedWork, *, resolves: bool) -> Stored:
     """Run the job that stores events or their updates; only one attempt of each task counts."""
     rows = map_in_tasks(df, _Task(work, resolves).__call__, "stored binary").collect()
     answers = [msgspec.json.decode(row.stored, type=Stored) for row in rows]
-    return Stored.together(answers)
+    return Stored.combine(answers)
 
 
 def gather_rows(df: DataFrame, bytes_max: int | None) -> pa.Table | None:

@@ -53,7 +53,7 @@ from persist.core.state_rules.keyed_rules import (
 from persist.core.state_rules.schemas import attach_versions
 from persist.engine.read.keyed.key_replacement import match_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted, drop_diffs
-from persist.engine.read.merging import read_snapshot, snapshot_slices
+from persist.engine.read.merging import read_snapshot, slice_snapshot
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import plan_snapshot
@@ -123,7 +123,7 @@ def resolve_events(
     # Events before upper count before those to come, and may be resolved by anybody.
     find_floor = cache(lambda: _find_floor(contents, schema, form, contents.upper, reader))
     slices = scan.cut_into_slices(bytes_max) if scan.parts else [scan]
-    waiting = reader.keeping_leftovers(reader.memory_budget // LEFTOVER_SHARE)
+    waiting = reader.with_leftovers(reader.memory_budget // LEFTOVER_SHARE)
     assert own_events is None or is_partial or len(slices) == 1, "events that are not cut would be in each slice"
     for scan_slice in slices:
         own_slice = own_events
@@ -231,7 +231,7 @@ def _read_present_rows(
     if lookup is None:
         return schema.arrow.empty_table()
     requested = Wanted(len(ready.keys), SortedKeys(ready.keys))
-    return drop_diffs(lookup.contents(requested, "rows", reader), lookup.scan)
+    return drop_diffs(lookup.read_contents(requested, "rows", reader), lookup.scan)
 
 
 SHARE = 4  # This fraction of the rows must be resolved between two searches for tombstones.
@@ -315,7 +315,7 @@ class Purging:
         scan = plan_snapshot(contents, schema, lower - 1, None, dead, raw=True)
         tables = [scan.empty(schema.names)]
         bytes_left = reader.memory_budget // 16
-        for scan_slice in snapshot_slices(scan, "rows", reader.slice_bytes):
+        for scan_slice in slice_snapshot(scan, "rows", reader.slice_bytes):
             for table in read_snapshot(scan_slice, "rows", reader):
                 tables.append(table)
                 bytes_left -= table.nbytes

@@ -117,7 +117,7 @@ class Lookup:
             columns.append("_diff")
         diff = None if "_diff" in columns else sign
         fields = pa.schema([schema.arrow.field(name) for name in (*schema.key_names, *columns)])
-        is_distinct = is_keyframe and self.scan.tells_apart(parts[0])
+        is_distinct = is_keyframe and self.scan.keeps_distinct(parts[0])
         types = f"{parts[0].schema} {self._types}" if len(parts) == 1 else self._types
         return _Source(parts, tuple(columns), fields, types, sign, diff, is_distinct, cuts_time)
 
@@ -130,7 +130,7 @@ class Lookup:
         return Wanted.of(find_distinct_keys(keys, self.scan.schema), self.scan.schema)
 
     def record(self, keys: list[Any], reader: PartReader) -> list[tuple[Any, Any]] | None:
-        """Return the records of a single key, as `iterate_rows` yields them; None to use `contents` instead.
+        """Return the records of a single key, as `iterate_rows` yields them; None to use `read_contents` instead.
 
         None if something must be read, or if there is more than one record, or one with a multiplicity. Rows become
         Python values without a table. 1,000 reads of 360,000 keys with a tail of three parts take 54 µs each, and 160
@@ -144,7 +144,7 @@ class Lookup:
         requested = SortedKeys(one_key)
         records: list[tuple[list[Any], int]] = []
         for source in self._sources:
-            hits = self._load_rows(source, reader).hits_in_memory(requested)
+            hits = self._load_rows(source, reader).find_hits_in_memory(requested)
             if hits is None or sum(len(rows) for _, rows in hits) > ROWS_OF_KEY_MAX:
                 return None
             for columns, rows in hits:
@@ -169,7 +169,7 @@ class Lookup:
         except InvalidUsage:
             return None
 
-    def contents(self, request: Wanted, form: str, reader: PartReader) -> pa.Table:
+    def read_contents(self, request: Wanted, form: str, reader: PartReader) -> pa.Table:
         """Return `_contents` with the types of the scan's results."""
         return self.scan.cast_to_result(self._read_contents(request, form, reader))
 
@@ -199,13 +199,13 @@ class Lookup:
         updates = pa.concat_tables([scan.empty([*columns, "_diff"]), *tables])
         return consolidate(updates, by).select([*columns, "_diff"])
 
-    def updates(self, request: Wanted, reader: PartReader) -> pa.Table:
+    def read_updates(self, request: Wanted, reader: PartReader) -> pa.Table:
         """Return the updates with a requested key of a scan of changes: its columns, `_time`, `_diff`, consolidated."""
         assert self._keeps_time
         columns = [*self.scan.columns, "_time", "_diff"]
         return self.scan.cast_to_result(consolidate(self._join_sources(columns, request, reader), columns[:-1]))
 
-    def terms(self, request: Wanted, reader: PartReader) -> pa.Table:
+    def read_terms(self, request: Wanted, reader: PartReader) -> pa.Table:
         """Return rows with a requested key: the scan's columns and `_diff`, which add up to its records."""
         return self.scan.cast_to_result(self._join_sources([*self.scan.columns, "_diff"], request, reader))
 
@@ -238,7 +238,7 @@ class Lookup:
         """
         scan = self.scan
         if source.cuts_time:
-            table = scan.within_time(table)
+            table = scan.select_within_time(table)
         if scan.filter is not None:
             table = self._apply_filter(table, scan.filter)
         return negate_diffs(table) if source.diff is None and source.sign < 0 else table
@@ -291,7 +291,7 @@ def _group_tiny_parts(scan: Scan) -> Iterator[tuple[Part, ...]]:
 
 
 def drop_diffs(records: pa.Table, scan: Scan) -> pa.Table:
-    """Return the result of `Lookup.contents` in form "rows" as rows without `_diff`."""
+    """Return the result of `Lookup.read_contents` in form "rows" as rows without `_diff`."""
     if "_diff" not in records.column_names:
         return records
     scan = replace(scan, columns=scan.schema.names)

@@ -132,7 +132,7 @@ class GroupBounds:
         """Whether the first field is the whole key: then its limits are more exact than samples."""
         return self.leasts is not None and requested_keys.batch.num_columns == 1
 
-    def hit(self, samples: KeySamples | None, requested_keys: SortedKeys) -> Numbers:
+    def find_groups(self, samples: KeySamples | None, requested_keys: SortedKeys) -> Numbers:
         """Return the numbers of the row groups that may hold requested keys, ascending."""
         is_exact = self.is_exact(requested_keys)
         if is_exact and len(requested_keys) == 1 and self.leasts is not None and self.greatests is not None:
@@ -153,7 +153,7 @@ class GroupBounds:
                 may &= least[0] < greatest[1]
         return np.flatnonzero(may)
 
-    def blocks(self, groups: Numbers) -> Blocks:
+    def to_blocks(self, groups: Numbers) -> Blocks:
         """Return the blocks of some groups, each as its first group, its end and these groups."""
         blocks: dict[int, list[int]] = {}
         for group in groups.tolist():
@@ -236,7 +236,7 @@ class PartRows:
             for span in self._list_spans(columns, (first, end), groups)
         )
 
-    def hits_in_memory(self, requested_keys: SortedKeys) -> list[Hits] | None:
+    def find_hits_in_memory(self, requested_keys: SortedKeys) -> list[Hits] | None:
         """Return the positions of the rows with a requested key; None if something must be read for that."""
         if not self._is_small and self._reader.decoded.peek(self._bounds_name) is None:
             return None
@@ -288,7 +288,7 @@ class PartRows:
         tables = [decode_dictionaries(table_columns, self._row_fields) for table_columns in columns]
         return tables[0] if len(tables) == 1 else pa.concat_tables([self._row_fields.empty_table(), *tables])
 
-    def places(self, requested_keys: SortedKeys) -> Numbers:
+    def find_places(self, requested_keys: SortedKeys) -> Numbers:
         """Return the rows of the part that have a requested key, ascending."""
         blocks = self._select_groups(requested_keys) if self.may_hold(requested_keys) else []
         keys = (self._load(self._keys, (first, end), groups, []) for first, end, groups in blocks)
@@ -327,8 +327,8 @@ class PartRows:
             groups = np.arange(len(bounds.firsts) - 1)
             if requested_keys is not None:
                 samples = None if bounds.is_exact(requested_keys) else self._load_samples()
-                groups = bounds.hit(samples, requested_keys)
-            self._selected = requested_keys, bounds.blocks(groups)
+                groups = bounds.find_groups(samples, requested_keys)
+            self._selected = requested_keys, bounds.to_blocks(groups)
         return self._selected[1]
 
     def _select_touched(self, rows: Numbers, groups: Sequence[int]) -> Sequence[int]:
@@ -432,7 +432,7 @@ class PartRows:
         """Cache columns of some rows, in memory or as a mapped file."""
         batches = table.combine_chunks().to_batches()
         batch = batches[0] if batches else make_empty_batch(table.schema)
-        if self._spilled is not None and self._spilled.put(self._file_name(columns, span), batch):
+        if self._spilled is not None and self._spilled.put(self._make_file_name(columns, span), batch):
             # The file replaces the decoded rows.
             mapped = self._fetch_cached(columns, span, None)
             if mapped is not None:
@@ -448,10 +448,10 @@ class PartRows:
         if piece is not None or self._spilled is None:
             return piece
         fields = pa.schema([self._row_fields.field(name) for name in columns])
-        name = self._file_name(columns, span)
+        name = self._make_file_name(columns, span)
         if columns != self._keys:
             return self._spilled.get(name, fields, self._count_rows(span), touched)
-        keys = self._spilled.keys(name, fields, self._count_rows(span))
+        keys = self._spilled.load_keys(name, fields, self._count_rows(span))
         if keys is not None and keys.packs:  # Packed keys take memory, which the cache bounds.
             self._reader.decoded.put(self._name(columns, span), keys)
         return keys
@@ -460,7 +460,7 @@ class PartRows:
         """Return whether columns of a span are in memory or mapped; a mapped file may still be damaged."""
         if self._reader.decoded.peek(self._name(columns, span)) is not None:
             return True
-        return self._spilled is not None and self._spilled.is_mapped(self._file_name(columns, span))
+        return self._spilled is not None and self._spilled.is_mapped(self._make_file_name(columns, span))
 
     def _find_start(self, span: Span) -> int:
         """Return the first row of a span in the part."""
@@ -476,14 +476,14 @@ class PartRows:
     def _name(self, columns: tuple[str, ...], span: Span) -> Hashable:
         return self._id, span, columns, self._types
 
-    def _file_name(self, columns: tuple[str, ...], span: Span) -> str:
+    def _make_file_name(self, columns: tuple[str, ...], span: Span) -> str:
         return json.dumps([self._id, *span, columns, self._types])
 
 
 def find_places(requested_keys: SortedKeys, part: Part, schema: CollectionSchema, reader: PartReader) -> Numbers:
     """Return the rows of a part that have a requested key, ascending. Cost: a look-up of the keys alone."""
     fields = pa.schema([schema.arrow.field(name) for name in schema.key_names])
-    return PartRows([part], schema, f"{part.schema} {schema.reading}", (), fields, reader).places(requested_keys)
+    return PartRows([part], schema, f"{part.schema} {schema.reading}", (), fields, reader).find_places(requested_keys)
 
 
 def decode_dictionaries(columns: Sequence[pa.ChunkedArray], fields: pa.Schema) -> pa.Table:

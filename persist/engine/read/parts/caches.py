@@ -208,7 +208,7 @@ class SpilledRows:
         piece.mark_used(path, self._clock)
         return piece.rows.batch
 
-    def keys(self, name: str, schema: pa.Schema, rows: int) -> SortedKeys | None:
+    def load_keys(self, name: str, schema: pa.Schema, rows: int) -> SortedKeys | None:
         """Return the rows as keys to search in, made once while they are mapped."""
         batch = self.get(name, schema, rows, None)
         if batch is None:

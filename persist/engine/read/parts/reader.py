@@ -82,7 +82,7 @@ class PartReader:
     def _leftovers(self) -> SliceLeftovers:
         return SliceLeftovers(self._compute_share(4))  # Made at first use: a point read has none.
 
-    def keeping_leftovers(self, bytes_max: int) -> "PartReader":
+    def with_leftovers(self, bytes_max: int) -> "PartReader":
         """Return a reader for another read, with so much room for leftovers of its slices.
 
         Each slice of many overlapping parts cuts a row group of each part. Without room for these, most of them are
@@ -379,7 +379,7 @@ class PartReader:
     def open_groups(
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], coded: Sequence[str] = ()
     ) -> OpenGroups:
-        """Fetch and verify consecutive row groups of a part whose file has this schema. Cost: one GET of a range."""
+        """Fetch and verify row groups of a part whose file has this schema. Cost: one GET, also of what is between."""
         index = self.index(part, schema)
 
         def opened(data: bytes) -> OpenGroups:

@@ -146,7 +146,7 @@ class Scan:
             for keys, some_base, some in zip(ranges, base, parts, strict=True)
         ]
 
-    def task_count(self, parallel: int) -> int:
+    def choose_task_count(self, parallel: int) -> int:
         """Return how many slices of a fair size keep so many workers busy."""
         by_size = -(-self.memory // TASK_BYTES_MAX)
         worth = -(-self.memory // TASK_BYTES_MIN)
@@ -215,7 +215,7 @@ class Scan:
                 if lifted is not None:
                     lifted.list_source_columns(requested)
 
-    def tells_apart(self, part: Part) -> bool:
+    def keeps_distinct(self, part: Part) -> bool:
         """Return whether distinct records of a part are distinct when all columns are read."""
         lifted = part.make_lift(self.schema)
         return lifted is None or lifted.is_exact
@@ -224,7 +224,7 @@ class Scan:
         """Whether all updates of a part of the history are in the interval of times."""
         return part.time_min >= self.time_lower and part.time_max < self.time_upper
 
-    def within_time(self, updates: pa.Table) -> pa.Table:
+    def select_within_time(self, updates: pa.Table) -> pa.Table:
         """Return the updates whose `_time` is in the interval."""
         time = updates["_time"]
         return updates.filter(pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper)))
@@ -245,7 +245,7 @@ class Scan:
         tables = reader.tables(parts, self.schema, [*columns, *extra], filter=self.filter, keys=self.keys, coded=coded)
         for part, table in tables:
             if not self.is_inside(part):
-                table = self.within_time(table)
+                table = self.select_within_time(table)
             if self.sign < 0 and "_diff" in columns:
                 table = negate_diffs(table)
             yield table.select(list(columns)) if extra else table

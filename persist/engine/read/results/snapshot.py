@@ -34,7 +34,7 @@ from persist.core.state_rules.erasures import count_erasures
 from persist.core.timeline import format_time, read_timeline
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.lookups.requested_keys import convert_arrow_keys
-from persist.engine.read.merging import Form, read_snapshot, repeat_rows, snapshot_slices, snapshot_tables
+from persist.engine.read.merging import Form, read_snapshot, read_snapshot_tables, repeat_rows, slice_snapshot
 from persist.engine.read.parts.reader import ClaimedRead, PartReader
 from persist.engine.read.planning.scan import Scan, make_rows_without_columns, narrow_scan, refuse_positions
 from persist.engine.read.planning.snapshot_plan import Explanation, explain_scan
@@ -299,7 +299,7 @@ class Snapshot(ArrowResult):
         """Return the rows with some keys, in the snapshot's form."""
         requested = lookup.to_lookup_keys(keys)
         with self._reading.explain_missing():
-            matching_rows = lookup.contents(requested, self.form, self._reading())
+            matching_rows = lookup.read_contents(requested, self.form, self._reading())
         if self.form == "diff" or "_diff" not in matching_rows.column_names:
             return matching_rows
         tables = list(repeat_rows(matching_rows, self.scan))
@@ -317,7 +317,7 @@ class Snapshot(ArrowResult):
 
     def _explain_scan(self, scan: Scan) -> Explanation:
         """Explain the cost of a scan, or of the index in its place."""
-        slices, by_index = snapshot_slices(scan, self.form, self._slice_bytes), self.by_index(scan)
+        slices, by_index = slice_snapshot(scan, self.form, self._slice_bytes), self.by_index(scan)
         by = None if by_index is None else (by_index.columns, by_index.memory)
         return explain_scan(self._contents, scan, self.form, len(slices), by)
 
@@ -345,7 +345,7 @@ class Snapshot(ArrowResult):
 
     def _read_tables(self, scan: Scan) -> Iterator[pa.Table]:
         tables = self._read_index(scan, self.form)
-        return snapshot_tables(scan, self.form, self._reading) if tables is None else tables
+        return read_snapshot_tables(scan, self.form, self._reading) if tables is None else tables
 
     def _read_index(self, scan: Scan, form: Form) -> Iterator[pa.Table] | None:
         by_index = self.by_index(scan)

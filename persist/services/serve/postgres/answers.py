@@ -11,7 +11,7 @@ from persist.compute.query import Queries
 from persist.services.serve.postgres import wire
 from persist.services.serve.postgres.connection import Connection
 from persist.services.serve.postgres.statements import Copy
-from persist.services.serve.postgres.values import copy_rows, data_rows, describe_column, encode_copy_rows
+from persist.services.serve.postgres.values import copy_rows, describe_column, encode_copy_rows, encode_rows
 from persist.services.serve.postgres.wire import Column
 
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -60,7 +60,7 @@ class Prepared:
     described: list[Column] | None = None
 
 
-def rows_answer(table: pa.Table, tag: str = "SELECT") -> Answer:
+def make_rows_answer(table: pa.Table, tag: str = "SELECT") -> Answer:
     """Return the answer that has the rows of a table."""
     return Answer(f"{tag} {{}}", [*map(describe_column, table.schema)], iter(table.to_batches()))
 
@@ -75,13 +75,15 @@ class RowSender:
 
     def send_columns(self, columns: list[Column] | None, formats: list[int]) -> None:
         """Send the description of rows; columns is None if there are none."""
-        self._connection.send(wire.message(b"n") if columns is None else wire.make_row_description(columns, formats))
+        self._connection.send(
+            wire.encode_message(b"n") if columns is None else wire.make_row_description(columns, formats)
+        )
 
     def send_rows(self, portal: Portal, limit: int) -> None:
         """Send rows of a portal: all, or at most so many; and that it is done, or not."""
         answer = portal.answer
         if portal.is_done:
-            self._connection.send(wire.command_complete(answer.tag.format(0)))
+            self._connection.send(wire.encode_command_complete(answer.tag.format(0)))
             return
         if answer.copy is not None:
             self._send_copy(answer, answer.copy)
@@ -90,15 +92,15 @@ class RowSender:
         sent = 0
         for batch in self.iterate_batches(portal, limit) if answer.columns is not None else ():
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                self._connection.send(data_rows(batch.slice(start, _ROWS_AT_ONCE), portal.formats))
+                self._connection.send(encode_rows(batch.slice(start, _ROWS_AT_ONCE), portal.formats))
             if answer.is_live:
                 self._connection.flush()
             sent += batch.num_rows
         if limit and sent == limit:
-            self._connection.send(wire.message(b"s"))
+            self._connection.send(wire.encode_message(b"s"))
             return
         portal.is_done = True
-        self._connection.send(wire.command_complete(answer.tag.format(sent)))
+        self._connection.send(wire.encode_command_complete(answer.tag.format(sent)))
 
     def iterate_batches(self, portal: Portal, limit: int) -> Iterator[pa.RecordBatch]:
         """Yield the next rows of a portal: all, or at most so many; limit is 0 for all."""
@@ -116,7 +118,7 @@ class RowSender:
     def _next_batch(self, answer: Answer) -> pa.RecordBatch | None:
         """Return the next batch of an answer; None at its end."""
         self._check()
-        with contextlib.nullcontext() if answer.is_live else self._queries.turn():
+        with contextlib.nullcontext() if answer.is_live else self._queries.wait_for_turn():
             batch = next(answer.batches, None)
         self._check()
         return batch
@@ -138,7 +140,7 @@ class RowSender:
                     data = copy_rows(piece)
                     if head:  # Clients take the header and the first row as one message.
                         length = int.from_bytes(data[1:5], "big") + 1
-                        self._connection.send(wire.message(b"d", head + bytes(data[5:length])))
+                        self._connection.send(wire.encode_message(b"d", head + bytes(data[5:length])))
                         data, head = data[length:], b""
                     self._connection.send(data)
                 else:
@@ -147,11 +149,11 @@ class RowSender:
             if answer.is_live:
                 self._connection.flush()
         if copy.form == "binary":
-            self._connection.send(wire.message(b"d", head + b"\xff\xff"))
-        self._connection.send(wire.message(b"c"), wire.command_complete(f"COPY {rows}"))
+            self._connection.send(wire.encode_message(b"d", head + b"\xff\xff"))
+        self._connection.send(wire.encode_message(b"c"), wire.encode_command_complete(f"COPY {rows}"))
 
 
-def subscription_batches(
+def iterate_subscription_batches(
     listen: Any, end: int | None, schema: pa.Schema, has_progress: bool, ends: Callable[[], bool]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the updates of a subscription as rows, and its progress, until it ends.

@@ -33,7 +33,7 @@ class Backend:
 
     def check_database(self, database: str, user: str) -> None:
         """Raise Failure if a database is not a time of the location."""
-        catalogs = self.queries.catalogs()
+        catalogs = self.queries.list_catalogs()
         if database in (*DATABASES, user, *catalogs):
             return
         if len(database) > 1 and database.startswith("@"):
@@ -48,7 +48,7 @@ class Backend:
     def check_time(self, as_of: str) -> None:
         """Raise Failure if a text is neither a number, a moment, a word for a time nor the tag of a collection."""
         bare = as_of.strip().removeprefix("@")
-        if bare in (catalogs := self.queries.catalogs()):
+        if bare in (catalogs := self.queries.list_catalogs()):
             return
         why = "it is not a time"
         try:
@@ -66,15 +66,17 @@ class Backend:
             f"{', '.join(catalogs[:20])}.",
         )
 
-    def catalog(self, sql: str, session: Settings, running: Callable[[Callable[[], None]], None]) -> pa.Table | None:
+    def answer_catalog_query(
+        self, sql: str, session: Settings, running: Callable[[Callable[[], None]], None]
+    ) -> pa.Table | None:
         """Return the answer of a query of Postgres's catalogs; None if it reads something else."""
-        with self.queries.turn():
-            return self._catalog.answer(sql, self.queries.tables(), session, running)
+        with self.queries.wait_for_turn():
+            return self._catalog.answer(sql, self.queries.list_tables(), session, running)
 
-    def columns(self, sql: str) -> Mapping[str, Sequence[Column]]:
+    def list_columns(self, sql: str) -> Mapping[str, Sequence[Column]]:
         """Return the columns of the collections that a statement may name, by their names."""
         text = sql.lower()
-        tables = [about for about in self.queries.tables() if about.table.lower() in text]
+        tables = [about for about in self.queries.list_tables() if about.table.lower() in text]
         return {about.name: [*map(describe_listed_column, about.columns)] for about in tables}
 
     def listen(self, subscribe: Subscribe) -> tuple[Any, int | None, pa.Schema]:

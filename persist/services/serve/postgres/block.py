@@ -45,7 +45,7 @@ class Block:
     def commit(self, *, is_serializable: bool) -> None:
         """Commit the changes; the block stays open until `end`."""
         if self._transaction is not None and self._transaction.has_changed:
-            with self._queries.turn():
+            with self._queries.wait_for_turn():
                 self._transaction.commit(is_serializable=is_serializable)
 
     def end(self) -> None:

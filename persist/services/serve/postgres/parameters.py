@@ -76,7 +76,7 @@ def _format_literal(value: bytes | None, oid: int, form: int) -> str:
         if oid == BYTEA:
             if not value_text.startswith("\\x"):
                 raise ValueError("bytes are written as \\x and their hexadecimal digits")
-            return _blob(binascii.unhexlify(value_text[2:]))
+            return _parse_blob(binascii.unhexlify(value_text[2:]))
         if oid == NUMERIC:
             return make_exact_numeric(value_text)
         return _quote(value_text) if oid in _TEXTS else f"CAST({_quote(value_text)} AS {kind})"
@@ -86,7 +86,7 @@ def _format_literal(value: bytes | None, oid: int, form: int) -> str:
     if oid == BOOL:
         return "true" if value != b"\0" else "false"
     if oid == BYTEA:
-        return _blob(value)
+        return _parse_blob(value)
     if oid == JSON:
         return f"CAST({_quote(value.decode())} AS JSON)"
     if oid == UUID:
@@ -119,7 +119,7 @@ def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _blob(value: bytes) -> str:
+def _parse_blob(value: bytes) -> str:
     return f"from_hex('{value.hex()}')"
 
 

@@ -38,7 +38,7 @@ class Scram:
         binding, _, bare = first.partition(",,")
         if binding.startswith("p="):
             raise Failure("28000", "channel binding is not served: connect with channel_binding=prefer")
-        fields = _fields(bare)
+        fields = _parse_fields(bare)
         if binding not in ("n", "y") or not fields.get("r"):
             raise ProtocolViolation("the first message of SCRAM is malformed")
         return Exchange(self._keys, self._salt, f"{binding},,", bare, fields["r"])
@@ -57,7 +57,7 @@ class Exchange:
     def finish(self, final: str) -> tuple[str, bool]:
         """Return the server's proof for the client, and whether its token allows writing."""
         without_proof, _, proof_text = final.rpartition(",p=")
-        fields = _fields(without_proof)
+        fields = _parse_fields(without_proof)
         try:
             proof = base64.b64decode(proof_text, validate=True)
         except binascii.Error as error:
@@ -84,5 +84,5 @@ def _derive_keys(token: str, salt: bytes) -> _Keys:
     return _Keys(hashlib.sha256(client).digest(), hmac.digest(salted, b"Server Key", "sha256"))
 
 
-def _fields(text: str) -> dict[str, str]:
+def _parse_fields(text: str) -> dict[str, str]:
     return {part[0]: part[2:] for part in text.split(",") if part[1:2] == "="}

@@ -215,9 +215,9 @@ class _Client:
         backend.check_database(database, user)
         settings = Settings(user, database, self.pid, backend.check_time)
         started = SessionOfClient(backend, connection, settings, may_write=may_write)
-        connection.send(wire.authentication(wire.AUTH_OK))
+        connection.send(wire.encode_authentication(wire.AUTH_OK))
         started.start(options)
-        connection.send(wire.message(b"K", struct.pack("!ii", self.pid, self.secret)), wire.ready(b"I"))
+        connection.send(wire.encode_message(b"K", struct.pack("!ii", self.pid, self.secret)), wire.encode_ready(b"I"))
         connection.flush()
         return started
 
@@ -243,7 +243,7 @@ class _Client:
         options = wire.read_startup(body[4:])
         unknown = [name for name in options if name.startswith("_pq_.")]
         if code != wire.PROTOCOL or unknown:
-            connection.send(wire.negotiate(unknown))
+            connection.send(wire.encode_negotiation(unknown))
         return {name: value for name, value in options.items() if name not in unknown}
 
     def _authenticate(self) -> bool:
@@ -251,14 +251,14 @@ class _Client:
         scram, connection = self._server.scram, self._connection
         if scram is None:
             return True
-        connection.send(wire.authentication(wire.AUTH_SASL, wire.text(MECHANISM) + b"\0"))
+        connection.send(wire.encode_authentication(wire.AUTH_SASL, wire.encode_text(MECHANISM) + b"\0"))
         first = wire.Reader(self._authenticate_by_scram())
         if first.read_text() != MECHANISM:
             raise Failure("28000", f"the password is checked by {MECHANISM} only")
         exchange = scram.begin((first.read_value() or b"").decode("utf-8", "replace"))
-        connection.send(wire.authentication(wire.AUTH_SASL_CONTINUE, exchange.challenge.encode()))
+        connection.send(wire.encode_authentication(wire.AUTH_SASL_CONTINUE, exchange.challenge.encode()))
         proof, may_write = exchange.finish(self._authenticate_by_scram().decode("utf-8", "replace"))
-        connection.send(wire.authentication(wire.AUTH_SASL_FINAL, proof.encode()))
+        connection.send(wire.encode_authentication(wire.AUTH_SASL_FINAL, proof.encode()))
         return may_write
 
     def _authenticate_by_scram(self) -> bytes:

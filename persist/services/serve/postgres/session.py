@@ -28,8 +28,8 @@ from persist.services.serve.postgres.answers import (
     Portal,
     Prepared,
     RowSender,
-    rows_answer,
-    subscription_batches,
+    iterate_subscription_batches,
+    make_rows_answer,
 )
 from persist.services.serve.postgres.backend import Backend
 from persist.services.serve.postgres.block import Block
@@ -94,7 +94,7 @@ class SessionOfClient:
     def start(self, options: Mapping[str, str]) -> None:
         """Send the settings, which the first message may have changed. Raises Failure if one is not possible."""
         for name, value in self._settings.begin(options):
-            self._connection.send(wire.parameter_status(name, value))
+            self._connection.send(wire.encode_parameter_status(name, value))
 
     def close(self) -> None:
         """Let go of everything; idempotent."""
@@ -162,7 +162,7 @@ class SessionOfClient:
         if kind in (b"Q", b"S"):
             if not self.block.is_open:
                 self._drop_portals()
-            self._connection.send(wire.ready(self.block.status))
+            self._connection.send(wire.encode_ready(self.block.status))
             self._connection.flush()
 
     def _send_failure(self, error: Exception) -> None:
@@ -191,7 +191,7 @@ class SessionOfClient:
         self._text = sql
         statements = split_statements(sql)
         if not statements:
-            self._connection.send(wire.message(b"I"))
+            self._connection.send(wire.encode_message(b"I"))
         for statement in statements:
             if len(statements) > 1 and not self.block.is_open:
                 self.block.begin(is_implicit=True)
@@ -211,7 +211,7 @@ class SessionOfClient:
             answer.close()
 
     def _handle_parse(self, reader: Reader) -> None:
-        name, sql, oids = reader.read_text(), reader.read_text(), reader.int32s()
+        name, sql, oids = reader.read_text(), reader.read_text(), reader.read_int32_list()
         self._text = sql
         check_length(sql)
         if len(split_statements(sql)) > 1:
@@ -222,7 +222,7 @@ class SessionOfClient:
             raise Failure("53000", f"a session has at most {PREPARED_MAX:,} prepared statements: close some")
         count_parameters(sql)
         self._prepared[name] = Prepared(sql.rstrip().rstrip(";"), oids)
-        self._connection.send(wire.message(b"1"))
+        self._connection.send(wire.encode_message(b"1"))
 
     def _find(self, name: str) -> Prepared:
         if name not in self._prepared:
@@ -232,8 +232,8 @@ class SessionOfClient:
     def _handle_bind(self, reader: Reader) -> None:
         portal, prepared = reader.read_text(), self._find(reader.read_text())
         self._text = prepared.sql
-        forms, values = reader.int16s(), [reader.read_value() for _ in range(reader.read_count())]
-        formats = reader.int16s()
+        forms, values = reader.read_int16_list(), [reader.read_value() for _ in range(reader.read_count())]
+        formats = reader.read_int16_list()
         count = count_parameters(prepared.sql)
         if len(values) < count or len(forms) not in (0, 1, len(values)):
             raise ProtocolViolation(f"{len(values)} parameters were sent, and {count} are needed")
@@ -257,7 +257,7 @@ class SessionOfClient:
             raise ProtocolViolation(f"{len(formats)} formats were sent for {len(columns)} columns")
         formats = formats * len(columns) if len(formats) == 1 else formats or [0] * len(columns)
         self._portals[portal] = Portal(answer, formats)
-        self._connection.send(wire.message(b"2"))
+        self._connection.send(wire.encode_message(b"2"))
 
     def _bind_statement(self, sql: str) -> Answer:
         """Return the answer of a statement. One without rows is run when it is executed, and not before."""
@@ -274,8 +274,8 @@ class SessionOfClient:
             return
         prepared = self._find(name)
         if 0 in prepared.oids or count_parameters(prepared.sql) > len(prepared.oids):
-            prepared.oids = infer_parameter_types(prepared.sql, prepared.oids, self._backend.columns(prepared.sql))
-        self._connection.send(wire.parameter_description(prepared.oids))
+            prepared.oids = infer_parameter_types(prepared.sql, prepared.oids, self._backend.list_columns(prepared.sql))
+        self._connection.send(wire.encode_parameter_description(prepared.oids))
         columns = self._get_columns(prepared)
         prepared.described = columns
         self._sender.send_columns(columns, [0] * len(columns or ()))
@@ -297,7 +297,7 @@ class SessionOfClient:
         return self._portals[name] if name in self._portals else self._find_cursor(name)
 
     def _execute(self, reader: Reader) -> None:
-        portal, limit = self._find_portal(reader.read_text()), reader.int32()
+        portal, limit = self._find_portal(reader.read_text()), reader.read_int32()
         if portal.answer.is_change and not self.block.is_open:
             self._waiting = portal
         else:
@@ -308,7 +308,7 @@ class SessionOfClient:
             if portal.answer.start is not None:
                 portal.answer = portal.answer.start()
             if portal.answer.columns is None and not portal.answer.tag:
-                self._connection.send(wire.message(b"I"))
+                self._connection.send(wire.encode_message(b"I"))
             else:
                 self._sender.send_rows(portal, limit)
 
@@ -318,7 +318,7 @@ class SessionOfClient:
             self._prepared.pop(name, None)
         elif name in self._portals:
             self._portals.pop(name).answer.close()
-        self._connection.send(wire.message(b"3"))
+        self._connection.send(wire.encode_message(b"3"))
 
     def _drop_portals(self) -> None:
         """Close all portals that do not outlive the block."""
@@ -356,10 +356,10 @@ class SessionOfClient:
 
     def _run_query(self, sql: str) -> Answer:
         if asks_catalog(sql):
-            if (table := self._backend.catalog(sql, self._settings, self._set_running)) is not None:
-                return rows_answer(table)
+            if (table := self._backend.answer_catalog_query(sql, self._settings, self._set_running)) is not None:
+                return make_rows_answer(table)
             sql = insert_session_constants(sql, self._settings)
-        with self._queries.turn():
+        with self._queries.wait_for_turn():
             result = self._ask(sql)
         try:
             columns = [*map(describe_column, result.schema)]
@@ -371,15 +371,15 @@ class SessionOfClient:
 
     def _ask(self, sql: str) -> QueryResult:
         if not self.block.is_open:
-            return self._queries.ask(sql, as_of=self._settings.as_of)
-        return self.block.transaction(self._settings.as_of).ask(sql)
+            return self._queries.run(sql, as_of=self._settings.as_of)
+        return self.block.transaction(self._settings.as_of).query(sql)
 
     def _run_definition(self, sql: str, verb: str) -> Answer:
         self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self.block.is_open)
         if self.block.is_open:
             hint = "It is a commit of its own: switch autocommit on, or COMMIT first."
             raise Failure("25001", f"{' '.join(list_first_words(sql)[:2])} cannot run inside a transaction block", hint)
-        with self._queries.turn():
+        with self._queries.wait_for_turn():
             tag = self._queries.define(sql, self._set_running)
         return Answer(tag)
 
@@ -387,7 +387,7 @@ class SessionOfClient:
         self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self.block.is_open)
         if asks_catalog(sql):
             sql = insert_session_constants(sql, self._settings)
-        with self._queries.turn():
+        with self._queries.wait_for_turn():
             if self.block.is_open:
                 transaction = self.block.transaction(None)
                 self._set_running(lambda: transaction.interrupt("canceled"))
@@ -400,9 +400,9 @@ class SessionOfClient:
 
     def _run_explain(self, sql: str) -> Answer:
         query = re.sub(r"^\s*EXPLAIN\s*(?:\([^)]*\)|(?:ANALYZE|VERBOSE)\b\s*)*", "", sql, flags=re.IGNORECASE)
-        with self._queries.turn(), contextlib.closing(self._ask(query)) as result:
+        with self._queries.wait_for_turn(), contextlib.closing(self._ask(query)) as result:
             lines = result.explain().splitlines()
-        return rows_answer(pa.table({"QUERY PLAN": pa.array(lines, pa.string())}), "EXPLAIN")
+        return make_rows_answer(pa.table({"QUERY PLAN": pa.array(lines, pa.string())}), "EXPLAIN")
 
     def _run_copy(self, sql: str) -> Answer:
         copy = parse_copy(sql)
@@ -417,7 +417,7 @@ class SessionOfClient:
         times = [pa.field("_time", pa.int64())] + [pa.field("_progressed", pa.bool_())] * subscribe.progress
         row_schema = pa.schema([*times, pa.field("_diff", pa.int64()), *schema])
         columns = [*map(describe_column, row_schema)]
-        batches = subscription_batches(listen, end, row_schema, subscribe.progress, lambda: self._ends)
+        batches = iterate_subscription_batches(listen, end, row_schema, subscribe.progress, lambda: self._ends)
         return Answer("SUBSCRIBE {}", columns, batches, listen.close, is_live=True)
 
     # Blocks.
@@ -490,7 +490,7 @@ class SessionOfClient:
         if name.lower() == AS_OF and self.block.has_begun:
             raise Failure("25001", f"{AS_OF} is set before the first statement of a block")
         if status := self._settings.set(name, value):
-            self._connection.send(wire.parameter_status(*status))
+            self._connection.send(wire.encode_parameter_status(*status))
 
     def _run_reset(self, sql: str) -> Answer:
         """Run a RESET."""
@@ -503,7 +503,7 @@ class SessionOfClient:
         setting = self._settings.find(re.sub(r"^\s*SHOW\s+", "", sql, flags=re.IGNORECASE))
         if setting is None:
             return self._run_query(sql)
-        return rows_answer(pa.table({setting[0]: pa.array([setting[1]], pa.string())}), "SHOW")
+        return make_rows_answer(pa.table({setting[0]: pa.array([setting[1]], pa.string())}), "SHOW")
 
     def _run_discard(self, sql: str) -> Answer:
         """Run a DISCARD."""

@@ -121,7 +121,7 @@ class Settings:
         """Set the modes of a block, from its BEGIN and the defaults."""
         self.values["transaction_read_only"] = self.values["default_transaction_read_only"]
         self.values["transaction_isolation"] = self.values["default_transaction_isolation"]
-        for name, value in _modes(sql, "transaction"):
+        for name, value in _parse_modes(sql, "transaction"):
             self.set(name, value)
 
     def remember(self, name: str, *, is_local: bool) -> None:
@@ -170,7 +170,7 @@ def _parse_timeout(value: str) -> float:
     return min(float(match[1]) * _UNITS_S[match[2]], threading.TIMEOUT_MAX)
 
 
-def _modes(sql: str, prefix: str) -> Iterator[tuple[str, str]]:
+def _parse_modes(sql: str, prefix: str) -> Iterator[tuple[str, str]]:
     for word in re.findall(r"READ\s+(ONLY|WRITE)", sql, re.IGNORECASE):
         yield f"{prefix}_read_only", "on" if word.upper() == "ONLY" else "off"
     for level in re.findall(r"ISOLATION\s+LEVEL\s+(SERIALIZABLE|REPEATABLE|READ)", sql, re.IGNORECASE):
@@ -187,7 +187,7 @@ def parse_set(sql: str) -> list[tuple[str, str | None]]:
     if match := re.fullmatch(r"NAMES\s+(.*)", bare, re.IGNORECASE | re.DOTALL):
         return [("client_encoding", match[1])]
     if match := re.match(r"(?:TRANSACTION|(SESSION\s+CHARACTERISTICS))\b", bare, re.IGNORECASE):
-        return [*_modes(bare, "default_transaction" if match[1] else "transaction")]
+        return [*_parse_modes(bare, "default_transaction" if match[1] else "transaction")]
     if match := re.fullmatch(r"([\w.\"]+)\s*(?:=|(?<=\s)TO\b)\s*(.*)", bare, re.IGNORECASE | re.DOTALL):
         return [(match[1].replace('"', ""), match[2])]
     raise Failure("42601", "a setting is changed by SET name = value")

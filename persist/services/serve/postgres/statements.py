@@ -139,7 +139,7 @@ def infer_parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str
         if oid is not None and at < len(types) and not types[at]:
             types[at] = oid
 
-    bare = _TOKENS.sub(_without_text, sql)
+    bare = _TOKENS.sub(_blank_text, sql)
     for match in _COMPARED.finditer(bare):
         if match["cast"] or match["call"]:
             decide(match["cast"] or match["call"], names.get((match["type"] or match["name"]).lower()))
@@ -162,7 +162,7 @@ def infer_parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str
     return [oid or values.TEXT for oid in types]
 
 
-def _without_text(match: re.Match[str]) -> str:
+def _blank_text(match: re.Match[str]) -> str:
     is_name = match["parameter"] or match["cast"] or match[0][:1] == '"'
     return match[0] if is_name else "''"
 

@@ -87,12 +87,12 @@ def _to_plain_type(kind: pa.DataType) -> pa.DataType:
     """Return a type without dictionary and run-end encoding, and without an extension that has no type of its own."""
     while pat.is_dictionary(kind) or pat.is_run_end_encoded(kind):
         kind = kind.value_type
-    if isinstance(kind, pa.BaseExtensionType) and _extension_oid(kind) is None:
+    if isinstance(kind, pa.BaseExtensionType) and _find_extension_oid(kind) is None:
         return _to_plain_type(kind.storage_type)
     return kind
 
 
-def _extension_oid(kind: pa.BaseExtensionType) -> int | None:
+def _find_extension_oid(kind: pa.BaseExtensionType) -> int | None:
     return {"arrow.uuid": UUID, "arrow.json": JSON}.get(kind.extension_name)
 
 
@@ -120,7 +120,7 @@ _OIDS: list[tuple[Callable[[pa.DataType], bool], int]] = [
 def _find_oid(kind: pa.DataType) -> int:
     """Return the oid of an Arrow type."""
     if isinstance(kind, pa.BaseExtensionType):
-        return _extension_oid(kind) or TEXT
+        return _find_extension_oid(kind) or TEXT
     for fits, oid in _OIDS:
         if fits(kind):
             return oid
@@ -130,7 +130,7 @@ def _find_oid(kind: pa.DataType) -> int:
 # Rows.
 
 
-def data_rows(batch: pa.RecordBatch, formats: Sequence[int]) -> memoryview:
+def encode_rows(batch: pa.RecordBatch, formats: Sequence[int]) -> memoryview:
     """Return the messages `DataRow` of a batch, one after the other; each column in format 0 (text) or 1 (binary)."""
     return _frame_rows(batch, formats, b"D")
 
@@ -148,9 +148,9 @@ def _frame_rows(batch: pa.RecordBatch, formats: Sequence[int], kind: bytes) -> m
     lengths = np.full(batch.num_rows, 6, np.int64)
     for array, form in zip(batch.columns, formats, strict=True):
         values = encode_values(array) if form else format_values(array)
-        sizes = np.where(_nulls(values), 0, _lengths(values))
+        sizes = np.where(_find_nulls(values), 0, _measure_lengths(values))
         lengths += sizes + 4
-        fields += _prefixes(np.where(_nulls(values), -1, sizes)), values
+        fields += _encode_prefixes(np.where(_find_nulls(values), -1, sizes)), values
     if lengths.max() > _TEXT_BYTES_MAX:
         raise Failure(
             "54000", f"a row has {lengths.max():,} bytes, and Postgres clients read {_TEXT_BYTES_MAX:,} at most"
@@ -170,7 +170,7 @@ def encode_copy_rows(batch: pa.RecordBatch, separator: str, null: str, *, csv: b
         values = _quote_elements(values, separator, null) if csv else _escape_texts(values, separator)
         columns.append(values.fill_null(null))
     lines = pc.binary_join_element_wise(*columns, pa.scalar(separator, pa.large_string()))
-    sizes = _lengths(lines) + 1
+    sizes = _measure_lengths(lines) + 1
     head = np.empty(batch.num_rows, np.dtype([("kind", "S1"), ("length", ">i4")]))
     head["kind"], head["length"] = b"d", sizes + 4
     end = pa.array(["\n"] * batch.num_rows, pa.large_binary())
@@ -193,16 +193,16 @@ def _quote_elements(values: pa.Array, separator: str, null: str) -> pa.Array:
     return pc.if_else(quotes, doubled, values)
 
 
-def _nulls(values: pa.Array) -> np.ndarray:
+def _find_nulls(values: pa.Array) -> np.ndarray:
     return np.asarray(values.is_null().to_numpy(zero_copy_only=False))
 
 
-def _lengths(values: pa.Array) -> np.ndarray:
+def _measure_lengths(values: pa.Array) -> np.ndarray:
     """Return the bytes of each value; 0 for NULL."""
     return np.asarray(pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64)
 
 
-def _prefixes(sizes: np.ndarray) -> pa.Array:
+def _encode_prefixes(sizes: np.ndarray) -> pa.Array:
     return _split_fixed_entries(np.ascontiguousarray(sizes.astype(">i4")))
 
 
@@ -248,7 +248,7 @@ def _decode_dictionary(array: pa.Array) -> pa.Array:
     return array
 
 
-def _storage(array: pa.Array) -> pa.Array:
+def _get_storage(array: pa.Array) -> pa.Array:
     return array.storage if isinstance(array.type, pa.BaseExtensionType) else array
 
 
@@ -273,7 +273,7 @@ def _format_bytes(array: pa.Array) -> pa.Array:
     values = array.cast(pa.large_binary())
     offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset : values.offset + len(values) + 1]
     data = memoryview(values.buffers()[2] or b"")[offsets[0] : offsets[-1]]
-    digits = _make_binary_array((offsets - offsets[0]) * 2, binascii.hexlify(data), _nulls(values)).cast(
+    digits = _make_binary_array((offsets - offsets[0]) * 2, binascii.hexlify(data), _find_nulls(values)).cast(
         pa.large_string()
     )
     start, nothing = pa.scalar("\\x", pa.large_string()), pa.scalar("", pa.large_string())
@@ -282,10 +282,10 @@ def _format_bytes(array: pa.Array) -> pa.Array:
 
 def _format_dates(array: pa.Array) -> pa.Array:
     """Return dates as text."""
-    days = _days(array)
+    days = _to_days(array)
     is_infinite = np.abs(days) == DAYS_MAX
-    _check_years(days[~is_infinite & ~_nulls(array)].astype(np.int64) * 86_400)
-    finite = pa.array(np.where(is_infinite, 0, days).astype(np.int32), pa.int32(), mask=_nulls(array))
+    _check_years(days[~is_infinite & ~_find_nulls(array)].astype(np.int64) * 86_400)
+    finite = pa.array(np.where(is_infinite, 0, days).astype(np.int32), pa.int32(), mask=_find_nulls(array))
     return _replace_infinities(finite.cast(pa.date32()).cast(pa.string()), is_infinite, days)
 
 
@@ -293,8 +293,8 @@ def _format_timestamps(array: pa.Array) -> pa.Array:
     """Return timestamps as text, in UTC if they have a zone."""
     us = _to_microseconds(array)
     is_infinite = np.abs(us) == US_MAX
-    _check_years(us[~is_infinite & ~_nulls(array)] // 1_000_000)
-    finite = pa.array(np.where(is_infinite, 0, us), pa.int64(), mask=_nulls(array)).cast(pa.timestamp("us"))
+    _check_years(us[~is_infinite & ~_find_nulls(array)] // 1_000_000)
+    finite = pa.array(np.where(is_infinite, 0, us), pa.int64(), mask=_find_nulls(array)).cast(pa.timestamp("us"))
     text = _strip_zeros(finite.cast(pa.string()))
     if array.type.tz is not None:
         text = pc.binary_join_element_wise(text, "+00", "")
@@ -306,7 +306,7 @@ def _replace_infinities(text: pa.Array, is_infinite: np.ndarray, values: np.ndar
     if not is_infinite.any():
         return text
     signs = pa.array(np.where(values > 0, "infinity", "-infinity"))
-    return pc.if_else(pa.array(is_infinite & ~_nulls(text)), signs, text)
+    return pc.if_else(pa.array(is_infinite & ~_find_nulls(text)), signs, text)
 
 
 def _check_years(seconds: np.ndarray) -> None:
@@ -320,7 +320,7 @@ def _strip_zeros(text: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(text, r"\.?0*$", "")
 
 
-def _interval_text(array: pa.Array) -> pa.Array:
+def _format_intervals(array: pa.Array) -> pa.Array:
     digit_text = [None if value is None else _format_interval(*value) for value in _list_intervals(array)]
     return pa.array(digit_text, pa.string())
 
@@ -338,7 +338,7 @@ def _format_interval(months: int, days: int, us: int) -> str:
 
 def _format_uuids(array: pa.Array) -> pa.Array:
     """Return UUIDs as text."""
-    digits = pc.utf8_slice_codeunits(_format_bytes(_storage(array)), 2, 34)
+    digits = pc.utf8_slice_codeunits(_format_bytes(_get_storage(array)), 2, 34)
     places = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)]
     return pc.binary_join_element_wise(
         *(pc.utf8_slice_codeunits(digits, start, end) for start, end in places), pa.scalar("-", pa.large_string())
@@ -348,15 +348,15 @@ def _format_uuids(array: pa.Array) -> pa.Array:
 def _format_json(array: pa.Array) -> pa.Array:
     """Return nested values as JSON."""
     if isinstance(array.type, pa.BaseExtensionType):
-        return _storage(array).cast(pa.string())
-    nulls = _nulls(array)
+        return _get_storage(array).cast(pa.string())
+    nulls = _find_nulls(array)
     return pa.array([None if null else part for part, null in zip(_list_json(array), nulls, strict=True)], pa.string())
 
 
 def _list_json(array: pa.Array) -> list[str]:
     """Return each value as JSON, `null` for NULL."""
     array = _decode_dictionary(array)
-    kind, nulls = array.type, _nulls(array)
+    kind, nulls = array.type, _find_nulls(array)
     if pat.is_struct(kind):
         names = [json.dumps(field.name) for field in kind]
         members = [_list_json(child) for child in array.flatten()]
@@ -380,7 +380,7 @@ def _list_json(array: pa.Array) -> list[str]:
         is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind)
         if pat.is_boolean(kind):
             parts = ["true" if value else "false" for value in array.to_pylist()]
-        elif isinstance(kind, pa.BaseExtensionType) and _extension_oid(kind) == JSON:
+        elif isinstance(kind, pa.BaseExtensionType) and _find_extension_oid(kind) == JSON:
             parts = [value or "" for value in texts]
         else:
             # JSON has no number for these; Postgres also writes texts.
@@ -395,7 +395,7 @@ def _list_inner_json(array: pa.Array, values: pa.Array | None = None) -> list[li
         sizes, flat = pc.list_value_length(array).fill_null(0).to_pylist(), array.flatten()
     else:  # With the entries of other slices and of NULL.
         starts = array.offsets.to_numpy()[: len(array)]
-        sizes = np.where(_nulls(array), 0, np.diff(array.offsets.to_numpy())).tolist()
+        sizes = np.where(_find_nulls(array), 0, np.diff(array.offsets.to_numpy())).tolist()
         pieces = [values.slice(start, size) for start, size in zip(starts, sizes, strict=True)]
         flat = pa.concat_arrays([values.slice(0, 0), *pieces])
     parts, ends = _list_json(flat), np.cumsum(sizes, dtype=np.int64).tolist()
@@ -411,8 +411,8 @@ _TEXT: dict[int, Callable[[pa.Array], pa.Array]] = {
     DATE: _format_dates,
     TIMESTAMP: _format_timestamps,
     TIMESTAMPTZ: _format_timestamps,
-    TIME: lambda array: _strip_zeros(_whole_us_time(array).cast(pa.string())),
-    INTERVAL: _interval_text,
+    TIME: lambda array: _strip_zeros(_to_whole_us_time(array).cast(pa.string())),
+    INTERVAL: _format_intervals,
     UUID: _format_uuids,
     JSON: _format_json,
 }
@@ -430,7 +430,7 @@ def encode_values(array: pa.Array) -> pa.Array:
     if oid == BYTEA:
         return array.cast(pa.large_binary())
     if oid == UUID:
-        return _storage(array).cast(pa.large_binary())
+        return _get_storage(array).cast(pa.large_binary())
     if oid == NUMERIC:
         return _encode_decimals(array)
     if oid == INTERVAL:
@@ -444,7 +444,7 @@ def encode_values(array: pa.Array) -> pa.Array:
 def _get_numbers(array: pa.Array, oid: int) -> tuple[np.ndarray, str]:
     """Return the values of a column whose binary values are numbers, 0 for NULL, and the type of these numbers."""
     if oid == DATE:
-        days = _days(array)
+        days = _to_days(array)
         return np.where(np.abs(days) == DAYS_MAX, days, days - _EPOCH_DAYS) - (days == -DAYS_MAX), ">i4"
     if oid in (TIMESTAMP, TIMESTAMPTZ):
         us = _to_microseconds(array)
@@ -453,7 +453,7 @@ def _get_numbers(array: pa.Array, oid: int) -> tuple[np.ndarray, str]:
             raise Failure("22008", "a moment is too early for Postgres: cast the column to VARCHAR to read it")
         return np.where(is_infinite, us - (us == -US_MAX), us - EPOCH_S * 1_000_000), ">i8"
     if oid == TIME:
-        return np.asarray(_whole_us_time(array).cast(pa.int64()).fill_null(0)), ">i8"
+        return np.asarray(_to_whole_us_time(array).cast(pa.int64()).fill_null(0)), ">i8"
     if oid == BOOL:
         return np.asarray(array.cast(pa.int8()).fill_null(0)), ">i1"
     values = array.cast(pa.float32()) if pat.is_float16(array.type) else array
@@ -461,7 +461,7 @@ def _get_numbers(array: pa.Array, oid: int) -> tuple[np.ndarray, str]:
     return np.asarray(values.fill_null(0)), kinds[oid]
 
 
-def _days(array: pa.Array) -> np.ndarray:
+def _to_days(array: pa.Array) -> np.ndarray:
     days = array.cast(pa.date32()).cast(pa.int32())
     return np.asarray(days.fill_null(0)).astype(np.int64)
 
@@ -470,14 +470,14 @@ def _to_microseconds(array: pa.Array) -> np.ndarray:
     """Return timestamps as microseconds since 1970, 0 for NULL. Raises Failure if one is not a whole number of them."""
     numbers = np.asarray(array.cast(pa.int64()).fill_null(0))
     if array.type.unit == "ns":
-        return _whole_us(numbers)
+        return _to_whole_us(numbers)
     factor = _UNIT_US[array.type.unit]
     if len(numbers) and np.abs(numbers // 2).max() > US_MAX // factor // 2:
         raise Failure("22008", "a moment is too far away for Postgres: cast the column to VARCHAR to read it")
     return numbers * factor
 
 
-def _whole_us(nanoseconds: np.ndarray) -> np.ndarray:
+def _to_whole_us(nanoseconds: np.ndarray) -> np.ndarray:
     if (nanoseconds % 1000).any():
         raise Failure(
             "22008",
@@ -487,10 +487,10 @@ def _whole_us(nanoseconds: np.ndarray) -> np.ndarray:
     return nanoseconds // 1000
 
 
-def _whole_us_time(array: pa.Array) -> pa.Array:
+def _to_whole_us_time(array: pa.Array) -> pa.Array:
     if array.type == pa.time64("ns"):
-        us = _whole_us(np.asarray(array.cast(pa.int64()).fill_null(0)))
-        return pa.array(us, pa.int64(), mask=_nulls(array)).cast(pa.time64("us"))
+        us = _to_whole_us(np.asarray(array.cast(pa.int64()).fill_null(0)))
+        return pa.array(us, pa.int64(), mask=_find_nulls(array)).cast(pa.time64("us"))
     return array.cast(pa.time64("us"))
 
 
@@ -499,12 +499,12 @@ def _list_intervals(array: pa.Array) -> list[tuple[int, int, int] | None]:
     if pat.is_duration(array.type):
         numbers = array.cast(pa.int64()).to_pylist()
         if array.type.unit == "ns":
-            _whole_us(np.array([number for number in numbers if number is not None], np.int64))
+            _to_whole_us(np.array([number for number in numbers if number is not None], np.int64))
             return [None if number is None else (0, 0, number // 1000) for number in numbers]
         factor = _UNIT_US[array.type.unit]
         return [None if number is None else (0, 0, number * factor) for number in numbers]
     values = array.to_pylist()
-    _whole_us(np.array([value[2] for value in values if value is not None], np.int64))
+    _to_whole_us(np.array([value[2] for value in values if value is not None], np.int64))
     return [None if value is None else (value[0], value[1], value[2] // 1000) for value in values]
 
 
@@ -512,7 +512,7 @@ def _encode_decimals(array: pa.Array) -> pa.Array:
     """Return decimals as groups of four digits, which Postgres aligns to the decimal point."""
     if pat.is_uint64(array.type):
         array = array.cast(pa.decimal128(20, 0))
-    nulls, kind = _nulls(array), array.type
+    nulls, kind = _find_nulls(array), array.type
     scale, digits_max = max(kind.scale, 0), kind.precision + max(-kind.scale, 0)
     text = _format_decimals(array).fill_null("0")
     fraction = -(-scale // 4)

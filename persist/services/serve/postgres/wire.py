@@ -45,34 +45,34 @@ class Column:
     modifier: int = -1
 
 
-def message(kind: bytes, body: bytes = b"") -> bytes:
+def encode_message(kind: bytes, body: bytes = b"") -> bytes:
     """Return a message with its frame."""
     return kind + struct.pack("!i", len(body) + 4) + body
 
 
-def text(value: str) -> bytes:
+def encode_text(value: str) -> bytes:
     """Return a text as messages contain it: in UTF-8, ended by a zero."""
     return value.replace("\0", "\ufffd").encode("utf-8", "replace") + b"\0"
 
 
-def authentication(code: int, body: bytes = b"") -> bytes:
+def encode_authentication(code: int, body: bytes = b"") -> bytes:
     """Return a step of the authentication."""
-    return message(b"R", struct.pack("!i", code) + body)
+    return encode_message(b"R", struct.pack("!i", code) + body)
 
 
-def parameter_status(name: str, value: str) -> bytes:
+def encode_parameter_status(name: str, value: str) -> bytes:
     """Return the message with a setting."""
-    return message(b"S", text(name) + text(value))
+    return encode_message(b"S", encode_text(name) + encode_text(value))
 
 
-def ready(status: bytes) -> bytes:
+def encode_ready(status: bytes) -> bytes:
     """Return the message that a statement may come: status is `I`, or `T` or `E` within a block."""
-    return message(b"Z", status)
+    return encode_message(b"Z", status)
 
 
-def command_complete(tag: str) -> bytes:
+def encode_command_complete(tag: str) -> bytes:
     """Return the message that a statement is done."""
-    return message(b"C", text(tag))
+    return encode_message(b"C", encode_text(tag))
 
 
 def make_error_message(failure: Failure, severity: str = "ERROR") -> bytes:
@@ -90,31 +90,31 @@ def notice(code: str, value: str) -> bytes:
 
 def _report(kind: bytes, severity: str, code: str, value: str, more: Sequence[tuple[bytes, str]] = ()) -> bytes:
     fields = [(b"S", severity), (b"V", severity), (b"C", code), (b"M", value), *more]
-    return message(kind, b"".join(name + text(value) for name, value in fields) + b"\0")
+    return encode_message(kind, b"".join(name + encode_text(value) for name, value in fields) + b"\0")
 
 
 def make_row_description(columns: Sequence[Column], formats: Sequence[int]) -> bytes:
     """Return the message with the columns of an answer, each in format 0 (text) or 1 (binary)."""
     fields = [
-        text(column.name) + struct.pack("!ihihih", 0, 0, column.oid, column.size, column.modifier, form)
+        encode_text(column.name) + struct.pack("!ihihih", 0, 0, column.oid, column.size, column.modifier, form)
         for column, form in zip(columns, formats, strict=True)
     ]
-    return message(b"T", struct.pack("!h", len(fields)) + b"".join(fields))
+    return encode_message(b"T", struct.pack("!h", len(fields)) + b"".join(fields))
 
 
-def parameter_description(oids: Sequence[int]) -> bytes:
+def encode_parameter_description(oids: Sequence[int]) -> bytes:
     """Return the message with the types of parameters."""
-    return message(b"t", struct.pack(f"!h{len(oids)}i", len(oids), *oids))
+    return encode_message(b"t", struct.pack(f"!h{len(oids)}i", len(oids), *oids))
 
 
 def copy_out(columns: int, form: int) -> bytes:
     """Return the message that data of a COPY follow."""
-    return message(b"H", struct.pack(f"!bh{columns}h", form, columns, *[form] * columns))
+    return encode_message(b"H", struct.pack(f"!bh{columns}h", form, columns, *[form] * columns))
 
 
-def negotiate(unknown: Sequence[str]) -> bytes:
+def encode_negotiation(unknown: Sequence[str]) -> bytes:
     """Return the message that only version 3.0 is spoken, without some options."""
-    return message(b"v", struct.pack("!ii", PROTOCOL, len(unknown)) + b"".join(map(text, unknown)))
+    return encode_message(b"v", struct.pack("!ii", PROTOCOL, len(unknown)) + b"".join(map(encode_text, unknown)))
 
 
 class Reader:
@@ -148,21 +148,21 @@ class Reader:
         except UnicodeDecodeError as bad:
             raise Failure("22021", f"a text is not UTF-8: {bad}") from bad
 
-    def int16(self) -> int:
+    def read_int16(self) -> int:
         """Return a whole number of two bytes."""
         return int.from_bytes(self.read_bytes(2), "big", signed=True)
 
-    def int32(self) -> int:
+    def read_int32(self) -> int:
         """Return a whole number of four bytes."""
         return int.from_bytes(self.read_bytes(4), "big", signed=True)
 
-    def int16s(self) -> list[int]:
+    def read_int16_list(self) -> list[int]:
         """Return a list of whole numbers of two bytes, which begins with its length."""
-        return [self.int16() for _ in range(self.read_count())]
+        return [self.read_int16() for _ in range(self.read_count())]
 
-    def int32s(self) -> list[int]:
+    def read_int32_list(self) -> list[int]:
         """Return a list of whole numbers of four bytes, which begins with its length."""
-        return [self.int32() for _ in range(self.read_count())]
+        return [self.read_int32() for _ in range(self.read_count())]
 
     def read_count(self) -> int:
         """Return the length of a list."""
@@ -173,7 +173,7 @@ class Reader:
 
     def read_value(self) -> bytes | None:
         """Return a value with its length before it, None for NULL."""
-        length = self.int32()
+        length = self.read_int32()
         return None if length == -1 else self.read_bytes(length)
 
 

@@ -18,7 +18,7 @@ Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
 
 def compute_by_tasks(view: View, *, partitions: int, seed: int = 0) -> None:
     """Bring a view up to date by tasks."""
-    program, engine = view.live.program(), view.handle.engine
+    program, engine = view.live.make_program(), view.handle.engine
     with Ports.of_job(program, engine) as ports, Job(program, ports, engine.url, {}, 3) as job:
         job.commit(emulated(job.make_tasks(partitions), random.Random(seed)) if job.is_due else {})
 

@@ -61,7 +61,7 @@ def check(client: persist.Client, queries: list[str], seed: int) -> int:
     for first, last, only in ((2, 2, None), (2, 4, None), (4, 5, [*TABLES][seed % len(TABLES)])):
         write(client, seed, first, last, only=only)
         for sql, by_tasks, embedded in views:
-            if explain_why_not_partial(by_tasks.live.program().plan.drop_unused()) is not None:
+            if explain_why_not_partial(by_tasks.live.make_program().plan.drop_unused()) is not None:
                 continue
             try:
                 embedded.refresh()
@@ -94,9 +94,9 @@ def test_what_tasks_cannot_compute_says_why(client: persist.Client) -> None:
     recursive = client.create_view(
         "r", "WITH RECURSIVE r AS (SELECT a FROM t UNION SELECT a + 1 FROM r WHERE a < 9) SELECT a AS a FROM r"
     )
-    assert "is recursive" in str(explain_why_not_partial(recursive.live.program().plan.drop_unused()))
+    assert "is recursive" in str(explain_why_not_partial(recursive.live.make_program().plan.drop_unused()))
     current = client.create_view("c", "SELECT a, b FROM u WHERE a <= _now()")
-    assert "as time goes on" in str(explain_why_not_partial(current.live.program().plan.drop_unused()))
+    assert "as time goes on" in str(explain_why_not_partial(current.live.make_program().plan.drop_unused()))
     program = Program("p").using(client)
     program.source("t").inspect(print)
     assert "lives in the program that runs it" in str(explain_why_not_partial(program.plan.drop_unused()))
@@ -125,7 +125,7 @@ def test_a_job_that_somebody_came_before_is_refused_as_a_whole_and_leaves_nothin
     other.refresh()
     other.close()
     write(client, 3, 2, 4)
-    program = other.live.program()
+    program = other.live.make_program()
     with Ports.of_job(program, client.engine) as ports, Job(program, ports, client.url, {}, 2) as job:
         stored = emulated(job.make_tasks(2), random.Random(1))
         assert {*stored} == {"v", "o"}

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 import persist
 import persist.spark
-from persist.compute.index import FoundByIndex
+from persist.compute.index import IndexScan
 from persist.connect.spark.data_source.reader import PushingReader, make_pruning_filter
 from persist.connect.spark.data_source.source import PersistDataSource
 from persist.connect.spark.options import ReadOptions
@@ -214,7 +214,7 @@ def test_a_pushed_filter_is_looked_up_by_an_index_in_one_task(tmp_path: Path) ->
     reader.pushFilters([ds.EqualTo(("d",), 77)])
     (piece,) = reader.partitions()
     sent = pickle.loads(pickle.dumps(piece))
-    assert isinstance(sent.scan, FoundByIndex)
+    assert isinstance(sent.scan, IndexScan)
     found = pa.Table.from_batches(reader.read(sent))
     assert sorted(found["id"].to_pylist()) == wanted
     assert len(wanted) > 1

@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 import persist
 from persist.blob.stores.file import FileBlob
 from persist.compute.tasks import batches
-from persist.compute.tasks.planned_write import writing
+from persist.compute.tasks.planned_write import open_for_writing
 from persist.connect.spark.data_source.writers import PersistStreamWriter
 from persist.connect.spark.options import StreamWriteOptions
 
@@ -322,5 +322,5 @@ def test_bad_rows_are_named_and_leave_nothing(location: str, ddl: str, rows: lis
 
 
 def test_a_client_for_one_commit_does_nothing_in_the_background(location: str) -> None:
-    with writing(location, {}) as engine:
+    with open_for_writing(location, {}) as engine:
         assert engine.settings.background is False
