@@ -38,7 +38,7 @@ from tests.compute.sql.tpch import QUERIES, Refreshes, generated
 QUERY = "SELECT g, count(*) AS n, sum(amount) AS total FROM facts JOIN dims USING (d) GROUP BY g"
 FACTS, GROUPS, CHANGED = 1_000_000, 1000, 10
 REFRESHES = 3
-ROOMS = ("codecs", "core", "engine", "compute")
+ROOMS = ("blob", "codecs", "core", "engine", "compute", "services", "api")
 
 
 def cold(work: Workspace) -> list[Row]:

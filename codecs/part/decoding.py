@@ -74,7 +74,7 @@ def decode_part(
     )
     if adapted is not None:
         return adapted
-    _verify_checksum(data, part)
+    verify_checksum(data, part)
     if part.footer is None:
         table = decode_checked(part, lambda: decode_batch(data, part, schema.arrow))
         check_updates(table, part)
@@ -159,7 +159,8 @@ def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) ->
     )
 
 
-def _verify_checksum(data: bytes | memoryview, part: Part) -> None:
+def verify_checksum(data: bytes | memoryview, part: Part) -> None:
+    """Raise CorruptBlob unless bytes are those of a part."""
     if len(data) != part.bytes:
         raise CorruptBlob(part.name, f"it has {len(data)} bytes, and its descriptor says {part.bytes}")
     if (checksum := compute_checksum(data)) != part.checksum:

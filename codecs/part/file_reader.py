@@ -117,23 +117,34 @@ class GroupFile:
         self._file = _open_parquet(source, footer.metadata, self._coded)
 
     def read(
-        self, groups: Sequence[int], columns: Sequence[str], *, use_threads: bool, chosen: pa.Array | None = None
+        self,
+        groups: Sequence[int],
+        columns: Sequence[str],
+        *,
+        use_threads: bool,
+        chosen: npt.NDArray[np.int64] | None = None,
     ) -> pa.Table:
         """Read columns of some row groups, ascending.
 
         Args:
-            chosen: the rows to return and check, ascending; None for all.
+            chosen: the rows to return and check, ascending; None for all. Row groups without one are not decoded.
 
         Raises:
             ValueError, pa.ArrowException, OSError: as `read_footer`.
         """
+        if chosen is not None:
+            counts = np.array([self._footer.group_rows[group] for group in groups], np.int64)
+            at = counts.cumsum().searchsorted(chosen, "right")  # The row group of each row.
+            counts[at] = 0
+            chosen = chosen - counts.cumsum()[at]
+            groups = [groups[number] for number in np.unique(at)]
         rows = sum(self._footer.group_rows[group] for group in groups)
         use_threads = use_threads and rows * len(columns) >= THREADED_VALUES
         table = self._file.read_row_groups([*groups], columns=list(columns), use_threads=use_threads)
         if table.num_rows != rows:
             raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
         if chosen is not None:
-            table = table.take(chosen)
+            table = table.take(make_int64_array(chosen))
         return restore_types(table, self._schema, _to_stored_schema(self._schema)[1], columns, self._coded)
 
     def scan(
@@ -171,13 +182,7 @@ class GroupFile:
         if not is_whole and table.num_columns:
             table = table.take(make_int64_array(kept))
         if (tested or value_names) and others:
-            counts = np.array([self._footer.group_rows[group] for group in groups], np.int64)
-            at = counts.cumsum().searchsorted(kept, "right")  # The row group of each row.
-            counts[at] = 0
-            # Row numbers within the row groups that were hit.
-            chosen = None if is_whole else make_int64_array(kept - counts.cumsum()[at])
-            hit = [groups[number] for number in np.unique(at)]
-            rest = self.read(hit, others, use_threads=use_threads, chosen=chosen)
+            rest = self.read(groups, others, use_threads=use_threads, chosen=None if is_whole else kept)
             columns_read = [*table.columns, *rest.columns]
             table = pa.Table.from_arrays(columns_read, schema=pa.schema([*table.schema, *rest.schema]))
         return table.select([*columns])

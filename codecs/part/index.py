@@ -19,6 +19,8 @@ from itertools import accumulate
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -272,7 +274,7 @@ class OpenGroups:
         columns: Sequence[str],
         *,
         use_threads: bool = False,
-        chosen: pa.Array | None = None,
+        chosen: npt.NDArray[np.int64] | None = None,
     ) -> pa.Table:
         """Return columns of some of the row groups, ascending, or of rows that are chosen from these.
 

@@ -52,6 +52,8 @@ ROOMS = {
     ]
     + [f"tests/engine/test_evolve{what}.py" for what in ("", "_keyed", "_narrower")],
     "core/log": ["tests/core/log"],
+    "engine/compact": ["tests/engine/compact", "tests/services/erase/test_erase.py"],
+    "compute/index": ["tests/compute/index", "tests/services/erase/test_erase.py"],
     "engine/follow": [
         "tests/engine/follow",
         "tests/engine/write/test_look_back.py",
@@ -99,7 +101,7 @@ ROOMS = {
 } | {
     room: [f"tests/{room}"]
     for room in (
-        *("blob", "codecs", "engine/compact", "compute/index", "services/backup", "services/erase", "services/fsck"),
+        *("blob", "codecs", "services/backup", "services/erase", "services/fsck"),
         *("services/publish", "connect/egress", "connect/ingest", "tools/cli"),
     )
 }

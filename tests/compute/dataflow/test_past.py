@@ -95,6 +95,43 @@ def test_a_collection_that_is_small_is_read_whole_and_once(client: persist.Clien
     assert [reading.columns for reading in past.readings] == [None]
 
 
+def test_requests_read_only_keys_that_no_earlier_request_has_read(client: persist.Client) -> None:
+    rows, domain = filled(client, random.Random(1)), Domain()
+    past = Past("p", "rows", rows.handle, COLUMNS, domain, 5)
+    (text,) = domain.encode(pa.array(["x"])).tolist()
+    with requests_by_key():
+        everything = past.read(None)
+        for columns, words in [((0,), [[1, 2]]), ((0,), [[2]]), ((1, 0), [[text], [1]]), ((0,), [[2, 3, 4]])]:
+            keys = Keys(columns, np.array(words))
+            assert summed(past.read(keys)) == summed(everything[:, keys.selects(everything)])
+    assert [(reading.columns, reading.keys) for reading in past.readings[1:]] == [(("k",), 2), (("k",), 2)]
+
+
+@pytest.mark.parametrize(("requested", "count"), [([1, 2], 4), ([1], 1), ([1, 6], 2)])
+def test_a_good_part_of_changed_keys_is_read_with_the_others(
+    client: persist.Client, requested: list[int], count: int
+) -> None:
+    past = Past("p", "rows", filled(client, random.Random(1)).handle, COLUMNS, Domain(), 5)
+    with requests_by_key():
+        everything = past.read(None)
+        past.changes = np.array([[1, 2, 3, 4]] * (len(COLUMNS) + 2))
+        for words in (requested, [1], [2, 3, 5]):
+            keys = Keys((0,), np.array([words]))
+            assert summed(past.read(keys)) == summed(everything[:, keys.selects(everything)])
+    assert past.readings[1].keys == count
+
+
+def test_records_of_two_earlier_requests_are_not_taken_for_all(client: persist.Client) -> None:
+    rows, domain = filled(client, random.Random(1)), Domain()
+    past = Past("p", "rows", rows.handle, COLUMNS, domain, 5)
+    text = domain.encode(pa.array(["x"]))[0]
+    with requests_by_key():
+        everything = past.read(None)
+        for columns, words in [((1, 0), [[text], [1]]), ((0,), [[2]]), ((1, 0), [[text, text], [1, 2]])]:
+            keys = Keys(columns, np.array(words))
+            assert summed(past.read(keys)) == summed(everything[:, keys.selects(everything)])
+
+
 def test_who_refuses_to_read_everything_names_the_source(client: persist.Client) -> None:
     rows = filled(client, random.Random(1))
     past = Past("the program", "read rows", rows.handle, COLUMNS, Domain(), 5)

@@ -30,6 +30,13 @@ ENDS = (
     "SELECT g, min(x) AS low, max(m) AS high, sum(x) AS s, count(x) AS c, count(*) AS n"
     " FROM facts JOIN dims USING (d) GROUP BY g"
 )
+FIRST = [
+    "SELECT i, d, x FROM facts ORDER BY x DESC LIMIT 4",
+    "SELECT d, x FROM facts ORDER BY d LIMIT 12",
+    "SELECT g, x, m FROM facts JOIN dims USING (d) ORDER BY m LIMIT 5",
+    "SELECT d, x, count(*) AS n FROM facts GROUP BY d, x ORDER BY n DESC, d, x LIMIT 3",
+    "SELECT DISTINCT ON (d) d, i, x FROM facts ORDER BY d, x, i",
+]
 FEW = "SELECT d, count(*) AS n, sum(x) AS s FROM facts GROUP BY d"
 
 
@@ -93,7 +100,7 @@ def check(cold: View, whole: View) -> bool:
 
 
 @settings(max_examples=examples(30), deadline=None)
-@given(seed=st.integers(0, 2**32), query=st.sampled_from([ALL, FEW, MEANS, ENDS]), is_keyed=st.booleans())
+@given(seed=st.integers(0, 2**32), query=st.sampled_from([ALL, FEW, MEANS, ENDS, *FIRST]), is_keyed=st.booleans())
 def test_a_refresh_goes_on_from_what_a_view_shows(
     tmp_path_factory: pytest.TempPathFactory, seed: int, query: str, is_keyed: bool
 ) -> None:
@@ -131,6 +138,28 @@ def test_nothing_of_the_past_of_a_group_is_read(client: persist.Client) -> None:
     facts.write([((7000, (0, 7000, None)), 2, -1), ((7000, (0, 7001, None)), 2, 1)], seal=3).result()
     client.load("dims").seal(3).result()
     assert check(*views)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_first_records_are_read_where_they_are_shown_while_none_is_retracted(
+    client: persist.Client, is_first: bool
+) -> None:
+    begin(client, random.Random(1))
+    facts = client.load("facts")
+    facts.write([((1000 + i, (1, i + 1, None)), 1, 1) for i in range(30)], seal=2).result()
+    views = both(client, "SELECT i, x FROM facts WHERE d = 1 AND i >= 1000 ORDER BY x DESC LIMIT 4")
+    retracted = 29 if is_first else 7
+    facts.write([((2000, (1, 50, None)), 2, 1), ((1000 + retracted, (1, retracted + 1, None)), 2, -1)], seal=3).result()
+    assert check(*views) == (not is_first)
+
+
+def test_records_of_negative_multiplicity_are_among_those_that_are_not_shown(client: persist.Client) -> None:
+    rows = client.create_or_load("rows", key={"x": pa.int64()})
+    rows.write([((1, None), 0, -1), *(((x, None), 0, 1) for x in (2, 3, 4))], seal=1).result()
+    views = both(client, "SELECT x FROM rows ORDER BY x LIMIT 2")
+    rows.write([((1, None), 1, 1)], seal=2).result()
+    check(*views)
+    assert sorted(views[0].snapshot().to_arrow()["x"].to_pylist()) == [2, 3]
 
 
 @pytest.mark.parametrize("indexes", [None, "auto"])

@@ -8,7 +8,7 @@ import pytest
 
 from persist.codecs.part.part import Part
 from persist.core.settings import Tuning
-from persist.engine.compact import choose_next_work
+from persist.engine.compact import LEVEL_BYTES, choose_next_work
 from persist.engine.compact.planner import HISTORY_TIMES, NAME_ROWS, NAMES_TIMES, Forget, MakeKeyframe, MergeRuns, Thin
 from tests.support.keyframes import contents_of, part_of
 
@@ -93,6 +93,13 @@ def test_runs_of_similar_size_that_follow_each_other_in_time_are_merged() -> Non
     tiers = [part_of(40_000, at, at) for at in range(8)]
     between = contents_of(*tiers[:4], part_of(10, 4, 4), *tiers[4:])
     assert choose_next_work(between, POLICY) == MergeRuns(tuple(range(9))), "a small one is merged on the way"
+
+
+def test_a_run_of_the_first_level_has_less_than_as_many_bytes_as_are_merged_into_the_next() -> None:
+    most = LEVEL_BYTES * POLICY.merge_runs // 20  # A row has 20 bytes.
+    small = [part_of(100, at, at) for at in range(7)]
+    assert choose_next_work(contents_of(*small, part_of(most, 7, 7)), POLICY) == MergeRuns(tuple(range(8)))
+    assert choose_next_work(contents_of(*small, part_of(most + 1, 7, 7)), POLICY) is None
 
 
 def test_runs_are_not_merged_across_the_time_of_a_keyframe() -> None:

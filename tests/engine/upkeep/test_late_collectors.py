@@ -3,11 +3,8 @@
 After every deletion, by whomever, all that the newest checkpoint names is there (`tests/support/invariants.py`).
 """
 
-import random
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pyarrow as pa
@@ -20,7 +17,6 @@ from persist.core.log.keys import make_checkpoint_key
 from persist.engine.follow.checkpoint import write_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.invariants import Guarded, check_named
-from tests.support.stepped import WAIT_S
 from tests.support.tuned import tuned
 
 HOUR = 3600.0
@@ -254,66 +250,3 @@ def test_a_late_collector_keeps_what_a_checkpoint_names_that_others_made_and_kep
     newest = max(n for n, call in enumerate(calls[:objects]) if call.startswith("list checkpoint/"))
     _, is_kept = late_while_a_checkpoint_comes_and_is_kept(newest)
     assert is_kept
-
-
-class Actor:
-    """A thread that does something until it is late; it goes on when it is told to. One thread runs at a time."""
-
-    def __init__(self, path: Pausing, at: int, act: Callable[[], object]) -> None:
-        self._act = act
-        self._is_still, self._may_go_on = threading.Event(), threading.Event()
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        path.pause(at, self._wait)
-        self._thread.start()
-        assert self._is_still.wait(WAIT_S)
-
-    def finish(self) -> None:
-        self._is_still.clear()
-        self._may_go_on.set()
-        self._thread.join(WAIT_S)
-        if self.error is not None:
-            raise self.error
-
-    def _run(self) -> None:
-        try:
-            self._act()
-        except BaseException as error:
-            self.error = error
-        self._is_still.set()
-
-    def _wait(self) -> None:
-        self._is_still.set()
-        assert self._may_go_on.wait(WAIT_S)
-
-
-@pytest.mark.thorough
-@pytest.mark.costly("it draws what the tests of rule 24 above do one by one")
-@pytest.mark.parametrize("seed", range(300))
-def test_any_number_of_late_collectors_and_makers_of_checkpoints_leave_a_location_whole(seed: int) -> None:
-    """Each of them stops somewhere, for as long as the others go on, and they end in any order."""
-    chance = random.Random(seed)
-    with ExitStack() as stack:
-        world = World(stack, 6)
-        world.prepare()
-        actors = []
-        for path, client in zip(world.paths[:4], world.clients, strict=False):
-            if chance.random() < 0.5:
-                actors.append(Actor(path, chance.randrange(CALLS), client.gc))
-            else:
-                client.collections()
-                make = partial(write_checkpoint, path, *client.engine.follower.get_recent_records())
-                actors.append(Actor(path, chance.randrange(16), make))
-            if chance.random() < 0.3:
-                world.make_quiet()
-            world.commit(chance.choice([1, 3, 20]), chance.choice([0.0, 1.0, HOUR]))
-        chance.shuffle(actors)
-        for actor in actors:
-            if chance.random() < 0.5:
-                world.clock.sleep(chance.choice([0.0, HOUR]))
-                world.collect(4)
-            with suppress(persist.errors.MissingBlob):  # Of a maker: the next one serves as well.
-                actor.finish()
-            check_named(world.store)
-        world.go_on(4)
-        world.check()

@@ -240,7 +240,9 @@ def test_key_columns_of_a_clone_may_have_other_names_and_types(client: persist.C
 def test_indexes_follow(client: persist.Client, dated: DatedBlob) -> None:
     orders = filled(client)
     orders.index("email")
-    assert orders.erase([3], reason="request 17").indexes == 1
+    report = orders.erase([3], reason="request 17")
+    assert report.indexes == 1
+    assert str(report).endswith(", 1 index made anew")
     (index,) = orders.indexes()
     assert (index.columns, index.as_of) == (("email",), 7)
     assert list(orders.snapshot(where=f"email = '{ADA}'").rows()) == []

@@ -35,7 +35,7 @@ from persist.compute.dataflow.updates.batch import (
     match_keys,
     to_batch,
 )
-from persist.compute.dataflow.updates.times import Ints, meet_all
+from persist.compute.dataflow.updates.times import Flags, Ints, meet_all
 from persist.core.antichain import Antichain
 
 ReaderFrontier = Callable[[], Antichain]
@@ -119,6 +119,13 @@ class Arrangement(StashingOperator):
         self.spine, self.loaded = Spine(self.layout, self._allocate), None
         self.spine.insert(to_batch(updates, self.layout))
 
+    def find_missing(self, hashes: Ints, keys: Ints) -> Flags:
+        """Return which of some distinct keys are not loaded yet."""
+        is_missing = np.full(keys.shape[1], self.loaded is not None)
+        if self.loaded is not None:
+            is_missing[self.loaded.lookup(hashes, keys)[0]] = False
+        return is_missing
+
     def _load(self, keys: Ints) -> None:
         """Load those of the keys that are not loaded yet."""
         assert self.loaded is not None
@@ -130,11 +137,10 @@ class Arrangement(StashingOperator):
                 self._replace_contents(seeds)
             return
         keys = find_distinct_columns(keys)
-        missing = np.ones(keys.shape[1], np.bool_)
-        missing[self.loaded.lookup(hash_keys(keys), keys)[0]] = False
-        if not missing.any():
+        is_missing = self.find_missing(hash_keys(keys), keys)
+        if not is_missing.any():
             return
-        keys = keys[:, missing]
+        keys = keys[:, is_missing]
         updates = None if self.seeds is None else self.seeds(keys)
         if updates is None:
             places = Keys(tuple(range(self.layout.keys)), keys)

@@ -17,7 +17,7 @@ Cost of a change: the records of its key, or their logarithm if they are ranked;
 for each key.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -35,12 +35,14 @@ from persist.compute.dataflow.operators.versions import (
 )
 from persist.compute.dataflow.state.spine import Allocate, Spine
 from persist.compute.dataflow.updates.batch import (
+    NONE,
     Keys,
     Layout,
     append_diffs,
     find_distinct_keys,
     find_run_starts,
     hash_keys,
+    match_keys,
     to_batch,
 )
 from persist.compute.dataflow.updates.times import Flags, Ints, Stash
@@ -87,7 +89,15 @@ class ReduceOperator(Operator):
 
 
 class TotalReduce(ReduceOperator):
-    """A reduction over totally ordered times."""
+    """A reduction over totally ordered times.
+
+    Attributes:
+        limit: how many first records of each group it keeps, if that is what it does.
+        read_first: reads these from where they are stored, for some keys; it returns None if it cannot.
+    """
+
+    limit: int | None = None
+    read_first: Callable[[Ints], Ints | None] | None = None
 
     def run(self) -> None:
         """Reduce the keys with new updates."""
@@ -103,11 +113,42 @@ class TotalReduce(ReduceOperator):
                 changes.append(self.shape(self._change_ranked(is_ranked, keys, numbers, new)))
                 keys, hashes = keys[:, ~is_ranked], hashes[~is_ranked]
                 numbers, new = find_rows_of_other_keys(is_ranked, numbers, new)
+        if keys.shape[1] and self.read_first is not None:
+            is_known, old_numbers, old = self._find_first(keys, hashes, numbers, new)
+            if is_known.any():
+                part = find_rows_of_other_keys(~is_known, numbers, new)
+                changes += self._change_in_pieces(keys[:, is_known], *part, old_numbers, old)
+                keys, hashes = keys[:, ~is_known], hashes[~is_known]
+                numbers, new = find_rows_of_other_keys(is_known, numbers, new)
         if keys.shape[1]:
             old_numbers, old = self.arrangement.lookup(hashes, keys, has_new=False)
             changes += self._find_changes(keys, numbers, new, old_numbers, old)
         updates = changes[0] if len(changes) == 1 else np.concatenate(changes, axis=1)
         self.out = updates if updates.shape[1] else None
+
+    def _find_first(self, keys: Ints, hashes: Ints, numbers: Ints, new: Ints) -> tuple[Flags, Ints, Ints]:
+        """Return which keys need no other records than their first ones, and these, with numbers among these keys.
+
+        A group with fewer first records than the limit has no others. In any group, others stay behind the first ones
+        as long as no first one is retracted. So what is retracted of these others does not matter, either.
+        """
+        assert self.read_first is not None
+        assert self.limit is not None
+        layout = self.arrangement.layout
+        is_known = self.arrangement.find_missing(hashes, keys)
+        first = self.read_first(keys[:, is_known]) if is_known.any() else None
+        if first is None:
+            return np.zeros(keys.shape[1], np.bool_), NONE, layout.empty()
+        batch = to_batch(first, layout)
+        owners, places = match_keys(hashes, keys, batch)
+        copies = np.zeros(keys.shape[1], np.int64)
+        np.add.at(copies, owners, np.minimum(batch[-1, places], self.limit))
+        is_retracted = new[-1] < 0
+        records = Keys(tuple(range(layout.words)), batch[1 : 1 + layout.words])
+        lost = numbers[is_retracted][records.selects(new[1 : 1 + layout.words, is_retracted])]
+        is_known[lost[copies[lost] >= self.limit]] = False
+        rows = is_known[owners]
+        return is_known, (is_known.cumsum() - 1)[owners[rows]], batch[:, places[rows]]
 
     def compute_contents(self, keys: Keys | None) -> Ints:
         results = self._compute_groups(self._find_records(keys))

@@ -20,7 +20,7 @@ from persist.codecs.errors import SchemaMismatch
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part
 from persist.compute.dataflow.state.costs import USUAL
-from persist.compute.dataflow.updates.batch import Keys
+from persist.compute.dataflow.updates.batch import Keys, find_distinct_columns
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.compute.index import PAYS, IndexPath, is_indexable, plan_paths
@@ -35,6 +35,7 @@ from persist.engine.read.results.snapshot import Snapshot
 SMALL_BYTES = 256 << 10  # Decoded: a collection of fewer is read whole.
 KEPT_BYTES = 64 << 20  # Bytes of cached records in a refresh, because several operators request the same.
 INDEXED_ROWS = 40_000  # That are read for each key that is looked up in an index, at most.
+CHANGED_RATIO = 3  # Keys of all changed records are read if so many times fewer of them are requested, at most.
 LISTED_MAX = 10_000  # More values are named by their bounds in the filter that prunes parts.
 
 
@@ -75,6 +76,7 @@ class Past:
     Attributes:
         keeps_everything: once it has read all records, it keeps them until it moves or is closed.
         readings: what was read since the refresh began.
+        changes: updates of this pass. Operators mostly request their keys, some after the others.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Past:
         self.refuses = False
         self.keeps_everything = False
         self.readings: list[Reading] = []
+        self.changes: Ints | None = None
         self._program = program
         self._handle = handle
         self._explained = ExplainLoss(handle)
@@ -101,7 +104,8 @@ class Past:
         self._snapshot: Snapshot | None = None
         self._bytes: int | None = None
         self._everything: Ints | None = None
-        self._requested: dict[tuple[tuple[int, ...], bytes], Ints] = {}
+        # By columns: the keys that were read, and all records that have one.
+        self._requested: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
         self._null: dict[str, bool] = {}
 
     @property
@@ -144,6 +148,7 @@ class Past:
         self._bytes = None
         self._everything = None
         self._requested = {}
+        self.changes = None
         if self._snapshot is not None:
             self._snapshot.close()
             self._snapshot = None
@@ -183,14 +188,35 @@ class Past:
         return self._everything if keys is None else self._everything[:, keys.selects(self._everything)]
 
     def _read_keys_once(self, keys: Keys) -> Ints:
-        """Return the records of some keys, cached for operators that request the same."""
-        name = keys.columns, keys.words.tobytes()
-        if name not in self._requested:
-            records = self._read_keys_from_store(keys)
-            if sum(updates.nbytes for updates in self._requested.values()) + records.nbytes > KEPT_BYTES:
-                return records
-            self._requested[name] = records
-        return self._requested[name]
+        """Return the records of some keys; what an earlier request has read is not read again."""
+        words, base = keys.words, None
+        for columns, (read_words, records) in self._requested.items():
+            if {*columns} <= {*keys.columns}:
+                requested = keys.words.take([keys.columns.index(column) for column in columns], axis=0)
+                is_read = Keys(tuple(range(len(columns))), read_words).selects(requested)
+                if is_read.all():
+                    return records[:, keys.selects(records)]
+                if columns == keys.columns:
+                    words, base = words[:, ~is_read], (read_words, records)
+        if base is None:
+            words = self._add_changed(keys)
+        records = self._read_keys_from_store(Keys(keys.columns, words))
+        is_same = base is None and words.shape == keys.words.shape
+        if base is not None:
+            words, records = np.concatenate((base[0], words), axis=1), np.concatenate((base[1], records), axis=1)
+        sizes = {columns: cached.nbytes for columns, (_, cached) in self._requested.items()}
+        if sum(size for columns, size in sizes.items() if columns != keys.columns) + records.nbytes <= KEPT_BYTES:
+            self._requested[keys.columns] = words, records
+        return records if is_same else records[:, keys.selects(records)]
+
+    def _add_changed(self, keys: Keys) -> Ints:
+        """Return the words of keys, or of all changed keys if these are a good part."""
+        if self.changes is None:
+            return keys.words
+        changed = find_distinct_columns(self.changes.take(keys.columns, axis=0))
+        is_part = keys.words.shape[1] < changed.shape[1] <= CHANGED_RATIO * keys.words.shape[1]
+        every = Keys(tuple(range(len(changed))), changed)
+        return changed if is_part and every.selects(keys.words).all() else keys.words
 
     def _read_keys_from_store(self, keys: Keys) -> Ints:
         names = tuple(self._columns.names[column] for column in keys.columns)

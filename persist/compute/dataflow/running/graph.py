@@ -110,6 +110,7 @@ class Graph:
         sinks: of outputs, and of hidden collections.
         kept: the operators whose output hidden collections keep, by the name of the collection.
         accumulations: the reductions whose state are sums.
+        limits: the reductions to the first records of groups, with their nodes.
     """
 
     operators: list[Operator] = field(default_factory=list)
@@ -117,6 +118,7 @@ class Graph:
     sinks: list[SinkOperator] = field(default_factory=list)
     kept: dict[str, KeptLinear] = field(default_factory=dict)
     accumulations: list[Accumulation] = field(default_factory=list)
+    limits: dict[Operator, Node] = field(default_factory=dict)
 
     def run(self) -> None:
         """Make one pass. An operator's updates are freed after its last reader."""
@@ -412,6 +414,9 @@ class Builder:
         operator.origins = trace_columns(reduce.after, columns.names, node.schema.names)
         if is_accumulated and isinstance(operator, TotalReduce):
             self.graph.accumulations.append(Accumulation(node, operator, aggregates, is_complete))
+        if isinstance(reduce.logic, TopK) and not reduce.logic.skip and isinstance(operator, TotalReduce):
+            operator.limit = reduce.logic.count
+            self.graph.limits[operator] = node
         return operator
 
     def _make_accumulation(

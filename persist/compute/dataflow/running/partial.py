@@ -30,6 +30,7 @@ from persist.compute.dataflow.plan.plan import (
     Constant,
     Join,
     Linear,
+    Node,
     Persist,
     Plan,
     Reduce,
@@ -38,8 +39,8 @@ from persist.compute.dataflow.plan.plan import (
 )
 from persist.compute.dataflow.plan.stages import may_move_times
 from persist.compute.dataflow.ports.output import Output
-from persist.compute.dataflow.ports.past import Past, Reading
-from persist.compute.dataflow.running.seeds import Accumulation, NullsAndSigns, Seeds
+from persist.compute.dataflow.ports.past import KEPT_BYTES, Past, Reading
+from persist.compute.dataflow.running.seeds import Accumulation, FirstRecords, NullsAndSigns, Seeds
 from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
@@ -83,6 +84,7 @@ class Partial:
         operators: Sequence[Operator],
         entries: Mapping[int, EntryOperator],
         accumulations: Sequence[Accumulation],
+        limits: Mapping[Operator, Node],
         sources: Mapping[int, Past],
         outputs: Sequence[Output],
         domain: Domain,
@@ -113,7 +115,15 @@ class Partial:
             if operator in by_operator:
                 seeds = Seeds.try_make(past, by_operator[operator], plan, nulls, domain)
                 by_operator[operator].operator.arrangement.seeds = None if seeds is None else seeds.read_states
+            if operator in limits and isinstance(operator, TotalReduce):
+                first = FirstRecords.try_make(past, operator, limits[operator], nulls)
+                operator.read_first = None if first is None else first.read_records
         return state
+
+    def note_changes(self) -> None:
+        """Let readers see which records change in the pass that begins."""
+        for entry, past in self.entries.items():
+            past.changes = None if entry.out is None or entry.out.nbytes > KEPT_BYTES else entry.out
 
     def move(self, as_of: int) -> None:
         """Read requests as of a later time, which the program has processed."""

@@ -241,6 +241,7 @@ class Running(Closes):
             self._graph.operators,
             self._graph.entries,
             self._graph.accumulations,
+            self._graph.limits,
             self._make_pasts(at),
             self._outputs.every,
             self._domain,
@@ -321,6 +322,8 @@ class Running(Closes):
             return 0  # Nothing has come, and nothing that waits has become ready.
         self._complete = complete
         self._return_memory(count)  # Reading them has freed memory.
+        if self.partial is not None:
+            self.partial.note_changes()
         try:
             self._graph.run()
             if self._outputs is not None:

@@ -26,6 +26,7 @@ from persist.compute.dataflow.plan.plan import (
     Concat,
     Consolidate,
     Constant,
+    Distinct,
     Join,
     Linear,
     Node,
@@ -33,6 +34,7 @@ from persist.compute.dataflow.plan.plan import (
     Reduce,
     Source,
     Stages,
+    TopK,
     list_stages,
 )
 from persist.compute.dataflow.plan.stages import Explode, Filter, FilterFunction, FlatMap, Map, Negate
@@ -190,6 +192,42 @@ class Seeds:
         return np.concatenate((state[:, ~hidden.selects(state)], requested), axis=1)
 
 
+@dataclass(frozen=True, slots=True)
+class FirstRecords:
+    """Reads the first records of groups from an output that shows them.
+
+    Attributes:
+        places: of the columns of these records in the output.
+        keys: how many of them are the key.
+    """
+
+    past: Past
+    places: tuple[int, ...]
+    keys: int
+    node: Node
+    nulls: "NullsAndSigns"
+
+    @classmethod
+    def try_make(cls, past: Past, operator: TotalReduce, node: Node, nulls: "NullsAndSigns") -> "FirstRecords | None":
+        """Return a reader of the results of a reduction, or None if its output does not show all of them."""
+        assert isinstance(node.operator, Reduce)
+        places = {column: at for at, column in enumerate(operator.origins) if column is not None}
+        shows_all = all(isinstance(stage, Map) for stage in node.operator.after)
+        if not shows_all or len(places) < operator.out_layout.words:
+            return None
+        return cls(past, tuple(places[column] for column in sorted(places)), operator.keys, node, nulls)
+
+    def read_records(self, keys: Ints) -> Ints | None:
+        """Return the first records of some groups, as updates.
+
+        None if the output cannot be read at the time, or groups may have records of negative multiplicity.
+        """
+        if not self.past.is_readable or not self.nulls.is_positive(self.node):
+            return None
+        requested = Keys(self.places[: self.keys], keys) if self.keys else None
+        return self.past.read(requested).take([*self.places, -2, -1], axis=0)
+
+
 def _find_slots(accumulation: Accumulation, shown: Mapping[int, int], records: int | None) -> list[_Slot] | None:
     """Return where an output shows its aggregates' sums; None if one is missing.
 
@@ -255,9 +293,11 @@ class NullsAndSigns:
             if below.number in visited:
                 continue
             visited.add(below.number)
-            todo += below.inputs
             if any(isinstance(stage, Negate | Explode | FlatMap) for stage in list_stages(below)):
                 return False
+            if isinstance(below.operator, Reduce) and isinstance(below.operator.logic, Aggregates | Distinct | TopK):
+                continue  # Its results have positive multiplicities, whatever its records have.
+            todo += below.inputs
             match below.operator:
                 case Source():
                     if not self._pasts[below.number].is_positive:

@@ -379,7 +379,7 @@ class PartReader:
     def open_groups(
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], coded: Sequence[str] = ()
     ) -> OpenGroups:
-        """Fetch and verify consecutive row groups of a part whose file has this schema. Cost: one GET of a range."""
+        """Fetch and verify row groups of a part whose file has this schema. Cost: one GET, also of what is between."""
         index = self.index(part, schema)
 
         def opened(data: bytes) -> OpenGroups:
