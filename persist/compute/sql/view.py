@@ -15,6 +15,7 @@ from persist.compute.dataflow.running.running import Options, Running, list_requ
 from persist.compute.index import create_index, is_indexable, refresh_indexes
 from persist.compute.sql.definition import Definition, InputBehind, Start, explain_lag
 from persist.compute.sql.draft import Catalog, Draft, draft_view, has_groups
+from persist.compute.sql.first_build import build_first
 from persist.compute.sql.graph import ViewProgram, load_definition, load_views
 from persist.compute.sql.redefine import load_dependents, plan_redefinition, steps_to_describe
 from persist.core.closing import Closes
@@ -433,11 +434,16 @@ class ViewsTogether(Closes):
         refreshed = None if first is None or program is None else first(program)
         if refreshed is not None:
             return refreshed
-        is_new = self._running is None
+        is_new, first_seqno = self._running is None, None
         with self._close_on_failure() as passed:
             if self._running is None:
-                self._running = (program or self._update_program()).open(self._engine, **self.options, partial=True)
+                program = program or self._update_program()
+                if policy != "incremental":
+                    first_seqno = build_first(program, self._engine, Options.of(self.options))
+                self._running = program.open(self._engine, **self.options, partial=True)
             refreshed = refresh(self._running, policy, is_new=is_new)
+            if first_seqno is not None:
+                refreshed = Refreshed("here", "everything", "an output begins", seqno=first_seqno)
         if passed:
             return Refreshed("here", "everything", "the query failed on a row", seqno=passed[0])
         assert refreshed is not None

@@ -17,7 +17,7 @@ row.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from threading import get_ident
 from typing import Any
@@ -83,6 +83,16 @@ def _renumber(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
         months, days, micros = (f'"${new}"."{field.name}"' for field in INTERVAL)
         rebuilt = f"(to_months({months}) + to_days({days}) + to_microseconds({micros}))"
         names[f'"${old}"'] = rebuilt if is_interval else f'"${new}"'
+    return _replace_quoted(text, names)
+
+
+def fill_in_columns(text: str, columns: Sequence[str]) -> str:
+    """Replace the columns `$1`, `$2` … of an expression by other texts."""
+    return _replace_quoted(text, {f'"${number}"': column for number, column in enumerate(columns, 1)})
+
+
+def _replace_quoted(text: str, names: Mapping[str, str]) -> str:
+    """Replace quoted names in a text; leave its constants as they are."""
     return _QUOTED.sub(lambda match: names.get(match[0], match[0]), text)
 
 

@@ -734,7 +734,7 @@ def test_what_a_view_keeps_beyond_its_memory_budget_is_in_files(client: persist.
     small, large = client.create_view("small", query, **given), client.create_view("large", query)
     assert client.view("small", **given).options == client.create_view("small", query, **given).options == given
     with open_together([client.view("small"), client.view("large")], **given) as together:
-        together.refresh()
+        together.open_state()
         assert _spilled(together) > 1 << 20
     small.open_state()
     large.open_state()

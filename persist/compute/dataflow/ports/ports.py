@@ -8,7 +8,7 @@ import pyarrow as pa
 from persist.compute.dataflow.operators.operators import EntryOperator, Position, SinkOperator
 from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.origin import make_fingerprint
-from persist.compute.dataflow.plan.plan import Persist, Source
+from persist.compute.dataflow.plan.plan import Persist, Plan, Source
 from persist.compute.dataflow.ports.hints import list_conditions
 from persist.compute.dataflow.ports.inputs import Gate
 from persist.compute.dataflow.ports.output import KeptLinear
@@ -90,9 +90,10 @@ class Ports:
             raise
 
     @classmethod
-    def of_job(cls, program: Draft, engine: Engine) -> "Ports":
-        """Open the sources and outputs of a program that tasks compute."""
-        domain, sources, sinks, plan = Domain(), [], [], program.plan.drop_unused()
+    def of_job(cls, program: Draft, engine: Engine, plan: Plan | None = None) -> "Ports":
+        """Open the sources and outputs of a program that tasks or DuckDB compute, from a plan if it has several."""
+        domain, sources, sinks = Domain(), [], []
+        plan = plan or program.plan.drop_unused()
         for node in plan.nodes.values():
             match node.operator:
                 case Source() as source:

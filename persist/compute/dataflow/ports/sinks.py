@@ -243,6 +243,20 @@ class Outputs:
             ),
         )
 
+    def commit_tables(self, until: int, tables: Mapping[str, pa.Table]) -> int | None:
+        """Commit the first updates of all outputs, by the name of the collection, and seal them up to a time.
+
+        Raises as `commit_parts`.
+        """
+        for output in self.every:
+            output.sealed_to = until
+
+        def add(commit: Commit, output: Output) -> None:
+            if len(table := tables[output.sink.collection]):
+                commit.add(output.handle, output.handle.write_steps(table))
+
+        return self._commit_outputs(self.every, add)
+
     def _commit_complete(self) -> int | None:
         due = [output for output in self.every if output.sealed_to > output.upper]
         for output in due:

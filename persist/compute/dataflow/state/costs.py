@@ -20,6 +20,7 @@ class Costs:
         window_rows: of a long stretch of a partition that are computed at once.
         frame_rows: of frames that are looked at together, if no frame has more.
         catch_up_updates: that a step which catches up takes at least.
+        first_build_rows: that the sources of a new view hold, so that DuckDB computes its first contents.
     """
 
     cells: int = 1 << 22
@@ -32,6 +33,7 @@ class Costs:
     window_rows: int = 1 << 17
     frame_rows: int = 1 << 21
     catch_up_updates: int = 1 << 17
+    first_build_rows: int = 100_000
 
     def __post_init__(self) -> None:
         for cost in fields(self):
