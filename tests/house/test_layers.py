@@ -40,9 +40,17 @@ FOREIGN_PRIVATES = {
         "_jsparkSession",
     ): "PySpark has no other way to the JVM's file systems",
     ("persist.connect.spark.read_functions.store", "_jvm"): "the same",
-    ("persist.connect.spark.catalog", "_jdf"): "the plan that takes the place of a table",
+    ("persist.connect.spark.read_functions.deferred", "_jdf"): "the plan that takes the place of a table",
+    (
+        "persist.connect.spark.read_functions.deferred",
+        "_active_spark_context",
+    ): "a call of the JVM comes without a context",
+    (
+        "persist.connect.spark.read_functions.deferred",
+        "_gateway",
+    ): "PySpark has no other way to be called by the JVM",
+    ("persist.connect.spark.read_functions.deferred", "_jsparkSession"): "the session of the jar's table",
     ("persist.connect.spark.catalog", "_options"): "a builder does not show what it was given",
-    ("persist.connect.spark.catalog", "_active_spark_context"): "a call of the JVM comes without a context",
     ("persist.connect.spark.catalog", "_gateway"): "PySpark has no other way to be called by the JVM",
 }
 

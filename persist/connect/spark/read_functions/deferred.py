@@ -99,7 +99,7 @@ def _find(planned: PlannedSnapshot, values: Mapping[str, list[Any]]) -> pa.Table
     lookup = Lookup(scan)
     requested = lookup.to_lookup_keys(pa.table(arrays, [*names]))
     with planned.address.open_store() as storage:
-        rows = lookup.contents(requested, "rows", PartReader(storage.blob))
+        rows = lookup.read_contents(requested, "rows", PartReader(storage.blob))
     if "_diff" not in rows.column_names:
         return rows
     return pa.concat_tables([pa.Table.from_batches([], planned.snapshot.schema), *repeat_rows(rows, scan)])
