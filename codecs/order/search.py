@@ -151,7 +151,7 @@ class SortedKeys:
         return self._layout is not None and self._layout.is_number
 
     def pack(self, layout: Layout) -> Packed:
-        """Return the keys as `packed` has them; made once for each layout."""
+        """Return the keys packed into integers, cached for each layout."""
         keys = self._packed.get(layout)
         if keys is None:
             keys = self._packed[layout] = pack_keys(self._arrays, layout)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
+from persist.codecs.errors import SchemaMismatch
 from persist.codecs.order.arrays import find_min_max, get_int64_values, make_int64_array
 from persist.codecs.order.sums import sum_exactly
 from persist.codecs.part.file_reader import read_parquet, scan_parquet
@@ -19,6 +20,7 @@ from persist.codecs.part.filters import bind_filter, list_referenced_columns
 from persist.codecs.part.lending import make_lent_buffer
 from persist.codecs.part.part import Part, compute_checksum, decode_batch
 from persist.codecs.part.printing import print_filter
+from persist.codecs.part.shredding import EXTRACT
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
 T = TypeVar("T")
@@ -231,8 +233,15 @@ def check_projection(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expres
 def make_filter_error(filter: pc.Expression, arrow: pa.Schema, error: Exception) -> InvalidUsage:
     """Return the error for a filter that Arrow cannot evaluate."""
     fields = ", ".join(f"{field.name}: {field.type}" for field in arrow)
-    reason = " ".join(str(error).split())
+    reason, text = " ".join(str(error).split()), print_filter(filter)
+    if (
+        EXTRACT.removesuffix("_string") in text and "Malformed JSON" in reason
+    ):  # Documents are checked when they are written.
+        return SchemaMismatch(
+            f"filter {text[:200]} looks into documents, and a column of it has been widened to text that is none: "
+            f"{reason:.200}. Read with the newest schema."
+        )
     return InvalidUsage(
-        f"filter {print_filter(filter)[:200]} cannot be applied: {reason:.200}. It must be true or false for every "
+        f"filter {text[:200]} cannot be applied: {reason:.200}. It must be true or false for every "
         f"row, over the columns {fields}."
     )

@@ -37,7 +37,7 @@ from persist.codecs.part.part import (
     compute_checksum,
     measure_body,
 )
-from persist.codecs.part.shredding import compute_values, decode_values, read_entry
+from persist.codecs.part.shredding import compute_values, decode_values, get_value_fields, read_entry
 from persist.codecs.types.arrow_types import Json, decode_scalar, encode_scalar, is_flat, iterate_leaf_arrays
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 
@@ -299,15 +299,16 @@ def _check_values(
             raise ValueError("they do not lie at the ends of row groups")
         files = [memoryview(data)[start : start + size] for start, size in entry.files]
         pairs = zip(files, groups, strict=True)
-        texts = pa.schema([(name, pa.string()) for name in entry.names])
-        values = pa.concat_tables([decode_values(file, entry.names, rows).cast(texts) for file, rows in pairs])
+        fields = get_value_fields(entry.names)
+        values = pa.concat_tables([decode_values(file, entry.names, rows).cast(fields) for file, rows in pairs])
         values = values.combine_chunks()
         computed = compute_values(entry.names, table, schema)
     except (*UNREADABLE, CorruptBlob) as error:
         findings.append(Finding("values", f"the values of its documents are wrong: {error}"))
         return None
     for name in entry.names:
-        if computed is not None and not values[name].equals(computed[name]):
+        # As texts, because NaN of Arrow does not equal itself.
+        if computed is not None and not values[name].cast(pa.string()).equals(computed[name].cast(pa.string())):
             findings.append(Finding("values", f"its values {name!r} are not what its documents hold"))
     return values
 

@@ -165,13 +165,14 @@ class GroupFile:
             values: further columns of the filter, of the rows of the groups; see `ValueFilter.read`.
         """
         value_names = [] if values is None else values.column_names
-        fields = pa.schema([*self._schema, *((name, pa.string()) for name in value_names)])
+        kinds = [] if values is None else [pa.string() if pt.is_dictionary(k) else k for k in values.schema.types]
+        fields = pa.schema([*self._schema, *zip(value_names, kinds, strict=True)])
         tested = list_referenced_columns(filter, fields, value_names)
         others = [name for name in columns if name not in tested]
         if values is None or tested:
             table = self.read(groups, tested or columns, use_threads=use_threads)
-            for name, column in () if values is None else zip(value_names, values.columns, strict=True):
-                table = table.append_column(name, column.cast(pa.string()))
+            for name, column, kind in () if values is None else zip(value_names, values.columns, kinds, strict=True):
+                table = table.append_column(name, column.cast(kind))
         else:
             table = values
         is_coded = values is not None and not tested and pt.is_dictionary(values.schema.types[0])
@@ -272,7 +273,7 @@ class ValueFilter:
         return cls(*rewritten, entry, footer.group_rows, part.name)
 
     def read(self, groups: Sequence[int], fetch: Callable[[int, int], bytes | memoryview]) -> pa.Table:
-        """Return the values of some row groups; as dictionaries if that is one column of these alone.
+        """Return the filter's columns of some row groups; a single column keeps its dictionary.
 
         Args:
             fetch: returns the bytes of the part from one position to another.

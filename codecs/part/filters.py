@@ -78,7 +78,7 @@ def _find_float_set(options: pa.Array) -> int:
 
 
 def _add_zeros_to_options(options: pa.Array) -> pa.Array:
-    """Return the options of a function, one row, with both zeros in their set if it has one of them."""
+    """Return a function's options; if its set has 0.0 or -0.0, add the other."""
     kind, at = options.type, _find_float_set(options)
     if at < 0:
         return options

@@ -9,6 +9,11 @@ documents have a text, number or boolean there. Items of arrays are not chosen, 
 average. A column has at most 16 paths, shorter chains first, then in the documents' order. Parts of less than 1,024
 rows have none, because parsing these takes 2 ms. A writer without DuckDB stores none.
 
+A path with numbers in at least 90% of the documents also has a column of doubles. Its name ends with ` ::DOUBLE`. A
+text of at most 15 digits on each side of the point becomes its double, another text NaN, and NULL stays. Conditions
+that cast the text to a number compare these doubles. They also pass NaN and values near the bound, and their caller
+tests again.
+
 A small Parquet file for each row group has the values. It lies right behind the pages of that group, within the length
 and checksum of the group. So the columns of the part stay what they are: readers of the file alone, published tables
 and older releases see no difference. The entry `persist.values` of the footer lists the values and their places. The
@@ -18,8 +23,8 @@ has its least and greatest text in `stats` under that name, for pruning parts.
 A writer computes the values of each part anew from its rows, so an erasure removes them with their documents. An
 examination computes them again and compares. A reader that finds none parses the documents.
 
-Rejected: typed columns in the part. Each foreign reader would show them, older releases would refuse the part, and
-conditions compare texts. Rejected, too: columns of integers, whose text each condition would make again.
+Rejected: typed columns in the part. Each foreign reader would show them, and older releases would refuse the part.
+Rejected, too: columns of numbers alone, whose text each condition on texts would make again.
 """
 
 import io
@@ -44,7 +49,9 @@ VALUES_KEY, VALUES_VERSION = "persist.values", 1
 PATHS_MAX, SHARE_MIN, ROWS_MIN = 16, 0.9, 1024
 NAMES_MAX = 4096  # With more of them in a sample, names are data.
 _SAMPLE_ROWS, _DEPTH_MAX, _NAME_BYTES_MAX, _TEXT_BYTES_MAX = 256, 8, 64, 64
-_ARROW = " ->> "
+_ARROW, DOUBLE = " ->> ", " ::DOUBLE"
+_PLAIN_NUMBER = "^-?[0-9]{1,15}([.][0-9]{1,15})?$"
+_RANGES = {"TINYINT": 7, "SMALLINT": 15, "INTEGER": 31}  # Wider types hold all plain numbers.
 _PLAIN_PATH = re.compile(r'\$(?:\.(?:\w+|"[^"\\]+"))+', re.ASCII)
 _NAME = re.compile(r'\.(?:(\w+)|"([^"\\]+)")', re.ASCII)
 _PAIR = re.compile(r"(call|field_ref|literal|end|options): '(.*)'")
@@ -76,11 +83,16 @@ def to_full_path(path: str | int) -> str | None:
 
 
 def compute_values(names: Sequence[str], rows: pa.Table, schema: CollectionSchema) -> pa.Table | None:
-    """Return the values of some rows, as texts, each in one chunk; None without the DuckDB that computes them."""
+    """Return the values of some rows, as texts or doubles in one chunk; None without the DuckDB that computes them.
+
+    Args:
+        names: of values; a text comes before its double.
+    """
     if not _has_duckdb():
         return None
     columns, paths_by_column = dict(zip(schema.ids, schema.names, strict=True)), dict[str, list[str]]()
-    for name in names:
+    text_names = [name for name in names if not name.endswith(DOUBLE)]
+    for name in text_names:
         id_, _, path = name.partition(_ARROW)
         paths_by_column.setdefault(columns[int(id_)], []).append("'" + path.replace("'", "''") + "'")
     texts: list[pa.ChunkedArray] = []
@@ -91,7 +103,18 @@ def compute_values(names: Sequence[str], rows: pa.Table, schema: CollectionSchem
             listed = f"json_extract_string(document, [{', '.join(paths)}]) AS texts"
             extracted = cursor.from_arrow(documents).project(listed).project(items)
             texts += extracted.to_arrow_table().combine_chunks().columns
-    return pa.table([text.cast(pa.string()) for text in texts], names=[*names])
+    values = dict(zip(text_names, (text.cast(pa.string()) for text in texts), strict=True))
+    return pa.table(
+        {name: values[name] if name in values else _to_doubles(values[name.removesuffix(DOUBLE)]) for name in names}
+    )
+
+
+def _to_doubles(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the doubles of plain numbers, and NaN for other texts."""
+    is_plain = pc.match_substring_regex(texts, _PLAIN_NUMBER)
+    doubles = pc.if_else(is_plain, texts, pa.scalar(None, pa.string())).cast(pa.float64())
+    # The one form of zero.
+    return pc.if_else(is_plain, pc.add(doubles, 0.0), pa.scalar(float("nan")))
 
 
 def _has_duckdb() -> bool:
@@ -109,44 +132,53 @@ def choose_values(rows: pa.Table, schema: CollectionSchema) -> tuple[str, ...]:
     ids = dict(zip(schema.names, schema.ids, strict=True))
     sample = pa.array(np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE_ROWS)).astype(np.int64))
     names = (
-        f"{ids[column]}{_ARROW}{path}"
+        f"{ids[column]}{_ARROW}{path}{suffix}"
         for column in schema.json
-        for path in _find_common_paths(rows.column(column).take(sample).drop_null().to_pylist())
+        for path, is_number in _find_common_paths(rows.column(column).take(sample).drop_null().to_pylist())
+        for suffix in (("", DOUBLE) if is_number else ("",))
     )
     return tuple(name for name in names if name not in schema.names)
 
 
-def _find_common_paths(documents: Sequence[str]) -> list[str]:
-    """Return the paths that at least 90% of the documents have."""
-    counts: dict[tuple[str, ...], list[int]] = {}  # How often there is a scalar, and the length of its text.
+def _find_common_paths(documents: Sequence[str]) -> list[tuple[str, bool]]:
+    """Return the paths that at least 90% of the documents have, each with whether as many have numbers there."""
+    counts: dict[tuple[str, ...], list[int]] = {}  # How often there is a scalar, the length of its text, and numbers.
     for text in documents:
         try:
             scalars = [*_iterate_scalars(msgspec.json.decode(text), ())]
         except (msgspec.MsgspecError, RecursionError):
             continue  # Python has no such numbers, or not so deep objects.
-        for keys, size in scalars:
-            count = counts.setdefault(keys, [0, 0])
+        for keys, size, is_number in scalars:
+            count = counts.setdefault(keys, [0, 0, 0])
             count[0] += 1
             count[1] += size
+            count[2] += is_number
         if len(counts) > NAMES_MAX:
             return []
     common = [
         keys
-        for keys, (count, size) in counts.items()
+        for keys, (count, size, _) in counts.items()
         if count >= SHARE_MIN * len(documents) and size <= _TEXT_BYTES_MAX * count
     ]
     common = sorted(common, key=len)[:PATHS_MAX]  # Paths of one length stay in their order.
-    return ["$" + "".join(f'."{key}"' for key in keys) for keys in common]
+    least = SHARE_MIN * len(documents)
+    return [("$" + "".join(f'."{key}"' for key in keys), counts[keys][2] >= max(1, least)) for keys in common]
 
 
-def _iterate_scalars(document: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the path and size of each scalar in a document."""
+def _iterate_scalars(document: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int, bool]]:
+    """Yield the path and size of each scalar in a document, and whether it is a number."""
     if isinstance(document, dict) and len(keys) < _DEPTH_MAX:
         for key, inner in document.items():
             if 0 < len(key.encode()) <= _NAME_BYTES_MAX and key.isprintable() and '"' not in key and "\\" not in key:
                 yield from _iterate_scalars(inner, (*keys, key))
     elif keys and isinstance(document, str | int | float):
-        yield keys, len(document.encode()) if isinstance(document, str) else 8
+        is_number = not isinstance(document, str | bool)
+        yield keys, len(document.encode()) if isinstance(document, str) else 8, is_number
+
+
+def get_value_fields(names: Sequence[str]) -> pa.Schema:
+    """Return the columns of values."""
+    return pa.schema([(name, pa.float64() if name.endswith(DOUBLE) else pa.string()) for name in names])
 
 
 def encode_values(values: pa.Table, repeating: Sequence[str]) -> bytes:
@@ -174,7 +206,7 @@ def read_entry(metadata: Mapping[bytes, bytes], groups: int) -> StoredValues | N
 
 
 def decode_values(data: bytes | memoryview, names: Sequence[str], rows: int) -> pa.Table:
-    """Return some values of a row group, from its file: as texts, or as dictionaries of texts.
+    """Return some values of a row group, from its file: as doubles, texts, or dictionaries of texts.
 
     Raises:
         ValueError, pa.ArrowException, OSError: they are not there, or are not of so many rows.
@@ -202,36 +234,73 @@ def rewrite_filter(
     """
     if not schema.json or EXTRACT not in print_filter(filter):
         return None
-    rebuild, (serialised, *arguments) = filter.__reduce__()
-    batch = pa.ipc.open_file(serialised).get_batch(0)
-    tree = batch.schema.to_string(truncate_metadata=False).partition(_METADATA)[2]
-    pairs = [match.groups() for match in map(_PAIR.fullmatch, tree.split("\n")) if match is not None]
+    pairs, columns = _read_tree(filter)
+    rebuild, (_, *arguments) = filter.__reduce__()
 
-    def _rebuild(pairs: Sequence[tuple[str, ...]]) -> pc.Expression:
-        schema = batch.schema.with_metadata(pa.KeyValueMetadata([*pairs]))
+    def _rebuild(pairs: Sequence[tuple[str, ...]], columns: Sequence[pa.Array]) -> pc.Expression:
+        fields = [pa.field(str(at), column.type) for at, column in enumerate(columns)]
+        schema = pa.schema(fields, pa.KeyValueMetadata([*pairs]))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, schema) as file:
-            file.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+            file.write_batch(pa.RecordBatch.from_arrays([*columns], schema=schema))
         return rebuild(sink.getvalue(), *arguments)
 
     ids = {name: id_ for name, id_ in zip(schema.names, schema.ids, strict=True) if name in schema.json}
-    rewritten, names, at = [*pairs], dict[str, None](), 0
+    rewritten, names, at, literals = [*pairs], dict[str, pa.DataType](), 0, [*columns]
     while at < len(rewritten) - 3:
         call, column, literal, end = rewritten[at : at + 4]
         if call == ("call", EXTRACT) and end == ("end", EXTRACT) and column[0] == "field_ref" and column[1] in ids:
-            path = to_full_path(_unquote(batch.column(int(literal[1]))[0].as_py()))
+            path = to_full_path(_unquote(columns[int(literal[1])][0].as_py()))
             name = f"{ids[column[1]]}{_ARROW}{path}"
             if path is not None and name not in schema.names and (available is None or name in available):
-                rewritten[at : at + 4] = [("field_ref", name)]
-                names[name] = None
+                test = None
+                if rewritten[at - 1 : at] == [("call", TEST)] and rewritten[at + 5 : at + 6] == [("end", TEST)]:
+                    test = _make_number_filter(name + DOUBLE, columns[int(rewritten[at + 4][1])][0].as_py())
+                number_name = name + DOUBLE
+                if test is None or number_name in schema.names or not (available is None or number_name in available):
+                    rewritten[at : at + 4] = [("field_ref", name)]
+                    names[name] = pa.string()
+                else:
+                    tree, more = _read_tree(test)
+                    rewritten[at - 1 : at + 6] = [
+                        (kind, str(int(text) + len(literals)) if kind == "literal" else text) for kind, text in tree
+                    ]
+                    literals += more
+                    names[number_name] = pa.float64()
         at += 1
     try:
         # Names and texts may look like parts of the tree: then it is not understood.
-        if not names or not _rebuild(pairs).equals(filter):
+        if not names or not _rebuild(pairs, columns).equals(filter):
             return None
-        return _rebuild(rewritten), pa.schema([(name, pa.string()) for name in names])
+        return _rebuild(rewritten, literals), pa.schema([*names.items()])
     except (pa.ArrowException, ValueError):
         return None
+
+
+def _read_tree(filter: pc.Expression) -> tuple[list[tuple[str, ...]], list[pa.Array]]:
+    """Return the tree of an expression as pairs of kind and text, and its literals."""
+    batch = pa.ipc.open_file(filter.__reduce__()[1][0]).get_batch(0)
+    tree = batch.schema.to_string(truncate_metadata=False).partition(_METADATA)[2]
+    return [match.groups() for match in map(_PAIR.fullmatch, tree.split("\n")) if match is not None], batch.columns
+
+
+def _make_number_filter(name: str, test: str) -> pc.Expression | None:
+    """Return a filter on doubles that passes at least the numbers of a test; None for some tests.
+
+    A cast to integers rounds, and a value beyond their range passes, because DuckDB refuses it.
+    """
+    kind, sign, number, *is_document = test.split(" ")
+    is_whole = kind != "DOUBLE"
+    if is_whole and is_document:
+        return None  # Other rules hold for fractions.
+    value, bound = pc.field(name), float(number)
+    margin = 0.5 * is_whole + abs(bound) * 1e-12 + 1e-300
+    is_less, is_greater = value < bound - margin, value > bound + margin  # NaN is neither.
+    passes = ~is_greater if sign in ("<", "<=") else ~is_less if sign in (">", ">=") else ~is_less & ~is_greater
+    if kind not in _RANGES:
+        return passes
+    end = 2.0 ** _RANGES[kind] - 1
+    return passes | (value > end) | (value < -end)
 
 
 def _unquote(literal: str) -> str | int:

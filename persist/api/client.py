@@ -271,7 +271,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         if isinstance(name, str) and _QUERY.match(name):
             raise InvalidUsage(f"the name comes first: create_view({sql!r:.60}, {name!r:.60})")
         if indexes not in (None, "auto"):
-            raise InvalidUsage(f'indexes={indexes!r} says nothing: give "auto", or make them with Collection.index()')
+            raise InvalidUsage(f'indexes={indexes!r} is not allowed: give "auto", or make them with Collection.index()')
         options = collect_options(memory_budget, spill_folder)
         with self.engine.follower.looks.share_look():
             live = load_or_create_view(self.engine, name, sql, key, start, options, keeps_groups=indexes is not None)

@@ -262,7 +262,9 @@ def test_rows_that_fit_in_memory_are_not_stored_to_be_compared(is_sorted: bool) 
         found = c.changes(1).to_arrow()
         assert sorted(found["_diff"].to_pylist()) == [-1] * 3 + [1] * 3
         assert {*found["k"].to_pylist()} == {keys[at] for at in changed_at}
-        c.overwrite(rows.slice(0, 50_000), time=2, where=pc.field("v") >= 0).result()
+        with pytest.raises(persist.errors.DuplicateKeys, match="first of all 'key 00000005': these keys"):
+            c.overwrite(rows.slice(0, 60_000), time=2, where=pc.field("v") >= 0)  # NaN is not.
+        c.overwrite(rows.slice(0, 50_000), time=2, where=pc.field("v") >= 0, multiset=True).result()
         where = pc.field("k") == "none of these"
         with pytest.raises(persist.InvalidUsage, match="is not true for 50,000 of the 50,000 rows"):
             c.overwrite(after.slice(0, 50_000), time=3, where=where)

@@ -113,6 +113,8 @@ CONDITIONS = [
     "({document}) IN ('{value}', '1')",
     "({document}) IS NOT NULL",
     "({text}) {sign} '{value}'",
+    "({text})::{kind} BETWEEN {number} AND 2",
+    "({text}) BETWEEN '0' AND '{value}'",
 ]
 VALUES = ["1", "1.0", '"1"', "true", "null", '"x"', '{"b":1}', '"\\u0061"', '"a"', "[1]", ""]
 NUMBERS, TEXTS = [0, 1, -1, 1.5, 2.5, -0.0, 1e17, 2**63], ["1", "1.5", "x", " 2 ", "007", "1e0", "a", ""]
@@ -133,7 +135,12 @@ def test_sql_keeps_what_duckdb_keeps(values: list[Any], data: st.DataObject) -> 
     texts = [json.dumps({"a": value, "pad": "x" * 9}) for value in values]
     rows = pa.table({"id": [*range(len(values))], "payload": pa.array(texts, pa.json_())})
     query = f"SELECT id FROM rows WHERE {condition}"
-    with duckdb.connect() as connection, persist.open(persist.MemoryBlob()) as client:
+    with (
+        duckdb.connect() as connection,
+        persist.open(persist.MemoryBlob()) as client,
+        pytest.MonkeyPatch.context() as p,
+    ):
+        p.setattr(shredding, "SHARE_MIN", data.draw(st.sampled_from([0.0, 0.9])))
         client.write("rows", rows, key=["id"], mode="append").result()
         try:
             expected = connection.sql(query).fetchall()
@@ -142,6 +149,26 @@ def test_sql_keeps_what_duckdb_keeps(values: list[Any], data: st.DataObject) -> 
                 client.sql(query).to_arrow()
             return
         assert ids(client.sql(query).to_arrow()) == sorted(id_ for (id_,) in expected), condition
+
+
+def test_numbers_are_compared_as_doubles_and_prune_parts(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def extract_nothing(function: str, rows: pa.Array, literal: str) -> pa.Array:
+        assert len(rows) < 2, "a condition compares texts"
+        return pa.nulls(len(rows), pa.bool_() if function == documents._TEST else pa.string())
+
+    monkeypatch.setattr(documents, "_extract_values", extract_nothing)
+    for condition, expected, parts in (
+        ("(payload ->> 'at')::INT > 77", [78, 79], 1),
+        ("(payload ->> 'at')::BIGINT = 39", [39], 1),
+        ("CAST(payload -> 'at' AS DOUBLE) <= 0.0", [0], 1),
+        ("(payload ->> 'at')::DOUBLE BETWEEN 39 AND 40", [39, 40], 2),
+        ("(payload ->> 'at')::TINYINT >= 80", [], 0),
+    ):
+        answer = client.sql(f"SELECT id FROM events WHERE {condition}")
+        assert ids(answer.to_arrow()) == expected, condition
+        assert f"history   {parts} parts" in answer.explain(), answer.explain()
 
 
 def test_sql_compares_no_number_that_another_condition_leaves_out() -> None:

@@ -162,6 +162,22 @@ def test_an_overwrite_of_a_stream_that_repeats_a_key_is_refused() -> None:
         assert raised.value.keys == [(key,) for key in range(59_999, 60_009)]
 
 
+def test_an_overwrite_gives_no_key_a_second_row_beside_its_condition(client: persist.Client) -> None:
+    orders = made(client)
+    orders.write([(1, 1.0), (2, 5.0), (3, None)], time=0, seal=1).result()
+    for rows in ([(1, 6.0)], [(2, 7.0), (3, 8.0)]):
+        with pytest.raises(errors.DuplicateKeys, match=r"keys of new rows, first of all \d: these keys would have two"):
+            orders.overwrite(rows, where="amount > 4").result()
+    with pytest.raises(errors.DuplicateKeys), client.multi_write() as multi:
+        multi.overwrite(orders, [(1, 6.0)], where="amount > 4")
+    assert orders.snapshot().count() == 3
+    orders.overwrite([(2, 7.0), (4, 8.0)], where="amount > 4").result()
+    orders.overwrite([(1, 2.0)], where="id = 1").result()
+    assert held(orders) == [(1, 2.0), (2, 7.0), (3, None), (4, 8.0)]
+    orders.overwrite([(1, 9.0)], where="amount > 4", multiset=True).result()
+    assert held(orders) == [(1, 2.0), (1, 9.0), (3, None)]
+
+
 def test_what_an_overwrite_deletes_is_not_brought_back_by_a_late_row(client: persist.Client) -> None:
     key, value = {"id": int}, {"name": str, "at": int, "gone": bool}
     keyed = persist.Keyed(order_by=["at"], tombstone="gone")
@@ -233,8 +249,10 @@ def test_two_clients_agree_with_the_model(keyed: persist.Keyed | None, steps: li
                 future = collection.delete(where=f"amount = {given_rows}", time=time)
             else:
                 rows = {key: float(value) for key, value in given_rows.items() if value > 1}
-                if keyed is None:  # Rows beside the filter stay, and a key may have several then.
-                    rows = {key: value for key, value in rows.items() if model.get(key, 2.0) > 1}
+                if keyed is None and any(model.get(key, 2.0) <= 1 for key in rows):
+                    with pytest.raises(errors.DuplicateKeys, match="would have two rows"):
+                        collection.overwrite([*rows.items()], time=time, where="amount > 1").result()
+                    continue
                 model = {key: value for key, value in model.items() if value <= 1} | rows
                 future = collection.overwrite([*rows.items()], time=time, where="amount > 1")
             model = {key: value for key, value in model.items() if value is not None}

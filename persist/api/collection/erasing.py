@@ -31,7 +31,10 @@ class ErasingCalls(CollectionBase):
 
         Args:
             keys: whose records to erase, as `Snapshot.get` takes them: `[1, 2]`.
-            where: instead of keys, a condition over key and value columns that is true for what to erase.
+            where: instead of keys, a condition over key and value columns that is true for what to erase. It is tested
+                on all stored rows and waiting events, also on deleted and replaced rows that compaction has not
+                merged. In a keyed collection, each key that has such a row is erased: `ErasureReport.former_keys`
+                counts those whose present row does not match.
             reason: why, for people; do not name the person.
 
         Cost: reading the columns that decide, of the parts that may hold such records; then reading and writing these

@@ -264,8 +264,8 @@ class WritingCalls(KeyedCalls):
             time: of the difference; upper is just after it then. None means the time of the commit. Then the difference
                 is computed again as long as others come first.
             where: replace only the records for which this condition is true, as it must be for all rows: text, such as
-                "status = 'new'", or a `pyarrow.compute` expression. In a plain collection, a row of the same key that
-                the condition does not match stays, too.
+                "status = 'new'", or a `pyarrow.compute` expression. A key of a new row may have no row in a plain
+                collection for which it is false; in a keyed one, such a row goes.
             multiset: let keys have several rows, if the collection is not keyed.
             token: as for `write`: of an overwrite that was done before, with the same rows, time and filter, nothing is
                 done again, though its time is sealed.
@@ -275,7 +275,7 @@ class WritingCalls(KeyedCalls):
             another client has sealed or written meanwhile. Then nothing was written: read again, and decide anew.
 
         Raises (if the collection is keyed, the future does):
-            DuplicateKeys: rows repeat a key.
+            DuplicateKeys: rows repeat a key, or have a key of rows that stay.
             UpdatesBeyondUpper: there are unsealed updates, so the contents are not known.
             UpdateNotBeyondUpper: the time is sealed already.
             Conflict: other clients came first a hundred times; nothing was written.

@@ -97,6 +97,11 @@ def _convert_condition(node: dict[str, Any], columns: Mapping[str, str], names: 
         for value_node, literal_node, function in ((left, right, compare), (right, left, turned)):
             if (test := _convert_comparison(value_node, literal_node, function, columns, names)) is not None:
                 return test
+    elif node["type"] == "COMPARE_BETWEEN":
+        ends = (node["lower"], pc.greater_equal), (node["upper"], pc.less_equal)
+        tests = [_convert_comparison(node["input"], end, function, columns, names) for end, function in ends]
+        conditions = [test for test in tests if test is not None]
+        return reduce(and_, conditions) if conditions else None
     elif node["type"] in ("COMPARE_IN", "OPERATOR_IS_NOT_NULL"):
         found = _convert_value(node["children"][0], columns, names)
         if found is None or (not found[1] and node["type"] != "COMPARE_IN"):

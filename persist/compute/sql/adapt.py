@@ -108,7 +108,7 @@ class Adapter:
     def _check_table(self, plan: Json) -> None:
         if plan.get("function_data", {}).get("table") not in self._tables:
             name = (plan.get("qname", {}).get("path") or ["?"])[-1]
-            raise InvalidUsage(f"a view reads collections, and {name}() is none: write its rows to a collection first")
+            raise InvalidUsage(f"a view reads only collections, not {name}(): write its rows to a collection first")
 
     def adapt_scan(self, plan: Json) -> Node:
         """Translate the scan of a table or of a table function."""

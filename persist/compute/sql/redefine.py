@@ -158,8 +158,8 @@ def _check_together(every: Sequence[Dependent]) -> None:
     if len(uppers) > 1:
         seals = ", ".join(f"{dependent.name!r} to {dependent.contents.upper}" for dependent in every)
         raise InvalidUsage(
-            f"these views depend on each other and would switch together, and they are sealed differently far: {seals}."
-            " Seal what they read to one time, refresh them, and try again"
+            f"these views depend on each other and must switch together, but they are sealed to different times: "
+            f"{seals}. Seal what they read to one time, refresh them, and try again"
         )
 
 
@@ -294,8 +294,8 @@ def _check_read(
         if newest.get(column) != held_columns.get(column):
             raise InvalidUsage(
                 f"the view {dependent.name!r} reads column {column!r} of {readable.name!r} as of version {version} of "
-                f"its schema, in which it is another one than now, so it cannot be refreshed with what reads the "
-                f"newest: drop {dependent.name!r} first"
+                f"its schema, in which it is a different column. So it cannot be refreshed together with views that "
+                f"read the newest version: drop {dependent.name!r} first"
             )
 
 
@@ -321,7 +321,7 @@ def recreate_views(engine: Engine, collections: Iterable[CollectionHandle]) -> R
     ids = {view.id: view for handle in collections for view in load_dependents(engine, handle)}
     every = sort_by_inputs([load_dependent(view) for view in ids.values()])
     for view in every:
-        _check_untied(view)
+        _check_can_recreate(view)
     catalog = Catalog(engine)
     steps, names = make_drop_steps(engine, [view.contents for view in every])
     indexed = {view.name: list_indexed_columns(view.handle) for view in every}
@@ -340,7 +340,7 @@ def recreate_views(engine: Engine, collections: Iterable[CollectionHandle]) -> R
     return RecreatedViews(tuple(steps), names, views, indexed, published)
 
 
-def _check_untied(view: Dependent) -> None:
+def _check_can_recreate(view: Dependent) -> None:
     """Raise InvalidUsage if a view cannot be made anew."""
     named = [hold for hold, hold_record in view.contents.holds.items() if hold_record.lease is None]
     holds = [hold for hold in named if not hold.startswith(LIBRARY_HOLDS)]

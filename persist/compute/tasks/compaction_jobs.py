@@ -95,7 +95,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: tuple[str, tuple[str, ...]] | None = None
 
     def raise_error(self) -> None:
-        """Raise the error that it is."""
+        """Raise the job's error, if it failed."""
         if self.error is not None:
             name, arguments = self.error
             raise ANSWERED[name](*arguments)

@@ -23,7 +23,7 @@ from typing import Any
 from persist.blob.errors import ReadOnlyStore, StoreMisconfigured
 from persist.codecs.types.schema import TIME_MAX
 from persist.core.antichain import END, to_antichain
-from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, PersistError
+from persist.core.errors import AsOfCompacted, HoldMoved, HoldNotFound, InvalidUsage, PersistError
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.collection.descriptions import take_hold
 from persist.engine.hold import Hold
@@ -146,6 +146,8 @@ class StreamHold:
             hold = take_hold(self._handle, at.began, at.hold)
         except (ReadOnlyStore, StoreMisconfigured) as error:
             raise _add_advice(error, _UNWRITABLE) from None
+        except AsOfCompacted as error:
+            raise _add_advice(error, f"It began, and ended before its hold was made: {self._anew}.") from None
         if hold.time != at.began:
             raise _add_advice(HoldMoved(at.hold, at.began, hold.time), _TAKEN)
         self._hold = hold

@@ -225,7 +225,7 @@ def _explain_other_kind(kind: str | None) -> str:
     if kind is None:
         return "it is not a change of a row: it has no type"
     return (
-        f"it has type {kind!r}, which says nothing about single rows: if it changed the table, see that the schema "
+        f"it has type {kind!r}, which does not contain single rows: if it changed the table, see that the schema "
         "still fits, and go on"
     )
 

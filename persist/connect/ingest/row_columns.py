@@ -178,7 +178,7 @@ class RowColumns:
             return f"column {self.time_column!r} is empty, and every row needs a time"
         if 0 <= time <= TIME_MAX:
             return f"its time {time} is sealed: times from {self.upper} on can be written"
-        return f"its time {time} is none: times go from 0 to {TIME_MAX}"
+        return f"its time {time} is not allowed: times go from 0 to {TIME_MAX}"
 
 
 def _cast_documents(

@@ -14,7 +14,7 @@ planner of this module, through Py4J. So planning exists once, in Python, and ev
     DELETE, UPDATE, MERGE                   apply: Spark computes which records go and come; tasks write both
     CREATE, ALTER, DROP                     create, alter, drop, rename
 
-The time of a table is fixed when Spark loads it, anew for each action of a DataFrame. A row-level operation is refused
+The time of a table is fixed when Spark loads it, anew for each query. A row-level operation is refused
 if the collection was sealed further between that and its commit. So an update of another writer is never overwritten.
 
 A driver without Python (`spark-sql`, Spark Connect) starts this module as a process; see `jvm/Python.java`.
@@ -25,12 +25,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from py4j.java_gateway import JavaClass
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started, launch_gateway
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -45,9 +44,9 @@ from persist.connect.spark.data_source.source import register
 from persist.connect.spark.data_source.writers import DataFrameWrite, find_replaced_time
 from persist.connect.spark.jar import find_jar
 from persist.connect.spark.options import WriteOptions, resolve_for_tasks
+from persist.connect.spark.read_functions.deferred import EXTENSIONS, answer, call_safely, describe, has_extension
 from persist.connect.spark.read_functions.locations import SparkLocation
-from persist.connect.spark.read_functions.plans import can_count_by_descriptors, count_rows, read_extremes, repeat_rows
-from persist.connect.spark.read_functions.store import make_local_frame
+from persist.connect.spark.read_functions.plans import repeat_rows
 from persist.connect.spark.types import quote_column, spark_schema, to_stored_schema
 from persist.connect.spark.uploads import partition_by_key, upload_by_tasks
 from persist.connect.spark.write_functions.dataframes import write
@@ -58,7 +57,6 @@ from persist.core.errors import (
     CollectionExists,
     CollectionNotFound,
     InvalidUsage,
-    PersistError,
     SchemaMoved,
     UpperMismatch,
 )
@@ -68,12 +66,12 @@ from persist.engine.collection.reads import snapshot as engine_snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.opening import find_row_target, load_handle, read_engine
 
-EXTENSIONS = "dev.persist.spark.PersistExtensions"
 CATALOG = "dev.persist.spark.PersistCatalog"
 RECORD = "_persist_record"  # As in `PersistTable`.
 _PROPERTIES = {"comment", "timeline", "key"}  # Properties of CREATE TABLE with a meaning for us.
 _OF_SPARK = {"provider", "owner", "location", "external", "is_managed_location"}
 _STORAGE: dict[str, dict[str, Any]] = {}  # By location: options that a configuration would show, and make texts.
+_OF_CONTENTS = {"read", "extremes", "find"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -99,9 +97,7 @@ def catalog(
         spark = spark.getOrCreate()
     if not isinstance(spark, SparkSession):
         raise InvalidUsage(f"{spark!r:.80} is not a session: give SparkSession.builder, or a session")
-    names = str(spark.conf.get("spark.sql.extensions", "")).split(",")
-    planner = spark.sparkContext._gateway.jvm.dev.persist.spark.Python  # A package, if the JVM lacks the jar.
-    if EXTENSIONS not in map(str.strip, names) or not isinstance(planner, JavaClass):
+    if not has_extension(spark):
         settings = "; ".join(f"{option}={value}" for option, value in needed.items())
         raise InvalidUsage(
             "a catalog needs settings that the JVM gets when it starts, and this one lacks them: give "
@@ -128,29 +124,24 @@ def register_planner(context: SparkContext) -> None:
 
 
 class _Callbacks:
-    """The Java interface `Planner`. Errors become texts, because Py4J would show a traceback."""
+    """The Java interface `Planner`, for tables of catalogs."""
 
     def call(self, name: str, arguments: str, session: Any, frame: Any) -> Any:
         """Answer one call of the JVM; see `jvm/Planner.java`."""
-        context = SparkContext._active_spark_context
-        assert context is not None, "a session calls"
-        spark = SparkSession(context, session)
-        options = json.loads(arguments)
-        location = resolve_for_tasks(options.pop("location"))
-        storage = options.pop("storage") | _STORAGE.get(location, {})
-        try:
-            planner = Planner(spark, location, storage)
-            rows = None if frame is None else DataFrame(frame, spark)
-            method = getattr(planner, name)
-            answer = method(options) if rows is None else method(rows, options)
-        except PersistError as error:
-            return f"!{type(error).__name__}: {error}"
-        except PySparkException as error:
-            return f"!{error}"
-        return answer._jdf if isinstance(answer, DataFrame) else json.dumps(answer)
+        return call_safely(partial(_answer, name, frame), arguments, session)
 
     class Java:
         implements = ("dev.persist.spark.Planner",)
+
+
+def _answer(name: str, frame: Any, spark: SparkSession, options: dict[str, Any]) -> Any:
+    location = resolve_for_tasks(options.pop("location"))
+    storage = options.pop("storage") | _STORAGE.get(location, {})
+    planner = Planner(spark, location, storage)
+    if name in _OF_CONTENTS:
+        return planner.read(name, options)
+    method = getattr(planner, name)
+    return method(options) if frame is None else method(DataFrame(frame, spark), options)
 
 
 class Planner:
@@ -195,23 +186,13 @@ class Planner:
                 "properties": properties,
             }
 
-    def read(self, options: Mapping[str, Any]) -> DataFrame:
-        """Return the contents of a collection as of the time of its table."""
+    def read(self, name: str, options: Mapping[str, Any]) -> DataFrame | None:
+        """Answer a call about the contents of a collection as of the time of its table."""
         with self._open_collection(options) as (at, _, schema):
             if options["as_of"] is None:
-                return self._make_empty_frame(schema)
-            columns = options.get("columns")
-            return at.snapshot(options["name"], as_of=options["as_of"], columns=columns, schema=options["version"])
-
-    def extremes(self, options: Mapping[str, Any]) -> DataFrame | None:
-        """Return rows with the least and the greatest value of columns; None if they have to be read."""
-        with self._open_collection(options) as (_, handle, _):
-            if options["as_of"] is None:
-                return None
-            reading: dict[str, Any] = {"columns": options["columns"], "schema": options["version"], "timeout_s": 0}
-            with engine_snapshot(handle, options["as_of"], **reading) as contents:
-                extremes = read_extremes(contents.scan)
-        return None if extremes is None else make_local_frame(self._spark, extremes)
+                return self._make_empty_frame(schema) if name == "read" else None
+            planned = at.plan(options["name"], as_of=options["as_of"], schema=options["version"])
+            return answer(planned, name, self._spark, options)
 
     def changes(self, options: Mapping[str, Any]) -> DataFrame:
         """Return the updates in a range of times, one row per record and time."""
@@ -437,11 +418,10 @@ def _resolve_time(handle: CollectionHandle, kind: str, named: Any) -> dict[str, 
         time = int(named)
     try:
         with engine_snapshot(handle, time, timeout_s=0) as contents:
-            size, counted = sum(part.bytes for part in contents.scan.all_parts), can_count_by_descriptors(contents)
-            return {"as_of": contents.as_of, "bytes": size, "rows": count_rows(contents.scan), "counted": counted}
+            return {"as_of": contents.as_of, **describe(contents)}
     except AsOfNotSealed:
         if kind == "latest":
-            return {"as_of": None, "bytes": 0, "rows": 0, "counted": True}
+            return {"as_of": None, "bytes": 0, "rows": 0, "counted": True, "keys": []}
         raise
 
 

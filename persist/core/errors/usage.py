@@ -75,8 +75,8 @@ class NotOneValue(InvalidUsage):
 class DuplicateKeys(InvalidUsage):
     """Rows repeat keys, and nothing was written. `keys` are the first ten.
 
-    action is the requested operation: "overwrite", of a collection that may have several rows for a key or of one that
-    is "keyed" and may not, or "upsert".
+    action is the requested operation: "overwrite"; "keyed", which is an overwrite of a keyed collection; or "upsert".
+    It is "kept" if the condition of an overwrite leaves rows with keys of new rows.
     """
 
     name: str
@@ -85,6 +85,11 @@ class DuplicateKeys(InvalidUsage):
 
     def describe(self) -> str:
         formatted = ", ".join(map(_format_key, self.keys))
+        if self.action == "kept":
+            return (
+                f"where= is not true for present rows of {self.name!r} that have keys of new rows, first of all "
+                f"{formatted}: these keys would have two rows, and nothing was written."
+            )
         advice = {
             "overwrite": "",
             "keyed": " A keyed collection holds one value for each key: leave out the rows that are too much.",
@@ -93,6 +98,11 @@ class DuplicateKeys(InvalidUsage):
 
     @property
     def remedy(self) -> str:  # type: ignore[override]
+        if self.action == "kept":
+            return (
+                "Widen the condition, leave these rows out, use {upsert:call}, or give {multiset:option:True} if keys "
+                "may have several rows."
+            )
         if self.action != "overwrite":
             return ""
         return (

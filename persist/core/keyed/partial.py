@@ -212,7 +212,7 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """The units of rows that events change, at each place.
+    """For each place, whether its event changes each independent group of columns (unit).
 
     Attributes:
         counts: whether the event changes the first unit.

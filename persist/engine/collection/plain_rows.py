@@ -63,7 +63,12 @@ from persist.engine.collection.keyed_events import (
 )
 from persist.engine.collection.reads import changes
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.engine.read.keyed.key_replacement import check_one_row_per_key, find_repeated_keys
+from persist.engine.read.keyed.key_replacement import (
+    check_kept_rows,
+    check_one_row_per_key,
+    find_repeated_keys,
+    make_kept_filter,
+)
 from persist.engine.read.lookups.lookup import Lookup, Wanted
 from persist.engine.read.lookups.requested_keys import find_distinct_keys
 from persist.engine.read.merging import NewRows, Replaced, compute_differences
@@ -135,7 +140,7 @@ def make_overwrite_steps(
         multiset: whether keys may have several rows.
 
     Raises:
-        DuplicateKeys: rows repeat a key, and may not.
+        DuplicateKeys: rows repeat a key, or have the key of a row that stays, and may not.
         InvalidUsage: where is not true for some of the rows, or time is none.
         UpdateNotBeyondUpper: the time is sealed.
         UpdatesBeyondUpper: another client has written unsealed updates.
@@ -195,10 +200,19 @@ class NewContents:
             ]
         _check_beginning(handle, contents, self._at)
         with ExitStack() as stack:
-            present = _plan_present(handle, contents, where, stack)
+            plan = _make_scan_planner(handle, contents, stack)
+            present = plan(where)
             new, rows_digest = self._get_new_rows()
             request = Asked(handle.id, compute_overwrite_digest(rows_digest, self._at, text))
-            check = (lambda rows: None) if isinstance(new, pa.Table) else self._check_rows
+            kept_filter = None if self._multiset else make_kept_filter(where, handle.schema)
+            kept_lookup, reader = None if kept_filter is None else Lookup(plan(kept_filter)), handle.engine.reader()
+
+            def check(rows: pa.Table) -> None:
+                if not isinstance(new, pa.Table):
+                    self._check_rows(rows)
+                if kept_lookup is not None:
+                    check_kept_rows(kept_lookup, rows, handle.name, reader)
+
             replaced = self._drop_repeated_rows if self._by_key else None
             writes = _store_difference(handle, present, new, self._at or 0, self._writer, check, replaced)
             is_single = where is None and not self._multiset and bool(handle.schema.key_names)

@@ -261,6 +261,11 @@ class PartEraser:
             self.discard()
             self._records = ErasedRecords(distinct, None)
 
+    @property
+    def selected_keys(self) -> int:
+        """The number of keys to erase; 0 if a condition decides about each record."""
+        return 0 if self._records.keys is None else len(self._records.keys)
+
     def note_commit(self, step: kinds.Erase | None) -> None:
         """Note that a record names a step's parts; delete the other new parts."""
         named = set() if step is None else {part.blob for part in step.parts}

@@ -148,9 +148,9 @@ def find_last_readable_time(contents: CollectionState) -> int | None:
 
 
 def find_last_resolved(contents: CollectionState) -> int | None:
-    """Return the last sealed time; of a collection that is complete for ever, the last one at which it changed.
+    """Return the last sealed time; if the collection is complete for ever, its last change.
 
-    If it is keyed, return the last resolved time, because only what is resolved is updates alone.
+    If it is keyed, return the last resolved time: later events are not updates yet.
     """
     if contents.resolved == END:
         times = [part.time_max for part in contents.numbered.values()]

@@ -35,6 +35,7 @@ from persist.engine.read.planning.scan import Scan, add_diff, make_rows_without_
 Form = Literal["rows", "diff"]
 REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
 ROWS_MAX = 2**31 - 1  # Rows of one slice; with more, multiplicities were probably mistaken for data.
+COPIES_MAX = 1 << 26  # Copies of records with a multiplicity above 1 that are made together in memory.
 TOUCH_FRACTION = 1.5  # With more rows in the rest for each standing row, most keys are touched anyway.
 
 

@@ -34,6 +34,7 @@ from threading import Event
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.blob.errors import MissingBlob
 from persist.codecs.part.printing import print_filter
@@ -49,6 +50,7 @@ from persist.core.state_rules.collection_rules import ExpectDerived, ExpectErasu
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.erasures import check_reason, count_erasures
 from persist.core.state_rules.state import State
+from persist.engine.collection.reads import snapshot
 from persist.engine.compact import ErasedRecords, PartEraser
 from persist.engine.follow.checkpoint import write_checkpoint
 from persist.engine.location.arrangements import list_arrangements, make_drop_steps
@@ -88,6 +90,9 @@ class ErasureReport(Shown):
             are deleted, until that program publishes again.
         mentions: places that still contain a text of the keys or the condition, because an erasure does not read them:
             queries, comments and properties.
+        keys: how many keys of a keyed collection a condition erased; None in other cases.
+        former_keys: how many of these matched by deleted or replaced rows or waiting events, and not by the contents
+            when the erasure began.
     """
 
     collection: str
@@ -100,6 +105,8 @@ class ErasureReport(Shown):
     unfollowed: tuple[str, ...] = ()
     untold: tuple[str, ...] = ()
     mentions: tuple[str, ...] = ()
+    keys: int | None = None
+    former_keys: int = 0
 
     def __str__(self) -> str:
         notes = f". {format_mentions(self.mentions)}" if self.mentions else ""
@@ -112,6 +119,8 @@ class ErasureReport(Shown):
         also += [f"{format_count(len(self.views), 'view')} begun anew"] if self.views else []
         also += [f"{self.indexes:,} index{'' if self.indexes == 1 else 'es'} made anew"] if self.indexes else []
         also += [f"{format_count(len(self.tables), 'table')} published anew"] if self.tables else []
+        if self.former_keys:
+            also.append(f"{self.former_keys:,} of {format_count(self.keys or 0, 'key')} matched by earlier rows only")
         done = ", ".join(
             [f"erased {format_count(self.updates, 'update')} of {self.collection!r} from all times", *also]
         )
@@ -147,10 +156,13 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
     writer.committer.check_may_wait()
     engine.settle()
     records = select_records(handle, keys, where)
+    present_keys: int | None = None
     if records.where is not None:  # The result of its events counts as well.
         for relative in list_family(handle):
             if relative.keyed is not None:
                 writer.resolver.resolve(relative.id, relative.name, relative.machine)
+        if contents.keyed is not None:
+            present_keys = _count_present_keys(handle, records.where)
     with report_work("erase", handle.name, unit="records of the log") as done, ExitStack() as stack:
         work = _ErasureAttempts(handle, records, reason, stack)
         attempts = itertools.count()
@@ -164,7 +176,11 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
             renew = partial(work.renew_steps, prepared, reads_blobs=reads_blobs)
             seqno = engine.submit("erase", prepared.steps, dict(prepared.names), renew).result()
             done(1)
-            return _make_report(handle.name, prepared, work.note_commit(), seqno)
+            report = _make_report(handle.name, prepared, work.note_commit(), seqno)
+            if present_keys is None:
+                return report
+            keys = work.count_keys()
+            return replace(report, keys=keys, former_keys=max(keys - present_keys, 0))
 
         def prepare(error: PersistError) -> None:
             work.lost(error)
@@ -183,6 +199,14 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
             *report.views
         }
         return replace(report, unfollowed=tuple(sorted(unerased)), mentions=find_mentions(handle, keys, where))
+
+
+def _count_present_keys(handle: CollectionHandle, where: pc.Expression) -> int:
+    """Return how many keys of a keyed collection hold a row for which a condition is true."""
+    if handle.contents().upper == 0:
+        return 0
+    with snapshot(handle, columns=[*handle.schema.key_names], where=where, form="diff") as present:
+        return sum(len(batch) for batch in present.to_batches())
 
 
 def _write_checkpoint(engine: Engine) -> None:
@@ -379,6 +403,10 @@ class _ErasureAttempts:
                 erased[id_] = step
         self._erased = erased
         return [erased[step.collection] if isinstance(step, kinds.Erase) else step for step in made.steps]
+
+    def count_keys(self) -> int:
+        """Return how many keys of the collection a condition has selected."""
+        return self._erasers[self._handle.id].selected_keys
 
     def lost(self, error: BaseException) -> None:
         """Note that the record was refused."""

@@ -500,4 +500,6 @@ def _count_mentions(table: pa.Table, text: str) -> int:
             cells += pc.sum(pc.match_substring(array, text)).as_py() or 0
         elif pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
             cells += pc.sum(pc.match_substring(array, text.encode())).as_py() or 0
+        elif pa.types.is_fixed_size_binary(array.type):
+            waiting.append(array.cast(pa.binary()))
     return cells

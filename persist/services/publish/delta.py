@@ -141,7 +141,9 @@ class DeltaTable:
             first = min(deletes.start for deletes in inside)
             data = self._blob.get(name, (first, max(deletes.start + deletes.bytes + 8 for deletes in inside)))
             if data is None:
-                raise MissingBlob(name, "it is missing, and a published table leaves rows out by it", "unpublish it")
+                raise MissingBlob(
+                    name, "it is missing, but a published table needs it to leave out rows", "unpublish it"
+                )
             rows |= {
                 deletes: decode_rows(unframe_vector(data[deletes.start - first :], name), name) for deletes in inside
             }

@@ -146,7 +146,7 @@ class IcebergTable:
         data = self._blob.get(deletes.blob)
         if data is None:
             raise MissingBlob(
-                deletes.blob, "it is missing, and a published table leaves rows out by it", "unpublish it"
+                deletes.blob, "it is missing, but a published table needs it to leave out rows", "unpublish it"
             )
         if parse_vectors_size(deletes.blob) is not None:
             return decode_rows(unframe_vector(data[deletes.start :], deletes.blob), deletes.blob)

@@ -281,7 +281,7 @@ def parse_host(header: str) -> str:
 def open_listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket that is listened at. `port`: 0 for any that is free."""
     if not 0 <= port <= PORT_MAX:
-        raise InvalidUsage(f"port {port} is none: give 1 to {PORT_MAX}, or 0 for any that is free")
+        raise InvalidUsage(f"port {port} is not allowed: give 1 to {PORT_MAX}, or 0 for any that is free")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)

@@ -97,7 +97,10 @@ def test_paths_that_most_documents_have_are_stored() -> None:
         for at in range(4000)
     ]
     data, part = encoded([doc if at else None for at, doc in enumerate(documents)], groups=3)
-    assert value_names(data) == ('2 ->> $."at"', '2 ->> $."rare"', '2 ->> $."user"."name"', '2 ->> $."user"."on"')
+    numbers = ('2 ->> $."at"', '2 ->> $."at" ::DOUBLE', '2 ->> $."rare"', '2 ->> $."rare" ::DOUBLE')
+    assert value_names(data) == (*numbers, '2 ->> $."user"."name"', '2 ->> $."user"."on"')
+    assert part.stats['2 ->> $."rare" ::DOUBLE'] == ("1.0", "1.0", 200)
+    assert part.stats['2 ->> $."at" ::DOUBLE'][1] == "nan", "a text is among its numbers"
     assert part.stats['2 ->> $."user"."on"'] == ("true", "true", 200)
     assert pa.parquet.read_table(pa.BufferReader(data)).column_names == SCHEMA.arrow.names
     assert kept(data, part, "payload->>'$.user.name' = 'u7'") == [7]
@@ -113,8 +116,9 @@ def test_paths_that_most_documents_have_are_stored() -> None:
         (['{"a":"' + "x" * 65 + '"}'] * 1024, ()),
         (['{"a":1}'] * 900 + ["{}"] * 124, ()),
         (['{"a":[1],"b":null,"c":{}}'] * 1024, ()),
-        (['{"a\\"b":1,"a\\nb":1,"a\\\\b":1,"":1,"a b":1}'] * 1024, ('2 ->> $."a b"',)),
-        ([json.dumps({f"k{at}": at for at in range(20)})] * 1024, tuple(f'2 ->> $."k{at}"' for at in range(16))),
+        (['{"a\\"b":1,"a\\nb":1,"a\\\\b":1,"":1,"a b":1}'] * 1024, ('2 ->> $."a b"', '2 ->> $."a b" ::DOUBLE')),
+        ([json.dumps({f"k{at}": "x" for at in range(20)})] * 1024, tuple(f'2 ->> $."k{at}"' for at in range(16))),
+        (['{"a":true}'] * 1024, ('2 ->> $."a"',)),
         ([json.dumps({f"k{row}-{at}": 1 for at in range(20)}) for row in range(1024)], ()),
     ],
 )
@@ -166,7 +170,7 @@ def test_each_way_to_write_a_path_reads_its_value(operand: str, value: str, for_
     data, part = encoded(['{"a.b":"dot","a":{"b":"inner"},"c":1.0,"d":"first","d":"last","e":true}', "{}"])
     other, other_part = encoded(['{"a.b":"dot","a":{"b":"inner"},"c":1.0,"d":"first","d":"last","e":true}'] * 3)
     assert kept(data, part, f"{operand} = '{value}'") == [0]
-    assert len(value_names(other)) == 5
+    assert len(value_names(other)) == 6
     assert kept(other, other_part, f"{operand} = '{value}'") == [0, 1, 2]
 
 
@@ -200,10 +204,10 @@ def test_values_of_a_column_are_not_those_of_one_that_is_called_alike(for_few_ro
 
 
 def test_wrong_values_are_found_and_later_versions_ignored(for_few_rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    documents = ['{"a":1}', '{"a":2}', '{"a":3}']
+    documents = ['{"a":"1"}', '{"a":"2"}', '{"a":"3"}']
     with monkeypatch.context() as patched:
         computed = shredding.compute_values
-        other = [*documents[:2], '{"a":4}']
+        other = [*documents[:2], '{"a":"4"}']
 
         def compute_wrongly(names: Sequence[str], rows: pa.Table, schema: CollectionSchema) -> pa.Table | None:
             return computed(names, rows_of(other), schema)

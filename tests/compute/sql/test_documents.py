@@ -102,3 +102,21 @@ def test_a_text_that_is_no_document_does_not_come_into_documents(client: persist
     view.refresh()
     assert documents_of(view) == ()
     assert (4, "{") in [(key, value) for key, value in view.snapshot().rows()]
+
+
+def test_a_condition_on_documents_that_became_texts_tells_that_the_schema_changed() -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    with persist.open(url, settings=QUIET) as client, persist.open(url, settings=QUIET) as other:
+        table = client.create_or_load("t", key={"id": int}, value={"doc": persist.JSON})
+        table.write([(1, '{"a":"x"}')], time=0, seal=1).result()
+        view = client.create_view("v", "SELECT id FROM t WHERE doc ->> 'a' = 'x'")
+        view.open_state()
+        view.refresh()
+        other["t"].evolve(widen={"doc": pa.string()})
+        rows = pa.table({"id": range(5000), "doc": ["no document"] * 5000})
+        other["t"].write(rows, time=1, seal=2).result()
+        with pytest.raises(SchemaMismatch, match=r"source 't' has evolved .* make another one"):
+            view.refresh()
+        assert view.snapshot().count() == 1
+        with pytest.raises(SchemaMismatch, match="has been widened to text that is none"):
+            table.snapshot(schema=1, where="doc ->> 'a' = 'x'").count()

@@ -194,7 +194,7 @@ def test_views_that_are_sealed_differently_far_do_not_switch_together(client: pe
     client.create_view("both", "SELECT total FROM sums JOIN others USING (k)").refresh()
     facts.seal(7).result()
     sums.refresh()
-    with pytest.raises(persist.InvalidUsage, match=r"would switch together.*'sums' to 7, 'both' to 2\. Seal what they"):
+    with pytest.raises(persist.InvalidUsage, match=r"must switch together.*'sums' to 7, 'both' to 2\. Seal what they"):
         sums.redefine(LARGE)
     others.seal(7).result()
     sums.redefine(LARGE)

@@ -16,6 +16,7 @@ from persist.engine.follow.follower import Follower
 from persist.errors import UpperMismatch
 from tests.connect.ingest.brokers import PARTITIONS, Cluster, FragileCluster
 from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob
+from tests.support.stepped import WAIT_S
 
 _topics = (f"t{number}" for number in itertools.count())
 NOON_MS = int(datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp() * 1000)
@@ -305,6 +306,35 @@ def test_of_two_that_read_one_topic_one_is_told(blob: MemoryBlob, cluster: Clust
         with pytest.raises(UpperMismatch):
             persist.ingest(client, Slower(), once=True)
         assert held(client) == [{"id": 1}]
+
+
+def test_a_consumer_that_joins_the_group_takes_no_message_away(client: Any, cluster: Cluster, topic: str) -> None:
+    from confluent_kafka import Consumer
+
+    member = {"bootstrap.servers": cluster.address, "group.id": "persist", "auto.offset.reset": "earliest"}
+    consumer, wanted = Consumer({**member, "log_level": 0}), sent(cluster, topic)
+    config = {"source": f"kafka://{cluster.address}/{topic}", "collection": "rows", **OPTIONS}
+    one = load_source(config, {})
+
+    class Joined:
+        """Reads the same, and another consumer of the group reads and commits after the first batch."""
+
+        name, moments = one.name, one.moments
+        targets, close = one.targets, one.close
+
+        def batches(self, run: Any) -> Any:
+            for number, batch in enumerate(one.batches(run)):
+                yield batch
+                if number == 0:
+                    consumer.subscribe([topic])
+                    assert len(consumer.consume(30, WAIT_S)) == 30
+                    consumer.commit(asynchronous=False)
+
+    persist.ingest(client, Joined(), once=True)
+    assert held(client) == wanted
+    cluster.send(topic, {"id": 60, "partition": 0})
+    assert taken(client, cluster, topic, **OPTIONS).rows == 1
+    consumer.close()
 
 
 def sent(cluster: Cluster, topic: str) -> list[dict[str, Any]]:

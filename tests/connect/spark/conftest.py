@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 import persist
 import persist.spark
-from persist.connect.spark.catalog import EXTENSIONS
 from persist.connect.spark.jar import JAR
+from persist.connect.spark.read_functions.deferred import EXTENSIONS
 from tests.connect.spark.cluster import environment
 from tests.support.stepped import WAIT_S
 

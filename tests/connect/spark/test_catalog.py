@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -17,7 +18,8 @@ from pyspark.sql import SparkSession
 import persist
 import persist.spark
 from persist.connect.spark import jar
-from persist.connect.spark.catalog import CATALOG, EXTENSIONS, Planner
+from persist.connect.spark.catalog import CATALOG, Planner
+from persist.connect.spark.read_functions.deferred import EXTENSIONS
 from persist.errors import InvalidUsage
 
 pytestmark = [
@@ -137,6 +139,25 @@ def test_a_source_that_matches_a_row_twice_is_refused(shop: SparkSession, place:
     with pytest.raises(Exception, match="MERGE_CARDINALITY_VIOLATION"):
         shop.sql(f"MERGE INTO shop.orders t USING {source} s ON t.id = s.id WHEN MATCHED THEN UPDATE SET *")
     assert contents(place, "orders") == [(1, "paid"), (2, "new")]
+
+
+def test_a_merge_reads_the_range_of_its_sources_keys(shop: SparkSession, place: str) -> None:
+    with persist.open(place) as client:
+        client.write("orders", pa.table({"id": range(9000), "v": [0] * 9000}), key=["id"]).result()
+        client.write("batch", pa.table({"id": [10, 11, 9001], "v": [1, 2, 3]}), key=["id"]).result()
+    merge = "MERGE INTO shop.orders t USING {} s ON s.id = t.id WHEN MATCHED THEN UPDATE SET v = s.v "
+    insert = "WHEN NOT MATCHED THEN INSERT *"
+    ends = r"id#[0-9]+L? >= 10\b"
+    for source, is_limited in [("shop.batch", True), ("(SELECT * FROM shop.batch LIMIT 2)", False)]:
+        plan = shop.sql(f"EXPLAIN EXTENDED {merge.format(source)} {insert}").collect()[0][0]
+        assert bool(re.search(ends, plan)) == is_limited, plan
+    kept = "WHEN NOT MATCHED BY SOURCE THEN DELETE"
+    assert not re.search(ends, shop.sql(f"EXPLAIN EXTENDED {merge.format('shop.batch')} {kept}").collect()[0][0])
+    shop.sql(merge.format("shop.batch") + insert)
+    shop.sql(merge.format("(SELECT * FROM shop.batch WHERE v > 9)") + insert)  # No keys have no range.
+    changed = [row for row in contents(place, "orders") if row[1]]
+    assert changed == [(10, 1), (11, 2), (9001, 3)]
+    assert len(contents(place, "orders")) == 9001
 
 
 def test_rows_that_are_there_twice_go_and_change_twice(shop: SparkSession, place: str) -> None:

@@ -102,6 +102,10 @@ def test_what_cannot_be_told_apart_is_refused(client: persist.Client) -> None:
         taken.changes(0, form="transitions")
     with pytest.raises(persist.InvalidUsage, match="1099511627776 transitions are too many rows"):
         taken.changes(0, columns=["id", "v"], form="transitions").to_arrow()
+    with pytest.raises(
+        persist.InvalidUsage, match=r"about 1.1e\+12 rows, because a record has multiplicity 1099511627776"
+    ):
+        taken.as_of_join(pa.table({"id": [1], "at": [0]}), time="at")
 
 
 def paired(updates: list[Any]) -> Counter[Any]:

@@ -14,6 +14,7 @@ import persist
 from persist.blob.errors import StoreFull, Unavailable
 from persist.blob.protocol import Blob
 from persist.services.erase import receipt_digest
+from persist.services.erase.traces import _count_mentions
 from tests.services.erase.searching import mentions
 from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
@@ -737,6 +738,28 @@ def test_what_was_written_again_or_never_erased_is_found(client: persist.Client)
     assert not orders.traces([3]).is_gone
     assert orders.traces([99]).is_gone
     assert not orders.traces(texts=["bob@example.com"]).is_gone
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_a_condition_erases_keys_that_matched_at_an_earlier_time(client: persist.Client, is_waiting: bool) -> None:
+    users = client.create_or_load("users", key=KEY, value={"email": pa.string()}, keyed=persist.Keyed())
+    users.upsert([(1, ADA), (2, ADA), (3, "eve"), (4, ADA)], time=0, seal=1).result()
+    users.upsert([(2, "bob"), (3, "eve2"), (4, None)], time=1, seal=2).result()
+    if is_waiting:
+        users.upsert([(3, ADA)], time=5).result()
+    report = users.erase(where=f"email = '{ADA}'", reason="request 17")
+    assert (report.keys, report.former_keys) == ((4, 3) if is_waiting else (3, 2))
+    assert f"{report.former_keys} of {report.keys} keys matched by earlier rows only" in str(report)
+    assert [*users.snapshot(1).rows()] == ([] if is_waiting else [(3, "eve2")])
+    assert not users.traces(where=f"email = '{ADA}'").is_gone
+    report = users.erase([3], reason="request 18")
+    assert (report.keys, report.former_keys) == (None, 0)
+
+
+def test_texts_are_found_in_bytes_of_one_length() -> None:
+    codes = pa.chunked_array([pa.array([None, b"ada@example.com!"], pa.binary(16))])
+    inner = pa.StructArray.from_arrays([codes.chunk(0)], names=["code"])
+    assert _count_mentions(pa.table({"code": codes, "inner": inner}), "ada@") == 2
 
 
 def test_erasures_of_other_collections_withhold_no_receipt(dated: DatedBlob) -> None:

@@ -146,7 +146,7 @@ def test_a_socket_listens_where_it_is_told_to() -> None:
     with open_listening_socket("::1", 0) as sixth:
         assert sixth.family == socket.AF_INET6
     for port in (-1, 65_536):
-        with pytest.raises(InvalidUsage, match=f"port {port} is none"):
+        with pytest.raises(InvalidUsage, match=f"port {port} is not allowed"):
             open_listening_socket("127.0.0.1", port)
     with pytest.raises(InvalidUsage, match=r"nothing can listen at 192\.0\.2\.1"):
         open_listening_socket("192.0.2.1", 65_535)

@@ -341,7 +341,7 @@ def _make_shift(sign: int) -> Function:
 
 
 def _skip_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
-    """Return the place of the row so many rows with a value further on, and whether it exists."""
+    """Return the place of the row that is `by` non-NULL rows ahead, and whether it exists."""
     valued = is_value.nonzero()[0].astype(np.int64, copy=False)
     values_before = np.concatenate(([0], is_value.cumsum()))  # Rows with a value before each place.
     number: Ints = values_before.take(p.at) + by if by < 0 else values_before.take(p.at + 1) + by - 1

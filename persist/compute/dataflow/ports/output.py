@@ -328,7 +328,7 @@ class Output:
         if holders:
             raise OutputConflict(
                 self.handle.name,
-                f"the program says nothing about the times before {at}, which {holders[0]} keeps readable: release it",
+                f"the program has no results at the times before {at}, which {holders[0]} keeps readable: release it",
             )
         allow_compaction(self.handle, at).result()
 

@@ -221,7 +221,7 @@ class Running(Closes):
         return reason is None and all(handle is not None and handle.get_known_state().upper != 0 for handle in handles)
 
     def _become_partial(self, reason: str | None) -> None:
-        """Begin without the sources' contents; load them on request. None with a reason."""
+        """Begin without the sources' contents, and load them on request; not if there is a reason."""
         assert self._outputs is not None
         at = self._outputs.goes_on_from
         if reason is None and at is None:

@@ -63,7 +63,8 @@ from persist.core.errors import CollectionExists, InvalidUsage, UpdateNotBeyondU
 from persist.core.expression.filters import parse_where
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.opening import create_row_target, load_handle, open_engine, read_engine
-from persist.engine.read.keyed.key_replacement import check_one_row_per_key
+from persist.engine.read.keyed.key_replacement import check_kept_rows, check_one_row_per_key, make_kept_filter
+from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.merging import compute_differences
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.part_writer import open_run
@@ -241,8 +242,11 @@ def _upload_difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset
         engine = stack.enter_context(open_for_writing(target.location, target.storage))
         where = None if planned.where is None else parse_where(planned.where, target.schema)
         present = Scan(target.schema, (), 0, 0, target.schema.names, where)
-        as_of = find_replaced_time(planned)
+        kept_lookup, as_of = None, find_replaced_time(planned)
         if as_of is not None:
+            if not multiset and (kept_filter := make_kept_filter(where, target.schema)) is not None:
+                kept_snapshot = snapshot(target.at(engine), as_of, form="diff", where=kept_filter)
+                kept_lookup = Lookup(stack.enter_context(kept_snapshot).scan)
             present = stack.enter_context(snapshot(target.at(engine), as_of, form="diff", where=where)).scan
         reader = engine.reader()
         writer = stack.enter_context(target.open_writer())
@@ -252,6 +256,8 @@ def _upload_difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset
         def check(rows: pa.Table) -> None:
             if not multiset:
                 check_one_row_per_key(rows, target.schema, target.name, "overwrite")
+            if kept_lookup is not None:
+                check_kept_rows(kept_lookup, rows, target.name, reader)
 
         for rows in compute_differences(present, [*parts], reader, check):
             uploads.add(stream.add(set_time(rows, time, target.schema)))

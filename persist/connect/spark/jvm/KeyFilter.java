@@ -9,7 +9,6 @@ import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.expressions.Not;
 import org.apache.spark.sql.catalyst.expressions.RowOrdering;
-import org.apache.spark.sql.catalyst.expressions.ScalarSubquery;
 import org.apache.spark.sql.catalyst.expressions.SortArray;
 import org.apache.spark.sql.catalyst.expressions.aggregate.CollectList;
 import org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys;
@@ -56,8 +55,7 @@ final class KeyFilter extends Rule<LogicalPlan> {
     Expression all = new SortArray(new CollectList(goneKey).toAggregateExpression());
     NamedExpression column = Rewrite.alias(all, GONE + "keys");
     LogicalPlan keys = new Aggregate(Rewrite.seq(List.of()), Rewrite.seq(List.of(column)), gone, Option.empty());
-    Expression isAmong = new IsAmong(new ScalarSubquery(keys, Rewrite.seq(List.of()), NamedExpression.newExprId(), Rewrite.seq(List.of()),
-        Option.empty(), Option.empty(), Option.empty()), key);
+    Expression isAmong = new IsAmong(Rewrite.subquery(keys), key);
     return new Filter(isAnti ? new Not(isAmong) : isAmong, join.left());
   }
 

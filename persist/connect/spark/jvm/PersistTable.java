@@ -5,14 +5,12 @@ import java.util.Arrays;
 import java.util.EnumSet;
 import java.util.HashMap;
 import java.util.Map;
-import java.util.OptionalLong;
 import java.util.Set;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.connector.catalog.MetadataColumn;
 import org.apache.spark.sql.connector.catalog.SupportsMetadataColumns;
-import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsRowLevelOperations;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.TableCapability;
@@ -20,10 +18,7 @@ import org.apache.spark.sql.connector.catalog.TableProvider;
 import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.expressions.Transform;
-import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.ScanBuilder;
-import org.apache.spark.sql.connector.read.Statistics;
-import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.connector.write.DeltaWriteBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.LogicalWriteInfoImpl;
@@ -39,24 +34,21 @@ import org.apache.spark.sql.connector.write.streaming.StreamingWrite;
 import org.apache.spark.sql.execution.datasources.DataSource;
 import org.apache.spark.sql.sources.InsertableRelation;
 import org.apache.spark.sql.types.DataType;
-import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * A collection as of a time, which is fixed when Spark loads the table, anew for each action of a DataFrame.
+ * A collection as of a time, which is fixed when Spark loads the table, anew for each query.
  *
  * <p>{@link Rewrite} puts a plan of Spark's own operators in place of it where it is read. Where it is written, Spark
  * gives the rows as a {@code Dataset}, and Python writes them by its tasks as one commit.
  */
-class PersistTable
-    implements SupportsRead, SupportsWrite, SupportsRowLevelOperations, SupportsMetadataColumns {
+class PersistTable extends Contents implements SupportsWrite,
+    SupportsRowLevelOperations, SupportsMetadataColumns {
   /** A hidden column of a row-level operation: the whole record, which says what is retracted. */
   static final String RECORD = "_persist_record";
 
   final PersistCatalog catalog;
   final String collection;
-  final JsonNode description;
-  private final StructType schema;
   private final String where;
 
   PersistTable(PersistCatalog catalog, String collection, JsonNode description) {
@@ -64,10 +56,9 @@ class PersistTable
   }
 
   private PersistTable(PersistCatalog catalog, String collection, JsonNode description, String where) {
+    super(description, null);
     this.catalog = catalog;
     this.collection = collection;
-    this.description = description;
-    this.schema = (StructType) DataType.fromJson(description.get("schema").asText());
     this.where = where;
   }
 
@@ -76,7 +67,7 @@ class PersistTable
     return new PersistTable(catalog, collection, description, condition);
   }
 
-  /** Return the arguments of a call about this table as of its time. */
+  @Override
   Map<String, Object> arguments(Object... pairs) {
     Map<String, Object> all = catalog.arguments(pairs);
     all.put("name", collection);
@@ -99,11 +90,6 @@ class PersistTable
   @Override
   public String version() {
     return description.get("as_of").asText();
-  }
-
-  @Override
-  public StructType schema() {
-    return schema;
   }
 
   @Override
@@ -130,7 +116,7 @@ class PersistTable
 
         @Override
         public DataType dataType() {
-          return schema;
+          return schema();
         }
 
         @Override
@@ -139,40 +125,6 @@ class PersistTable
         }
       }
     };
-  }
-
-  /** Return what DESCRIBE EXTENDED asks for the size. Nothing is read by it: see {@link Rewrite}. */
-  @Override
-  public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-    return Size::new;
-  }
-
-  private final class Size implements SupportsReportStatistics {
-    @Override
-    public StructType readSchema() {
-      return schema;
-    }
-
-    @Override
-    public Statistics estimateStatistics() {
-      return new Statistics() {
-        @Override
-        public OptionalLong sizeInBytes() {
-          return OptionalLong.of(description.get("bytes").asLong());
-        }
-
-        @Override
-        public OptionalLong numRows() {
-          return OptionalLong.of(description.get("rows").asLong());
-        }
-      };
-    }
-
-    @Override
-    public Batch toBatch() {
-      throw PersistException.of("tables of persist are read through its extension: set spark.sql.extensions to "
-          + "dev.persist.spark.PersistExtensions before the session is created");
-    }
   }
 
   @Override

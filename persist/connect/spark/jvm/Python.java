@@ -42,25 +42,34 @@ public final class Python {
   }
 
   static JsonNode ask(String name, Map<String, Object> arguments, Dataset<Row> frame) {
+    return parse((String) call(null, name, arguments, frame));
+  }
+
+  /** Return the rows that answer a call to a planner, null for that of the catalogs; null if there are none. */
+  @SuppressWarnings("unchecked")
+  static org.apache.spark.sql.classic.Dataset<Row> rows(Planner from, String name, Map<String, Object> arguments) {
+    Object answer = call(from, name, arguments, null);
+    return answer instanceof String ? null : (org.apache.spark.sql.classic.Dataset<Row>) answer;
+  }
+
+  static JsonNode parse(String text) {
     try {
-      return JSON.readTree((String) call(name, arguments, SparkSession.active(), frame));
+      return JSON.readTree(text);
     } catch (JsonProcessingException error) {
       throw new UncheckedIOException(error);
     }
   }
 
-  /** Return the rows that answer a call; null if there are none. */
-  @SuppressWarnings("unchecked")
-  static org.apache.spark.sql.classic.Dataset<Row> rows(String name, Map<String, Object> arguments) {
-    Object answer = call(name, arguments, SparkSession.active(), null);
-    return answer instanceof String ? null : (org.apache.spark.sql.classic.Dataset<Row>) answer;
+  static <T> T convert(JsonNode node, Class<T> type) {
+    return JSON.convertValue(node, type);
   }
 
-  private static Object call(String name, Map<String, Object> arguments, SparkSession session, Dataset<Row> frame) {
-    if (!isRunning()) start();
+  private static Object call(Planner from, String name, Map<String, Object> arguments, Dataset<Row> frame) {
+    if (from == null && !isRunning()) start();
     Object answer;
     try {
-      answer = planner.call(name, JSON.writeValueAsString(arguments), session, frame);
+      answer = (from == null ? planner : from)
+          .call(name, JSON.writeValueAsString(arguments), SparkSession.active(), frame);
     } catch (JsonProcessingException error) {
       throw new UncheckedIOException(error);
     }

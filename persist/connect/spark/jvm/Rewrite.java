@@ -16,6 +16,7 @@ import org.apache.spark.sql.catalyst.expressions.If;
 import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.MicrosToTimestamp;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
+import org.apache.spark.sql.catalyst.expressions.ScalarSubquery;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
 import org.apache.spark.sql.catalyst.expressions.aggregate.Count;
 import org.apache.spark.sql.catalyst.expressions.aggregate.Max;
@@ -30,6 +31,7 @@ import org.apache.spark.sql.catalyst.plans.logical.OverwriteByExpression;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.SubqueryAlias;
 import org.apache.spark.sql.catalyst.plans.logical.UncacheTable;
+import org.apache.spark.sql.catalyst.plans.logical.View;
 import org.apache.spark.sql.catalyst.plans.logical.WriteDelta;
 import org.apache.spark.sql.catalyst.rules.Rule;
 import org.apache.spark.sql.catalyst.util.RowDeltaUtils;
@@ -56,6 +58,8 @@ import scala.jdk.javaapi.CollectionConverters;
  *       with as many rows.
  *   <li>Where it needs least and greatest values alone, the plan has those of the parts' descriptors.
  *   <li>A row-level operation becomes an insert of updates: records that go have {@code _diff} -1, new ones 1.
+ *   <li>A MERGE reads the range of its source's keys; see {@link KeyRange}. Keys in a condition are looked up; see
+ *       {@link KeySearch}.
  *   <li>The condition of an overwrite becomes SQL text, because Python reads what it replaces.
  * </ul>
  */
@@ -68,13 +72,15 @@ final class Rewrite extends Rule<LogicalPlan> {
     LogicalPlan written = plan.transformUp(Functions.where(Rewrite::write));
     LogicalPlan counted = written.transformUpWithSubqueries(Functions.where(Rewrite::count));
     LogicalPlan bounded = counted.transformUpWithSubqueries(Functions.where(Rewrite::bound));
-    return bounded.transformUpWithSubqueries(Functions.where(Rewrite::read));
+    LogicalPlan found = bounded.transformDownWithSubqueries(Functions.where(KeySearch::find));
+    return found.transformUpWithSubqueries(Functions.where(Rewrite::read));
   }
 
   private static LogicalPlan write(LogicalPlan node) {
     if (node instanceof WriteDelta delta && delta.originalTable() instanceof DataSourceV2Relation relation
         && relation.table() instanceof PersistTable table) {
-      LogicalPlan updates = updates(table.schema(), delta.query(), delta.projections());
+      LogicalPlan query = (LogicalPlan) delta.query().transformUp(Functions.where(KeyRange::limit));
+      LogicalPlan updates = updates(table.schema(), query, delta.projections());
       return new AppendData(relation, updates, Map$.MODULE$.<String, String>empty(), false, false, Option.empty(),
           Option.apply(updates));
     }
@@ -132,8 +138,8 @@ final class Rewrite extends Rule<LogicalPlan> {
   private static LogicalPlan count(LogicalPlan node) {
     if (!(node instanceof Aggregate aggregate) || !aggregate.references().isEmpty()) return null;
     LogicalPlan below = aggregate.child();
-    while (below instanceof SubqueryAlias || below instanceof Project) below = below.children().head();
-    if (!(below instanceof DataSourceV2Relation relation && relation.table() instanceof PersistTable table)) return null;
+    while (isName(below) || below instanceof Project) below = below.children().head();
+    if (!(below instanceof DataSourceV2Relation relation && relation.table() instanceof Contents table)) return null;
     List<NamedExpression> terms = CollectionConverters.asJava(aggregate.aggregateExpressions());
     if (table.description.get("counted").asBoolean() && aggregate.groupingExpressions().isEmpty()
         && terms.stream().allMatch(Rewrite::countsRows)) {
@@ -141,9 +147,7 @@ final class Rewrite extends Rule<LogicalPlan> {
       LogicalPlan row = new LocalRelation(emptySeq(), seq(List.of(InternalRow.empty())), false, Option.empty());
       return new Project(seq(terms.stream().<NamedExpression>map(term -> alias(number, term.toAttribute())).toList()), row);
     }
-    Map<String, Object> arguments = table.arguments();
-    arguments.put("columns", List.of());
-    LogicalPlan rows = Python.rows("read", arguments).queryExecution().analyzed();
+    LogicalPlan rows = table.rows("read", "columns", List.of()).queryExecution().analyzed();
     return aggregate.withNewChildren(seq(List.of(rows)).toIndexedSeq());
   }
 
@@ -154,10 +158,15 @@ final class Rewrite extends Rule<LogicalPlan> {
         && count.children().forall(Functions.of(child -> child instanceof Literal literal && literal.value() != null));
   }
 
-  /** Return the table of persist that a plan reads and does nothing else; null for others. */
+  /** Return whether a node only names the plan below. */
+  static boolean isName(LogicalPlan node) {
+    return node instanceof SubqueryAlias || node instanceof View;
+  }
+
+  /** Return the contents that a plan reads and does nothing else; null for others. */
   private static DataSourceV2Relation relation(LogicalPlan plan) {
-    while (plan instanceof SubqueryAlias) plan = plan.children().head();
-    return plan instanceof DataSourceV2Relation relation && relation.table() instanceof PersistTable ? relation : null;
+    while (isName(plan)) plan = plan.children().head();
+    return plan instanceof DataSourceV2Relation relation && relation.table() instanceof Contents ? relation : null;
   }
 
   /** Return a query of least and greatest values with rows that have these; null for all others. */
@@ -175,9 +184,7 @@ final class Rewrite extends Rule<LogicalPlan> {
       if (own == null) return null;
       columns.put(own.name(), own);  // A query may write the name in other letters.
     }
-    Map<String, Object> arguments = ((PersistTable) relation.table()).arguments();
-    arguments.put("columns", columns.keySet());
-    Dataset<Row> rows = Python.rows("extremes", arguments);
+    Dataset<Row> rows = ((Contents) relation.table()).rows("extremes", "columns", columns.keySet());
     if (rows == null) return null;
     LogicalPlan plan = rows.queryExecution().analyzed();
     List<NamedExpression> known = new ArrayList<>();
@@ -187,20 +194,21 @@ final class Rewrite extends Rule<LogicalPlan> {
 
   private static LogicalPlan read(LogicalPlan node) {
     if (!(node instanceof DataSourceV2Relation relation)) return null;
-    Table table = relation.table();
-    if (table instanceof RowLevelOperationTable operation) table = operation.table();
-    Map<String, Object> arguments;
-    String call;
-    if (table instanceof PersistTable collection) {
-      call = "read";
-      arguments = collection.arguments();
-    } else if (table instanceof ChangelogTable changes && changes.changelog() instanceof PersistChangelog log) {
-      call = "changes";
-      arguments = log.arguments();
-    } else {
-      return null;
-    }
-    LogicalPlan plan = Python.rows(call, arguments).queryExecution().analyzed();
+    if (relation.table() instanceof ChangelogTable changes && changes.changelog() instanceof PersistChangelog log)
+      return replace(relation, Python.rows(null, "changes", log.arguments()));
+    Contents contents = contents(relation);
+    return contents == null ? null : replace(relation, contents.rows("read"));
+  }
+
+  /** Return the contents that a relation reads, perhaps for a row-level operation; null for others. */
+  static Contents contents(DataSourceV2Relation relation) {
+    Table table = relation.table() instanceof RowLevelOperationTable operation ? operation.table() : relation.table();
+    return table instanceof Contents contents ? contents : null;
+  }
+
+  /** Return the plan of rows with the columns of a relation. */
+  static LogicalPlan replace(DataSourceV2Relation relation, Dataset<Row> rows) {
+    LogicalPlan plan = rows.queryExecution().analyzed();
     List<Attribute> source = CollectionConverters.asJava(plan.output());
     List<NamedExpression> columns = new ArrayList<>();
     for (AttributeReference wanted : CollectionConverters.asJava(relation.output())) {
@@ -224,6 +232,12 @@ final class Rewrite extends Rule<LogicalPlan> {
   private static Attribute named(String name, List<Attribute> source) {
     return source.stream().filter(one -> one.name().equals(name)).findFirst()
         .orElseThrow(() -> new IllegalStateException(name + " is not in " + source));
+  }
+
+  /** Return the one value of a plan, for use in an expression. */
+  static ScalarSubquery subquery(LogicalPlan plan) {
+    return new ScalarSubquery(plan, emptySeq(), NamedExpression.newExprId(), emptySeq(), Option.empty(), Option.empty(),
+        Option.empty());
   }
 
   static Alias alias(Expression term, String name) {

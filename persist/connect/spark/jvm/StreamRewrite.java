@@ -28,7 +28,7 @@ final class StreamRewrite extends Rule<LogicalPlan> {
     }
     if (!(plan instanceof StreamingRelationV2 relation && relation.table() instanceof PersistTable table)) return plan;
     Map<String, Object> arguments = table.arguments("options", relation.extraOptions().asCaseSensitiveMap());
-    LogicalPlan source = Python.rows("stream", arguments).queryExecution().analyzed();
+    LogicalPlan source = Python.rows(null, "stream", arguments).queryExecution().analyzed();
     List<NamedExpression> columns = new ArrayList<>(CollectionConverters.asJava(source.output()));
     for (Attribute wanted : CollectionConverters.asJava(relation.output()))
       columns.replaceAll(column -> column.name().equals(wanted.name()) ? Rewrite.alias((Attribute) column, wanted) : column);

@@ -31,6 +31,7 @@ from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.data_source.source import register
 from persist.connect.spark.frames import ignores_case, map_in_tasks, match_names
 from persist.connect.spark.options import resolve_for_tasks
+from persist.connect.spark.read_functions.deferred import defer
 from persist.connect.spark.read_functions.plans import PlannedChanges, PlannedSnapshot, plan, plan_changes
 from persist.connect.spark.read_functions.store import Tombstoned
 from persist.connect.spark.types import convert_to_spark, quote_column, spark_schema, utc_arrow_schema
@@ -125,7 +126,7 @@ class SparkLocation(Closes):
 
     def snapshot(self, collection: str, **reading: Unpack[SnapshotReading]) -> DataFrame:
         """Return contents as of a time, as a DataFrame; arguments and errors as of `plan`."""
-        return self.plan(collection, **reading).frame(self.spark)
+        return defer(self.spark, self.plan(collection, **reading))
 
     def plan(
         self,

@@ -190,9 +190,9 @@ def count_rows(scan: Scan) -> int:
     return sum(part.diff_sum for part in scan.all_parts)
 
 
-def read_extremes(scan: Scan) -> pa.Table | None:
+def read_extremes(scan: Scan, columns: Sequence[str]) -> pa.Table | None:
     """Return rows with each column's least and greatest value; None unless descriptors have them."""
-    kinds = {name: scan.schema.arrow.field(name).type for name in scan.columns}
+    kinds = {name: scan.schema.arrow.field(name).type for name in columns}
     parts = scan.all_parts
     is_whole = scan.filter is None and scan.narrow is None and all(map(scan.is_inside, scan.parts))
     # The extremes of text may be missing, and Arrow orders NaN otherwise than Spark.
@@ -203,11 +203,11 @@ def read_extremes(scan: Scan) -> pa.Table | None:
         part.negatives or part.schema != scan.schema.version or not kinds.keys() <= part.stats.keys() for part in parts
     ):
         return None
-    columns = {
+    ends = {
         name: pa.array([decode_scalar(end, kind) for part in parts for end in part.stats[name][:2]], kind)
         for name, kind in kinds.items()
     }
-    return pa.table(columns)
+    return pa.table(ends)
 
 
 def _choose_source_route(

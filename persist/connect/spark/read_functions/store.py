@@ -6,6 +6,7 @@ The scan leaves out every tombstone, whatever its diff, so it does not matter wh
 after. A key with nothing but tombstones affects no other row.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -14,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
+from py4j.java_gateway import JavaClass
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -147,11 +149,7 @@ def _scan_parts_of_version(
     stored = [*names] if lifted is None else lifted.list_source_columns(names) or [DIFF]
     of_parts = schema if lifted is None else lifted.stored
     types = spark_schema(pa.schema([of_parts.arrow.field(name) for name in stored]))
-    reader = spark.read.options(**READ_OPTIONS).schema(types)
-    is_near = str(root).startswith("file:")  # Elsewhere a request takes a while, and tasks make many at a time.
-    listing = (LISTED_HERE, str(len(parts))) if is_near else (LISTING_TASKS, str(4 * get_parallelism(spark)))
-    with set_temporarily(spark, *listing):
-        read = reader.parquet(*(f"{root}/{part.blob}" for part in parts))
+    read = _load_files(spark, types, root, parts)
     if lifted is None and file is None:
         return read
     columns = [] if file is None else [F.element_at(F.split(F.input_file_name(), "/"), -1).alias(file)]
@@ -164,6 +162,25 @@ def _scan_parts_of_version(
             column = F.col(quote_column(source))
         columns.append(column.cast(field.dataType).alias(field.name))
     return read.select(*columns)
+
+
+def find_class(spark: SparkSession, name: str) -> Any:
+    """Return a class of the jar; None in a session whose JVM lacks it, and in a remote one."""
+    jvm: Any = getattr(spark, "_jvm", None)
+    java_class = None if jvm is None else getattr(jvm.dev.persist.spark, name)
+    return java_class if isinstance(java_class, JavaClass) else None  # Py4J takes a missing class for a package.
+
+
+def _load_files(spark: SparkSession, types: StructType, root: str | None, parts: Sequence[Part]) -> DataFrame:
+    """Return columns of the rows of files. The jar knows their sizes; without it, Spark looks for each file."""
+    files = None if str(root).startswith("hdfs:") else find_class(spark, "PartFiles")  # Spark finds hosts in HDFS.
+    if files is not None:
+        named = "\0".join(f"{root}/{part.blob}\0{part.bytes}" for part in parts)
+        return DataFrame(files.load(spark._jsparkSession, types.json(), json.dumps(READ_OPTIONS), named), spark)
+    is_near = str(root).startswith("file:")  # Elsewhere a request takes a while, and tasks make many at a time.
+    listing = (LISTED_HERE, str(len(parts))) if is_near else (LISTING_TASKS, str(4 * get_parallelism(spark)))
+    with set_temporarily(spark, *listing):
+        return spark.read.options(**READ_OPTIONS).schema(types).parquet(*(f"{root}/{part.blob}" for part in parts))
 
 
 def _read_stamped_parts(

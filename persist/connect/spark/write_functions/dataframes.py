@@ -5,6 +5,7 @@ their retractions.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
@@ -53,8 +54,10 @@ from persist.connect.spark.write_functions.conditions import Condition
 from persist.connect.spark.write_functions.upserting import update, upsert
 from persist.core.antichain import Antichain
 from persist.core.errors import DuplicateKeys, InvalidUsage, SchemaMismatch
+from persist.core.expression.filters import parse_where
 from persist.core.timeline import Moment
 from persist.engine.location.opening import choose_write_mode, load_handle, read_engine
+from persist.engine.read.keyed.key_replacement import make_kept_filter
 from persist.engine.write.write_options import WriteMode, choose_mode
 
 PUSHES = "spark.sql.python.filterPushdown.enabled"  # The data source reads what a condition needs.
@@ -116,7 +119,7 @@ def write(
         UpdateNotBeyondUpper, FrontierRegression: a time or the seal is behind upper; nothing was written.
         UpperMismatch, UpdatesBeyondUpper: overwriting at a fixed time, and another writer has sealed or added
             updates meanwhile. Without a time, the difference is made anew then, and df is computed again.
-        DuplicateKeys: overwriting, and rows of df repeat a key.
+        DuplicateKeys: overwriting, and rows of df repeat a key, or have the key of a row that stays.
         Errors in tasks, such as keys that come twice, come as Spark's, with ours in its message.
     """
     df = spell_columns(df, RESERVED)
@@ -192,6 +195,8 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, con
     # New rows count +1, present ones -1: tasks, which sum equal rows, are left with the difference.
     is_flat = not any(pa.types.is_nested(schema.arrow.field(name).type) for name in schema.key_names)
     one_per_key = is_flat and not write.multiset
+    if one_per_key and condition is not None:
+        _check_kept_keys(df, planned, condition)
     marker = find_unused_name("_is_new", schema.arrow.names) if planned.digest_columns or one_per_key else None
     rows, by = Rows(schema), planned.digest_columns
     task = UploadTask(planned.target, rows, digest_by=by, marker=marker, one_per_key=one_per_key)
@@ -230,13 +235,33 @@ def _union_with_present(
     if present is None:
         return new
     if planned.where == SAME_KEYS:
-        names = planned.target.schema.key_names
-        aliases = [find_unused_name(f"_key{n}", present.columns) for n in range(len(names))]
-        keys = df.select(*(F.col(quote_column(name)).alias(alias) for name, alias in zip(names, aliases, strict=True)))
-        same = [F.col(quote_column(name)).eqNullSafe(F.col(alias)) for name, alias in zip(names, aliases, strict=True)]
-        present = present.join(keys, reduce(and_, same), "left_semi")
+        present = _keep_keys(present, df, planned.target.schema.key_names)
     present = present if marker is None else present.withColumn(marker, F.lit(False))
     return reduce(DataFrame.unionByName, [new, present])
+
+
+def _keep_keys(present: DataFrame, df: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return the present rows that have the key of a new row."""
+    aliases = [find_unused_name(f"_key{n}", present.columns) for n in range(len(names))]
+    keys = df.select(*(F.col(quote_column(name)).alias(alias) for name, alias in zip(names, aliases, strict=True)))
+    same = [F.col(quote_column(name)).eqNullSafe(F.col(alias)) for name, alias in zip(names, aliases, strict=True)]
+    return present.join(keys, reduce(and_, same), "left_semi")
+
+
+def _check_kept_keys(df: DataFrame, planned: PlannedWrite, condition: Condition) -> None:
+    """Raise DuplicateKeys if a present row that the condition leaves has the key of a new row."""
+    schema = planned.target.schema
+    with suppress(InvalidUsage):
+        if make_kept_filter(parse_where(condition.text, schema), schema) is None:
+            return
+    present = retract(df.sparkSession, planned)
+    if present is None:
+        return
+    kept = present.where(~F.coalesce(condition.column, F.lit(False)))
+    names = [quote_column(name) for name in schema.key_names]
+    found = _keep_keys(kept, df, schema.key_names).select(*names).distinct().limit(10).collect()
+    if found:
+        raise DuplicateKeys(planned.target.name, [tuple(row) for row in found], "kept")
 
 
 def retract(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:

@@ -347,12 +347,15 @@ class Event:
     """An event, as Python values.
 
     Attributes:
-        value: the event's fields: a scalar for one, a tuple for several; None if the key is gone.
+        value: the event's fields: a scalar for one, a tuple for several; None if the key is gone, or if the only field
+            is NULL.
         time: when it takes place.
+        is_deletion: whether the key is gone, as opposed to a NULL.
     """
 
     value: Any
     time: int
+    is_deletion: bool = False
 
 
 class PerKey:
@@ -363,8 +366,9 @@ class PerKey:
 
     Args:
         function: takes the key, the list of its present values (with repetitions, in any order), and an `Event`;
-            returns the values after it. It must depend on nothing else, and not on the seals: see the promises of
-            `Machine`. It may be called again for the same event.
+            returns the values after it. Deletions have `Event.is_deletion`. The function must depend on
+            nothing else, and not on the seals: see the promises of `Machine`. It may be called again for the same
+            event.
         name, version: stored with the collection. Use another version for another function.
         event: the fields of an event besides its key; the value's fields if None.
         has_one_value: whether a key holds at most one value; more are refused then.
@@ -411,7 +415,7 @@ class PerKey:
             groups, deletion_flags, _to_tuples(touched.events, arriving), strict=True
         ):
             old_values = values_by_group.get(group, [])
-            after = self._apply_function(key, old_values, Event(None if is_gone else value, time))
+            after = self._apply_function(key, old_values, Event(None if is_gone else value, time, is_gone))
             values_by_group[group] = after
             if after != old_values:
                 updates += [((key, held_value), time, -1) for held_value in old_values]

@@ -38,6 +38,7 @@ from persist.core.keyed.events import mark_tombstones
 from persist.core.keyed.machine import DELETED
 from persist.core.log.fields import KeyedForm
 from persist.core.timeline import Timeline, format_time, read_timeline
+from persist.engine.read.merging import COPIES_MAX
 from persist.engine.read.parts.reader import ClaimedRead, PartReader
 from persist.engine.read.planning.scan import Scan, narrow_scan
 from persist.engine.read.results.result import ArrowResult
@@ -254,7 +255,6 @@ class Difference(Changes):
 
 CHANGE, OLD = "_change", "_old_"  # The column of the kind of a transition; the prefix of columns of old values.
 ChangesForm = Literal["updates", "transitions"]
-ROWS_MAX = 2**31 - 1
 
 
 def check_changes_form(form: object) -> None:
@@ -311,7 +311,7 @@ class Transitions:
         updates = updates.combine_chunks()
         groups, order = self._number_groups(updates)
         diffs = get_int64_values(combine_chunks(updates["_diff"]))[order]
-        if (count := float(np.abs(diffs.astype(np.float64)).sum())) > ROWS_MAX:
+        if (count := float(np.abs(diffs.astype(np.float64)).sum())) > len(diffs) + COPIES_MAX:
             raise InvalidUsage(
                 f"{count:.0f} transitions are too many rows, because records come or go very often: read "
                 'form="updates", which has each once with its _diff'

@@ -27,8 +27,9 @@ from persist.codecs.order.ordering import combine_chunks, make_canonical, make_o
 from persist.codecs.order.sums import consolidate
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.errors import NegativeMultiplicity
+from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.core.state_rules.contents import CollectionState
+from persist.engine.read.merging import COPIES_MAX
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 
@@ -124,6 +125,7 @@ def join_records(
 
     Raises:
         NegativeMultiplicity: of a record, at the time of a row.
+        InvalidUsage: multiplicities would add more than `COPIES_MAX` rows.
     """
     updates = make_canonical(updates)
     all_keys = make_canonical(pa.concat_tables([updates.select(keys.column_names), keys]).combine_chunks())
@@ -136,6 +138,11 @@ def join_records(
         worst = int(counts.argmin())
         record = updates.select(list(schema.names)).slice(int(intervals.rows[interval[worst]]), 1)
         raise NegativeMultiplicity(str(to_dicts(record)[0]), int(counts[worst]), int(at[row[worst]]))
+    if (rows := float(counts.sum(dtype=np.float64))) > len(counts) + COPIES_MAX:
+        raise InvalidUsage(
+            f"the join would have about {rows:.3g} rows, because a record has multiplicity {counts.max()}: read "
+            'changes(form="updates"), which has each record once with its _diff'
+        )
     # Each row as often as its record.
     row, interval = np.repeat(row, counts), np.repeat(interval, counts)
     # Rows without a record come once, in place, with the first record under a mask.

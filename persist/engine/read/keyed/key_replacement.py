@@ -19,6 +19,7 @@ from persist.codecs.order.arrays import get_boolean_values, get_int64_values, ma
 from persist.codecs.order.digits import compute_dense_ranks
 from persist.codecs.order.ordering import combine_chunks, make_order_keys, sort_table
 from persist.codecs.order.sums import consolidate
+from persist.codecs.part.filters import list_referenced_columns
 from persist.codecs.part.printing import print_filter
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
@@ -27,6 +28,9 @@ from persist.core.keyed.events import mark_deletions, mark_tombstones
 from persist.core.keyed.form import describe_orders
 from persist.core.keyed.machine import SEQ
 from persist.core.log.fields import KeyedForm
+from persist.engine.read.lookups.lookup import Lookup, Wanted
+from persist.engine.read.lookups.requested_keys import find_distinct_keys
+from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import negate_diffs
 
 KEYS_NAMED = 10
@@ -141,6 +145,23 @@ def check_one_row_per_key(rows: pa.Table, schema: CollectionSchema, name: str, a
     if repeats.any():
         first = find_repeated_keys(rows, keys, order[repeats])
         raise DuplicateKeys(name, first, action)
+
+
+def make_kept_filter(where: pc.Expression | None, schema: CollectionSchema) -> pc.Expression | None:
+    """Return the filter of rows that an overwrite leaves and that may have keys of new rows; None without any."""
+    if where is None or {*schema.key_names}.issuperset(list_referenced_columns(where, schema.arrow)):
+        return None
+    return ~pc.coalesce(where, pc.scalar(False))
+
+
+def check_kept_rows(kept: Lookup, new: pa.Table, name: str, reader: PartReader) -> None:
+    """Raise DuplicateKeys if a row that stays has the key of a new row."""
+    schema = kept.scan.schema
+    if not schema.key_names or not len(new):
+        return
+    keys = find_distinct_keys(new.select([*schema.key_names]), schema)
+    if len(found := kept.read_contents(Wanted.of(keys, schema), "diff", reader)):
+        raise DuplicateKeys(name, find_repeated_keys(found, schema.key_names, np.arange(len(found))), "kept")
 
 
 def find_repeated_keys(

@@ -49,3 +49,11 @@ def test_an_overwrite_whose_rows_repeat_a_key_is_refused_by_its_tasks(
     assert held(location) == [((1, "a"), 1), ((1, "a"), 7), ((2, "b"), 5), ((2, "c"), 5)]
     overwrite(way, repeated.where("v = 5"), location)
     assert held(location) == [((2, "b"), 5), ((2, "c"), 5)]
+
+
+def test_an_overwrite_gives_no_key_a_second_row_beside_its_condition(spark: SparkSession, location: str) -> None:
+    rows = spark.createDataFrame([(1, "a", 6)], "id long, day string, v long")
+    with pytest.raises(persist.InvalidUsage, match=r"keys of new rows, first of all \(1, 'a'\)"):
+        overwrite("function", rows, location, where="v > 1")
+    overwrite("function", rows, location, where="v > 0")
+    assert held(location) == [((1, "a"), 6)]

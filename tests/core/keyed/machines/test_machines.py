@@ -225,6 +225,19 @@ def test_a_python_function_may_take_other_fields_than_it_gives() -> None:
     assert (machine.name, machine.version, machine.options) == ("total", 2, {"of": "price"})
 
 
+def test_a_python_function_tells_a_null_from_a_deletion() -> None:
+    def keep(key: Any, held: list[Any], event: Any) -> list[Any]:
+        return [] if event.is_deletion else [event.value]
+
+    machine = PerKey(keep, name="keep", version=1)
+    events: list[KeyEvent] = [(1, (None,), 1), (2, (5,), 1), (2, None, 2)]
+    assert by_machine(machine, schema_of(v=pa.int64()), events, []) == {
+        (1, (None,), 1): 1,
+        (2, (5,), 1): 1,
+        (2, (5,), 2): -1,
+    }
+
+
 def test_a_python_function_that_breaks_its_word_is_refused() -> None:
     machine = PerKey(lambda key, held, event: [*held, event.value], name="n", version=1, has_one_value=True)
     with pytest.raises(InvalidUpdate, match="gives 2 values for the key 1 at time 2"):

@@ -1,0 +1,98 @@
+package dev.persist.spark;
+
+import java.util.List;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.catalyst.expressions.And;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.EqualTo;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.GreaterThanOrEqual;
+import org.apache.spark.sql.catalyst.expressions.LessThanOrEqual;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression;
+import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Max;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Min;
+import org.apache.spark.sql.catalyst.plans.Inner$;
+import org.apache.spark.sql.catalyst.plans.RightOuter$;
+import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.Filter;
+import org.apache.spark.sql.catalyst.plans.logical.Join;
+import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.Range;
+import org.apache.spark.sql.catalyst.plans.logical.Union;
+import org.apache.spark.sql.classic.Dataset;
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
+import org.apache.spark.sql.execution.datasources.LogicalRelation;
+import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.IntegralType;
+import scala.Option;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * The join of MERGE INTO, in which only the range of the source's keys is read of the target.
+ *
+ * <p>Parts are sorted by key, so the scan skips row groups outside of it. The source is read twice. So it has to consist
+ * of files, tables of ours and rows of the driver, and of operators that return the same rows each time. A small job
+ * finds its range while the statement is planned.
+ */
+final class KeyRange {
+  private KeyRange() {}
+
+  /** Return a join whose target has a condition on the range; null for others. */
+  static LogicalPlan limit(LogicalPlan node) {
+    if (!(node instanceof Join join) || join.condition().isEmpty()) return null;
+    boolean dropsTarget = join.joinType() == Inner$.MODULE$ || join.joinType() == RightOuter$.MODULE$;
+    if (!dropsTarget || !isFixed(join.right())) return null;
+    for (LogicalPlan leaf : CollectionConverters.asJava(join.left().collectLeaves())) {
+      if (!(leaf instanceof DataSourceV2Relation relation && Rewrite.contents(relation) instanceof PersistTable table)) continue;
+      for (Expression term : KeySearch.terms(join.condition().get())) {
+        Expression range = range(term, table, relation, join.right());
+        if (range != null) {
+          LogicalPlan limited = new Filter(range, relation);
+          Object left = join.left().transformUp(Functions.where(other -> other == relation ? limited : null));
+          return new Join((LogicalPlan) left, join.right(), join.joinType(), join.condition(), join.hint());
+        }
+      }
+    }
+    return null;
+  }
+
+  private static Expression range(Expression term, PersistTable table, DataSourceV2Relation target, LogicalPlan source) {
+    String key = table.properties().getOrDefault("key", "").split(",")[0];
+    if (!(term instanceof EqualTo equal)) return null;
+    boolean isLeft = equal.left() instanceof Attribute own && KeySearch.isColumn(own, key, target);
+    Expression column = isLeft ? equal.left() : equal.right();
+    Expression other = isLeft ? equal.right() : equal.left();
+    if (!(column instanceof Attribute own && KeySearch.isColumn(own, key, target)) || !isOrdered(own.dataType())
+        || !other.deterministic() || !other.references().subsetOf(source.outputSet())) return null;
+    // Spark's scan skips row groups by literals, and not by the fields of a subquery with both ends.
+    List<NamedExpression> ends = List.of(end(new Min(other), "least"), end(new Max(other), "greatest"));
+    LogicalPlan plan = new Aggregate(Rewrite.seq(List.of()), Rewrite.seq(ends), source, Option.empty());
+    Row found = Dataset.ofRows(SparkSession.active(), plan).collectAsList().get(0);
+    if (found.isNullAt(0)) return Literal.FalseLiteral();
+    return new And(new GreaterThanOrEqual(column, Literal.create(found.get(0), other.dataType())),
+        new LessThanOrEqual(column, Literal.create(found.get(1), other.dataType())));
+  }
+
+  private static boolean isOrdered(DataType type) {
+    return type instanceof IntegralType || type.equals(DataTypes.StringType);
+  }
+
+  private static NamedExpression end(AggregateFunction function, String name) {
+    return Rewrite.alias(function.toAggregateExpression(), name);
+  }
+
+  private static boolean isFixed(LogicalPlan plan) {
+    boolean isKnown = plan instanceof Project || plan instanceof Filter || plan instanceof Union || Rewrite.isName(plan)
+        || plan instanceof LocalRelation || plan instanceof Range
+        || plan instanceof LogicalRelation files && files.relation() instanceof HadoopFsRelation
+        || plan instanceof DataSourceV2Relation relation && Rewrite.contents(relation) != null;
+    return isKnown && plan.deterministic() && plan.children().forall(Functions.of(child -> isFixed(child)));
+  }
+}
