@@ -289,9 +289,9 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         `explain()` shows the reads and their indexes.
 
         A statement that changes a collection is one commit: UPDATE, DELETE FROM, INSERT INTO, MERGE INTO or TRUNCATE.
-        It is done when this returns. Its answer is one row: the `collection`, the number of touched `rows`, the `seqno`
-        of the commit, and the `time` of the changes, which is NULL if you set it, or if nothing changed. CREATE, DROP,
-        ALTER and COMMENT define collections; COPY … TO writes a file. `docs/use/sql.md` lists them.
+        It is done when this returns. The result is one row: the `collection`, the number of touched `rows`, the `seqno`
+        of the commit, and the `time` of the changes. The time is NULL if you set it, or if nothing changed. CREATE,
+        DROP, ALTER and COMMENT define collections; COPY … TO writes a file. `docs/use/sql.md` lists them.
 
         Args:
             query: SQL that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
@@ -310,8 +310,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         """
         self.engine.check_open("sql")
         _check_text("query", query)
-        here = inspect.currentframe() if files else None
-        caller = None if here is None else here.f_back
+        frame = inspect.currentframe() if files else None
+        caller = None if frame is None else frame.f_back
         variables = None if caller is None else ChainMap(caller.f_locals, caller.f_globals)
         if classify_statement(query) is not None:
             if as_of is not None:
@@ -444,16 +444,15 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
             commits: commit for clients that were opened with `commit_through=`, in mode "shared". Holders of the write
                 token, or of the token if it is the only one, may then write and drop collections.
             store: let clients that have no rights on the store open the location as `grpc://host:port`, to read it.
-            sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does (`docs/use/sql.md`).
-                `persist.sql.QueryLimits` bounds the memory, the seconds and the rows of one query, also for Postgres
-                clients. Eight run at a time.
+            sql: serve Flight SQL, for tools with a driver for it (`docs/use/sql.md`). `persist.sql.QueryLimits` bounds
+                the memory, the seconds and the rows of one query, also for Postgres clients. Eight run at a time.
             iceberg_properties: sent to readers of Iceberg with each table, such as credentials of S3.
             format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
             slow_s: a client that does not read its answer for so long is disconnected.
 
         Raises:
-            InvalidUsage: an address, token or certificate does not fit, or a port is taken; or commits is asked for in
-                mode "exclusive", whose commits nobody else could make.
+            InvalidUsage: an address, token or certificate does not fit, or a port is taken; or commits is True in mode
+                "exclusive", in which no other client commits.
         """
         options = ServeOptions(
             flight,
@@ -480,7 +479,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         return self.load(name)
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether there is a collection of that name. Cost: one GET."""
+        """Return whether a collection has that name. Cost: one GET."""
         self.engine.check_open("in")
         return isinstance(name, str) and self.engine.find_newest_id(name) is not None
 
@@ -498,7 +497,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        import asyncio  # Here: who never awaits starts without it, 8 ms sooner.
+        import asyncio  # Here: it takes 8 ms to load.
 
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
 

@@ -103,8 +103,8 @@ class CreatingCalls:
             raise InvalidUsage(f"keyed={keyed!r} is not a declaration: give persist.Keyed(...)")
         form = None if keyed is None else build_form(keyed, schema)
         machine = None if keyed is None else keyed.machine
-        contents, both = load_or_create(self.engine, name, schema, form, retained)
-        return Collection(open_handle(self.engine, contents, both, machine))
+        contents, newest = load_or_create(self.engine, name, schema, form, retained)
+        return Collection(open_handle(self.engine, contents, newest, machine))
 
     def write(
         self,
@@ -133,12 +133,12 @@ class CreatingCalls:
                 dicts. A column that holds nothing but NULL becomes one of strings. No row deletes: None in a tuple is
                 NULL, and a column `_deleted` is refused. A collection that has one is only appended to, or overwritten.
             key: the list of the key columns, [] for none. Creating needs it; otherwise it must agree, if it is set.
-            mode: "upsert" replaces the rows of the keys that come (`Collection.upsert`), and needs them in memory;
-                "append" adds rows (`Collection.write`); "overwrite" replaces all rows (`Collection.overwrite`);
-                "update" changes the columns that rows have (`Collection.update`), and creates nothing; "error" refuses
-                to write to a collection that exists, unless the token did so. None means "upsert" if key names
-                columns or the collection is keyed, and "append" if the collection has no key; otherwise it is refused.
-                Rows with diffs are always appended.
+            mode: "upsert" replaces the rows of the same keys (`Collection.upsert`), and needs them in memory. "append"
+                adds rows (`Collection.write`). "overwrite" replaces all rows (`Collection.overwrite`). "update" changes
+                the columns that rows have (`Collection.update`), and creates nothing. "error" refuses to write to a
+                collection that exists, unless the token did so. None means "upsert" if key names columns or the
+                collection is keyed, and "append" if the collection has no key; otherwise it is refused. Rows with diffs
+                are always appended.
             timeline: of a new collection. The default is "ms", so that times are moments; or None, if the rows have
                 times that are plain integers. See `create_or_load`.
             time, diff, token, seal, allow_future, message, metadata: as for `Collection.write`. Without a time, the
@@ -147,9 +147,9 @@ class CreatingCalls:
         Returns: a future, as `Collection.write`.
 
         Raises:
-            InvalidUsage: the collection is missing, and key is left out; or it has a key, and neither key nor mode is
-                given; or it has another timeline; or as `update`.
-            CollectionNotFound: the mode is "update", and there is no such collection.
+            InvalidUsage: key is left out, and the collection is missing, or has a key and mode is left out. Or the
+                collection has another timeline; or as `update`.
+            CollectionNotFound: the mode is "update", and the collection is missing.
             SchemaMismatch: the collection has another key, or columns that the rows do not fit; see `evolve`.
             DuplicateKeys: the mode is "upsert" or "overwrite", and rows repeat a key.
             CollectionExists: the mode is "error"; or another client created it at once, and rows can be read only once.

@@ -186,9 +186,9 @@ def _create_filled_table(client: Definer, name: str, result: QueryResult) -> int
             if batch.num_rows:
                 yield batch.cast(schema)
 
-    found = batches()
-    first = next(found, None)
-    stream = () if first is None else chain([first], found)
+    following = batches()
+    first = next(following, None)
+    stream = () if first is None else chain([first], following)
     rows = pa.RecordBatchReader.from_batches(schema, stream) if stream else schema.empty_table()
     client.write(name, rows, key=[], mode="error").result()
     return count

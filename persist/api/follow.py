@@ -39,7 +39,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         """Begin after the time of the hold with this name.
 
         Args:
-            start: returns the updates after a time; given None, the contents and the updates after them.
+            start: returns the updates after a time; for None, the contents and the updates after them.
 
         Raises:
             AsOfCompacted, CollectionNotFound, ReadOnly, ClientClosed.
@@ -49,7 +49,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         self.name = check_hold_name(name)
         hold = handle.contents().holds.get(name)
         self.held = hold.time if hold is not None else None
-        self._given: int | None = None  # The last time that it has returned.
+        self._returned: int | None = None  # The last time.
         self._listen = start(self.held)
 
     @property
@@ -68,7 +68,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         progress = self._listen.step(timeout_s)
         if progress is not None:
             upper = progress.upper.time
-            self._given = TIME_MAX if upper is None else upper - 1
+            self._returned = TIME_MAX if upper is None else upper - 1
         return progress
 
     def ack(self) -> None:
@@ -85,17 +85,17 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         self._listen.close()
 
     def __repr__(self) -> str:
-        held = None if self.held is None else self.handle.format_time(self.held)
-        return f"<Following of {self.handle.name!r} as {self.name!r}, acknowledged up to {held}>"
+        time = None if self.held is None else self.handle.format_time(self.held)
+        return f"<Following of {self.handle.name!r} as {self.name!r}, acknowledged up to {time}>"
 
 
 def make_ack_step(following: Following) -> tuple[kinds.SetHold, Callable[[], None]]:
     """Return the step that acknowledges returned updates, and a callback after the commit."""
-    handle, given, name = following.handle, following._given, following.name
-    if given is None:
+    handle, returned, name = following.handle, following._returned, following.name
+    if returned is None:
         raise InvalidUsage(f"nothing was taken from follow({name!r}) yet, so there is nothing to acknowledge")
 
     def mark_acknowledged() -> None:
-        following.held = given
+        following.held = returned
 
-    return kinds.SetHold(handle.id, name, given, None, following.held), mark_acknowledged
+    return kinds.SetHold(handle.id, name, returned, None, following.held), mark_acknowledged

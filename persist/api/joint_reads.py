@@ -38,7 +38,7 @@ class ReadingTogether:
             timeout_s: how long to wait for times to be sealed; None waits without limit.
 
         Returns:
-            dict: by what you gave. Close each snapshot, or let go of it.
+            dict: by the keys of collections. Close each snapshot, or drop all references to it.
 
         Cost: one look at the log, one commit for all claims, and the contents of collections that were not loaded yet,
         several at a time.
@@ -49,13 +49,13 @@ class ReadingTogether:
             InvalidUsage: collections is empty, or one is not of this client.
         """
         self.engine.check_open("snapshots")
-        wanted = _check_same_client(collections, self.engine)
-        named = [collection if isinstance(collection, str) else collection.handle for collection in wanted]
+        times = _check_same_client(collections, self.engine)
+        named = [collection if isinstance(collection, str) else collection.handle for collection in times]
         self.engine.settle()
         with self.engine.follower.looks.share_look():
             handles = load_handles(self.engine, named)
-            snapshots = open_snapshots([*zip(handles, wanted.values(), strict=True)], timeout_s)
-        return dict(zip(wanted, snapshots, strict=True))
+            snapshots = open_snapshots([*zip(handles, times.values(), strict=True)], timeout_s)
+        return dict(zip(times, snapshots, strict=True))
 
     def history(self, last: int | None = LAST) -> pa.Table:
         """Return the newest records of the log as a table.
@@ -94,15 +94,15 @@ class ReadingTogether:
             InvalidUsage: collections is empty, or one is not of this client.
         """
         self.engine.check_open("follow")
-        wanted = []
+        requests = []
         for collection, as_of in _check_same_client(collections, self.engine).items():
             if isinstance(collection, str):
                 raise InvalidUsage(f"{collection!r} is not a collection of this client: use what its load() returned")
             time = None if as_of is None else collection.handle.as_time("as_of", as_of)
-            wanted.append(WantedListen(collection.handle.newest(), time, collection.handle.moments(times)))
+            requests.append(WantedListen(collection.handle.newest(), time, collection.handle.moments(times)))
             if contents:
                 collection.handle.wait_sealed(time, timeout_s)
-        listens = open_listens(wanted, contents=contents)
+        listens = open_listens(requests, contents=contents)
         return JointListen(self.engine.follower, dict(zip(collections, listens, strict=True)))
 
 

@@ -1,13 +1,13 @@
-"""Lineage: telling OpenLineage which collections a client has written, and which times of which others they come from.
+"""Lineage: events for OpenLineage about the collections that a client writes, and the inputs that they come from.
 
 A client whose process has `OPENLINEAGE_URL` (or another of the settings that the package openlineage-python knows)
-sends an event for each record that it commits. What an event says is taken from the record itself, after it is durable,
-so it is exact: no estimate, and nothing of a write that failed.
+sends an event for each record that it commits. An event is read from the record after it is durable. So it is exact,
+and failed writes have no events.
 
-- A view is a job: its query, the view as output at its new upper, and its inputs at the same upper, because a view that
-  is sealed to a time holds what its query gives on all of them up to that time.
+- A view is a job with its query. Its output is the view at its new upper, and its inputs are at the same upper. A view
+  that is sealed to a time shows its inputs up to that time.
 - A clone is a job with its source as input, at the same upper.
-- A write is a job of the collection: it has no inputs, since nobody knows where the rows come from.
+- A write is a job of the collection. It has no inputs, because the log does not know where rows come from.
 
 The run's id comes from the location, the seqno and the job, so an event that is sent twice is the same event. The
 version of a dataset is its upper: all that it holds before that time is complete and never changes.
@@ -112,7 +112,7 @@ class Lineage:
         self._sender.close(CLOSE_S)
 
     def _emit_commit(self, future: "Future[int]") -> None:
-        # Not future.exception(): to look at an error there takes it off the ledger of those that nobody has seen.
+        # Not future.exception(): that marks the error as seen, and close() raises unseen errors only.
         if Future.exception(future, 0) is not None:
             return
         try:
@@ -209,7 +209,7 @@ def _make_dataset_facets(facets: Any, contents: CollectionState, upper: int | No
         facets.schema_dataset.SchemaDatasetFacetFields(name=field.name, type=str(field.type))
         for field in list(contents.schema.arrow)[:-2]
     ]
-    told = {"schema": facets.schema_dataset.SchemaDatasetFacet(fields=fields)}
+    dataset_facets = {"schema": facets.schema_dataset.SchemaDatasetFacet(fields=fields)}
     if upper is not None:
-        told["version"] = facets.dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=str(upper))
-    return told
+        dataset_facets["version"] = facets.dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=str(upper))
+    return dataset_facets

@@ -72,14 +72,14 @@ class UpkeepCalls:
     def set_policy(self, *, at_once: bool = False, **changes: int) -> Policy:
         """Change the times and limits that all clients of the location share; return the new policy.
 
-        A longer time holds at once. A shorter `grace_s` or `log_retention_s` takes effect when the time before it has
-        passed since the change, because others count on it until then. A shorter `orphan_grace_s` concerns uploads that
-        begin from now on, a shorter `lease_s` leases that are granted or renewed from now on, and a shorter
-        `clock_skew_s` leases that are granted from now on. Clients of a release that knows no policy stop with
+        A longer time takes effect at once. A shorter `grace_s` or `log_retention_s` takes effect when the old time has
+        passed since the change, because other clients count on it until then. A shorter `orphan_grace_s` is for uploads
+        that begin from now on. A shorter `lease_s` is for leases that are granted or renewed from now on, and a shorter
+        `clock_skew_s` for leases that are granted from now on. Clients of a release without policies stop with
         IncompatibleVersion. Cost: one commit.
 
         Args:
-            at_once: let shorter times take effect now. For locations that no other client uses at the time.
+            at_once: let shorter times take effect now. For locations that no other client uses now.
             changes: names of `Policy` with their new values, such as `grace_s=7200`.
 
         Raises:

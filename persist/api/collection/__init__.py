@@ -1,8 +1,8 @@
 """One collection, as a client sees it: a handle whose calls are grouped by what they are for.
 
-Promises: a handle stands for one collection, by its id; after `drop` it never becomes a new one of the same
-name. No call keeps state of the collection: what is known of it is the client's. Each group of calls is a class of its
-own, over `persist.engine`, and `Collection` is nothing but all of them.
+Promises: a handle refers to one collection by its id. After `drop` it never refers to a new one of the same name. No
+call keeps state of the collection; the client does. Each group of calls is a class of its own over `persist.engine`,
+and `Collection` inherits all of them.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ class Collection(
 ):
     """A handle on one collection; make it with `Client.create_or_load` or `Client.load`.
 
-    It stands for that very collection, by id: after `drop`, it never becomes a new one of the same name.
+    It refers to the collection by its id: after `drop`, it never refers to a new one of the same name.
 
     An argument means the same in all calls: `write` explains `token`, `allow_future`, `message` and `metadata`;
     `snapshot` explains `where` and `schema`, and `changes` explains `times`.

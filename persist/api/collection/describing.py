@@ -1,6 +1,6 @@
-"""What a collection is: its frontiers, schema, name, description and history, what is shown of it, and its end.
+"""The properties of a collection: frontiers, schema, name, description, history; and the calls that change or drop it.
 
-And what it is for other programs: a table that they read, without copying.
+Also its publication: a table that other programs read without copying.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ class CollectionBase(Completed):
     def upper(self) -> Antichain:
         """The seal frontier: no more updates will come at times not beyond it. Cost: one GET.
 
-        Where times are moments, `str` shows the moment.
+        If times are moments, `str` shows the moment.
         """
         return add_timeline(to_antichain(self.handle.contents().upper), self.timeline)
 
@@ -93,7 +93,7 @@ class CollectionBase(Completed):
         return summarize_unsealed(self.handle.contents())
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether both are handles on the same collection of the same location, whichever clients they are of."""
+        """Return whether both are handles on the same collection; their clients may differ."""
         if not isinstance(other, CollectionBase):
             return NotImplemented
         return (self.id, self.handle.engine.place) == (other.id, other.handle.engine.place)
@@ -103,23 +103,23 @@ class CollectionBase(Completed):
 
     def _repr_html_(self) -> str:
         """Return the known facts as a table. Cost: no request."""
-        told = [("location", self.handle.engine.url)]
+        rows = [("location", self.handle.engine.url)]
         with suppress(PersistError):
             contents = self.handle.get_known_state()
             about, schema = get_collection_description(contents), contents.schema
-            told += [("comment", about.comment)] if about.comment else []
-            told += [*about.properties.items()]
-            told += [(what, str(to_antichain(getattr(contents, what)))) for what in ("since", "upper")]
-            told += [("schema", f"{schema.version}")]
+            rows += [("comment", about.comment)] if about.comment else []
+            rows += [*about.properties.items()]
+            rows += [(what, str(to_antichain(getattr(contents, what)))) for what in ("since", "upper")]
+            rows += [("schema", f"{schema.version}")]
             for name in schema.columns:
                 role = "key " if name in schema.key_names else ""
                 comment = f": {about.columns[name].comment}" if name in about.columns else ""
-                told.append((f"{role}{name}", f"{format_type(schema.declared.field(name).type)}{comment}"))
-        return render_html_table(f"Collection {self.name}", told)
+                rows.append((f"{role}{name}", f"{format_type(schema.declared.field(name).type)}{comment}"))
+        return render_html_table(f"Collection {self.name}", rows)
 
     def __repr__(self) -> str:
-        """Say what this client knows of the collection, without asking the store for news."""
-        told = ""
+        """Describe the collection as this client knows it. Cost: no request."""
+        progress = ""
         with suppress(PersistError):
             contents = self.handle.get_known_state()
             hidden = summarize_unsealed(contents)
@@ -127,8 +127,8 @@ class CollectionBase(Completed):
             sealed = f"sealed before {show_time(upper, self.timeline)}" if upper else "nothing sealed"
             if upper == END:
                 sealed = "complete for ever"
-            told = f", {sealed}" + (f", {hidden} not sealed" if hidden is not None else "")
-        return f"<Collection {self.name!r} at {self.handle.engine.url}{told}>"
+            progress = f", {sealed}" + (f", {hidden} not sealed" if hidden is not None else "")
+        return f"<Collection {self.name!r} at {self.handle.engine.url}{progress}>"
 
 
 class DescribingCalls(CollectionBase, DescriptionProperties):
@@ -158,7 +158,7 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
         columns.
 
         A name may be a path to a field inside of a column, such as `address.zip`, `items.element.sku` and
-        `prices.value.net`. Quote a name that has dots itself, unless it is that of a column: `'"like.this"'`.
+        `prices.value.net`. Quote a field's name that contains dots: `'"like.this"'`. A column's name needs no quotes.
 
         Args:
             add: value columns, or fields of structs, with their types, as `create_or_load` takes them, at the end; a
@@ -174,20 +174,20 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
             properties: texts by name, as `describe` takes them, in the same commit.
 
         Raises:
-            SchemaMismatch: a column is unknown, a name taken, a default does not fit, a type is not wider, or a key
-                column may not change so; the message has the remedy.
+            SchemaMismatch: a column is unknown, a name is taken, a default does not fit, or a type is not wider. Or the
+                change is not allowed for a key column; the message has the remedy.
             NotOneValue: it is to become keyed, and some keys have several values; the first ten are named.
             InvalidUsage: it is to become keyed, and some of its rows would be tombstones.
             UpdatesBeyondUpper: it is to become keyed, and holds updates that are not sealed.
             SchemaMoved: the collection was evolved since this handle was loaded; load it again, and decide anew.
         """
-        wanted = WantedEvolution(add or {}, defaults or {}, drop, rename or {}, widen or {}, reorder, keyed)
+        evolution = WantedEvolution(add or {}, defaults or {}, drop, rename or {}, widen or {}, reorder, keyed)
         beside: list[kinds.Describe | kinds.Note] = [
             *WriteOptions(message=message, metadata=metadata).make_notes([self.id])
         ]
         if properties:
             beside.append(make_describe_step(self.handle, None, properties, None, None))
-        self.handle = evolve(self.handle, wanted, comments, beside)
+        self.handle = evolve(self.handle, evolution, comments, beside)
         self.schema = self.handle.schema
         return self.schema.version
 
@@ -296,8 +296,8 @@ class PublishingCalls(CollectionBase):
                 pyiceberg. `every` needs the name.
             identifier: the name of the table there, such as "shop.orders"; its namespace must exist.
             digest: put the digest of the rows with the version. That reads all of them.
-            format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage. None means
-                that of the table before, and 2 for a new one.
+            format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage. None keeps
+                the version of the table; a new table gets 2.
 
         Raises:
             InvalidUsage: a column has no type in that format; or its place has a table of another writer.

@@ -21,13 +21,13 @@ class ErasingCalls(CollectionBase):
     def erase(self, keys: Any = None, *, where: str | pc.Expression | None = None, reason: str) -> "ErasureReport":
         """Erase records from all times, as if they had never been written; all others stay as they are.
 
-        This is the one call that changes what a sealed time holds (rule 23), so it is a record of its own, and
-        `Snapshot.digest` tells it. The record says who erased how many updates, when and why, and never what. Holds and
-        tags stay, and keep what is left. What is written after it is new data, which stays.
+        No other call changes the contents of a sealed time (rule 23). So the log has a record of it, and
+        `Snapshot.digest` changes. The record contains the writer, the number of updates, the moment and the reason, and
+        nothing of the data. Holds and tags stay. Later writes are new data, which stays.
 
-        It erases from the collection, from its clones and what it was cloned from, and from pending events. Views that
-        depend on these begin anew, indexes and published tables are made anew. The bytes go from the store with the
-        next `Client.gc` after the grace period; `traces` tells what still has them.
+        It erases from the collection, its clones, the collections it was cloned from, and pending events. Views that
+        depend on these begin anew. Indexes and published tables are built again. The next `Client.gc` after the grace
+        period deletes the bytes; `traces` lists the objects that still contain them.
 
         Args:
             keys: whose records to erase, as `Snapshot.get` takes them: `[1, 2]`.
@@ -41,9 +41,9 @@ class ErasingCalls(CollectionBase):
         parts; one commit; and computing the views. Memory: `memory_budget`.
 
         Raises:
-            InvalidUsage: keys and where are both given or both left out, or do not fit; there is no reason; it is a
-                view; a clone has no such column, or has given its name to another; or a view that must begin anew has
-                a tag or a named hold.
+            InvalidUsage: both of keys and where are set, or neither, or they do not fit; the reason is empty; or the
+                collection is a view. Or a clone lacks such a column, or has renamed it. Or a view that must begin anew
+                has a tag or a named hold.
             SchemaMismatch: a column is unknown.
             Superseded: others wrote faster than this could follow.
             CorruptBlob: a part cannot be believed; nothing was erased.
@@ -65,11 +65,11 @@ class ErasingCalls(CollectionBase):
     ) -> "Traces":
         """Search the store for erased values; return the objects that have them.
 
-        All that is from before the last erasure counts, without a look inside; parts are searched for rows. It gives a
-        receipt when nothing is left. Keys and conditions are not logged.
+        All that is from before the last erasure counts, without a look inside; parts are searched for rows. If nothing
+        is left, the result is a receipt. Keys and conditions are not logged.
 
         Args:
-            keys, where: what was erased, as of `erase`; without them only what is from before counts.
+            keys, where: as for `erase`; without them, only objects from before the erasure count.
             texts: also look for these, such as an address, in each object of the store, whatever it is of.
 
         Cost: a LIST of everything, and reading all parts of the collections concerned; with texts, reading everything.
@@ -88,12 +88,13 @@ def register_erasure_upkeep(engine: Engine) -> None:
     engine_ref = weakref.ref(engine)  # The thread that does so must not keep the client alive.
 
     def settle(contents: CollectionState) -> bool:
+        """Finish an erasure; return whether the collection names one."""
         is_owed = contents.name.startswith(OWED_PREFIX)
         alive = engine_ref() if is_owed else None
         if alive is not None:
             from persist.services.erase import complete_old
 
             complete_old(alive, contents)
-        return is_owed  # Whoever made the erasure is given a while for it.
+        return is_owed  # The process that erased has some time to finish by itself.
 
     engine.writer("erase").compaction.also.append(settle)

@@ -63,28 +63,28 @@ class ReadingCalls(CollectionBase):
 
         Args:
             as_of: the time; None means the latest sealed one, and is not waited for. If the collection has a timeline
-                it may be a moment: its contents are those of the last time that is not after it.
-            columns: the columns wanted; None means all of them.
+                it may be a moment, which means the last time that is not after it.
+            columns: the requested columns; None means all of them.
             where: a condition over key and value columns: text, such as "amount > 5 and status = 'paid'", or a
-                `pyarrow.compute` expression. If an index reads less than half of what is read without it, what passes
-                the condition is found by it (see `index`); `explain()` says so.
+                `pyarrow.compute` expression. An index finds the rows if that reads less than half as much (see
+                `index`); `explain()` shows it.
             form: "rows" (each record as often as its multiplicity) or "diff" (once, with `_diff`).
-            schema: the version of the schema to read with, for a read that gives the same for ever; None is the newest.
+            schema: the version of the schema to read with, for a read that never changes; None is the newest.
             timeout_s: how long to wait for as_of to be sealed, if it is not; None waits without limit.
 
-        Cost: a look at the log. The first read of a collection by a client that may write is also a commit, which
-        claims what it reads until the client lets go of it. Reads at the same time or later need no other claim. The
-        claim comes before the read, because a result may stay open for any time: without it, blobs that compaction
-        replaces outlive their last reference by `grace_s` only, and since may pass as_of at any moment.
+        Cost: a look at the log. The first read of a collection by a client that may write is also a commit: it claims
+        the contents until the client releases them. Reads at the same time or later need no other claim. The claim
+        comes before the read, because a result may stay open for any time. Without it, since may pass as_of at any
+        moment, and blobs that compaction replaces are deleted after `grace_s`.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
             SchemaMismatch, InvalidUsage: columns or condition do not fit; or a column of an older version is gone.
         """
         named: dict[str, Any] = {"columns": columns, "where": where, "form": form, "schema": schema}
-        found = enable_index_reads(self.handle, snapshot(self.handle, as_of, **named, timeout_s=timeout_s))
-        found.again = self, named
-        return found
+        contents = enable_index_reads(self.handle, snapshot(self.handle, as_of, **named, timeout_s=timeout_s))
+        contents.again = self, named
+        return contents
 
     @overload
     def get(self, keys: list[Any], as_of: int | Moment | None = None) -> list[Any]: ...
@@ -105,15 +105,15 @@ class ReadingCalls(CollectionBase):
         where: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> Any:
-        """Return the records with certain keys, in the form in which they were asked for: see `Snapshot.get`.
+        """Return the records of keys, in a form that fits the form of the keys: see `Snapshot.get`.
 
         Args:
-            where: in place of keys, a condition as text, such as "customer_id = 5". The answer is then what
-                `snapshot(as_of, where=where).to_arrow()` gives.
-            columns: the columns wanted, with where; None means all of them.
+            where: in place of keys, a condition as text, such as "customer_id = 5". The result is a table, as from
+                `snapshot(as_of, where=where).to_arrow()`.
+            columns: the requested columns, with where; None means all of them.
 
         Raises:
-            InvalidUsage: neither keys nor where is given, or both; or it is not a condition.
+            InvalidUsage: both of keys and where are set, or neither; or where is not a condition.
         """
         if (keys is None) == (where is None) or (where is None and columns is not None):
             raise InvalidUsage(
@@ -204,11 +204,11 @@ class ReadingCalls(CollectionBase):
 
         Args:
             start, until: the bounds, as numbers, frontiers or, if the collection has a timeline, moments. Until None
-                means all that is sealed; then start may be at the collection's upper, which gives no update.
+                means upper; then start may be upper, which returns no updates.
             form: "updates" (each update with its `_diff`) or "transitions": what became of keys at each time. A row has
                 `_change`, which is "insert", "update" or "delete", the new values, and the old ones as `_old_…`.
-            times: "timestamp" gives `_time` as timestamps in UTC of the collection's timeline, "int" as numbers; None
-                gives timestamps if there is a timeline.
+            times: the type of `_time`: "timestamp" for timestamps in UTC, "int" for numbers. None means timestamps if
+                the collection has a timeline.
             timeout_s: how long to wait for `until - 1` to be sealed, if it is not; None waits without limit.
 
         Raises:
@@ -239,8 +239,8 @@ class ReadingCalls(CollectionBase):
     ) -> Difference:
         """Return the differences between the contents as of two times.
 
-        Rows are as those of `changes(form="transitions")`, without `_time`: the key, the values as of the second time,
-        `_change`, which is "insert", "update" or "delete", and the values as of the first time as `_old_…`. Memory: the
+        Rows are as from `changes(form="transitions")`, without `_time`. They have the key, the values as of the second
+        time, and the values as of the first time as `_old_…`. `_change` is "insert", "update" or "delete". Memory: the
         updates between the two times.
 
         Args:
@@ -262,9 +262,9 @@ class ReadingCalls(CollectionBase):
     ) -> Upserts:
         """Return changes with `start <= time < until` as events: (key, value or None, time).
 
-        Also as Arrow, with `_time` and `_deleted`. What another keyed collection makes of them is the same changes.
-        Tombstones are events, too, which delete; as Arrow, they have all their columns. Bounds and
-        schema are as for `changes`.
+        Also as Arrow, with `_time` and `_deleted`. Another keyed collection that takes these events has the same
+        changes. Tombstones are events that delete; as Arrow, they have all their columns. Bounds and schema are as for
+        `changes`.
 
         Raises:
             NotKeyed, and what `changes` raises. InvalidUsage, when read: a key has more than one value, or a NULL that
@@ -294,8 +294,8 @@ class ReadingCalls(CollectionBase):
         Contents that are larger than a fifth of the memory budget come in parts: all but the last have as_of as their
         upper.
 
-        Both are taken at one point of the log, so that no update is seen twice or missed. Where nothing may be sealed
-        yet, `listen()` gives everything from the first time on, as soon as it is sealed.
+        Both are taken at one point of the log, so that no update is seen twice or missed. If nothing is sealed yet,
+        use `listen()`, which returns everything from the first time on, as soon as it is sealed.
 
         Args:
             as_of: the time; None means the latest sealed one.
@@ -309,22 +309,21 @@ class ReadingCalls(CollectionBase):
     def follow(self, name: str, *, times: Times | None = None) -> Following:
         """Follow the collection as a named consumer that resumes after its last position.
 
-        How far the consumer has come is the permanent hold of that name; see `persist.api.follow`. Where there is none
-        yet, the contents as of the latest sealed time come first. Each time comes as a whole, in memory. Acknowledge
-        with `Following.ack`, or exactly once, in the commit that writes the output, with `MultiWrite.ack`. Whoever
-        follows by this name next takes over at once what this one held besides; this one then gets `LeaseExpired` when
-        it polls, if it lives.
+        The permanent hold of that name stores the position of the consumer; see `persist.api.follow`. A new consumer
+        gets the contents as of the latest sealed time first. Each time comes as a whole, in memory. Acknowledge with
+        `Following.ack`, or exactly once, in the commit that writes the output, with `MultiWrite.ack`. The next consumer
+        of this name takes over at once; the earlier one then gets `LeaseExpired` when it polls.
 
         Args:
             name: the consumer's; a hold of that name that was taken by hand counts as acknowledged up to its time.
         """
-
         moments = self.handle.moments(times)
 
         def start(hold_time: int | None) -> Listen:
+            """Return the updates after a time; without one, the contents and the updates after them."""
             consumer = f"{self.id}/{name}"
             contents = self.handle.contents()
-            newest = self.handle.newest()  # Who begins again after the schema changed begins with the changed one.
+            newest = self.handle.newest()  # A consumer that restarts reads with the newest schema.
             if hold_time is not None or contents.since == contents.upper == 0:
                 return begin_listen(newest, hold_time, moments, consumer)  # The contents come with the first seal.
             latest = None if contents.since < contents.upper else to_time(contents.since)
@@ -343,15 +342,15 @@ class ReadingCalls(CollectionBase):
     ) -> pa.Table:
         """Return a frame with the value of each row's key at its time.
 
-        A row whose key had nothing then has NULLs, and one whose key had several records comes once for each. Cost: the
-        history of the frame's keys, between its times; of other keys only what shares row groups with these.
+        A row whose key had no record then has NULLs. A row whose key had several records is returned once for each.
+        Cost: the history of the frame's keys between its times, and what shares row groups with it.
 
         Args:
             frame: anything Arrow, a frame of pandas or Polars, a dict of columns, or a list of dicts.
-            time: its column of times, or of timestamps, if the collection has a timeline: what held at a moment is what
-                held at the last time not after it.
-            on: its columns that stand for the key fields, in their order; None for those of the same names.
-            columns: the value columns wanted; None means all of them.
+            time: its column of times, or of timestamps, if the collection has a timeline. A timestamp means the last
+                time that is not after it.
+            on: its columns with the key fields, in their order; None for the columns of the same names.
+            columns: the requested value columns; None means all of them.
             timeout_s: how long to wait for the last of the times to be sealed.
 
         Raises:
@@ -369,14 +368,14 @@ class KeepingCalls(CollectionBase):
         """Keep since at or before a time. Cost: a commit, or nothing if already held.
 
         Args:
-            time: where, as a number, a frontier such as `since` or, if the collection has a timeline, a moment; of a
-                named hold that exists it may be left out.
+            time: a number, a frontier such as `since` or, if the collection has a timeline, a moment. It may be left
+                out for a named hold that exists.
             name: makes the hold permanent. Without a name it is released with this client, or when its lease runs out.
                 If there is a hold of that name it is returned as it is, and its `time` may be another one.
 
         Raises:
             AsOfCompacted: since has passed time.
-            HoldNotFound: there is no hold of that name, and no time was given to make one.
+            HoldNotFound: no hold has that name, and time is left out.
         """
         return take_hold(self.handle, time, name)
 
@@ -392,12 +391,12 @@ class KeepingCalls(CollectionBase):
         Args:
             name: does not look like a time. A tag that is there already, at that time, is not an error.
             time: None means the latest sealed one.
-            move: let a tag that is at another time move, to a later one or back.
+            move: let a tag move to another time, later or earlier.
 
         Raises:
-            TagMoved: the tag is at another time, and is not to move; or somebody else has moved it meanwhile.
+            TagMoved: the tag is at another time, and move is False; or another client has moved it meanwhile.
             AsOfCompacted, AsOfNotSealed: the time cannot be read, or not yet.
-            InvalidUsage: the name looks like a time, or is none.
+            InvalidUsage: the name looks like a time, or is not a name.
         """
         return set_tag(self.handle, name, time, move=move)
 
@@ -406,7 +405,7 @@ class KeepingCalls(CollectionBase):
         return dict(self.handle.contents().tags)
 
     def untag(self, name: str) -> CommitFuture:
-        """Drop a tag. Its time may be compacted then. Raises TagNotFound: there is none of that name."""
+        """Drop a tag. Its time may be compacted then. Raises TagNotFound if no tag has that name."""
         return untag(self.handle, name)
 
     @property
@@ -417,7 +416,7 @@ class KeepingCalls(CollectionBase):
     def retain(self, retention: Retention | None) -> CommitFuture:
         """Let since follow upper at a distance, as holds and tags allow.
 
-        This happens with every seal, whoever seals. History that nobody can read any more is destroyed by compaction.
+        Each seal of any client moves it. Compaction destroys history before since.
 
         Args:
             retention: how many times before upper stay readable; if the collection has a timeline, also a span such as
@@ -432,7 +431,7 @@ class KeepingCalls(CollectionBase):
     def allow_compaction(self, since: int | Moment | Antichain) -> CommitFuture:
         """Allow compaction of times before since. Reads before it fail then.
 
-        `Collection.since` tells how far that is: the least of what was allowed and of every live hold.
+        `Collection.since` is the least of the allowed time and of the times of all live holds.
 
         Returns:
             a future that resolves when that is durable, or to `FrontierRegression` if since would go back.
@@ -443,15 +442,16 @@ class KeepingCalls(CollectionBase):
         """Merge runs and destroy what since has passed. Contents stay the same.
 
         With `resolve="background"`, events that are sealed become updates first; what readers see stays the same.
-        A keyframe is made as of the last sealed time, runs of similar size are merged, small writes leave the log, and
-        what was retracted before since is written away: `Client.gc` deletes it after the grace period. Cost: reading
-        what is rewritten, a PUT for each new part, and a commit for each piece of work. Memory: `memory_budget`.
+        It writes a keyframe as of the last sealed time, merges runs of similar size, and moves small writes from the
+        log into parts. New parts leave out records that were retracted before since; `Client.gc` deletes the old ones
+        after the grace period. Cost: reading what is rewritten, a PUT for each new part, and a commit for each piece of
+        work. Memory: `memory_budget`.
 
         Args:
-            only_due: do only what is worth it by now.
+            only_due: do only work that pays by now.
 
         Raises:
-            CorruptBlob: a part cannot be believed; nothing that it is part of was replaced.
+            CorruptBlob: a part is damaged; its run was not replaced.
             DiffOverflow: a multiplicity does not fit int64.
             InvalidUsage: `memory_budget` cannot hold a row group.
         """

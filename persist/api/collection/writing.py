@@ -177,10 +177,10 @@ class WritingCalls(KeyedCalls):
             message, metadata: a text, and texts by name, that the log keeps with the commit; see `history`.
 
         Returns:
-            a future that resolves when all is durable; its `time` is the time of the commit. Or it resolves to
-            `UpdateNotBeyondUpper` if an update is at a sealed time, `UpperMismatch` if upper is not the expected one,
-            `FrontierRegression` if seal is behind upper, `Locked` or `WriterFenced` if another client has the location
-            exclusively, `TokenReused`.
+            a future that resolves when all is durable; its `time` is the time of the commit. It raises
+            `UpdateNotBeyondUpper` if an update is at a sealed time, and `UpperMismatch` if upper is not the expected
+            one. It raises `FrontierRegression` if seal is behind upper, and `TokenReused`. If another client has the
+            location exclusively, it raises `Locked` or `WriterFenced`.
 
         Raises:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection; nothing was written.
@@ -216,16 +216,16 @@ class WritingCalls(KeyedCalls):
         Other columns stay as they are.
 
         One look-up finds the rows, and one commit changes them. If the collection is keyed, events that wait at times
-        up to that one are resolved first. A row then counts like an event: if its values of `order_by` are below those
-        of the present row, it changes nothing; a row that lacks these columns always counts.
+        up to that one are resolved first. A row then counts like an event: if the present row has greater values of
+        `order_by`, it changes nothing. A row that lacks these columns always counts.
 
         Args:
             rows: dicts, of which each may have other columns; or a frame, anything Arrow, or a stream of these, without
                 the columns that stay. All have the key. A NULL is a value.
-            time: of the change; None for that of the commit, which computes it again while others come first. Or the
-                name of the column with the time of each row.
-            missing: what becomes of a row whose key holds nothing: "error" refuses all rows, and names some keys;
-                "insert" inserts it, with the default or NULL in columns that it lacks; "ignore" leaves it out.
+            time: of the change, or the name of the column with the time of each row. None means the time of the
+                commit; if other commits come first, the change is computed again.
+            missing: the treatment of rows whose key holds nothing. "error" refuses all rows, and names some keys.
+                "insert" inserts such rows, with the default or NULL in columns that they lack. "ignore" skips them.
 
         Returns: a future, as `overwrite`.
 
@@ -328,7 +328,7 @@ class WritingCalls(KeyedCalls):
     ) -> CommitFuture:
         """Write the contents as of a time again, at a later time.
 
-        History stays: the times in between can be read as before. The schema stays, too. If the collection is keyed,
+        History and schema stay: the times in between can be read as before. If the collection is keyed,
         events that wait at times up to that one are resolved first. Cost: reading the changes since then, twice; of a
         keyed collection, reading the old and the present contents.
 
@@ -369,15 +369,16 @@ class WritingCalls(KeyedCalls):
     def seal_to(self, upper: int | Moment | Antichain, *, allow_future: bool = False) -> CommitFuture:
         """Seal a keyed collection at least to upper: `seal_to(max_time - lateness)`.
 
-        How many events came after that is in `late_counts`. allow_future is as for `write`. Returns a future as `seal`.
+        `late_counts` has the number of events that came later. allow_future is as for `write`. Returns a future as
+        `seal`.
         """
         get_keyed_form(self.handle)
         if isinstance(upper, int) and upper < 0:
-            upper = 0  # Lateness is greater than any time that there was.
+            upper = 0  # The lateness is greater than every time of an event.
         elif upper != 0:
             self.handle.check_plausible("upper", upper, allow_future=allow_future)
-        asked = AskedEvents(None, self.handle.frontier("upper", upper), is_least=True)
-        return submit_keyed(self.handle, "seal", asked)
+        sealing = AskedEvents(None, self.handle.frontier("upper", upper), is_least=True)
+        return submit_keyed(self.handle, "seal", sealing)
 
 
 def write_rows(
@@ -466,10 +467,10 @@ def _commit_events(
     get_keyed_form(handle)
     end = _check_event_arguments(handle, action, options, seal, late)
     handle = handle.with_future_times(allow_future=options.allow_future)
-    taken = convert_events(handle, events, handle.stamp(options.time, None), may_delete=may_delete)
+    converted = convert_events(handle, events, handle.stamp(options.time, None), may_delete=may_delete)
     counts = late_counts if late == "collect" else None
-    asked = AskedEvents(taken, end, options.token, tuple(options.make_notes([handle.id])), late=counts)
-    return submit_keyed(handle, action, asked)
+    requested = AskedEvents(converted, end, options.token, tuple(options.make_notes([handle.id])), late=counts)
+    return submit_keyed(handle, action, requested)
 
 
 def _check_event_arguments(
