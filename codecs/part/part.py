@@ -127,7 +127,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         """
         keys = self._parse_json(self.keys_json, _Keys)
         if keys is not None and len(keys) not in {min(samples, self.rows) for samples in KEY_SAMPLES}:
-            raise CorruptBlob(self.name, f"its descriptor has {len(keys)} keys of its {self.rows} rows")
+            raise CorruptBlob(self.name, f"its descriptor samples {len(keys)} keys of {self.rows} rows, unlike writers")
         return keys
 
     @property

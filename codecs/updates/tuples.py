@@ -189,7 +189,7 @@ def _convert_integers(values: Sequence[Any], name: str) -> pa.Array:
         column = to_array(values, _INT64, name)
     except InvalidUpdate as error:
         if any(isinstance(value, date) for value in values):
-            remedy = "Moments are times in a collection with {timeline:option:us}, say."
+            remedy = "Give an int, or create the collection with a timeline, such as {timeline:option:us}, for moments."
             raise InvalidUpdate(str(error)).with_remedy(remedy) from error
         raise
     if column.null_count:

@@ -173,9 +173,10 @@ class IndexScan:
         return self.scan.schema
 
     def tables(self, form: Form, reader: PartReader) -> Iterator[pa.Table]:
-        """Yield the rows of the scan in a form, from memory.
+        """Yield the rows that the index finds, with `_diff` or repeated, as form says.
 
-        Raises LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
+        Raises LeaseExpired: garbage collection deleted a part of the index during the read. Reads of an index are
+        short, so they take no hold.
         """
         try:
             table = self._find_matching_rows(reader)

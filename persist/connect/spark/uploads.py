@@ -251,7 +251,7 @@ def plan_events(
 
     Args:
         is_plain: rows have no times yet, and get one when they are committed.
-        collects: late events are left out, so a time that all of them have may be one.
+        collects: late events are left out and not refused, so the option `time` may be late.
     """
     name = options.collection
     with explain_missing_collection(name), read_engine(options.location, options.storage) as engine:

@@ -403,8 +403,9 @@ _NAMED = {"duckdb": 1, "python": 2}  # The number of leading constant arguments:
 
 
 def make_function(name: str) -> Callable[..., Any]:
-    """Return a function for arrays and scalars: scalars are as many as there are records; of scalars only, one.
+    """Return the SQL function of a name, which takes arrays and scalars.
 
+    Scalars are repeated to the length of the arrays. If all arguments are scalars, the result is one.
     An argument that is wrong for any record raises for empty columns as well, so it is found when an expression gets
     its type.
     """

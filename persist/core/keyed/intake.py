@@ -51,9 +51,9 @@ class EventTable(msgspec.Struct, frozen=True):
 
     Attributes:
         schema: the schema of the table, and of its parts.
-        table: as `persist.core.keyed.events` has them, in buffers that the caller has not; `_seq` counts from 0. If
-            some are partial, it also has the column without a name of `persist.core.keyed.partial`.
-        watermarks: the least and the greatest, where they are integers.
+        table: columns as in `persist.core.keyed.events`, copied, so that the caller cannot change them; `_seq` counts
+            from 0. If some events are partial, it also has the column `GIVEN`, whose name is empty.
+        watermarks: the least and the greatest value of the first ordering column, if these are integers.
         at_commit: whether they get the time of their commit; until then it is 0.
         ready: the same events by key, if they were needed before.
     """
@@ -307,7 +307,10 @@ def _encode_unchanged(
     schema: CollectionSchema,
     form: KeyedForm,
 ) -> tuple[pa.Array | None, dict[str, pa.Array]]:
-    """Return the texts of partial events, None without any; and by column, which rows leave it as it is."""
+    """Return the changed columns of each event as text, and by column the rows that leave it unchanged.
+
+    The first is None if no event is partial; it is NULL for whole events.
+    """
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not (pa.types.is_null(kind) or (is_list and (is_text(kind.value_type) or pa.types.is_null(kind.value_type)))):

@@ -354,7 +354,7 @@ def load_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
     try:
         _check_checkpoint(checkpoint)
     except ValueError as error:
-        raise CorruptBlob(key, f"it is not one that a writer would make: {error}") from error
+        raise CorruptBlob(key, f"no writer would make it: {error}") from error
     return StoredCheckpoint(checkpoint, make_pointer(key, data))
 
 
@@ -422,7 +422,7 @@ def _restore_levels(
                 raise ValueError(f"the destroyed collection {dropped.collection} exists")
     except ValueError as error:
         key = make_checkpoint_key(checkpoint.seqno)
-        raise CorruptBlob(key, f"it is not one that a writer would make: {error}") from error
+        raise CorruptBlob(key, f"no writer would make it: {error}") from error
     number = max(checkpoint.format, FORMAT_MIN)
     at = (checkpoint.location, checkpoint.seqno)
     return State(*at, directory.entries, directory.ids, control, checkpoint.commit, number), levels
@@ -479,7 +479,7 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
         check_parts(entry.id, contents.stored_parts, entry.folders)
         check_contents(contents)
     except ValueError as error:
-        raise CorruptBlob(entry.stored[-1].blob, f"it is not one that a writer would make: {error}") from error
+        raise CorruptBlob(entry.stored[-1].blob, f"no writer would make it: {error}") from error
 
 
 def _rebase_entry(

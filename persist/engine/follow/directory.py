@@ -116,11 +116,12 @@ class Directory:
         entries: dict[str, CollectionEntry | None] = {}
         for stored in collections:
             if stored.id in entries:
-                raise ValueError(f"it speaks twice of collection {stored.id}")
+                raise ValueError(f"it lists the collection {stored.id} twice")
             entries[stored.id] = _read_entry(stored)
         for id_ in gone:
             if id_ in entries or not (is_paged or id_ in self.entries):
-                raise ValueError(f"the collection {id_[:200]!r} is gone, and is there, or never was")
+                reason = "also has an entry for it" if id_ in entries else "it did not exist"
+                raise ValueError(f"it lists the collection {id_[:200]!r} as deleted, but {reason}")
             entries[id_] = None
         if is_paged is isinstance(freed, UnsetType):
             raise ValueError("it must say which names are free if there are pages before it, and only then")
@@ -379,7 +380,7 @@ def _make_level(
         for objects in (stored.entries, stored.names):
             check_objects(objects, stored.seqno)
     except ValueError as error:
-        raise CorruptBlob(pointer.blob, f"it is not one that a writer would make: {error}") from error
+        raise CorruptBlob(pointer.blob, f"no writer would make it: {error}") from error
     entries = Table(blob, stored.entries, _decode_entry, directory_before.entries)
     names = Table(blob, stored.names, _decode_id, directory_before.ids)
     return Level(pointer, Directory(FrozenMap(below=entries), FrozenMap(below=names)), (entries, names))

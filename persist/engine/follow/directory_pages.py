@@ -175,7 +175,7 @@ class Table(Generic[V]):
             return self._decode(key, data)
         except (ValueError, msgspec.MsgspecError) as error:
             blob = self._where[at][0].blob
-            raise CorruptBlob(blob, f"it is not one that a writer would make: {error}") from error
+            raise CorruptBlob(blob, f"no writer would make it: {error}") from error
 
 
 class Writing:

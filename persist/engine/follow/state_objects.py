@@ -113,7 +113,7 @@ class KnownContents:
             try:
                 levels.append(StateLevel(pointer, apply_changes(contents_before, stored)))
             except ValueError as error:
-                raise CorruptBlob(pointer.blob, f"it is not one that a writer would make: {error}") from error
+                raise CorruptBlob(pointer.blob, f"no writer would make it: {error}") from error
         self.keep(entry.id, levels)
         return tuple(levels)
 

@@ -153,23 +153,24 @@ class NamedHold(Hold):
         time = self._check_later(f"the hold {self.name!r}", time)
         if time > self._time:
             try:
-                self._change(lambda at: self._move(at, time))
+                self._compare_and_set(lambda at: self._move(at, time))
             except Indeterminate:
                 self._maybe = time
                 raise
             self._time, self._maybe = time, None
 
     def release(self) -> None:
-        self._change(self._give_up)
+        self._compare_and_set(self._give_up)
 
-    def _change(self, change: Callable[[int], object]) -> None:
+    def _compare_and_set(self, attempt: Callable[[int], object]) -> None:
+        """Call attempt with the expected time; again if a move without an answer has succeeded."""
         try:
-            change(self._time)
+            attempt(self._time)
         except HoldMoved as error:
             if self._maybe is None or error.actual != self._maybe:
                 raise
             self._time, self._maybe = self._maybe, None
-            change(self._time)
+            attempt(self._time)
 
     def close(self) -> None:
         """Leave the hold where it is."""

@@ -191,7 +191,10 @@ def slice_snapshot(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
 def _read_standing(
     scan: Scan, reader: PartReader, split: Split, names: list[str], *, keeps_diff: bool
 ) -> Iterator[pa.Table]:
-    """Yield the standing rows, without `_diff` if it is 1 in all of them and is not requested."""
+    """Yield the rows of parts that no other part can cancel (`base` and `history` of the split).
+
+    They come without `_diff` if that is 1 in all rows and is not requested.
+    """
 
     def is_bare(part: Part) -> bool:
         return part.is_plain and not keeps_diff

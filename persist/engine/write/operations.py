@@ -194,10 +194,10 @@ class Operation(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def is_in_order(self) -> bool:
-        """Whether its steps are in the order of their mutations in a record.
+        """Whether its steps are in the order in which a record stores mutations.
 
-        Then `apply` of a record of this operation alone checks its steps one after the other. Common operations are in
-        order: conditions, then writes, holds and a seal.
+        That order is conditions, writes, holds, seal. If so, applying a record with this operation alone checks the
+        steps in the caller's order.
         """
         reached: dict[str, int] = {}
         for step in self.steps:

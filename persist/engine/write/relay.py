@@ -32,7 +32,7 @@ class Relay(Protocol):
     """A way to another client that commits for this one; for one thread at a time."""
 
     def commit(self, location: str, operations: Sequence[Operation]) -> Sequence[Answer] | None:
-        """Have operations committed, in this order, each with its submission.
+        """Ask the other client to commit operations in this order, each under this client's id for it.
 
         Returns:
             None if no other client was asked. Otherwise, for each operation: the seqno of its commit; the error of its

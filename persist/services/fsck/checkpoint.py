@@ -154,7 +154,7 @@ def _is_bad(blob: Blob, key: str) -> bool:
 
 
 def _read_object(blob: Blob, pointer: BlobRef) -> bytes | None:
-    """Return the bytes at a pointer if they may belong there, or None."""
+    """Return an object's bytes; None if it is missing, b"" if it is larger than its pointer says."""
     try:
         return get_at_most(blob, pointer.blob, pointer.bytes)
     except CorruptBlob:

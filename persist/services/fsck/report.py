@@ -206,7 +206,7 @@ def _format_age(age_s: float) -> str:
 
 
 OBJECT_BYTES_MAX = 1 << 30
-_BREAKS_A_RULE = ("it is not a valid", "it is not one that a writer would make", "it breaks a rule")
+_BREAKS_A_RULE = ("it is not a valid", "no writer would make it", "it breaks a rule")
 KINDS = {
     "log": "record",
     "checkpoint": "checkpoint",

@@ -159,7 +159,9 @@ def write(
     if key and no_key:
         raise persist.InvalidUsage("--key and --no-key exclude each other")
     if timeline is not None and not (key or no_key):
-        raise persist.InvalidUsage("--timeline is of a collection that is created: it goes with --key or --no-key")
+        raise persist.InvalidUsage(
+            "--timeline only applies if the command creates the collection, with --key or --no-key"
+        )
 
     when = _choose_row_times(time, time_column, "a row")
     plan = Plan(when, diff, seal, token, skip_bad, allow_future=allow_future)

@@ -122,10 +122,10 @@ def test_a_directory_has_each_id_and_each_name_once() -> None:
     with pytest.raises(ValueError, match="two collections have the same id or name"):
         both.with_changes([taken], [])
     for again in ([one, msgspec.structs.replace(one, name="d")], [one, one]):
-        with pytest.raises(ValueError, match="it speaks twice of collection"):
+        with pytest.raises(ValueError, match="it lists the collection .* twice"):
             EMPTY.with_changes(again, [])
     for gone in ([LEASE], [ID]):
-        with pytest.raises(ValueError, match="is gone, and is there, or never was"):
+        with pytest.raises(ValueError, match="as deleted, but"):
             both.with_changes([one], gone)
 
 
@@ -162,7 +162,7 @@ def test_a_checkpoint_says_nothing_of_what_comes_after_it() -> None:
     ]
     for good, wrong in pairs:
         assert read(**good)
-        with pytest.raises(CorruptBlob, match="it is not one that a writer would make"):
+        with pytest.raises(CorruptBlob, match="no writer would make it"):
             read(**wrong)
     largest = BlobRef(f"directory/{5:020d}-{'a' * 32}.json", directory.OBJECT_BYTES_MAX, "x")
     for directory_, is_good in [

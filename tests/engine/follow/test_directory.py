@@ -495,7 +495,7 @@ def test_an_object_of_pages_that_no_writer_would_make_is_refused() -> None:
     for change in bad:
         stored = msgspec.structs.replace(whole, **change)
         made = store_framed(blob, f"directory/{whole.seqno:020d}-", stored)
-        with pytest.raises(CorruptBlob, match="not one that a writer would make"):
+        with pytest.raises(CorruptBlob, match="no writer would make it"):
             directory.KnownLevels().read(blob, whole.location, [made])
 
 

@@ -201,9 +201,10 @@ class TotalReduce(ReduceOperator):
         return 0 if self.large is None else self.large.bytes
 
     def _find_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> list[Ints]:
-        """Return the changes of the output of keys, and rank the groups for which that pays.
+        """Return the changes of the output for some keys.
 
-        Each piece is shaped at once, which frees the memory of its input.
+        Large groups for which it is cheaper get a ranked index first. Each piece becomes output rows at once, which
+        frees the memory of its input.
         """
         changes, count = [], keys.shape[1]
         if self.large is not None and len(old_numbers) >= self.costs.large_rows:

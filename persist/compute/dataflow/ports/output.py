@@ -92,8 +92,11 @@ class KeptLinear(Operator):
         self.kept: Ints | None = None
 
     def restore(self, kept: Ints, at: int) -> None:
-        """Begin with the stored contents of a time, int64[words + time from which on + diff, n]; they include all input
-        up to it."""
+        """Begin with the hidden collection's contents as of `at`, which include all input up to `at`.
+
+        `kept` has the shape int64[words + 2, n]. For each record it has the words, the time from which on it counts,
+        and the diff.
+        """
         self._restored, self._after = kept, at
 
     def run(self) -> None:

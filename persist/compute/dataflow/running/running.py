@@ -216,7 +216,7 @@ class Running(Closes):
             raise
 
     def _may_be_partial(self, reason: str | None) -> bool:
-        """Return whether the program can continue from its outputs without its sources."""
+        """Return whether it may start from stored outputs; not for a reason to load the sources whole."""
         handles = [self.program.output(sink.collection) for sink in self._graph.sinks]
         return reason is None and all(handle is not None and handle.get_known_state().upper != 0 for handle in handles)
 

@@ -240,10 +240,10 @@ SHARE = 4  # This fraction of the rows must be resolved between two searches for
 def _find_floor(
     contents: CollectionState, schema: CollectionSchema, form: KeyedForm, start: int, reader: PartReader
 ) -> pa.Scalar | None:
-    """Return a watermark that no event is below that comes or is pending at times from start on.
+    """Return a lower bound of the ordering column for all pending and future events from start on.
 
-    None without a bound, or if such an event may have no order: NULL is below every floor. Cost: the ordering column of
-    pending parts with such times.
+    None without a late bound, or if such an event may have NULL there. Cost: the ordering column of pending parts with
+    such times.
     """
     if contents.late_bound in (None, WATERMARK_OF_NULL) or form.groups:
         return None  # Tombstones keep the orders of groups, which the late bound does not limit.

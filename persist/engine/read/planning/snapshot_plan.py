@@ -253,11 +253,13 @@ class UnreadParts:
         self._numbers: Numbers = ()
 
     def select_from_frontier(self, contents: CollectionState, lower: int) -> tuple[Part, ...]:
-        """Return these parts, as `find_numbers_from_frontier` does their numbers."""
+        """Return the parts with times >= lower; as `find_numbers_from_frontier`."""
         return contents.list_parts(self.find_numbers_from_frontier(contents, lower))
 
     def find_numbers_from_frontier(self, contents: CollectionState, lower: int) -> Numbers:
-        """Return the numbers of these parts; neither state nor bound may be earlier than in the last call.
+        """Return the numbers of the parts with times >= lower.
+
+        Contents and lower must not go back from one call to the next.
 
         Cost: O(new and unread parts), and one comparison of pointers for each run; after a compaction O(parts).
         """
