@@ -12,6 +12,7 @@ as any other refresh does. Afterwards the program goes on from its sealed output
   at each of them are computed, and their differences are the updates.
 - **Fallback.** Our operators compute everything if DuckDB raises, or is not installed. They also do if it would return
   most of the rows, or if much has changed at many times.
+- **Memory.** The parts take at most the view's `memory_budget`, and DuckDB as much again. Otherwise our operators work.
 """
 
 import os
@@ -55,6 +56,7 @@ from persist.engine.read.planning.scan import Scan, narrow_scan
 TIMES_MAX = 8  # The contents at so many times are computed; later changes are left to refreshes.
 SMALL_ROWS = 1 << 14  # Fewer returned rows cost little.
 _NOTHING = pa.table({})
+FILES_MAX = 256  # Each part has a file open; many systems let a process have 1,024.
 REMAINING_SHARE = 16  # If more than this share of the rows comes later, refreshes would look up too much.
 RETURNED_SHARE = 4  # If DuckDB returns more than this share of the rows, our operators would do most of the work.
 
@@ -65,7 +67,10 @@ def build_first(program: ViewProgram, engine: Engine, options: Options) -> int |
     if not _is_new(program, plan) or explain_why_not_partial(plan) is not None:
         return None
     states = [program.load_source(engine, name).get_known_state() for name in _list_sources(plan).values()]
-    if sum(part.rows for state in states for part in state.parts) < options.costs.first_build_rows:
+    parts = [part for state in states for part in state.parts]
+    if sum(part.rows for part in parts) < options.costs.first_build_rows:
+        return None
+    if sum(not part.inline for part in parts) > FILES_MAX or sum(part.bytes for part in parts) > options.memory_budget:
         return None
     with suppress(ImportError, Untranslatable, NegativeMultiplicity, UpperMismatch, HoldMoved, ViewRedefined):
         import duckdb  # Here: it takes long to load.
@@ -76,7 +81,7 @@ def build_first(program: ViewProgram, engine: Engine, options: Options) -> int |
             times = _choose_times(ports.sources, options)
             if times and all(output.upper == 0 for output in ports.outputs.every):
                 with report_work("refresh", program.name, unit="updates") as tell:
-                    with _Build(plan, ports.sources, duckdb) as build:
+                    with _Build(plan, ports.sources, duckdb, options.memory_budget) as build:
                         tables = build.compute_updates(times)
                     check_limits()
                     seqno = ports.outputs.commit_tables(times[-1] + 1, tables)
@@ -115,7 +120,7 @@ class _Build:
         cuts: the nodes whose contents DuckDB returns.
     """
 
-    def __init__(self, plan: Plan, sources: Sequence[SourceReader], duckdb: Any) -> None:
+    def __init__(self, plan: Plan, sources: Sequence[SourceReader], duckdb: Any, memory_limit: int) -> None:
         self._plan = plan
         self._readers = dict(zip(_list_sources(plan), sources, strict=True))
         self._readers_of = plan.find_readers()
@@ -132,10 +137,13 @@ class _Build:
             raise Untranslatable
         self._open = ExitStack()
         self._files: dict[str, str] = {}  # By the blobs of parts.
-        self._connection = duckdb.connect(config={"enable_external_file_cache": "false", "temp_directory": ""})
+        self._memory_limit = memory_limit
+        limits = {"memory_limit": f"{memory_limit}B", "temp_directory": "", "enable_external_file_cache": "false"}
+        self._connection = duckdb.connect(config=limits)
 
     def __enter__(self) -> "_Build":
         self._open.callback(self._connection.close)
+        self._connection.execute("SET TimeZone = 'UTC'")  # As `get_calculator`.
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -168,7 +176,10 @@ class _Build:
         if self._translate(number) is not None:
             self.cuts[number] = _NOTHING
             return
-        for below in self._plan.nodes[number].inputs:
+        node = self._plan.nodes[number]
+        if isinstance(node.operator, Source):
+            raise Untranslatable  # What is above cuts reads nothing else.
+        for below in node.inputs:
             self._find_cuts(below)
 
     def _translate(self, number: int) -> Relation | None:
@@ -275,6 +286,8 @@ class _Build:
         with snapshot(handle, time, columns=names, form="rows", schema=version) as contents:
             scan = contents.scan
             if not _is_plain(scan, schema):
+                if scan.memory > self._memory_limit:
+                    raise Untranslatable
                 table = contents.to_arrow().select(names).cast(schema)
                 self._register(view, table)
                 return len(table)
@@ -303,10 +316,13 @@ class _Build:
     def _write_file(self, part: Part, data: bytes) -> str:
         """Verify a part; write its bytes to a file in memory, and return its path."""
         verify_checksum(data, part)
-        descriptor = os.memfd_create("part")
-        self._open.callback(os.close, descriptor)
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(data)
+        try:
+            descriptor = os.memfd_create("part")
+            self._open.callback(os.close, descriptor)
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(data)
+        except OSError as error:  # Such as too many open files.
+            raise Untranslatable from error
         return f"/proc/self/fd/{descriptor}"
 
 

@@ -50,7 +50,7 @@ _COUNT_MAX = 1 << 26  # So many lower parts have an exact sum.
 _SIGNS = {
     "equal": "=", "not_equal": "<>", "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=",
     "distinct_from": "IS DISTINCT FROM", "not_distinct_from": "IS NOT DISTINCT FROM", "and": "AND", "or": "OR",
-    "like": "LIKE", "not_like": "NOT LIKE", "ilike": "ILIKE", "not_ilike": "NOT ILIKE",
+    "like": "LIKE", "not_like": "NOT LIKE",
 }  # fmt: skip
 _PATTERNS = {"prefix": "starts_with", "suffix": "ends_with", "contains": "contains"}
 _FUNCTIONS = ("coalesce", "nullif", "year", "quarter", "month", "day")
@@ -99,8 +99,9 @@ def is_plain(kind: pa.DataType) -> bool:
 
 
 def check_columns(schema: pa.Schema) -> None:
-    """Raise Untranslatable if a column has a name or type that DuckDB does not keep apart."""
-    if len({name.casefold() for name in schema.names}) < len(schema) or not all(map(is_plain, schema.types)):
+    """Raise Untranslatable if a column has a name or type that DuckDB does not keep apart, or a name for texts."""
+    names = {name.casefold() for name in schema.names if not name.startswith(" ")}
+    if len(names) < len(schema) or not all(map(is_plain, schema.types)):
         raise Untranslatable
 
 

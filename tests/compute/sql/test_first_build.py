@@ -1,5 +1,6 @@
 """First builds by DuckDB: exactly what the operators compute, or left to them; all of it in one commit, or nothing."""
 
+import os
 import random
 import sys
 import uuid
@@ -8,6 +9,7 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import Literal
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -15,6 +17,7 @@ import persist
 from persist import View
 from persist.blob.errors import CorruptBlob, Unavailable
 from persist.blob.protocol import MemoryBlob
+from persist.codecs.types.calculator import get_calculator
 from persist.compute.sql.types import to_arrow
 from tests.compute.sql.oracle import TABLES, value
 from tests.compute.sql.test_cold_steps import MORTAL, Mortal
@@ -175,6 +178,82 @@ def test_without_duckdb_and_for_few_rows_the_operators_build(
     for view in views:
         view.refresh()
         assert way_of(view) == "state"
+
+
+def build_from_texts(client: persist.Client, sql: str, **options: int) -> View:
+    """Return a view of a table of texts; raise AssertionError unless DuckDB's build holds what the operators' does."""
+    table = client.create_or_load("v", key={"i": pa.int32()}, value={"s": pa.string(), "l": pa.list_(pa.int64())})
+    texts = ["\u017f", "\u0130", "\u03c2", "\u212a", "2020-01-01 03:00:00+00", *map(str, range(2000))]
+    table.write([((i, (text, [i])), 0, 1) for i, text in enumerate(texts)], seal=1).result()
+    built, other = (client.create_view(name, sql) for name in ("built", "other"))
+    let_duckdb_build(built)
+    built.live.together.options = {**built.live.together.options, **options}
+    for view in (built, other):
+        view.refresh()
+    check_alike(built, other)
+    return built
+
+
+@pytest.mark.parametrize("pattern", ["%s%", "i", "\u03c3"])
+def test_patterns_without_case_are_left_to_the_operators(client: persist.Client, pattern: str) -> None:
+    view = build_from_texts(client, f"SELECT s ILIKE '{pattern}' AS p, count(*) AS n FROM v GROUP BY 1")
+    assert way_of(view) == "state"
+
+
+def test_texts_of_moments_are_in_utc_wherever_the_process_is(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get_calculator()
+    connect = duckdb.connect
+
+    def connect_elsewhere(**options: object) -> duckdb.DuckDBPyConnection:
+        """Return a connection that takes its zone from a machine elsewhere."""
+        connection = connect(**options)
+        connection.execute("SET TimeZone = 'America/New_York'")
+        return connection
+
+    monkeypatch.setattr(duckdb, "connect", connect_elsewhere)
+    moments = "CAST(TRY_CAST(s AS TIMESTAMPTZ) AS VARCHAR)"
+    view = build_from_texts(client, f"SELECT {moments} AS m, count(*) AS n FROM v GROUP BY 1")
+    assert way_of(view) == "part"
+
+
+def test_sources_without_a_text_above_others_with_one_are_left_to_the_operators(client: persist.Client) -> None:
+    fill(client, 6)
+    groups = "SELECT a, count(*) AS n FROM t GROUP BY a"
+    view = build_from_texts(client, f"SELECT v.i, v.l, g.n FROM v JOIN ({groups}) AS g ON v.i = g.a")
+    assert way_of(view) == "state"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        'SELECT " rest 0 0", sum(x) AS s FROM named GROUP BY 1',
+        'SELECT " weight", count(*) AS n FROM (SELECT i, " weight" FROM named EXCEPT SELECT 3, 0) AS o GROUP BY 1',
+    ],
+)
+def test_columns_with_names_that_texts_use_are_left_to_the_operators(client: persist.Client, sql: str) -> None:
+    values = {" rest 0 0": pa.float64(), " weight": pa.int64(), "x": pa.float64()}
+    table = client.create_or_load("named", key={"i": pa.int64()}, value=values)
+    table.write([((i, (float(i % 2), i % 4, i / 10)), 0, 1) for i in range(50)], seal=1).result()
+    check_alike(*build_twice(client, sql))
+
+
+@pytest.mark.parametrize("bounded_by", ["memory", "files", "the system"])
+def test_what_needs_much_memory_or_many_files_is_left_to_the_operators(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch, bounded_by: str
+) -> None:
+    def refuse(name: str) -> int:
+        """Raise as a process does that has too many files."""
+        raise OSError(24, "Too many open files")
+
+    if bounded_by == "files":
+        monkeypatch.setattr("persist.compute.sql.first_build.FILES_MAX", 0)
+    elif bounded_by == "the system":
+        monkeypatch.setattr(os, "memfd_create", refuse)
+    budget = {"memory_budget": 5000} if bounded_by == "memory" else {}
+    view = build_from_texts(client, "SELECT s, count(*) AS n FROM v GROUP BY s", **budget)
+    assert way_of(view) == "state"
 
 
 def test_a_damaged_part_is_never_built_from() -> None:
