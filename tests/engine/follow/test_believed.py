@@ -122,7 +122,7 @@ def test_a_directory_has_each_id_and_each_name_once() -> None:
     with pytest.raises(ValueError, match="two collections have the same id or name"):
         both.with_changes([taken], [])
     for again in ([one, msgspec.structs.replace(one, name="d")], [one, one]):
-        with pytest.raises(ValueError, match="it lists the collection .* twice"):
+        with pytest.raises(ValueError, match="it lists the collection"):
             EMPTY.with_changes(again, [])
     for gone in ([LEASE], [ID]):
         with pytest.raises(ValueError, match="as deleted, but"):
