@@ -160,6 +160,35 @@ def test_a_merge_reads_the_range_of_its_sources_keys(shop: SparkSession, place: 
     assert len(contents(place, "orders")) == 9001
 
 
+# Sources that read the target as a whole, or have other rows or errors if they are read on their own.
+WHOLE_SOURCES = {
+    "SELECT x.id, x.v FROM (SELECT id, row_number() OVER (ORDER BY id) v FROM shop.text) x JOIN batch USING (id)": 52,
+    "SELECT x.id, 7 AS v FROM (SELECT * FROM shop.text ORDER BY id LIMIT 9) x JOIN batch USING (id)": 0,
+    "SELECT * FROM VALUES ('é', 8), (CAST(X'80' AS STRING), 9) AS s(id, v)": 8,
+}
+
+
+@pytest.mark.parametrize("source", WHOLE_SOURCES)
+def test_a_merge_limits_nothing_but_its_target(shop: SparkSession, place: str, source: str) -> None:
+    with persist.open(place) as client:
+        texts = [*(f"{number:02}" for number in range(-1, 89)), "é"]
+        client.write("text", pa.table({"id": texts, "v": [0] * 91}), key=["id"]).result()
+    shop.sql("SELECT * FROM VALUES ('40'), ('50') AS s(id)").createOrReplaceTempView("batch")
+    shop.sql(f"MERGE INTO shop.text t USING ({source}) s ON t.id = s.id WHEN MATCHED THEN UPDATE SET v = s.v")
+    assert max(value for _, value in contents(place, "text")) == WHOLE_SOURCES[source]
+
+
+def test_a_merge_does_not_read_a_changing_source_for_a_range(shop: SparkSession, place: str) -> None:
+    with persist.open(place) as client:
+        client.write("orders", pa.table({"id": range(90), "v": [0] * 90}), key=["id"]).result()
+    merge = "MERGE INTO shop.orders t USING (SELECT * FROM VALUES (40L, '9', 'n'), (41L, 'x', 't') AS s(id, text, kind)"
+    for condition in ("id < unix_timestamp()", "id > (SELECT min(id) FROM shop.orders)", "id < 50 + rand()"):
+        query = f"EXPLAIN EXTENDED {merge} WHERE {condition}) s ON t.id = s.id WHEN MATCHED THEN UPDATE SET v = 1"
+        assert not re.search(r"id#[0-9]+L? >= 40\b", shop.sql(query).collect()[0][0])
+    shop.sql(f"{merge}) s ON s.kind = 'n' AND t.id = CAST(s.text AS BIGINT) WHEN MATCHED THEN UPDATE SET v = 1")
+    assert [row for row in contents(place, "orders") if row[1]] == [(9, 1)]
+
+
 def test_rows_that_are_there_twice_go_and_change_twice(shop: SparkSession, place: str) -> None:
     with persist.open(place) as client:
         client.create_or_load("bag", key={"id": pa.int64()}, value={"name": pa.string()}).write(

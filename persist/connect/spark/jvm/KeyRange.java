@@ -4,6 +4,7 @@ import java.util.List;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.expressions.And;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.EqualTo;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.GreaterThanOrEqual;
@@ -23,8 +24,10 @@ import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.Range;
 import org.apache.spark.sql.catalyst.plans.logical.Union;
+import org.apache.spark.sql.catalyst.trees.TreePattern;
 import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.connector.write.RowLevelOperationTable;
 import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
 import org.apache.spark.sql.execution.datasources.LogicalRelation;
 import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation;
@@ -49,16 +52,17 @@ final class KeyRange {
     if (!(node instanceof Join join) || join.condition().isEmpty()) return null;
     boolean dropsTarget = join.joinType() == Inner$.MODULE$ || join.joinType() == RightOuter$.MODULE$;
     if (!dropsTarget || !isFixed(join.right())) return null;
-    for (LogicalPlan leaf : CollectionConverters.asJava(join.left().collectLeaves())) {
-      if (!(leaf instanceof DataSourceV2Relation relation && Rewrite.contents(relation) instanceof PersistTable table)) continue;
-      for (Expression term : KeySearch.terms(join.condition().get())) {
-        Expression range = range(term, table, relation, join.right());
-        if (range != null) {
-          LogicalPlan limited = new Filter(range, relation);
-          Object left = join.left().transformUp(Functions.where(other -> other == relation ? limited : null));
-          return new Join((LogicalPlan) left, join.right(), join.joinType(), join.condition(), join.hint());
-        }
-      }
+    // The source may join, count or cut tables of ours, all of whose rows matter.
+    LogicalPlan below = join.left();
+    while (below instanceof Project || below instanceof Filter || Rewrite.isName(below)) below = below.children().head();
+    if (!(below instanceof DataSourceV2Relation target && target.table() instanceof RowLevelOperationTable operation
+        && operation.table() instanceof PersistTable table)) return null;
+    for (Expression term : KeySearch.terms(join.condition().get())) {
+      Expression range = range(term, table, target, join.right());
+      if (range == null) continue;
+      LogicalPlan limited = new Filter(range, target);
+      Object left = join.left().transformUp(Functions.where(other -> other == target ? limited : null));
+      return new Join((LogicalPlan) left, join.right(), join.joinType(), join.condition(), join.hint());
     }
     return null;
   }
@@ -70,14 +74,23 @@ final class KeyRange {
     Expression column = isLeft ? equal.left() : equal.right();
     Expression other = isLeft ? equal.right() : equal.left();
     if (!(column instanceof Attribute own && KeySearch.isColumn(own, key, target)) || !isOrdered(own.dataType())
-        || !other.deterministic() || !other.references().subsetOf(source.outputSet())) return null;
+        || !isColumn(other) || !other.references().subsetOf(source.outputSet())) return null;
     // Spark's scan skips row groups by literals, and not by the fields of a subquery with both ends.
     List<NamedExpression> ends = List.of(end(new Min(other), "least"), end(new Max(other), "greatest"));
     LogicalPlan plan = new Aggregate(Rewrite.seq(List.of()), Rewrite.seq(ends), source, Option.empty());
     Row found = Dataset.ofRows(SparkSession.active(), plan).collectAsList().get(0);
     if (found.isNullAt(0)) return Literal.FalseLiteral();
+    // A byte that is no UTF-8 becomes this character here, which is greater.
+    if (found.get(0) instanceof String least && (least + found.get(1)).contains("\uFFFD")) return null;
     return new And(new GreaterThanOrEqual(column, Literal.create(found.get(0), other.dataType())),
         new LessThanOrEqual(column, Literal.create(found.get(1), other.dataType())));
+  }
+
+  /** Return whether a term is a column, so that it has no errors which a condition would prevent. */
+  private static boolean isColumn(Expression term) {
+    return term instanceof Attribute
+        || term instanceof Cast cast && cast.child() instanceof Attribute from
+            && KeySearch.isExact(from.dataType(), cast.dataType());
   }
 
   private static boolean isOrdered(DataType type) {
@@ -93,6 +106,8 @@ final class KeyRange {
         || plan instanceof LocalRelation || plan instanceof Range
         || plan instanceof LogicalRelation files && files.relation() instanceof HadoopFsRelation
         || plan instanceof DataSourceV2Relation relation && Rewrite.contents(relation) != null;
-    return isKnown && plan.deterministic() && plan.children().forall(Functions.of(child -> isFixed(child)));
+    boolean isSame = plan.deterministic() && !plan.containsPattern(TreePattern.CURRENT_LIKE())
+        && !plan.containsPattern(TreePattern.PLAN_EXPRESSION());  // A subquery may read anything.
+    return isKnown && isSame && plan.children().forall(Functions.of(child -> isFixed(child)));
   }
 }

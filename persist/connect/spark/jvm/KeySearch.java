@@ -99,7 +99,7 @@ final class KeySearch {
   }
 
   /** Return whether a cast keeps each value, and so which values are equal. */
-  private static boolean isExact(DataType from, DataType to) {
+  static boolean isExact(DataType from, DataType to) {
     return from.equals(to)
         || from instanceof IntegralType && to instanceof IntegralType && from.defaultSize() < to.defaultSize();
   }

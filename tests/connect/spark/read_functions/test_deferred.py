@@ -79,6 +79,8 @@ def test_counts_and_extremes_read_no_part(spark: SparkSession, tmp_path: Path) -
     assert "FileScan" not in explain_plan(frame.groupBy().max("v"))
     assert "FileScan" not in explain_plan(frame.where("id = 7"))
     assert "FileScan" in explain_plan(frame.where("v = 7"))
+    diffs = persist.spark.snapshot(spark, str(tmp_path), "rows", form="diff")
+    assert diffs.selectExpr("min(_diff)", "max(_diff)").collect() == [(1, 1)]
 
 
 def test_a_frame_keeps_its_time_whatever_is_written_and_cached(spark: SparkSession, tmp_path: Path) -> None:
