@@ -101,8 +101,8 @@ def catalog(
         settings = "; ".join(f"{option}={value}" for option, value in needed.items())
         raise InvalidUsage(
             "a catalog needs settings that the JVM gets when it starts, and this one lacks them: give "
-            f"SparkSession.builder as the first thing in a new process, or set {settings}; if its jar is older than this "
-            "library, build that again with python -m persist.connect.spark.jar"
+            f"SparkSession.builder as the first thing in a new process, or set {settings}; if its jar is "
+            "older than this library, build that again with python -m persist.connect.spark.jar"
         )
     for option, value in place.items():
         current = spark.conf.get(f"spark.sql.catalog.{name}{option}", None)

@@ -196,8 +196,8 @@ def read_extremes(scan: Scan, columns: Sequence[str]) -> pa.Table | None:
     parts = scan.all_parts
     is_whole = scan.filter is None and scan.narrow is None and all(map(scan.is_inside, scan.parts))
     # The extremes of text may be missing, Arrow orders NaN otherwise than Spark, and those of diffs are a mark.
-    is_simple = DIFF not in kinds and all(pt.is_integer(kind) or pt.is_date(kind) or pt.is_timestamp(kind) for kind in kinds.values())
-    if not (is_whole and is_simple) or scan.sign < 0 or scan.schema.is_widened:
+    is_simple = all(pt.is_integer(kind) or pt.is_date(kind) or pt.is_timestamp(kind) for kind in kinds.values())
+    if not (is_whole and is_simple) or DIFF in kinds or scan.sign < 0 or scan.schema.is_widened:
         return None
     if any(
         part.negatives or part.schema != scan.schema.version or not kinds.keys() <= part.stats.keys() for part in parts
