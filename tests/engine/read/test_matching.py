@@ -105,7 +105,8 @@ def test_keys_are_found_in_parts_of_many_row_groups(
     (part,) = collection.handle.contents().parts
     with collection.snapshot(form="diff") as snapshot:
         assert len(collection.handle.engine.reader().index(part, collection.schema).groups) > 2
-        for count in (1, 40):
+        for count, decoded_bytes in ((1, 1), (40, matching.DECODED_BYTES)):
+            monkeypatch.setattr(matching, "DECODED_BYTES", decoded_bytes)
             chosen = np.append(np.random.default_rng(count).choice(ROWS, count, replace=False), [0, 1, ROWS - 1])
             wanted = rows.take(pa.array(chosen.astype(np.int64))).select(by)
             tables = [*read_matching(snapshot.scan, wanted, collection.handle.engine.reader())]
@@ -135,6 +136,12 @@ def test_only_row_groups_that_may_hold_a_key_are_fetched(monkeypatch: pytest.Mon
             before = store.get_counts()["get"]
             assert not found(collection, snapshot.scan, pa.table({"k": [10 * ROWS, -10 * ROWS]}))
             assert store.get_counts()["get"].bytes == before.bytes
+            ends = rows.sort_by("k").take([0, ROWS - 1]).select(["k"])
+            for gap_max, requests in ((0, 2), (part.bytes - 1, 1)):
+                monkeypatch.setattr(matching, "WHOLE_BYTES_MAX", gap_max)
+                before = store.get_counts()["get"]
+                assert found(collection, snapshot.scan, ends).total() == 2
+                assert store.get_counts()["get"].requests - before.requests == requests
 
 
 @pytest.mark.parametrize("groups", [True, False])
