@@ -330,8 +330,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         """Return the view of that name, a `persist.View`; it needs no DuckDB.
 
         Args:
-            memory_budget: bytes of what its refreshes keep between them that stay in memory; the rest goes to mapped
-                files. None for 4 GiB.
+            memory_budget: bytes of state that stay in memory between refreshes; the rest goes to mapped files. DuckDB
+                computes the first refresh if the parts have at most so many bytes. None for 4 GiB.
             spill_folder: where these files are made; None for the system's folder for temporary files.
 
         Raises:

@@ -33,7 +33,7 @@ class Costs:
     window_rows: int = 1 << 17
     frame_rows: int = 1 << 21
     catch_up_updates: int = 1 << 17
-    first_build_rows: int = 100_000
+    first_build_rows: int = 200_000
 
     def __post_init__(self) -> None:
         for cost in fields(self):
