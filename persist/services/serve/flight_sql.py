@@ -292,7 +292,7 @@ class FlightSql:
     def _cancel_queries(self, info: bytes) -> int:
         """End the queries of a FlightInfo; return whether any ran."""
         try:
-            tickets = [endpoint.take_ticket.take_ticket for endpoint in flight.FlightInfo.deserialize(info).endpoints]
+            tickets = [endpoint.ticket.ticket for endpoint in flight.FlightInfo.deserialize(info).endpoints]
         except pa.ArrowException as error:
             raise ValueError("the query to cancel is not a FlightInfo") from error
         with self._lock:

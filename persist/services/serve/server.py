@@ -219,7 +219,7 @@ class Server(Closes):
 
     def _handle_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Yield the answer of a ticket: a query or a listen."""
-        ticket = _parse_message(flight.Ticket, next(requests)).take_ticket
+        ticket = _parse_message(flight.Ticket, next(requests)).ticket
         schema, close, rows = self._get_flight_sql().open_ticket(ticket, context)
         try:
             stream = self._register_stream(close, partial(end_call, context))

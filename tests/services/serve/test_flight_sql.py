@@ -116,7 +116,7 @@ def test_an_answer_that_waits_for_its_client_shows_nothing_erased() -> None:
         command = flight.FlightDescriptor.for_command(_command("StatementQuery", "SELECT id FROM orders"))
         [endpoint] = raw.get_flight_info(command).endpoints
         client["orders"].erase([1], reason="request 17")
-        assert raw.do_get(endpoint.take_ticket).read_all()["id"].to_pylist() == [2]
+        assert raw.do_get(endpoint.ticket).read_all()["id"].to_pylist() == [2]
 
 
 def test_answers_that_nobody_reads_go_while_the_store_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_each_question_has_the_columns_that_were_announced(raw: Any, command: st
     asked = _any(f"CommandGet{command}", encode_fields((2, b"sales"), (3, b"items")))
     descriptor = flight.FlightDescriptor.for_command(asked)
     info = raw.get_flight_info(descriptor)
-    table = raw.do_get(info.endpoints[0].take_ticket).read_all()
+    table = raw.do_get(info.endpoints[0].ticket).read_all()
     assert table.schema == info.schema == raw.get_schema(descriptor).schema
     if command == "PrimaryKeys":
         assert table.column("column_name").to_pylist() == ["id"]

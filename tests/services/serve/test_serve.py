@@ -53,7 +53,7 @@ def statement(sql: str) -> flight.FlightDescriptor:
 
 
 def queried(client: flight.FlightClient, sql: str) -> flight.FlightStreamReader:
-    return client.do_get(client.get_flight_info(statement(sql)).endpoints[0].take_ticket)
+    return client.do_get(client.get_flight_info(statement(sql)).endpoints[0].ticket)
 
 
 def test_who_follows_is_told_and_needs_not_poll(serving: Client, blob: MemoryBlob) -> None:

@@ -179,7 +179,7 @@ def rows_of(sql: FlightSql, ticket: bytes, context: Context | None = None) -> li
 def ticket_of(sql: FlightSql, command: bytes) -> bytes:
     info = sql.info(command)
     [endpoint] = info.endpoints
-    ticket: bytes = endpoint.take_ticket.take_ticket
+    ticket: bytes = endpoint.ticket.ticket
     return ticket
 
 
@@ -395,7 +395,7 @@ def test_a_query_is_cancelled_by_its_ticket_or_by_who_has_gone(sql: FlightSql) -
     whole = encode_fields((1, info.serialize()))
     assert sql.run_action("CancelFlightInfo", whole) == encode_fields((1, 3)), "it does not run"
     context = Context()
-    _, close, batches = sql.open_ticket(info.endpoints[0].take_ticket.take_ticket, context)
+    _, close, batches = sql.open_ticket(info.endpoints[0].ticket.ticket, context)
     assert sql.run_action("CancelFlightInfo", whole) == encode_fields((1, 1))
     with pytest.raises(InvalidUsage, match="the query was ended: it was cancelled"):
         next(batches)
