@@ -127,11 +127,11 @@ def test_a_query_without_end_is_ended_by_a_signal(place: str, sent: signal.Signa
     code = f"""if True:
         import os, threading
         from persist.compute.query import result
-        wait = result.QueryResult._ended_by_signals
+        wait = result.QueryResult._wait_interruptibly
         def waited(self, reading):
             threading.Timer(0.2, os.kill, [os.getpid(), {int(sent)}]).start()
             return wait(self, reading)
-        result.QueryResult._ended_by_signals = waited
+        result.QueryResult._wait_interruptibly = waited
         from persist.tools.cli import entry
         entry()
     """
