@@ -149,7 +149,7 @@ def test_moments_without_a_timeline_are_told_to_make_one(orders: persist.Collect
         persist.errors.SchemaMismatch, match=r'has no timeline by which a moment would be .*timeline="us"'
     ):
         orders.write(with_time(pa.array([NOON])).append_column("v", [["x"]]))
-    with pytest.raises(persist.errors.InvalidUpdate, match=r'create the collection with a timeline, such as timeline="us"'):
+    with pytest.raises(persist.errors.InvalidUpdate, match=r'with a timeline, such as timeline="us"'):
         orders.write([((1, "x"), NOON, 1)])
     with pytest.raises(persist.InvalidUsage, match=r"has no timeline .*timeline=\"us\""):
         orders.seal(NOON)  # type: ignore[arg-type, unused-ignore]
