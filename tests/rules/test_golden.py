@@ -172,6 +172,23 @@ def test_golden_files_hold_parts_that_are_single_and_others() -> None:
     assert {json.dumps(each.get("stats", {}).get("_diff")) for each in found} == {"[0, 1, 0]", "null"}, PROCEDURE
 
 
+@pytest.mark.parametrize(("name", "has_doubles"), [("format-14-texts", False), ("format-14-values", True)])
+def test_values_that_are_stored_beside_documents_select_the_rows_of_the_documents(name: str, has_doubles: bool) -> None:
+    with persist.open(HERE / name / "location", mode="read") as client:
+        documents = client["documents"]
+        [part] = documents.handle.contents().parts
+        assert any(value.endswith("::DOUBLE") for value in part.stats) is has_doubles
+        rows = [(row["id"], json.loads(row["payload"])) for row in documents.to_pylist()]
+        for condition, selects in (
+            ("payload ->> 'name' = 'n3'", lambda document: document["name"] == "n3"),
+            ("(payload ->> 'amount')::DOUBLE >= 200", lambda document: float(document["amount"]) >= 200),
+            ("(payload -> 'user' ->> 'id')::INT = 77000", lambda document: document["user"]["id"] == 77000),
+        ):
+            expected = {id_ for id_, document in rows if selects(document)}
+            found = client.sql(f"SELECT id FROM documents WHERE {condition}").to_arrow()["id"].to_pylist()
+            assert set(found) == expected != set(), condition
+
+
 @pytest.mark.parametrize("kind", ["checkpoint", "directory"])
 def test_golden_files_hold_changes_of_a_directory_and_what_is_gone_from_it(kind: str) -> None:
     found = [each for each in objects(PRESENT) if each.get("persist") == kind]
