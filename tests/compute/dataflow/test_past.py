@@ -107,6 +107,17 @@ def test_requests_read_only_keys_that_no_earlier_request_has_read(client: persis
     assert [(reading.columns, reading.keys) for reading in past.readings[1:]] == [(("k",), 2), (("k",), 2)]
 
 
+def test_records_beyond_a_share_of_the_memory_budget_are_not_cached(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.compute.dataflow.ports.past.KEPT_SHARE", 1 << 40)
+    past = Past("p", "rows", filled(client, random.Random(1)).handle, COLUMNS, Domain(), 5)
+    with requests_by_key():
+        first, second = (past.read(Keys((0,), np.array([[1, 2]]))) for _ in range(2))
+    assert summed(first) == summed(second) != set()
+    assert [reading.keys for reading in past.readings] == [2, 2]
+
+
 @pytest.mark.parametrize(("requested", "count"), [([1, 2], 4), ([1], 1), ([1, 6], 2)])
 def test_a_good_part_of_changed_keys_is_read_with_the_others(
     client: persist.Client, requested: list[int], count: int

@@ -33,7 +33,7 @@ from persist.engine.read.planning.snapshot_plan import plan_snapshot
 from persist.engine.read.results.snapshot import Snapshot
 
 SMALL_BYTES = 256 << 10  # Decoded: a collection of fewer is read whole.
-KEPT_BYTES = 64 << 20  # Bytes of cached records in a refresh, because several operators request the same.
+KEPT_SHARE = 4  # A refresh caches records up to this fraction of the memory budget: several operators request the same.
 INDEXED_ROWS = 40_000  # That are read for each key that is looked up in an index, at most.
 CHANGED_RATIO = 3  # Keys of all changed records are read if so many times fewer of them are requested, at most.
 LISTED_MAX = 10_000  # More values are named by their bounds in the filter that prunes parts.
@@ -107,6 +107,11 @@ class Past:
         # By columns: the keys that were read, and all records that have one.
         self._requested: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
         self._null: dict[str, bool] = {}
+
+    @property
+    def cache_bytes_max(self) -> int:
+        """How many bytes of records are cached in a refresh."""
+        return self._handle.engine.reader().memory_budget // KEPT_SHARE
 
     @property
     def is_readable(self) -> bool:
@@ -204,8 +209,8 @@ class Past:
         is_same = base is None and words.shape == keys.words.shape
         if base is not None:
             words, records = np.concatenate((base[0], words), axis=1), np.concatenate((base[1], records), axis=1)
-        sizes = {columns: cached.nbytes for columns, (_, cached) in self._requested.items()}
-        if sum(size for columns, size in sizes.items() if columns != keys.columns) + records.nbytes <= KEPT_BYTES:
+        others = sum(cached.nbytes for columns, (_, cached) in self._requested.items() if columns != keys.columns)
+        if others + records.nbytes <= self.cache_bytes_max:
             self._requested[keys.columns] = words, records
         return records if is_same else records[:, keys.selects(records)]
 

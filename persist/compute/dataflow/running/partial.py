@@ -39,7 +39,7 @@ from persist.compute.dataflow.plan.plan import (
 )
 from persist.compute.dataflow.plan.stages import may_move_times
 from persist.compute.dataflow.ports.output import Output
-from persist.compute.dataflow.ports.past import KEPT_BYTES, Past, Reading
+from persist.compute.dataflow.ports.past import Past, Reading
 from persist.compute.dataflow.running.seeds import Accumulation, FirstRecords, NullsAndSigns, Seeds
 from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
@@ -123,7 +123,7 @@ class Partial:
     def note_changes(self) -> None:
         """Let readers see which records change in the pass that begins."""
         for entry, past in self.entries.items():
-            past.changes = None if entry.out is None or entry.out.nbytes > KEPT_BYTES else entry.out
+            past.changes = None if entry.out is None or entry.out.nbytes > past.cache_bytes_max else entry.out
 
     def move(self, as_of: int) -> None:
         """Read requests as of a later time, which the program has processed."""
