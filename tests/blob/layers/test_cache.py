@@ -564,7 +564,7 @@ store = MeteredBlob(FileBlob(sys.argv[1]))
 room = {"memory": Cache(0), "folder_bytes": int(sys.argv[3])}
 cached = CachedBlob(store, is_immutable=is_immutable, folder=sys.argv[2], **room)
 chance = random.Random(int(sys.argv[4]))
-for _ in range(1500):
+for _ in range(500):
     number = min(int(chance.expovariate(0.05)), 99)
     assert cached.get(f"part/{number}") == random.Random(number).randbytes(1000)
 counts = cached.get_counts()
@@ -577,7 +577,7 @@ def test_processes_share_a_folder_that_is_too_small_for_them(tmp_path: Path) -> 
     store = FileBlob(tmp_path / "store", fsync=False)
     for number in range(100):
         store.set(f"part/{number}", value_of(number))
-    room, processes = 40_000, 4
+    room, processes = 40_000, 2
     command = [*forked_python(), "-c", WORKER, str(tmp_path / "store"), str(tmp_path / "cache"), str(room)]
     running = [
         subprocess.Popen([*command, str(n)], cwd=ROOT, stdout=subprocess.PIPE, text=True) for n in range(processes)
@@ -594,7 +594,7 @@ def test_processes_share_a_folder_that_is_too_small_for_them(tmp_path: Path) -> 
         assert each.returncode == 0
     hits, misses, evictions = (sum(column) for column in zip(*results, strict=True))
     assert hits > misses > 100, "more than each process of its own would make of it"
-    assert evictions > 100
+    assert evictions > 50
     assert largest <= room * (1 + processes / 16) + processes * 1200
     assert [name for name in os.listdir(tmp_path / "cache") if name.startswith(".tmp")] == []
 

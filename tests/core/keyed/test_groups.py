@@ -487,12 +487,12 @@ def grouped_story(client: persist.Client, policy: Any, done: list[str]) -> None:
     done.append("back")
 
 
-@pytest.mark.thorough(except_every=15)
+@pytest.mark.thorough(except_every=30)
 @pytest.mark.parametrize("policy", ["seal", "background"])
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("first", range(6))
+@pytest.mark.parametrize("first", range(12))
 def test_a_client_that_dies_leaves_all_of_an_update_or_nothing(policy: Any, is_after: bool, first: int) -> None:
-    for step in itertools.count(first, 6):
+    for step in itertools.count(first, 12):
         store = persist.MemoryBlob(f"groups-{policy}-{is_after}-{step}")
         mortal = MortalBlob(store, step, is_after=is_after)
         done = list[str]()

@@ -124,14 +124,14 @@ def _told(client: persist.Client, acknowledged: list[str]) -> None:
         acknowledged.append(token)
 
 
-@pytest.mark.thorough(except_every=8)
+@pytest.mark.thorough(except_every=24)
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("first", range(12))
 def test_a_block_of_a_client_that_dies_at_any_step_is_there_whole_or_not_at_all(is_after: bool, first: int) -> None:
     with persist.open(MemoryBlob("multi-whole"), settings=SETTINGS) as client:
         _told(client, [])
         wanted = {name: [*client.load(name).changes(0, 12).updates()] for name in (*NAMES, "log")}
-    for step in itertools.count(first, 4):
+    for step in itertools.count(first, 12):
         store = MemoryBlob(f"multi-crash-{is_after}-{step}")
         mortal, acknowledged = MortalBlob(store, step, is_after=is_after), list[str]()
         dying = None

@@ -482,7 +482,7 @@ def test_a_compaction_whose_uploads_were_declared_void_costs_nobody_else_anythin
 
 
 def test_parts_of_the_same_bytes_are_cut_into_slices_again_and_again() -> None:
-    blob, keys = MemoryBlob(), pa.array(range(60_000))
+    blob, keys = MemoryBlob(), pa.array(range(20_000))
     with opened(blob) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         values = pa.array([f"{key:020}" for key in range(len(keys))])

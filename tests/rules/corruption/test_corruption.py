@@ -387,7 +387,7 @@ def test_damage_is_never_taken_for_a_newer_version() -> None:
 # Compaction and the collection of garbage, over what is damaged.
 
 
-NO_GRACE = tuned(background=False, grace_s=0, orphan_grace_s=0, tuning=replace(POLICY, hold_linger_s=0))
+NO_GRACE = tuned(background=False, grace_s=0, orphan_grace_s=0, tuning=replace(POLICY, hold_linger_s=0, part_bytes=500))
 
 
 def blob_with(blobs: Mapping[str, bytes]) -> MemoryBlob:
