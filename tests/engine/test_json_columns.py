@@ -186,7 +186,7 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(60, quick=3))
 @given(ANY, st.data())
 def test_a_text_is_a_document_as_pythons_parser_and_duckdb_say(value: object, data: st.DataObject) -> None:
     text = json.dumps(value)

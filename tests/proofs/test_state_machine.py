@@ -293,5 +293,5 @@ def settle(future: persist.CommitFuture) -> None:
 
 TestTwoClients = TwoClients.TestCase
 TestTwoClients.settings = settings(
-    max_examples=examples(60), stateful_step_count=30, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60, quick=4), stateful_step_count=30, suppress_health_check=list(HealthCheck)
 )

@@ -106,6 +106,7 @@ def test_a_value_too_large_for_one_put_is_refused(hostile: HostileS3) -> None:
     assert not hostile.requests
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     "lie",
     swapped(

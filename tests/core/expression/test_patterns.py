@@ -18,6 +18,7 @@ TEXTS = [
 PATTERNS = ["%\\", "\\%", "%\\%", "a\\%", "%a\\b", "%a\\b%", "a\\b%", "a\\_b", "_\\b", "\\\\", "\\", "a.b", "%", "a%\\"]
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_backslash_is_a_character_of_a_pattern(pattern: str) -> None:
     texts = pa.table({"id": range(len(TEXTS)), "s": TEXTS})

@@ -386,7 +386,7 @@ def contents(collection: persist.Collection, as_of: int) -> list[Any]:
 
 
 @given(STEPS, POLICIES)
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150, quick=6), deadline=None)
 def test_whole_and_partial_events_of_groups_are_what_the_model_says(steps: list[Any], resolve: Any) -> None:
     keyed, model = persist.Keyed(**KEYED, resolve=resolve), Model()
     blob = persist.MemoryBlob()
@@ -441,7 +441,7 @@ ORDERED_PARTS = st.sampled_from([("p", "a"), ("q", "r", "b", "c"), ("p", "a", "q
 
 
 @given(st.lists(st.tuples(ORDERED_WHOLE, ORDERED_PARTS | st.none()), min_size=1, max_size=6), st.randoms(), POLICIES)
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100, quick=4), deadline=None)
 def test_events_with_orders_amount_to_the_same_in_whatever_order_they_come(
     rows: list[tuple[dict[str, Any], Any]], random: Any, resolve: Any
 ) -> None:

@@ -234,6 +234,7 @@ def test_two_clients_compact_and_readers_keep_their_answers(deed: str, kind: str
         assert leftovers(other, client) == set()
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(("kind", "n"), [("get part", 1), ("part", 1), ("part", 2), ("log", 1), ("log", 2)])
 def test_a_collection_is_destroyed_under_its_compaction(kind: str, n: int, again: bool) -> None:

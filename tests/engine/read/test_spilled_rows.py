@@ -229,7 +229,7 @@ FLAT = [pa.string(), pa.large_binary(), pa.decimal128(9, 2), pa.bool_(), pa.bina
 NESTED = [pa.list_(pa.string()), pa.struct([("a", pa.string())])]
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(60, quick=3))
 @given(st.data(), st.sampled_from(FLAT + NESTED))
 def test_the_rows_that_are_checked_are_those_that_are_used(data: Any, kind: pa.DataType) -> None:
     """Damage everything but the chunks that were checked: the rows must not change."""

@@ -299,7 +299,7 @@ class Oracle:
 
 @pytest.mark.costly("opens two clients and reads all times for each list of calls")
 @given(CALLS)
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60, quick=3), deadline=None)
 def test_whatever_is_written_without_a_time_is_there_from_the_time_that_its_future_tells(calls: list[Any]) -> None:
     store, oracle = MemoryBlob(), Oracle()
     with opened(store) as one, opened(store) as two:

@@ -42,7 +42,7 @@ def test_a_restored_collection_holds_what_it_held_and_keeps_its_history(client: 
     ),
     st.data(),
 )
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(100, quick=5))
 def test_any_past_can_be_restored_whatever_its_multiplicities(versions: list[Any], data: st.DataObject) -> None:
     with persist.open(persist.MemoryBlob()) as client:
         numbers = client.create_or_load("numbers", key={"k": int}, value={"v": int})
