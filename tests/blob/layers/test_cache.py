@@ -442,14 +442,6 @@ def test_something_else_in_the_place_of_an_entry_costs_a_fetch_and_nothing_else(
     assert cached.get_counts().corrupt + cached.get_counts().disk_errors > 0
 
 
-def test_forget_drops_a_value_that_was_wrong_when_it_was_fetched(store: MeteredBlob, cached: CachedBlob) -> None:
-    store.set(KEY, b"wrong")
-    assert cached.get(KEY) == b"wrong"
-    store.set(KEY, b"right")
-    cached.invalidate(KEY)
-    assert cached.get(KEY) == b"right"
-
-
 # The disk.
 
 
@@ -564,7 +556,7 @@ store = MeteredBlob(FileBlob(sys.argv[1]))
 room = {"memory": Cache(0), "folder_bytes": int(sys.argv[3])}
 cached = CachedBlob(store, is_immutable=is_immutable, folder=sys.argv[2], **room)
 chance = random.Random(int(sys.argv[4]))
-for _ in range(500):
+for _ in range(1500):
     number = min(int(chance.expovariate(0.05)), 99)
     assert cached.get(f"part/{number}") == random.Random(number).randbytes(1000)
 counts = cached.get_counts()
@@ -573,11 +565,12 @@ print(counts.folder_hits, counts.misses, counts.evictions)
 """
 
 
+@pytest.mark.thorough
 def test_processes_share_a_folder_that_is_too_small_for_them(tmp_path: Path) -> None:
     store = FileBlob(tmp_path / "store", fsync=False)
     for number in range(100):
         store.set(f"part/{number}", value_of(number))
-    room, processes = 40_000, 2
+    room, processes = 40_000, 4
     command = [*forked_python(), "-c", WORKER, str(tmp_path / "store"), str(tmp_path / "cache"), str(room)]
     running = [
         subprocess.Popen([*command, str(n)], cwd=ROOT, stdout=subprocess.PIPE, text=True) for n in range(processes)
@@ -594,7 +587,7 @@ def test_processes_share_a_folder_that_is_too_small_for_them(tmp_path: Path) -> 
         assert each.returncode == 0
     hits, misses, evictions = (sum(column) for column in zip(*results, strict=True))
     assert hits > misses > 100, "more than each process of its own would make of it"
-    assert evictions > 50
+    assert evictions > 100
     assert largest <= room * (1 + processes / 16) + processes * 1200
     assert [name for name in os.listdir(tmp_path / "cache") if name.startswith(".tmp")] == []
 
