@@ -520,16 +520,6 @@ def test_what_an_interrupted_compaction_has_asked_for_keeps_its_parts(monkeypatc
         assert leftovers(client) == set()
 
 
-def test_collections_that_stand_still_cost_no_requests() -> None:
-    with opened(MemoryBlob()) as client:
-        for n in range(20):
-            fill(client.create_or_load(f"c{n}", key=KEY, value=VALUE), range(4))
-        client.engine.writer("a test").compaction.tick()
-        before = client.metrics().store["get"].requests
-        client.engine.writer("a test").compaction.tick()
-        assert client.metrics().store["get"].requests - before == 1
-
-
 def test_what_was_retracted_before_it_was_written_is_destroyed_in_the_background_too() -> None:
     blob = MemoryBlob()
     with opened(blob, policy(keyframe_rows_min=1000)) as client:

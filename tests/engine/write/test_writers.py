@@ -95,30 +95,6 @@ def test_compare_and_append_loses_to_another_seal_and_changes_nothing(blob: Memo
         a.seal(persist.Antichain(), expected_upper=persist.Antichain()).result()
 
 
-def test_of_many_clients_that_compare_and_append_one_wins_each_time(tmp_path: Path) -> None:
-    clients = [persist.open(tmp_path) for _ in range(4)]
-    handles = [client.create_or_load("c", key=KEY) for client in clients]
-    won = [0] * len(clients)
-
-    def run(n: int) -> None:
-        for upper in range(25):
-            try:
-                handles[n].write([((upper, None), upper, 1)], expected_upper=upper, seal=upper + 1).result()
-                won[n] += 1
-            except (persist.errors.UpperMismatch, persist.errors.UpdateNotBeyondUpper):
-                continue
-
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(clients))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(won) == handles[0].upper.time
-    assert rows(handles[0]) == sum(won)
-    for client in clients:
-        client.close()
-
-
 def test_an_exclusive_writer_keeps_others_out_until_it_closes(blob: MemoryBlob) -> None:
     with opened(blob) as shared:
         theirs = shared.create_or_load("c", key=KEY)
