@@ -54,6 +54,11 @@ def state(client: persist.Client, handle: persist.Collection) -> CollectionState
     return contents
 
 
+@cache
+def noise(key: int) -> str:
+    return hashlib.sha256(b"%d" % key).hexdigest()[:12]
+
+
 def text(value: str, key: int) -> str:
     """A value that does not compress away."""
     return f"{value}{noise(key)}"
