@@ -1,6 +1,7 @@
 """Compaction: what is due, what it makes of a collection, and what it destroys."""
 
 import base64
+import hashlib
 import io
 import json
 import random
@@ -8,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
