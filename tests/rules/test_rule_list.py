@@ -1,6 +1,7 @@
 """The rules and the map of modules in docs/inside: what they name exists, and each rule has a test of its name."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -29,6 +30,7 @@ def rules() -> list[int]:
     return [int(n) for n in HEADING.findall((ROOT / "docs" / "inside" / "rules.md").read_text(encoding="utf-8"))]
 
 
+@cache
 def sources(*suffixes: str) -> list[Path]:
     """Return our files: code, tests and documents, but none of what is installed or generated."""
     folders = ["persist", "codecs", "blob", "tests", "docs", "examples", "benchmarks", "pyspark_persist", "scripts"]

@@ -42,7 +42,7 @@ from tests.rules.corruption.location import (
 from tests.rules.golden.kinds import POLICY
 from tests.support.tuned import tuned
 
-pytestmark = pytest.mark.thorough(except_every=14)
+pytestmark = pytest.mark.thorough(except_every=28)
 
 SCALE = int(os.environ.get("PERSIST_CORRUPTIONS", "1"))
 LARGE_BYTES = 4096  # From here on bits are sampled instead of flipping each.
