@@ -4,7 +4,6 @@ import base64
 import json
 import re
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, cast
 
@@ -176,26 +175,8 @@ def test_a_writer_that_was_asleep_across_a_truncation_does_not_write_into_a_trun
         assert min(keys(dated, "log/")) == make_record_key(client.engine.follower.state.control.log_floor)
 
 
-class AfterCreate:
-    """A store that calls `then`, once, when a record has been created and its creator does not know it yet."""
-
-    def __init__(self, inner: DatedBlob) -> None:
-        self._inner = inner
-        self.then: Callable[[], object] | None = None
-
-    def create(self, key: str, value: bytes) -> bool:
-        created = self._inner.create(key, value)
-        then, self.then = self.then, None
-        if then is not None:
-            then()
-        return created
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
 def test_another_thread_that_wakes_up_first_does_not_hide_that_a_slot_was_truncated(dated: DatedBlob) -> None:
-    store = AfterCreate(dated)
+    store = Stepped(dated)
     with opened(dated, **SHORT) as client, opened(cast(DatedBlob, store), dated.clock, **SHORT) as sleeper:
         c = client.create_or_load("c", key=KEY)
         theirs = sleeper.load("c")
@@ -207,7 +188,7 @@ def test_another_thread_that_wakes_up_first_does_not_hide_that_a_slot_was_trunca
             reader.start()
             reader.join()
 
-        store.then = read_in_another_thread
+        store.after("create", "log/", read_in_another_thread)
         seqno = theirs.write([((7, None), 1_000_000, 1)]).result()
         assert seqno == client.engine.follower.refresh().seqno
         c.seal(1_000_001).result()
@@ -215,12 +196,12 @@ def test_another_thread_that_wakes_up_first_does_not_hide_that_a_slot_was_trunca
 
 
 def test_a_writer_that_falls_asleep_right_after_its_commit_does_not_commit_it_twice(dated: DatedBlob) -> None:
-    store = AfterCreate(dated)
+    store = Stepped(dated)
     with opened(dated, **SHORT) as client, opened(cast(DatedBlob, store), dated.clock, **SHORT) as sleeper:
         c = client.create_or_load("c", key=KEY)
         theirs = sleeper.load("c")
         theirs.seal(1).result()
-        store.then = lambda: truncated_while_asleep(dated, client, c)
+        store.after("create", "log/", lambda: truncated_while_asleep(dated, client, c))
         with pytest.raises(persist.Indeterminate, match="took so long"):
             theirs.write([((7, None), 1_000_000, 1)], token="once").result()
         theirs.write([((7, None), 1_000_000, 1)], token="once").result()
