@@ -39,6 +39,11 @@ def sources(*suffixes: str) -> list[Path]:
     return [path for path in [*found, *ROOT.glob("*.md")] if path != here and "golden/format" not in str(path)]
 
 
+@cache
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 def cited(text: str) -> set[int]:
     return {int(n) for match in CITATION.finditer(text) for n in re.findall(r"\d+", match.group())}
 
@@ -52,13 +57,13 @@ def test_every_rule_that_is_cited_stands_in_the_list() -> None:
     strangers = {
         str(path.relative_to(ROOT)): sorted(missing)
         for path in sources(".py", ".md")
-        if (missing := cited(path.read_text(encoding="utf-8")) - known)
+        if (missing := cited(read(path)) - known)
     }
     assert not strangers
 
 
 def test_every_rule_has_a_test_of_its_name_in_the_first_tier() -> None:
-    found = [match for path in sources(".py") for match in NAMED_TEST.findall(path.read_text(encoding="utf-8"))]
+    found = [match for path in sources(".py") for match in NAMED_TEST.findall(read(path))]
     named = {int(rule) for only_thorough, rule in found if not only_thorough}
     assert set(rules()) - named == set()
     assert named - set(rules()) == set()
@@ -66,7 +71,7 @@ def test_every_rule_has_a_test_of_its_name_in_the_first_tier() -> None:
 
 def test_nothing_cites_a_document_outside_the_repository() -> None:
     citing = [
-        str(p.relative_to(ROOT)) for p in sources(".py", ".md", ".toml") if DOCUMENTS.search(p.read_text("utf-8"))
+        str(p.relative_to(ROOT)) for p in sources(".py", ".md", ".toml") if DOCUMENTS.search(read(p))
     ]
     assert not citing
 
