@@ -1,4 +1,4 @@
-"""Rows of parts: fetched, verified, decoded, and cut to a range of keys; and the claim that keeps their blobs there.
+"""Reads the rows of parts: fetches, verifies, decodes and cuts them to a range of keys, under a claim on their blobs.
 
 A small part, or one that is mostly requested, is fetched whole. Otherwise its footer is fetched first, which has the
 positions of its row groups, then the row groups that may hold requested rows (`persist.codecs.part.index`). Each is
@@ -51,11 +51,11 @@ class PartReader:
     """Reads parts for one read or many, from any thread.
 
     Args:
-        blob: where they are.
+        blob: the store of the parts.
         executor: decodes several parts at a time; None for one after the other.
         caches: of footers and of rows of point reads, shared with other readers; None for its own.
         memory_budget: of a read; see `Settings.memory_budget`.
-        spilled: files of large rows of point reads; None for none.
+        spilled: files of large rows of point reads, or None.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PartReader:
 
     @cached_property
     def pool(self) -> Executor:
-        """The threads that read and merge ahead."""
+        """The executor that reads and merges ahead."""
         return self._executor or Pool(1, "persist-read")
 
     @cached_property
@@ -83,7 +83,7 @@ class PartReader:
         return SliceLeftovers(self._compute_share(4))  # Made at first use: a point read has none.
 
     def with_leftovers(self, bytes_max: int) -> "PartReader":
-        """Return a reader for another read, with so much room for leftovers of its slices.
+        """Return a reader for another read, with bytes_max for leftovers of its slices.
 
         Each slice of many overlapping parts cuts a row group of each part. Without room for these, most of them are
         decoded again for each slice.
@@ -94,25 +94,25 @@ class PartReader:
 
     @property
     def slice_bytes(self) -> int:
-        """The decoded size of one slice: it is merged within the budget while the next one is read."""
+        """The decoded size of one slice, so that merging it and reading the next one fit the budget."""
         return self._compute_share(5)
 
     @property
     def changes_slice_bytes(self) -> int:
-        """The same for updates in the order of times: all are sorted, and the caller still has the last slice."""
+        """The size of a slice of updates in time order, which are sorted while the caller still has the last slice."""
         return max(1, self.slice_bytes // 2)
 
     @property
     def rewrite_slice_bytes(self) -> int:
-        """The same if the merged slice is also encoded: merging takes about four times a slice."""
+        """The size of a slice that is also encoded again: merging takes about four times a slice."""
         return max(1, self.memory_budget // (11 if self._is_tight else 8))
 
     @property
     def _is_tight(self) -> bool:
-        """Whether the budget is below the default. Then memory counts more than time.
+        """Whether the budget is below the default, so that memory matters more than time.
 
-        The caller decodes large pieces itself, without Arrow's threads: mimalloc keeps what a thread has allocated and
-        another one has freed.
+        Then the caller decodes large pieces itself, without Arrow's threads: mimalloc keeps memory that one thread has
+        allocated and another has freed.
         """
         return self.memory_budget < MEMORY_BUDGET
 
@@ -130,7 +130,7 @@ class PartReader:
         keys: KeyRange = ALL_KEYS,
         coded: Sequence[str] = (),
     ) -> Iterator[tuple[Part, pa.Table]]:
-        """Yield the rows of each part whose keys are inside, in the order of parts; see `table`.
+        """Yield the rows of each part within a range of keys, in the order of parts; see `table`.
 
         A part that would take more than an eighth of the budget comes in several tables. Columns of strings or bytes
         that coded names may come as dictionaries.
@@ -169,7 +169,7 @@ class PartReader:
         keys: KeyRange = ALL_KEYS,
         coded: Sequence[str] = (),
     ) -> pa.Table:
-        """Return those columns of a part's rows whose keys are inside and which pass filter.
+        """Return columns of a part's rows within a range of keys that pass a filter.
 
         Raises:
             CorruptBlob: the part is missing, or differs from its descriptor.
@@ -199,7 +199,7 @@ class PartReader:
         filter: pc.Expression | None,
         keys: KeyRange,
     ) -> pa.Table:
-        """Return the rows of a part that are inside, from where the last slice ended."""
+        """Return the rows of a part within a range of keys, from where the last slice ended."""
         names = (*columns, *(name for name in schema.key_names if name not in columns))
         start, end = keys.bracket_rows(part, schema)
         leftover = self._leftovers.take(Cut(part, schema, names, filter, keys.lower))
@@ -249,7 +249,8 @@ class PartReader:
     ) -> tuple[pa.Table, Sequence[int]]:
         """Return the row groups of the rows from start to end, and their numbers. Cost: one GET, of the whole part.
 
-        Only these groups are decoded. Otherwise the first slice of very many small parts would hold all of them.
+        Only these groups are decoded, because otherwise the first slice of very many small parts would have all of
+        their rows in memory.
         """
 
         def decoded(data: bytes) -> tuple[pa.Table, Sequence[int]]:
@@ -273,7 +274,7 @@ class PartReader:
         keys: KeyRange,
         coded: Sequence[str],
     ) -> pa.Table:
-        """Return the rows of some row groups whose keys are inside."""
+        """Return the rows of some row groups within a range of keys."""
         extra = [] if keys.is_all else [name for name in schema.key_names if name not in columns]
         table = self.groups(part, schema, groups, [*columns, *extra], filter=filter, coded=coded)
         if keys.is_all:
@@ -295,7 +296,7 @@ class PartReader:
         """Return the only row groups with rows that may pass the filter; None to fetch the whole part.
 
         The keys in the descriptor show whether the footer is worth a request of its own. Each request for consecutive
-        row groups has to save as much as one takes.
+        row groups has to save as much as a request costs.
         """
         if filter is None or part.footer is None or part.bytes <= WHOLE_BYTES_MAX or part.make_lift(schema) is not None:
             return None
@@ -379,7 +380,8 @@ class PartReader:
     def open_groups(
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], coded: Sequence[str] = ()
     ) -> OpenGroups:
-        """Fetch and verify row groups of a part whose file has this schema. Cost: one GET, also of what is between."""
+        """Fetch and verify row groups of a part whose file has this schema. Cost: one GET, including gaps between the
+        groups."""
         index = self.index(part, schema)
 
         def opened(data: bytes) -> OpenGroups:
@@ -411,7 +413,7 @@ class PartReader:
         coded: Sequence[str] = (),
         use_threads: bool = True,
     ) -> pa.Table:
-        """Return columns of some of consecutive row groups, from the bytes of all of them."""
+        """Decode columns of some row groups, from the bytes of consecutive ones."""
         index = self.index(part, schema)
         pieces = _split_groups(index, groups, wanted, data)
         use_threads = use_threads and not self._is_tight
@@ -435,14 +437,14 @@ def _make_empty_rows(schema: CollectionSchema, names: Sequence[str]) -> pa.Table
 def _slice_or_copy(table: pa.Table, first: int, end: int) -> pa.Table:
     """Return the rows from first to end; a copy if they are less than half of the decoded ones.
 
-    Otherwise a slice of many parts would keep a row group of each in memory, for a few rows.
+    A plain slice would keep the whole decoded row group in memory for a few rows.
     """
     rows = table.slice(first, end - first)
     return rows if 2 * len(rows) >= len(table) else copy_table(rows)
 
 
 def estimate_memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
-    """Estimate the decoded size of the rows of a part that are inside, in bytes."""
+    """Estimate the decoded size of the rows of a part within a range of keys, in bytes."""
     if keys.is_all:
         return part.memory
     start, end, samples = keys.bracket_samples(part, schema)
@@ -470,12 +472,12 @@ def _read_in_order(
     freed_bytes: int,
     alone_bytes: int,
 ) -> Iterator[tuple[Part, pa.Table]]:
-    """Yield the table of each piece, in order; as many are read ahead as there is room for, one at least.
+    """Yield the table of each piece, in order; read ahead as far as memory allows, at least one piece.
 
     An inline part is in memory and small, so it is decoded by the caller.
 
     Args:
-        freed_bytes: after so many allocated bytes, the allocator returns what this thread has freed.
+        freed_bytes: after so many allocated bytes, the allocator is asked to return freed memory.
         alone_bytes: a piece of at least this size is read by the caller.
     """
     under_way: deque[tuple[_PartSection, Future[pa.Table] | None]] = deque()
@@ -500,7 +502,7 @@ def _read_in_order(
 
 
 def read_ahead(items: Iterator[T], executor: Executor) -> Generator[T, None, None]:
-    """Yield the same items, none of them None, while an executor makes the next one."""
+    """Yield items (never None), while an executor computes the next one."""
     future = executor.submit(next, items, None)
     try:
         while (item := future.result()) is not None:
@@ -516,12 +518,12 @@ def cancel_and_wait(futures: Sequence["Future[T]"]) -> None:
 
 
 class ClaimedRead:
-    """A reader with a claim on the blobs that it reads; each call returns the reader, or raises if the claim is lost.
+    """A reader with a claim on its blobs; calling it returns the reader, or raises if the claim is lost.
 
     Args:
         source: returns the client's reader of parts; raises ClientClosed after its close.
-        claim: released when this is closed, or dropped.
-        is_needed: returns whether the newest state of the collection refers to the blob of a key.
+        claim: released when this is closed or freed.
+        is_needed: tests whether the newest state of the collection refers to a blob.
         name: of the collection, for reports of progress.
     """
 
@@ -542,9 +544,9 @@ class ClaimedRead:
         """Return the reader.
 
         Raises:
-            InvalidUsage: the result was closed.
+            InvalidUsage: the result of the read was closed.
             ClientClosed: its client was closed.
-            LeaseExpired: the blobs may be gone.
+            LeaseExpired: the blobs may be deleted.
         """
         if not self._release.alive:
             raise InvalidUsage("this result was closed, so what it reads may be gone. Ask for it again.")
@@ -553,25 +555,25 @@ class ClaimedRead:
         return source
 
     def check(self, reader: PartReader) -> PartReader:
-        """Return a reader that came from here, if the claim still holds; raise as a call does."""
+        """Return an earlier result of a call, if the claim still holds; raise as a call does."""
         self()
         return reader
 
     def move(self, time: int, *, has_planned: bool = False) -> None:
-        """Claim from a later time on only; with has_planned, also the parts of earlier plans."""
+        """Move the claim to a later time; with has_planned, also keep the parts of earlier plans."""
         self._claim.move(time, has_planned=has_planned)
 
     def close(self) -> None:
-        """Give up the claim; idempotent."""
+        """Release the claim; idempotent."""
         self._release()
 
     def explain_missing(self) -> "_Explained":
-        """Return a context that raises LeaseExpired in place of MissingBlob, if the blob was collected."""
+        """Return a context that raises LeaseExpired in place of MissingBlob, if the blob was deleted as unneeded."""
         return self._explained
 
 
 class _Explained:
-    """A context without state, so one object serves all reads: each point read enters it."""
+    """A context without state, so that point reads can share one object."""
 
     __slots__ = ("_is_needed",)
 
@@ -587,7 +589,7 @@ class _Explained:
 
 
 def make_collected_error(error: MissingBlob) -> LeaseExpired:
-    """Return the error for a blob that is missing because nothing refers to it any more."""
+    """Return the error for a blob that was deleted because nothing refers to it."""
     return LeaseExpired(
         f"the blob {error.key!r} was collected: nothing has referred to it for longer than the grace period, and this "
         "read held no lease that kept it"
