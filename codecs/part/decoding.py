@@ -1,6 +1,6 @@
 """Reads the bytes of a part: checks them against the descriptor, decodes, and lifts rows to the reader's schema.
 
-`persist.codecs.part.part` lists the checks before a row is returned.
+`persist.codecs.part.part` lists the checks of a reader.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,12 +44,11 @@ def decode_part(
         data: the bytes of the blob.
         part: its descriptor.
         schema: the collection's.
-        columns: which of `schema.arrow`'s columns to return, in this order; all by default. No others are
-            read.
+        columns: the columns of `schema.arrow` to read and return, in this order; all by default.
         filter: keeps the rows for which it is true; over any columns of the schema. Row groups whose
             statistics exclude it are not read.
         use_threads: whether Arrow may decode columns in parallel.
-        coded: columns of strings or bytes that may come as dictionaries; a hint, they may also come as they are.
+        coded: columns of strings or bytes that may be returned as dictionaries; a hint.
 
     Raises:
         CorruptBlob: data disagrees with the descriptor, or is not a part of this collection.
@@ -105,9 +104,9 @@ Read = Callable[[Part, CollectionSchema, list[str], pc.Expression | None, bool],
 def read_adapted(
     part: Part, schema: CollectionSchema, columns: Sequence[str], filter: pc.Expression | None, read: Read
 ) -> pa.Table | None:
-    """Return columns of the rows that pass a filter; None if the file of the part has them as they are.
+    """Read columns of a part that need adaptation, filtered; None if the file has them unchanged.
 
-    The columns of a part of another version of the schema are lifted. The descriptor of a stamped part has its time.
+    Columns of another schema version are lifted; a stamped part gets the time of its descriptor.
     """
     arrow, lifted = schema.arrow, part.make_lift(schema)
     if lifted is None and not part.stamped:
@@ -148,7 +147,7 @@ def filter_table(table: pa.Table, filter: pc.Expression | None, columns: Sequenc
 def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
     """Read all of a part whose bytes match its descriptor, even if their contents contradict each other.
 
-    Raises CorruptBlob: it does not hold the columns of this collection, or not as many rows.
+    Raises CorruptBlob: it has other columns or another number of rows.
     """
 
     arrow = schema.arrow
@@ -160,7 +159,7 @@ def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) ->
 
 
 def verify_checksum(data: bytes | memoryview, part: Part) -> None:
-    """Raise CorruptBlob unless bytes are those of a part."""
+    """Raise CorruptBlob unless bytes match the checksum of a part."""
     if len(data) != part.bytes:
         raise CorruptBlob(part.name, f"it has {len(data)} bytes, and its descriptor says {part.bytes}")
     if (checksum := compute_checksum(data)) != part.checksum:

@@ -1,8 +1,8 @@
-"""Reads the Parquet file of a part: the footer is held against the descriptor first, then values are decoded.
+"""Reads the Parquet file of a part: compares the footer with the descriptor, then decodes values.
 
-The checksum in the log covers the bytes, so this module does not defend against malicious files: whoever may write the
-log may do anything. Its checks detect accidents, such as a file of another collection under the key: columns, rows,
-number of row groups, and unpacked size must match the descriptor.
+The checksum in the log covers the bytes, so this module does not defend against malicious files: a client that may
+write the log can do anything. Its checks detect accidents, such as a file of another collection under the key: columns,
+rows, number of row groups, and unpacked size must match the descriptor.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ _PHYSICAL_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8
 
 
 def measure_level_bytes(data: bytes | memoryview, schema: pa.Schema) -> int:
-    """Return what decoding a file takes beyond its columns: the second term of `memory`; see `part.Part`."""
+    """Return the bytes that decoding a file takes beyond its columns: the second term of `memory` (`part.Part`)."""
     is_nested = [pt.is_nested(field.type) for field in schema for _ in list_leaf_types(field.type)]
     if not any(is_nested):
         return 0
@@ -57,7 +57,7 @@ def _get_value_width(column: pq.ColumnSchema) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFooter:
-    """A footer that agrees with its descriptor, to be shared between reads; group_rows are the rows of its groups."""
+    """A footer that agrees with its descriptor; reads share it. `group_rows`: the rows of each group."""
 
     metadata: pq.FileMetaData
     group_rows: tuple[int, ...]
@@ -65,7 +65,7 @@ class CheckedFooter:
     def list_matching_groups(self, filter: pc.Expression) -> list[int]:
         """Return the row groups that may have a matching row, by their statistics.
 
-        All of them if the filter may compare with NaN: Arrow would conclude too much. Cost: 0.2 ms.
+        All of them if the filter may compare with NaN, for which Arrow would exclude too many. Cost: 0.2 ms.
         """
         if may_compare_with_nan(filter):
             return [*range(len(self.group_rows))]
@@ -79,7 +79,7 @@ class CheckedFooter:
 
 
 def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
-    """Read and check the footer of a file: exactly this schema, and the row count and unpacked size of its part.
+    """Read the footer of a file, and check its schema, row count and unpacked size.
 
     Raises:
         ValueError: the footer disagrees.
@@ -103,9 +103,9 @@ def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter
 
 
 class GroupFile:
-    """A file, or what has some of its row groups where the file has them, open to decode these piece by piece.
+    """An open file, or a partial file with some row groups at their places, to decode piece by piece.
 
-    `coded`: columns that come as dictionaries, if they are of strings or bytes. All others have their types in the
+    `coded`: columns that are returned as dictionaries, if they are strings or bytes. All others have their types in the
     schema.
     """
 
@@ -156,9 +156,9 @@ class GroupFile:
         *,
         use_threads: bool,
     ) -> pa.Table:
-        """Read columns of the rows of some row groups that a filter keeps.
+        """Read columns of the rows of some row groups that pass a filter.
 
-        The columns of the filter are decoded first, and others only of row groups where it keeps some row. Raises the
+        The filter's columns are decoded first, and others only for row groups with a passing row. Raises the
         errors of `read` and of the filter.
 
         Args:
@@ -202,7 +202,7 @@ def read_parquet(
     use_threads: bool,
     coded: Sequence[str] = (),
 ) -> pa.Table:
-    """Read columns of the file of a part, which must hold exactly this schema.
+    """Read columns of a part's file, which must have exactly this schema.
 
     Args:
         coded: as for `GroupFile`.
@@ -225,7 +225,7 @@ def scan_parquet(
     *,
     use_threads: bool,
 ) -> pa.Table:
-    """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
+    """Read the rows of a file that pass a filter, skipping row groups by their statistics.
 
     Raises the errors of `read_parquet` and of the filter.
     """
@@ -240,7 +240,7 @@ def scan_parquet(
 
 @dataclass(frozen=True, slots=True)
 class ValueFilter:
-    """A filter that reads values of documents (`shredding`) of one part, in the place of the documents.
+    """A filter that reads one part's stored values (`shredding`) in place of its documents.
 
     Attributes:
         filter: over the columns of the part and the fields of the values.
@@ -257,7 +257,7 @@ class ValueFilter:
     def find(
         cls, filter: pc.Expression, footer: CheckedFooter, part: Part, schema: CollectionSchema
     ) -> "ValueFilter | None":
-        """Return how to apply a filter with the values of a part; None if it has none of these.
+        """Return the form of a filter that uses stored values of a part; None if there are none.
 
         Raises CorruptBlob: the entry of its footer is malformed.
         """
@@ -279,7 +279,7 @@ class ValueFilter:
             fetch: returns the bytes of the part from one position to another.
 
         Raises:
-            CorruptBlob: they are malformed.
+            CorruptBlob: the values are malformed.
         """
         tables = []
         for group in groups:
@@ -294,7 +294,7 @@ class ValueFilter:
 
 
 def _find_passing_rows(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
-    """Return, ascending, the rows for which a filter is true."""
+    """Return the rows for which a filter is true, ascending."""
     name = "row" + "_" * max(map(len, table.column_names), default=0)
     numbered = table.append_column(name, make_int64_array(np.arange(len(table))))
     rows: npt.NDArray[np.int64] = numbered.filter(filter)[name].to_numpy()
@@ -302,7 +302,7 @@ def _find_passing_rows(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np
 
 
 def _find_passing_codes(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
-    """Return, ascending, the rows of one column of dictionaries that a filter keeps: it tests each value once."""
+    """Return the rows of a dictionary column that pass a filter, ascending; each distinct value is tested once."""
     rows, start = [np.empty(0, np.int64)], 0
     for chunk in table.column(0).chunks:
         count = len(chunk.dictionary)
@@ -341,7 +341,7 @@ def _open_parquet(
 
 
 def list_groups_within(group_rows: Sequence[int], within: tuple[int, int]) -> list[int]:
-    """Return the row groups that hold any of the rows within."""
+    """Return the row groups that have any of the rows `within`."""
     groups: list[int] = []
     start = 0
     for group, count in enumerate(group_rows):
@@ -358,7 +358,7 @@ def _join_names(schema: pa.Schema) -> str:
 def restore_types(
     table: pa.Table, schema: pa.Schema, checked: frozenset[str], columns: Sequence[str], coded: Sequence[str] = ()
 ) -> pa.Table:
-    """Return stored columns in the types of a schema, and check their values."""
+    """Convert stored columns to the types of a schema, and check their values."""
     selected = pa.schema([schema.field(name) for name in columns])
     for at, field in enumerate(selected):
         if field.name in coded:
@@ -378,7 +378,7 @@ def restore_types(
 
 
 def _check_values(array: pa.Array) -> None:
-    """Raise ArrowInvalid for what Arrow's reader lets through: text that is not UTF-8, decimals that are too long."""
+    """Raise ArrowInvalid for invalid values that Arrow's reader accepts: text that is not UTF-8, too long decimals."""
     if pt.is_string(array.type) or pt.is_large_string(array.type):
         text = array.buffers()[2]
         if text is None or _is_ascii(text):

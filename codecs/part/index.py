@@ -1,11 +1,11 @@
-"""Reading a part in pieces: its footer first, then those row groups that are wanted, each verified by itself.
+"""Reads a part in pieces: first its footer, then the requested row groups, each verified by itself.
 
-    Part.footer_range    which bytes of the blob to fetch first
-    read_index      verifies them by the descriptor; what it returns is worth keeping
-    Group.start, .end    which bytes of the blob hold a row group
-    decode_groups   verifies row groups by the index, and decodes them
+    Part.footer_range    the bytes of the blob to fetch first
+    read_index           verifies them by the descriptor; its result can be cached
+    Group.start, .end    the bytes of a row group in the blob
+    decode_groups        verifies row groups by the index, and decodes them
 
-So nothing is believed that a checksum does not vouch for: the descriptor's for the footer, the footer's for the groups.
+So a checksum verifies every used byte: the descriptor's for the footer, the footer's for the groups.
 The bytes between the last row group and the footer (Parquet's page index) are not used.
 
 The index is the entry `persist.groups` of the footer's key-value metadata: `docs/inside/format.md` ("Parts").
@@ -78,7 +78,7 @@ class PartIndex:
 
     Attributes:
         groups: its row groups, in the order of rows and of bytes.
-        nbytes: roughly what it occupies.
+        nbytes: its approximate size in memory.
     """
 
     groups: tuple[Group, ...]
@@ -87,7 +87,7 @@ class PartIndex:
     _footer: CheckedFooter
 
     def list_groups_within(self, start_row: int, end_row: int) -> list[int]:
-        """Return the numbers of the row groups that hold any of the rows `[start_row, end_row)` of the part."""
+        """Return the numbers of the row groups with any of the rows `[start_row, end_row)`."""
         return list_groups_within(self._footer.group_rows, (start_row, end_row))
 
     def list_matching_groups(self, filter: pc.Expression) -> list[int]:
@@ -101,9 +101,10 @@ class PartIndex:
             return [*range(len(self.groups))]
 
     def get_first_field_limits(self, kind: pa.DataType) -> tuple[list[Any], list[Any]] | None:
-        """Return the least and the greatest value of each row group, as Parquet has them; None if they are not known.
+        """Return the first key field's least and greatest value in each row group; None if unknown.
 
-        Only of types that it stores and orders as Arrow does. The column of the first key field is the file's first.
+        They are known only for types that Parquet stores and orders as Arrow does. The first key field is the file's
+        first column.
         """
         if not (is_text(kind) or pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)):
             return None
@@ -137,8 +138,8 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
         schema: the collection's.
 
     Raises:
-        CorruptBlob: footer disagrees with the descriptor, or belongs to another collection's part.
-        IncompatibleVersion: the index has a form that this version does not know.
+        CorruptBlob: the footer disagrees with the descriptor, or belongs to another collection's part.
+        IncompatibleVersion: the index has a form that this version does not support.
     """
     start, _ = part.footer_range
     assert part.footer is not None, "a footer that is not known has no range"
@@ -200,7 +201,7 @@ def decode_groups(
     Args:
         pieces: the number of each row group, ascending, and its bytes `[Group.start, Group.end)`.
         index: the part's.
-        part, schema, columns, filter, use_threads, coded: as for `decode_part`; statistics are not looked at.
+        part, schema, columns, filter, use_threads, coded: as for `decode_part`; statistics are not used.
 
     Cost, beyond what Arrow takes to decode them: 0.2 ms, and the checksum, 0.1 ms a MB.
 
@@ -242,11 +243,11 @@ def decode_groups(
 
 
 class OpenGroups:
-    """Row groups of a part that were verified once, to decode some columns of some of them at a time.
+    """Verified row groups of a part, of which some columns and groups are decoded at a time.
 
     Args:
         pieces, index, coded: as for `decode_groups`.
-        part: its file has the columns of the schema, and its own times.
+        part: its file must have the columns of the schema, and the times of its rows.
 
     Raises:
         CorruptBlob: pieces disagree with the index.
@@ -276,9 +277,9 @@ class OpenGroups:
         use_threads: bool = False,
         chosen: npt.NDArray[np.int64] | None = None,
     ) -> pa.Table:
-        """Return columns of some of the row groups, ascending, or of rows that are chosen from these.
+        """Return columns of some of the row groups, ascending, or only of chosen rows.
 
-        Raises CorruptBlob: they are not of a part of this collection.
+        Raises CorruptBlob: the bytes belong to another collection.
         """
         table = decode_checked(
             self._part, lambda: self._file.read(numbers, columns, use_threads=use_threads, chosen=chosen)
@@ -327,7 +328,7 @@ def _verify_group(data: bytes | memoryview, number: int, index: PartIndex, part:
 
 
 def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> None:
-    """Check an index as reading in pieces does, without decoding rows.
+    """Check an index like a read in pieces, without decoding rows.
 
     data: the whole blob, already verified by its descriptor. Cost: the checksums, 0.2 ms, and 10 to 15 µs for each
     column of each row group.
@@ -342,8 +343,8 @@ def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) 
 def check_readable(data: bytes, part: Part, schema: CollectionSchema) -> None:
     """Check that readers accept a newly encoded part, before a record names it (rule 16).
 
-    A part goes through the code that readers use: its descriptor is written and read back, its footer is held against
-    the descriptor, and row groups against the index. Nothing is decoded, but for a batch: that is read as readers do.
+    The readers' code checks it: the descriptor is written and read back, the footer is compared with the descriptor,
+    and row groups with the index. Only a batch is also decoded.
     """
     try:
         if _descriptor.decode(msgspec.json.encode(part)) != part:
@@ -363,11 +364,11 @@ def check_readable(data: bytes, part: Part, schema: CollectionSchema) -> None:
 
 
 class _Pieces:
-    """A file for Arrow of which only some pieces are there; nothing is copied.
+    """A file for Arrow with only some pieces present, without a copy.
 
-    Copying them into an empty buffer of the file's size instead costs half as much as decoding them, in page faults.
+    Rejected: copying them into a buffer of the file's size, whose page faults cost half as much as decoding.
 
-    Arrow seeks and reads in one go, but Python may switch threads in between, so each thread has a position of its own.
+    Arrow seeks and reads in one go, but Python may switch threads in between, so each thread has its own position.
     """
 
     closed = False
@@ -386,7 +387,7 @@ class _Pieces:
         return int(getattr(self._local, "at", 0))
 
     def read_buffer(self, size: int) -> pa.Buffer:
-        """Return some bytes; Arrow calls this where there is such a method, and else `read`."""
+        """Return the next bytes; Arrow prefers this method to `read`."""
         at = self.tell()
         self._local.at = at + size
         return self.read_range(at, at + size)
