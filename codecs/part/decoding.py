@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,6 +36,7 @@ from persist.codecs.part.printing import print_filter
 from persist.codecs.part.shredding import EXTRACT
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
+P = ParamSpec("P")
 T = TypeVar("T")
 # The exceptions of pyarrow for bad bytes. RuntimeError is any C++ exception that it does not know.
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, RuntimeError)
@@ -87,10 +88,10 @@ def decode_part(
         verify_checksum(data, part)
         arrow = request.schema.arrow
         if part.footer is None:
-            table = decode_checked(part, lambda: decode_batch(data, part, arrow))
+            table = decode_checked(part, decode_batch, data, part, arrow)
             check_updates(table, part)
             return filter_table(table, request.filter, request.columns, arrow)
-        file = decode_checked(part, lambda: _open_whole(data, part, request, use_threads=use_threads))
+        file = decode_checked(part, _open_whole, data, part, request, use_threads)
         return file.decode(None, request, use_threads=use_threads)
 
     return read_adapted(part, request, read)
@@ -176,7 +177,7 @@ class OpenFile:
         Raises:
             CorruptBlob: the bytes are not of a part of this collection, or contradict its descriptor.
         """
-        table = decode_checked(self._part, lambda: self._read_groups(groups, columns, use_threads, chosen))
+        table = decode_checked(self._part, self._read_groups, groups, columns, use_threads, chosen)
         check_updates(table, self._part)
         return table
 
@@ -265,7 +266,7 @@ class OpenFile:
         return table.select([*columns])
 
 
-def _open_whole(data: bytes | memoryview, part: Part, request: Request, *, use_threads: bool) -> OpenFile:
+def _open_whole(data: bytes | memoryview, part: Part, request: Request, use_threads: bool) -> OpenFile:
     """Open the file of a part, of which all bytes are there; raises as `OpenFile`."""
     buffer, schema = make_lent_buffer(data) if use_threads else pa.py_buffer(data), request.schema
     footer = read_whole_footer(buffer, part, schema.arrow)
@@ -293,8 +294,9 @@ def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) ->
     Raises CorruptBlob: it does not hold the columns of this collection, or not as many rows.
     """
     if part.footer is None:
-        return decode_checked(part, lambda: decode_batch(data, part, schema.arrow))
-    return decode_checked(part, lambda: _open_whole(data, part, Request(schema, ()), use_threads=True).read_whole())
+        return decode_checked(part, decode_batch, data, part, schema.arrow)
+    file = decode_checked(part, _open_whole, data, part, Request(schema, ()), True)
+    return decode_checked(part, file.read_whole)
 
 
 def verify_checksum(data: bytes | memoryview, part: Part) -> None:
@@ -305,10 +307,10 @@ def verify_checksum(data: bytes | memoryview, part: Part) -> None:
         raise CorruptBlob(part.name, f"its checksum is {checksum}, and its descriptor says {part.checksum}")
 
 
-def decode_checked(part: Part, read: Callable[[], T]) -> T:
+def decode_checked(part: Part, read: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call a decoder; raise CorruptBlob, naming the part, if it fails."""
     try:
-        return read()
+        return read(*args, **options)
     except UNREADABLE as error:
         raise CorruptBlob(
             part.name, f"its checksum is right, but it is not a part of this collection: {error}"

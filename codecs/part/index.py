@@ -145,7 +145,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
             part.name, f"the checksum of its footer is {checksum}, and its descriptor says {part.footer.checksum}"
         )
     tail = pa.py_buffer(footer)
-    read = decode_checked(part, lambda: read_footer(tail, part, schema.arrow))
+    read = decode_checked(part, read_footer, tail, part, schema.arrow)
     lengths, checksums = _build_index(read, part)
     ends = list(accumulate(lengths, initial=len(MAGIC)))
     if ends[-1] > start:
@@ -234,7 +234,7 @@ def open_groups(
     views = [(index.groups[number].start, memoryview(data)) for number, data in pieces]
     present = _Pieces(views, part.bytes)
     source = pa.PythonFile(present, mode="r")
-    return decode_checked(part, lambda: OpenFile(part, schema, index._footer, source, present.read_range, coded))
+    return decode_checked(part, OpenFile, part, schema, index._footer, source, present.read_range, coded)
 
 
 def _verify_group(data: bytes | memoryview, number: int, index: PartIndex, part: Part) -> None:
