@@ -31,7 +31,6 @@ SEALED_OFF = {
     "autoload_known_extensions": "false",
     "autoinstall_known_extensions": "false",
     "python_enable_replacements": "false",
-    "lock_configuration": "true",
 }
 WITH_FILES = {"python_enable_replacements": "false"}
 DUCKDB = "duckdb>=2.0,<2.1"

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from persist.codecs.part.decoding import Request, verify_checksum
 from persist.codecs.part.part import Part
@@ -36,6 +37,7 @@ from persist.compute.dataflow.program import Program
 from persist.compute.dataflow.running.partial import explain_why_not_partial
 from persist.compute.dataflow.running.running import Options
 from persist.compute.dataflow.stream import Stream
+from persist.compute.dataflow.updates.words import Domain
 from persist.compute.query import quote_name
 from persist.compute.sql.graph import ViewProgram
 from persist.compute.sql.plan_text import (
@@ -230,6 +232,9 @@ class _Build:
             columns = ", ".join(write_column(column.name, column.type) for column in relation.schema)
             answer = self._connection.sql(f"SELECT {columns} FROM ({relation.text})")
             table = answer.to_arrow_table().cast(self._plan.nodes[number].schema)
+            for column in table.columns:
+                if pat.is_int64(column.type) or pat.is_timestamp(column.type):
+                    Domain().encode(column)  # It refuses -2**63, as later refreshes will.
             self.cuts[number] = table.append_column("_diff", pa.array(np.ones(len(table), np.int64)))
             if number not in outputs and len(table) > max(SMALL_ROWS, read // RETURNED_SHARE):
                 raise Untranslatable

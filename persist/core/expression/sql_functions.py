@@ -312,10 +312,15 @@ def _make_pattern_function(function: Callable[[pa.Array, str], pa.Array]) -> Cal
 
 
 def _make_like(is_like: bool, ignore_case: bool) -> Callable[..., pa.Array]:
-    """Return LIKE or ILIKE without an escape: a backslash in a pattern is one of its characters."""
+    """Return LIKE or ILIKE without an escape: a backslash in a pattern is one of its characters.
+
+    As in DuckDB, ILIKE compares lower-case letters: U+017F (long s) is not `s`, although both are S in upper case.
+    """
 
     def like(text: pa.Array, pattern: str) -> pa.Array:
-        matches = match_like_pattern(text, pattern, ignore_case=ignore_case)
+        if ignore_case:
+            text, pattern = pc.utf8_lower(text), pc.utf8_lower(pattern).as_py()
+        matches = match_like_pattern(text, pattern)
         return matches if is_like else pc.invert(matches)
 
     return _make_pattern_function(like)
