@@ -19,7 +19,7 @@ import pyarrow.types as pt
 from persist.blob.errors import CorruptBlob
 from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.part.file_writer import MAGIC, get_storage_type
-from persist.codecs.part.filters import list_referenced_columns, may_compare_with_nan
+from persist.codecs.part.filters import may_compare_with_nan
 from persist.codecs.part.part import Part, compute_max_groups
 from persist.codecs.part.shredding import VALUES_KEY, StoredValues, decode_values, read_entry, rewrite_filter
 from persist.codecs.types.arrow_types import list_leaf_types
@@ -85,9 +85,9 @@ def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter
         ValueError: the footer disagrees.
         pa.ArrowException, OSError: it cannot be decoded.
     """
-    (stored, _), rows = _to_stored_schema(schema), part.rows
+    (stored, _), rows = to_stored_schema(schema), part.rows
     # Arrow finds the footer from the end of its input, wherever that begins.
-    with _open_parquet(pa.BufferReader(tail)) as file:
+    with open_parquet(pa.BufferReader(tail)) as file:
         schema_found, metadata = file.schema_arrow, file.metadata
     if schema_found.names != stored.names or schema_found.types != stored.types:
         raise ValueError(f"it holds the columns {_join_names(schema_found)} where {_join_names(schema)} belong")
@@ -102,140 +102,10 @@ def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter
     return CheckedFooter(metadata, tuple(group.num_rows for group in groups))
 
 
-class GroupFile:
-    """An open file, or a partial file with some row groups at their places, to decode piece by piece.
-
-    `coded`: columns that are returned as dictionaries, if they are strings or bytes. All others have their types in the
-    schema.
-    """
-
-    def __init__(
-        self, source: pa.NativeFile, footer: CheckedFooter, schema: pa.Schema, coded: Sequence[str] = ()
-    ) -> None:
-        self._footer, self._schema = footer, schema
-        self._coded = [name for name in coded if _may_be_dictionary(schema.field(name))]
-        self._file = _open_parquet(source, footer.metadata, self._coded)
-
-    def read(
-        self,
-        groups: Sequence[int],
-        columns: Sequence[str],
-        *,
-        use_threads: bool,
-        chosen: npt.NDArray[np.int64] | None = None,
-    ) -> pa.Table:
-        """Read columns of some row groups, ascending.
-
-        Args:
-            chosen: the rows to return and check, ascending; None for all. Row groups without one are not decoded.
-
-        Raises:
-            ValueError, pa.ArrowException, OSError: as `read_footer`.
-        """
-        if chosen is not None:
-            counts = np.array([self._footer.group_rows[group] for group in groups], np.int64)
-            at = counts.cumsum().searchsorted(chosen, "right")  # The row group of each row.
-            counts[at] = 0
-            chosen = chosen - counts.cumsum()[at]
-            groups = [groups[number] for number in np.unique(at)]
-        rows = sum(self._footer.group_rows[group] for group in groups)
-        use_threads = use_threads and rows * len(columns) >= THREADED_VALUES
-        table = self._file.read_row_groups([*groups], columns=list(columns), use_threads=use_threads)
-        if table.num_rows != rows:
-            raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
-        if chosen is not None:
-            table = table.take(make_int64_array(chosen))
-        return restore_types(table, self._schema, _to_stored_schema(self._schema)[1], columns, self._coded)
-
-    def scan(
-        self,
-        groups: Sequence[int],
-        columns: Sequence[str],
-        filter: pc.Expression,
-        values: pa.Table | None = None,
-        *,
-        use_threads: bool,
-    ) -> pa.Table:
-        """Read columns of the rows of some row groups that pass a filter.
-
-        The filter's columns are decoded first, and others only for row groups with a passing row. Raises the
-        errors of `read` and of the filter.
-
-        Args:
-            values: further columns of the filter, of the rows of the groups; see `ValueFilter.read`.
-        """
-        value_names = [] if values is None else values.column_names
-        kinds = [] if values is None else [pa.string() if pt.is_dictionary(k) else k for k in values.schema.types]
-        fields = pa.schema([*self._schema, *zip(value_names, kinds, strict=True)])
-        tested = list_referenced_columns(filter, fields, value_names)
-        others = [name for name in columns if name not in tested]
-        if values is None or tested:
-            table = self.read(groups, tested or columns, use_threads=use_threads)
-            for name, column, kind in () if values is None else zip(value_names, values.columns, kinds, strict=True):
-                table = table.append_column(name, column.cast(kind))
-        else:
-            table = values
-        is_coded = values is not None and not tested and pt.is_dictionary(values.schema.types[0])
-        kept = _find_passing_codes(table, filter) if is_coded else _find_passing_rows(table, filter)
-        is_whole = len(kept) == len(table)
-        table = table.drop_columns(value_names)
-        if not is_whole and table.num_columns:
-            table = table.take(make_int64_array(kept))
-        if (tested or value_names) and others:
-            rest = self.read(groups, others, use_threads=use_threads, chosen=None if is_whole else kept)
-            columns_read = [*table.columns, *rest.columns]
-            table = pa.Table.from_arrays(columns_read, schema=pa.schema([*table.schema, *rest.schema]))
-        return table.select([*columns])
-
-
-def _may_be_dictionary(field: pa.Field) -> bool:
+def may_be_dictionary(field: pa.Field) -> bool:
+    """Return whether a column is of strings or bytes, and can be read as dictionaries."""
     # Arrow returns dictionaries of short texts for long ones, and also matches "a.b" with a field of a struct.
     return (pt.is_string(field.type) or pt.is_binary(field.type)) and "." not in field.name
-
-
-def read_parquet(
-    data: pa.Buffer,
-    part: Part,
-    schema: pa.Schema,
-    columns: Sequence[str],
-    *,
-    use_threads: bool,
-    coded: Sequence[str] = (),
-) -> pa.Table:
-    """Read columns of a part's file, which must have exactly this schema.
-
-    Args:
-        coded: as for `GroupFile`.
-
-    Raises:
-        ValueError: the file disagrees with its footer, schema or descriptor.
-        pa.ArrowException, OSError: it cannot be decoded.
-    """
-    footer = _read_whole_footer(data, part, schema)
-    groups = range(len(footer.group_rows))
-    return GroupFile(pa.BufferReader(data), footer, schema, coded).read(groups, columns, use_threads=use_threads)
-
-
-def scan_parquet(
-    data: pa.Buffer,
-    part: Part,
-    schema: CollectionSchema,
-    columns: Sequence[str],
-    filter: pc.Expression,
-    *,
-    use_threads: bool,
-) -> pa.Table:
-    """Read the rows of a file that pass a filter, skipping row groups by their statistics.
-
-    Raises the errors of `read_parquet` and of the filter.
-    """
-    footer = _read_whole_footer(data, part, schema.arrow)
-    groups = footer.list_matching_groups(filter)
-    by_values = ValueFilter.find(filter, footer, part, schema)
-    values = None if by_values is None else by_values.read(groups, lambda start, end: memoryview(data)[start:end])
-    file = GroupFile(pa.BufferReader(data), footer, schema.arrow)
-    filter = filter if by_values is None else by_values.filter
-    return file.scan(groups, columns, filter, values, use_threads=use_threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +142,7 @@ class ValueFilter:
             return None
         return cls(*rewritten, entry, footer.group_rows, part.name)
 
-    def read(self, groups: Sequence[int], fetch: Callable[[int, int], bytes | memoryview]) -> pa.Table:
+    def read(self, groups: Sequence[int], fetch: Callable[[int, int], pa.Buffer]) -> pa.Table:
         """Return the filter's columns of some row groups; a single column keeps its dictionary.
 
         Args:
@@ -293,7 +163,7 @@ class ValueFilter:
         return pa.concat_tables([self.fields.empty_table(), *(table.cast(self.fields) for table in tables)])
 
 
-def _find_passing_rows(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
+def find_passing_rows(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
     """Return the rows for which a filter is true, ascending."""
     name = "row" + "_" * max(map(len, table.column_names), default=0)
     numbered = table.append_column(name, make_int64_array(np.arange(len(table))))
@@ -301,21 +171,21 @@ def _find_passing_rows(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np
     return rows
 
 
-def _find_passing_codes(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
+def find_passing_codes(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
     """Return the rows of a dictionary column that pass a filter, ascending; each distinct value is tested once."""
     rows, start = [np.empty(0, np.int64)], 0
     for chunk in table.column(0).chunks:
         count = len(chunk.dictionary)
         texts = pa.concat_arrays([chunk.dictionary.cast(pa.string()), pa.nulls(1, pa.string())])
         passes = np.zeros(count + 1, np.bool_)
-        passes[_find_passing_rows(pa.table([texts], names=table.column_names), filter)] = True
+        passes[find_passing_rows(pa.table([texts], names=table.column_names), filter)] = True
         rows.append(start + np.flatnonzero(passes[chunk.indices.fill_null(count).to_numpy()]))
         start += len(chunk)
     return np.concatenate(rows)
 
 
 @lru_cache(maxsize=256)
-def _to_stored_schema(schema: pa.Schema) -> tuple[pa.Schema, frozenset[str]]:
+def to_stored_schema(schema: pa.Schema) -> tuple[pa.Schema, frozenset[str]]:
     """Return the schema of a file, and the names of its checked columns."""
     stored = pa.schema([field.with_type(get_storage_type(field.type)) for field in schema])
     return stored, frozenset(field.name for field in schema if any(map(_is_checked, list_leaf_types(field.type))))
@@ -325,15 +195,17 @@ def _is_checked(kind: pa.DataType) -> bool:
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_decimal(kind))
 
 
-def _read_whole_footer(data: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
+def read_whole_footer(data: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
+    """Read and check the footer of a whole file; raises as `read_footer`."""
     if memoryview(data)[: len(MAGIC)].tobytes() != MAGIC:
         raise ValueError("it is not a Parquet file")
     return read_footer(data, part, schema)
 
 
-def _open_parquet(
+def open_parquet(
     source: pa.NativeFile, metadata: pq.FileMetaData | None = None, coded: Sequence[str] = ()
 ) -> pq.ParquetFile:
+    """Open a file of Parquet; `coded`: the columns that are read as dictionaries."""
     # It is all in memory, so there is nothing to fetch beforehand.
     return pq.ParquetFile(
         source, metadata=metadata, pre_buffer=False, arrow_extensions_enabled=False, read_dictionary=[*coded]

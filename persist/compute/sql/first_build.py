@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs.part.decoding import verify_checksum
+from persist.codecs.part.decoding import Request, verify_checksum
 from persist.codecs.part.part import Part
 from persist.codecs.types.calculator import is_supported_version
 from persist.compute.dataflow.plan.draft import Captured
@@ -303,7 +303,7 @@ class _Build:
             for part in files:
                 if part.blob not in self._files:
                     self._files[part.blob] = fetch_checked(store.blob, part, partial(self._write_file, part))
-            tables = [store.table(part, scan.schema, names) for part in small]
+            tables = [store.table(part, Request(scan.schema, names)) for part in small]
         texts = [f"SELECT * FROM n{node.number}_inline"]
         self._register(f"n{node.number}_inline", pa.concat_tables([schema.empty_table(), *tables]))
         if files:

@@ -26,6 +26,7 @@ from persist.codecs.order.arrays import get_int64_values, make_boolean_array
 from persist.codecs.order.digits import compute_dense_ranks
 from persist.codecs.order.ordering import combine_chunks, make_canonical, make_order_keys, sort_table
 from persist.codecs.order.sums import consolidate
+from persist.codecs.part.decoding import Request
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
@@ -259,7 +260,7 @@ def find_keys(
     """Yield keys and times of updates that meet a condition, at most ten of each part."""
     schema, keys = contents.schema, list(contents.schema.key_names)
     for part in contents.parts:
-        table = reader.table(part, schema, [*keys, "_time"], filter=condition)
+        table = reader.table(part, Request(schema, [*keys, "_time"], condition))
         for row in to_dicts(table.slice(0, 10)):
             *key, time = row.values()
             yield tuple(key), time

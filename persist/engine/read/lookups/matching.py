@@ -28,7 +28,7 @@ import pyarrow.types as pat
 from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
-from persist.codecs.part.index import OpenGroups
+from persist.codecs.part.decoding import OpenFile, Request
 from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import is_text
 from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, decode_dictionaries
@@ -180,7 +180,7 @@ class _Search:
         return negate_diffs(table) if scan.sign < 0 and not piece.is_base else table
 
     def _read_part(self, part: Part, columns: list[str]) -> pa.Table:
-        table = self.reader.table(part, self.scan.schema, columns)
+        table = self.reader.table(part, Request(self.scan.schema, columns))
         for name, values in self.tests:
             table = table.filter(pc.is_in(table[name], values))
         return table
@@ -206,7 +206,7 @@ class _Search:
                 tables.append(_join_columns([keys, *other_columns], fields))
         return pa.concat_tables(tables)
 
-    def _find_requested(self, file: OpenGroups, groups: Sequence[int]) -> tuple[pa.Table, Rows | None]:
+    def _find_requested(self, file: OpenFile, groups: Sequence[int]) -> tuple[pa.Table, Rows | None]:
         """Return the key columns of the possibly requested rows of row groups, and these rows, ascending. Rows of None
         mean all rows, without key columns. If no row is requested, columns may be missing.
         """

@@ -30,6 +30,7 @@ import pyarrow.types as pat
 from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.ordering import sort_indices
 from persist.codecs.order.search import NO_ROWS, SortedKeys, make_empty_batch
+from persist.codecs.part.decoding import Request
 from persist.codecs.part.index import PartIndex
 from persist.codecs.part.key_range import load_comparable_keys
 from persist.codecs.part.part import Part, choose_sample_rows
@@ -397,7 +398,7 @@ class PartRows:
     def _load_whole(self, columns: tuple[str, ...]) -> Piece:
         """Return columns of all rows of small parts, which are sorted by key."""
         names = [*self._keys, *self._columns]
-        table = pa.concat_tables([self._reader.table(part, self._schema, names) for part in self._parts])
+        table = pa.concat_tables([self._reader.table(part, Request(self._schema, names)) for part in self._parts])
         if self._is_joined:  # Sorting is stable, so rows with equal keys stay in the order of their parts.
             table = table.take(sort_indices(table, [*self._keys]))
         kinds = [kind for kind in (self._keys, self._columns) if kind]
@@ -406,12 +407,11 @@ class PartRows:
     def _read_groups(self, columns: tuple[str, ...], run: list[int], fetched: Fetched) -> pa.Table:
         """Return columns of consecutive row groups. Cost: one GET of a range, unless they were fetched."""
         coded = () if columns == self._keys else self._list_dictionary_columns()
+        request = Request(self._schema, columns, coded=coded)
         for groups, data in fetched:
             if groups[0] <= run[0] and run[-1] <= groups[-1]:
-                return self._reader.decode_groups(
-                    self._part, self._schema, groups, run, data, columns, coded=coded, use_threads=False
-                )
-        table, data = self._reader.fetch_groups(self._part, self._schema, run, columns, coded=coded, use_threads=False)
+                return self._reader.decode_groups(self._part, groups, run, data, request, use_threads=False)
+        table, data = self._reader.fetch_groups(self._part, run, request, use_threads=False)
         fetched.append((run, data))
         return table
 

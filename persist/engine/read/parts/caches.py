@@ -22,7 +22,6 @@ from stat import S_ISREG
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from persist.blob.errors import MissingBlob
@@ -33,6 +32,7 @@ from persist.blob.protocol import Blob
 from persist.blob.threads import Clock
 from persist.codecs.order.arrays import copy_table
 from persist.codecs.order.search import SortedKeys
+from persist.codecs.part.decoding import Request
 from persist.codecs.part.index import PartIndex, read_index
 from persist.codecs.part.mapped import MappedRows, Rows, encode_mapped_file
 from persist.codecs.part.part import Part
@@ -108,21 +108,20 @@ class Cut:
     """The cut between two slices of a part, and the arguments of their reads.
 
     Attributes:
-        filter: compared by identity: expressions can be neither hashed nor compared.
+        request: its filter is compared by identity: expressions can be neither hashed nor compared.
         bound: the first key of the next slice.
     """
 
     part: Part
-    schema: CollectionSchema
-    columns: tuple[str, ...]
-    filter: pc.Expression | None
+    request: Request
     bound: Any
 
     @property
     def name(self) -> Hashable:
         """A cache key: equal for equal reads of equal bytes. Equal bytes may have different versions or schemas."""
-        part = self.part
-        return part.rows_id, part.schema, self.schema.reading, self.columns, id(self.filter), str(self.bound)
+        part, request = self.part, self.request
+        reading, columns = request.schema.reading, tuple(request.columns)
+        return part.rows_id, part.schema, reading, columns, id(request.filter), str(self.bound)
 
 
 class SliceLeftovers:

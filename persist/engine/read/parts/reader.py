@@ -27,9 +27,9 @@ from persist.blob.lru import Cache
 from persist.blob.protocol import Blob
 from persist.blob.threads import Pool
 from persist.codecs.order.arrays import copy_table
-from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.decoding import OpenFile, Request, decode_part
 from persist.codecs.part.filters import select_matching_ranges
-from persist.codecs.part.index import OpenGroups, PartIndex, decode_groups
+from persist.codecs.part.index import PartIndex, decode_groups, open_groups
 from persist.codecs.part.key_range import KeyRange, load_comparable_keys
 from persist.codecs.part.lending import release_freed
 from persist.codecs.part.part import Part
@@ -135,7 +135,7 @@ class PartReader:
         A part that would take more than an eighth of the budget comes in several tables. Columns of strings or bytes
         that coded names may come as dictionaries.
         """
-        room = self._compute_share(4)
+        room, request = self._compute_share(4), Request(schema, columns, filter, coded)
 
         def pieces() -> Iterator[_PartSection]:
             for part in parts:
@@ -144,109 +144,83 @@ class PartReader:
                     yield _PartSection(part, size + part.bytes, None)
                     continue
                 groups = self.index(part, schema).list_groups_within(*keys.bracket_rows(part, schema))
-                matching = self._select_matching_groups(part, schema, filter)
-                groups_read = groups if matching is None else [group for group in groups if group in matching]
+                groups_read = groups
+                if filter is not None and part.make_lift(schema) is None:
+                    matching = {*self.index(part, schema).list_matching_groups(filter)}
+                    groups_read = [group for group in groups if group in matching]
                 for batch in self._cut_row_groups(part, schema, groups_read, room // 4):
                     yield _PartSection(part, size * len(batch) // len(groups), batch)
 
         def read(piece: _PartSection) -> pa.Table:
             if piece.groups is None:
-                return self.table(piece.part, schema, columns, filter=filter, keys=keys, coded=coded)
-            return self._select_rows_inside(piece.part, schema, piece.groups, columns, filter, keys, coded)
+                return self.table(piece.part, request, keys)
+            return self._select_rows_inside(piece.part, piece.groups, request, keys)
 
         if self._executor is None:
             return ((piece.part, read(piece)) for piece in pieces())
         alone_bytes = WHOLE_BYTES_MAX if self._is_tight else sys.maxsize
         return _read_in_order(self._executor, read, pieces(), room, self._compute_share(1), alone_bytes)
 
-    def table(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        columns: Sequence[str],
-        *,
-        filter: pc.Expression | None = None,
-        keys: KeyRange = ALL_KEYS,
-        coded: Sequence[str] = (),
-    ) -> pa.Table:
-        """Return columns of a part's rows within a range of keys that pass a filter.
+    def table(self, part: Part, request: Request, keys: KeyRange = ALL_KEYS) -> pa.Table:
+        """Return the requested rows of a part whose keys are inside.
 
         Raises:
             CorruptBlob: the part is missing, or differs from its descriptor.
             InvalidUsage: the filter does not fit the columns, or the budget is too small for a row group.
         """
-        if keys.is_all or keys.covers(part, schema):
-            if part.inline:
-                return decode_part(part.inline, part, schema, columns=columns, filter=filter)
-            matching = self._select_few_matching_groups(part, schema, filter)
-            if matching is not None:
-                batches = self._cut_row_groups(part, schema, [*matching], part.memory)
-                tables = [self.groups(part, schema, batch, columns, filter=filter) for batch in batches]
-                return pa.concat_tables([_make_empty_rows(schema, columns), *tables])
+        if not (keys.is_all or keys.covers(part, request.schema)):
+            return self._cut_rows(part, request, keys)
+        schema, columns, filter, coded = request.schema, request.columns, request.filter, request.coded
+        if part.inline:
+            return decode_part(part.inline, part, schema, columns=columns, filter=filter)
+        matching = self._select_few_matching_groups(part, schema, filter)
+        if matching is not None:
+            batches = self._cut_row_groups(part, schema, [*matching], part.memory)
+            request = Request(schema, columns, filter)
+            tables = [self.fetch_groups(part, batch, request)[0] for batch in batches]
+            return pa.concat_tables([_make_empty_rows(schema, columns), *tables])
 
-            def decoded(data: bytes) -> pa.Table:
-                threads = not self._is_tight
-                return decode_part(data, part, schema, columns=columns, filter=filter, use_threads=threads, coded=coded)
+        def decoded(data: bytes) -> pa.Table:
+            threads = not self._is_tight
+            return decode_part(data, part, schema, columns=columns, filter=filter, use_threads=threads, coded=coded)
 
-            return fetch_checked(self.blob, part, decoded)
-        return self._cut_rows(part, schema, columns, filter, keys)
+        return fetch_checked(self.blob, part, decoded)
 
-    def _cut_rows(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        columns: Sequence[str],
-        filter: pc.Expression | None,
-        keys: KeyRange,
-    ) -> pa.Table:
+    def _cut_rows(self, part: Part, request: Request, keys: KeyRange) -> pa.Table:
         """Return the rows of a part within a range of keys, from where the last slice ended."""
+        schema, columns = request.schema, request.columns
         names = (*columns, *(name for name in schema.key_names if name not in columns))
+        with_keys = Request(schema, names, request.filter)
         start, end = keys.bracket_rows(part, schema)
-        leftover = self._leftovers.take(Cut(part, schema, names, filter, keys.lower))
+        leftover = self._leftovers.take(Cut(part, with_keys, keys.lower))
         if leftover is None:
-            table, following = self._decode_rows(part, schema, names, filter, start, end)
+            table, following = self._decode_rows(part, with_keys, start, end)
             first, last = keys.find_rows(table, schema)
         else:
             table, following = leftover
             if following < end:
-                more, following = self._decode_rows(part, schema, names, filter, following, end)
+                more, following = self._decode_rows(part, with_keys, following, end)
                 table = pa.concat_tables([table, more])
             first, last = 0, keys.find_end(table, schema)
         if keys.upper is not None and (last < len(table) or following < part.rows):
-            self._leftovers.keep(Cut(part, schema, names, filter, keys.upper), table.slice(last), following)
+            self._leftovers.keep(Cut(part, with_keys, keys.upper), table.slice(last), following)
         return _slice_or_copy(table.select(list(columns)), first, last)
 
-    def _decode_rows(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        names: Sequence[str],
-        filter: pc.Expression | None,
-        start: int,
-        end: int,
-    ) -> tuple[pa.Table, int]:
+    def _decode_rows(self, part: Part, request: Request, start: int, end: int) -> tuple[pa.Table, int]:
         """Return the row groups of the rows from start to end, and the row after these groups."""
         if part.inline or part.footer is None:
-            return self.table(part, schema, names, filter=filter), part.rows
+            return self.table(part, request), part.rows
         if part.bytes <= WHOLE_BYTES_MAX and self._indexes.get_cached(part) is None:
-            table, groups = self._decode_whole(part, schema, names, filter, start, end)
+            table, groups = self._decode_whole(part, request, start, end)
         else:
-            groups = self.index(part, schema).list_groups_within(start, end)
-            table = self.groups(part, schema, groups, names, filter=filter)
+            groups = self.index(part, request.schema).list_groups_within(start, end)
+            table, _ = self.fetch_groups(part, groups, request)
         if not groups:
             return table, end
-        last = self.index(part, schema).groups[groups[-1]]
+        last = self.index(part, request.schema).groups[groups[-1]]
         return table, last.first_row + last.rows
 
-    def _decode_whole(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        names: Sequence[str],
-        filter: pc.Expression | None,
-        start: int,
-        end: int,
-    ) -> tuple[pa.Table, Sequence[int]]:
+    def _decode_whole(self, part: Part, request: Request, start: int, end: int) -> tuple[pa.Table, Sequence[int]]:
         """Return the row groups of the rows from start to end, and their numbers. Cost: one GET, of the whole part.
 
         Only these groups are decoded, because otherwise the first slice of very many small parts would have all of
@@ -255,40 +229,23 @@ class PartReader:
 
         def decoded(data: bytes) -> tuple[pa.Table, Sequence[int]]:
             """Decode the row groups of a whole part that lie in the range."""
-            index = self._indexes.of_whole(data, part, schema)
+            index = self._indexes.of_whole(data, part, request.schema)
             groups = index.list_groups_within(start, end)
             if not groups:
-                return _make_empty_rows(schema, names), groups
+                return _make_empty_rows(request.schema, request.columns), groups
             within = memoryview(data)[index.groups[groups[0]].start : index.groups[groups[-1]].end]
-            return self.decode_groups(part, schema, groups, groups, within, names, filter=filter), groups
+            return self.decode_groups(part, groups, groups, within, request), groups
 
         return fetch_checked(self.blob, part, decoded)
 
-    def _select_rows_inside(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        groups: Sequence[int],
-        columns: Sequence[str],
-        filter: pc.Expression | None,
-        keys: KeyRange,
-        coded: Sequence[str],
-    ) -> pa.Table:
+    def _select_rows_inside(self, part: Part, groups: Sequence[int], request: Request, keys: KeyRange) -> pa.Table:
         """Return the rows of some row groups within a range of keys."""
-        extra = [] if keys.is_all else [name for name in schema.key_names if name not in columns]
-        table = self.groups(part, schema, groups, [*columns, *extra], filter=filter, coded=coded)
         if keys.is_all:
-            return table
-        first, last = keys.find_rows(table, schema)
-        return _slice_or_copy(table.select(list(columns)), first, last)
-
-    def _select_matching_groups(
-        self, part: Part, schema: CollectionSchema, filter: pc.Expression | None
-    ) -> frozenset[int] | None:
-        """Return the row groups that may have a row which passes the filter; None for all."""
-        if filter is None or part.make_lift(schema) is not None:
-            return None
-        return frozenset(self.index(part, schema).list_matching_groups(filter))
+            return self.fetch_groups(part, groups, request)[0]
+        schema, columns = request.schema, request.columns
+        names = [*columns, *(name for name in schema.key_names if name not in columns)]
+        table, _ = self.fetch_groups(part, groups, Request(schema, names, request.filter, request.coded))
+        return _slice_or_copy(table.select(list(columns)), *keys.find_rows(table, schema))
 
     def _select_few_matching_groups(
         self, part: Part, schema: CollectionSchema, filter: pc.Expression | None
@@ -341,51 +298,30 @@ class PartReader:
         """Return the footer of a part that is a blob."""
         return self._indexes.get(self.blob, part, schema)
 
-    def groups(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        groups: Sequence[int],
-        columns: Sequence[str],
-        *,
-        filter: pc.Expression | None = None,
-        coded: Sequence[str] = (),
-    ) -> pa.Table:
-        """Return some consecutive row groups of a part that is a blob. Cost: one GET of a range."""
-        return self.fetch_groups(part, schema, groups, columns, filter=filter, coded=coded)[0]
-
     def fetch_groups(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        groups: Sequence[int],
-        columns: Sequence[str],
-        *,
-        filter: pc.Expression | None = None,
-        coded: Sequence[str] = (),
-        use_threads: bool = True,
+        self, part: Part, groups: Sequence[int], request: Request, *, use_threads: bool = True
     ) -> tuple[pa.Table, bytes]:
-        """Return the rows of `groups`, and their bytes, for `decode_groups`."""
+        """Return requested rows of some consecutive row groups of a part that is a blob, and the bytes of these groups.
+
+        `decode_groups` takes the bytes. Cost: one GET of a range.
+        """
         if not groups:
-            return _make_empty_rows(schema, columns), b""
+            return _make_empty_rows(request.schema, request.columns), b""
 
         def decoded(data: bytes) -> tuple[pa.Table, bytes]:
-            rows = self.decode_groups(
-                part, schema, groups, groups, data, columns, filter=filter, coded=coded, use_threads=use_threads
-            )
-            return rows, data
+            return self.decode_groups(part, groups, groups, data, request, use_threads=use_threads), data
 
-        return fetch_checked(self.blob, part, decoded, self._find_byte_range(part, schema, groups))
+        return fetch_checked(self.blob, part, decoded, self._find_byte_range(part, request.schema, groups))
 
     def open_groups(
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], coded: Sequence[str] = ()
-    ) -> OpenGroups:
+    ) -> OpenFile:
         """Fetch and verify row groups of a part whose file has this schema. Cost: one GET, including gaps between the
         groups."""
         index = self.index(part, schema)
 
-        def opened(data: bytes) -> OpenGroups:
-            return OpenGroups(_split_groups(index, groups, groups, data), index, part.as_stored, schema, coded)
+        def opened(data: bytes) -> OpenFile:
+            return open_groups(_split_groups(index, groups, groups, data), index, part.as_stored, schema, coded)
 
         return fetch_checked(self.blob, part, opened, self._find_byte_range(part, schema, groups))
 
@@ -403,23 +339,17 @@ class PartReader:
     def decode_groups(
         self,
         part: Part,
-        schema: CollectionSchema,
         groups: Sequence[int],
         wanted: Sequence[int],
         data: bytes | memoryview,
-        columns: Sequence[str],
+        request: Request,
         *,
-        filter: pc.Expression | None = None,
-        coded: Sequence[str] = (),
         use_threads: bool = True,
     ) -> pa.Table:
-        """Decode columns of some row groups, from the bytes of consecutive ones."""
-        index = self.index(part, schema)
+        """Return requested rows of some of consecutive row groups, from the bytes of all of them."""
+        index = self.index(part, request.schema)
         pieces = _split_groups(index, groups, wanted, data)
-        use_threads = use_threads and not self._is_tight
-        return decode_groups(
-            pieces, index, part, schema, columns=columns, filter=filter, coded=coded, use_threads=use_threads
-        )
+        return decode_groups(pieces, index, part, request, use_threads=use_threads and not self._is_tight)
 
 
 def _split_groups(
