@@ -70,9 +70,7 @@ def test_every_rule_has_a_test_of_its_name_in_the_first_tier() -> None:
 
 
 def test_nothing_cites_a_document_outside_the_repository() -> None:
-    citing = [
-        str(p.relative_to(ROOT)) for p in sources(".py", ".md", ".toml") if DOCUMENTS.search(read(p))
-    ]
+    citing = [str(p.relative_to(ROOT)) for p in sources(".py", ".md", ".toml") if DOCUMENTS.search(read(p))]
     assert not citing
 
 
