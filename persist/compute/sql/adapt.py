@@ -41,7 +41,7 @@ from persist.compute.sql.algebra import (
 from persist.compute.sql.by_duckdb import read_function_name
 from persist.compute.sql.by_place import add_positional_windows, is_by_place
 from persist.compute.sql.duck import Columns
-from persist.compute.sql.members import check_members
+from persist.compute.sql.members import RELATIONS, check_members
 from persist.compute.sql.temporal import apply_now_bounds, check_without_now, reads_now
 from persist.compute.sql.types import Unreadable, parse_constant, to_arrow
 from persist.core.errors import InvalidUsage
@@ -90,27 +90,75 @@ class Adapter:
 
     def adapt(self, plan: Json) -> Node:
         """Return the relation of a plan of DuckDB."""
-        adapter = _ADAPTED.get(plan["type"])
-        if adapter is None:
+        if plan["type"] not in RELATIONS:
             name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
             raise InvalidUsage(f"{name} is not supported in a view: {_INSTEAD.get(name, _INSTEAD_OF_ALL)}")
         if plan["type"] == "LOGICAL_GET" and read_function_name(plan) not in _SERIES:
             self._check_table(plan)
         check_members(plan)
-        node: Node = adapter(self, plan)
+        node = self._adapt_relation(plan)
         for term in list_terms(node):
             check_without_now(term, self._sql)
         return node
 
-    def _adapt_child(self, plan: Json, at: int = 0) -> Node:
-        return self.adapt(plan["children"][at])
+    def _adapt_relation(self, plan: Json) -> Node:
+        """Translate a relation by its kind."""
+        match plan["type"].removeprefix("LOGICAL_"):
+            case "GET":
+                return self._adapt_scan(plan)
+            case "UNNEST":
+                lists = self._of.translate_all(node["child"] for node in plan["expressions"])
+                return Unnest(self.adapt(plan["children"][0]), lists)
+            case "PROJECTION":
+                return self._adapt_project(plan)
+            case "FILTER":
+                return self._adapt_filter(plan)
+            case "CROSS_PRODUCT":
+                return Join("inner", self.adapt(plan["children"][0]), self.adapt(plan["children"][1]))
+            case "COMPARISON_JOIN" | "ANY_JOIN":
+                return self._adapt_join(plan)
+            case "ASOF_JOIN":
+                return self._adapt_asof(plan)
+            case "AGGREGATE_AND_GROUP_BY":
+                return self._adapt_aggregate(plan)
+            case "DISTINCT":
+                return self._adapt_distinct(plan)
+            case "ORDER_BY":
+                # A collection is in no order; `_adapt_limit` has what LIMIT makes of it.
+                return _pick_columns(self.adapt(plan["children"][0]), plan.get("projection_map"))
+            case "LIMIT":
+                return self._adapt_limit(plan)
+            case "UNION":
+                node = _union_all(self._list_union_parts(plan, bool(plan.get("setop_all"))))
+                return node if plan.get("setop_all") else Distinct(node)
+            case "EXCEPT" | "INTERSECT" as how:
+                return self._adapt_set_operation(plan, how.lower())
+            case "WINDOW":
+                return self._adapt_window(plan)
+            case "MATERIALIZED_CTE":
+                return Let(plan["table_index"], self.adapt(plan["children"][0]), self.adapt(plan["children"][1]))
+            case "CTE_REF":
+                if plan.get("is_recurring"):
+                    raise InvalidUsage("recurring.… is not supported in a view: read the rows of the round before")
+                return Ref(plan["cte_index"], tuple(self._of.infer_type(kind, plan) for kind in plan["chunk_types"]))
+            case "RECURSIVE_CTE":
+                return self._adapt_recursive(plan)
+            case "DUMMY_SCAN":
+                return Values(("boolean",), ((TRUE,),))
+            case "EXPRESSION_GET":
+                input_ = self.adapt(plan["children"][0])
+                return _union_all([Project(input_, self._of.translate_all(row)) for row in plan["expressions"]])
+            case "EMPTY_RESULT":
+                types = tuple(self._of.infer_type(kind, plan) for kind in plan.get("return_types", ()))
+                return Values(types or ("boolean",), ())
+        raise AssertionError(plan["type"])
 
     def _check_table(self, plan: Json) -> None:
         if plan.get("function_data", {}).get("table") not in self._tables:
             name = (plan.get("qname", {}).get("path") or ["?"])[-1]
             raise InvalidUsage(f"a view reads only collections, not {name}(): write its rows to a collection first")
 
-    def adapt_scan(self, plan: Json) -> Node:
+    def _adapt_scan(self, plan: Json) -> Node:
         """Translate the scan of a table or of a table function."""
         if read_function_name(plan) in _SERIES:
             return self._add_table_function(plan)
@@ -128,7 +176,7 @@ class Adapter:
 
     def _add_table_function(self, plan: Json) -> Node:
         """Return the rows with the columns of a table function computed for each."""
-        rows = self._adapt_child(plan) if plan.get("children") else Values(("boolean",), ((TRUE,),))
+        rows = self.adapt(plan["children"][0]) if plan.get("children") else Values(("boolean",), ((TRUE,),))
         width = count_columns(rows)
         numbers = [column["index"] for column in plan.get("column_indexes", ())]
         requested = [number for number in numbers if number < _ROW_ID]
@@ -140,20 +188,17 @@ class Adapter:
         places = [*range(width, width + len(requested)), *plan.get("projected_input", ())]
         return Project(unnested, tuple(map(Place, places)) or (TRUE,))
 
-    def adapt_unnest(self, plan: Json) -> Node:
-        return Unnest(self._adapt_child(plan), self._of.translate_all(node["child"] for node in plan["expressions"]))
-
-    def adapt_project(self, plan: Json) -> Node:
+    def _adapt_project(self, plan: Json) -> Node:
         """Translate a projection."""
-        child = self._adapt_child(plan)
+        child = self.adapt(plan["children"][0])
         self._of.table = plan["children"][0].get("table_index")
         outputs = self._of.translate_all(plan["expressions"])
         self._of.table = None
         return Project(child, outputs)
 
-    def adapt_filter(self, plan: Json) -> Node:
+    def _adapt_filter(self, plan: Json) -> Node:
         """Translate a filter; conditions on `_now()` become bounds of time."""
-        node = self._adapt_child(plan)
+        node = self.adapt(plan["children"][0])
         conditions = [
             part for condition in self._of.translate_all(plan["expressions"]) for part in split_conjuncts(condition)
         ]
@@ -162,12 +207,9 @@ class Adapter:
         node = apply_now_bounds(Filter(node, join_with_and(untimed)) if untimed else node, timed, self._unit, self._sql)
         return _pick_columns(node, plan.get("projection_map"))
 
-    def adapt_cross(self, plan: Json) -> Node:
-        return Join("inner", self._adapt_child(plan), self._adapt_child(plan, 1))
-
-    def adapt_join(self, plan: Json) -> Node:
+    def _adapt_join(self, plan: Json) -> Node:
         """Translate a join of any kind."""
-        left, right = self._adapt_child(plan), self._adapt_child(plan, 1)
+        left, right = self.adapt(plan["children"][0]), self.adapt(plan["children"][1])
         width, right_width = count_columns(left), count_columns(right)
         how: Any = _HOW.get(plan["join_type"])
         if how is None:
@@ -207,14 +249,14 @@ class Adapter:
             picked += [width + number for number in rights or range(right_width)]
         return Project(join, tuple(map(Place, picked)))
 
-    def adapt_asof(self, plan: Json) -> Node:
+    def _adapt_asof(self, plan: Json) -> Node:
         """Translate an ASOF join: each left row with the nearest right row.
 
         Both sides are sorted together, and each left row gets the values of the last right row before it. Rows that
         agree with it stand before it or behind it, as the comparison wants. A row of the right is found if the next row
         is one of the left, which has a key.
         """
-        left, right = self._adapt_child(plan), self._adapt_child(plan, 1)
+        left, right = self.adapt(plan["children"][0]), self.adapt(plan["children"][1])
         how, width, right_width = plan["join_type"], count_columns(left), count_columns(right)
         equal: list[tuple[Term, Term, bool]] = []
         nearest: list[tuple[Term, Term, str]] = []
@@ -282,9 +324,9 @@ class Adapter:
         keyless = Project(Filter(right, has_none), (*nulls[:width], *map(Place, range(right_width))))
         return _union_all([pairs, alone, keyless])
 
-    def adapt_aggregate(self, plan: Json) -> Node:
+    def _adapt_aggregate(self, plan: Json) -> Node:
         """Translate a GROUP BY, with its grouping sets."""
-        node = self._adapt_child(plan)
+        node = self.adapt(plan["children"][0])
         keys = self._of.translate_all(plan.get("groups"))
         nodes = plan.get("expressions") or []
         aggregates = _share_order(tuple(map(self._of.translate_aggregate, nodes)))
@@ -311,9 +353,9 @@ class Adapter:
             outputs[at] = self._of.compute_from_list(node, Place(at)) if is_computed_from_list(node) else outputs[at]
         return Project(made, tuple(outputs))
 
-    def adapt_distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> Node:
+    def _adapt_distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> Node:
         """Return each row once; with an order by other columns, the first row in that order."""
-        node = self._adapt_child(plan)
+        node = self.adapt(plan["children"][0])
         targets = self._of.translate_all(plan["distinct_targets"])
         if plan.get("distinct_type") == "DISTINCT_ON":
             order = tuple(map(self._of.translate_order, plan.get("order_by", {}).get("orders") or ()))
@@ -321,11 +363,7 @@ class Adapter:
             return Distinct(node)
         return TopK(node, order, 1, 0, targets)
 
-    def adapt_order(self, plan: Json) -> Node:
-        # A collection is in no order; `adapt_limit` has what LIMIT makes of it.
-        return _pick_columns(self._adapt_child(plan), plan.get("projection_map"))
-
-    def adapt_limit(self, plan: Json) -> Node:
+    def _adapt_limit(self, plan: Json) -> Node:
         """Translate a LIMIT with its ORDER BY, or a DISTINCT ON."""
         ordered = plan["children"][0]
         order: tuple[Order, ...] = ()
@@ -334,7 +372,7 @@ class Adapter:
             order, map_ = tuple(map(self._of.translate_order, ordered["orders"])), ordered.get("projection_map")
             ordered = ordered["children"][0]
         is_distinct = ordered["type"] == "LOGICAL_DISTINCT"
-        node = self.adapt_distinct(ordered, order) if is_distinct else self.adapt(ordered)
+        node = self._adapt_distinct(ordered, order) if is_distinct else self.adapt(ordered)
         limit, offset = self._read_limit(plan, "limit_val"), self._read_limit(plan, "offset_val") or 0
         return _pick_columns(TopK(node, order, limit, offset), map_)
 
@@ -349,10 +387,6 @@ class Adapter:
             return self._of.read_whole_number(value["expression"], "LIMIT or OFFSET")
         raise InvalidUsage("LIMIT of a percentage is not supported in a view: give a number of rows")
 
-    def adapt_union(self, plan: Json) -> Node:
-        node = _union_all(self._list_union_parts(plan, bool(plan.get("setop_all"))))
-        return node if plan.get("setop_all") else Distinct(node)
-
     def _list_union_parts(self, plan: Json, is_all: bool) -> list[Node]:
         """Return the parts of a UNION, including those of nested ones with the same result."""
         below = [child for child in plan["children"] if child["type"] == "LOGICAL_UNION"]
@@ -365,15 +399,9 @@ class Adapter:
         ]
         return [part for parts in every for part in parts]
 
-    def adapt_except(self, plan: Json) -> Node:
-        return self._adapt_set_operation(plan, "except")
-
-    def adapt_intersect(self, plan: Json) -> Node:
-        return self._adapt_set_operation(plan, "intersect")
-
     def _adapt_set_operation(self, plan: Json, how: Any) -> Node:
         """Translate an EXCEPT or INTERSECT."""
-        left, right = self._adapt_child(plan), self._adapt_child(plan, 1)
+        left, right = self.adapt(plan["children"][0]), self.adapt(plan["children"][1])
         self._refuse_intervals(infer_types(left), how.upper())
         if plan.get("setop_all"):
             return SetOperation(how, left, right)
@@ -383,8 +411,8 @@ class Adapter:
         if "interval" in kinds:
             raise InvalidUsage(f"{what} of intervals is not supported in a view: take epoch_us(…), their lengths")
 
-    def adapt_window(self, plan: Json) -> Node:
-        child, nodes = self._adapt_child(plan), plan["expressions"]
+    def _adapt_window(self, plan: Json) -> Node:
+        child, nodes = self.adapt(plan["children"][0]), plan["expressions"]
         if any(map(is_by_place, nodes)):
             windowed = add_positional_windows(child, nodes, plan["window_index"], self._of, self._of.translate_window)
             return self._add_list_aggregates(windowed, nodes, count_columns(child))
@@ -392,62 +420,16 @@ class Adapter:
             Window(child, tuple(map(self._of.translate_window, nodes))), nodes, count_columns(child)
         )
 
-    def adapt_let(self, plan: Json) -> Node:
-        return Let(plan["table_index"], self._adapt_child(plan), self._adapt_child(plan, 1))
-
-    def adapt_ref(self, plan: Json) -> Node:
-        types = tuple(self._of.infer_type(kind, plan) for kind in plan["chunk_types"])
-        if plan.get("is_recurring"):
-            raise InvalidUsage("recurring.… is not supported in a view: read the rows of the round before")
-        return Ref(plan["cte_index"], types)
-
-    def adapt_recursive(self, plan: Json) -> Node:
+    def _adapt_recursive(self, plan: Json) -> Node:
         """Translate a recursive query."""
         if plan.get("key_targets") or plan.get("payload_aggregates"):
             raise InvalidUsage("WITH RECURSIVE … USING KEY is not supported in a view")
-        anchor, step = self._adapt_child(plan), self._adapt_child(plan, 1)
+        anchor, step = self.adapt(plan["children"][0]), self.adapt(plan["children"][1])
         if not plan.get("union_all"):
             self._refuse_intervals(infer_types(anchor), "WITH RECURSIVE with UNION")
         if any(isinstance(node, Temporal) for node in iterate_nodes(step)):
             raise InvalidUsage("_now() is not supported in the step of WITH RECURSIVE: compare it before, or after")
         return Recursive(plan["table_index"], bool(plan.get("union_all")), anchor, step)
-
-    def adapt_dummy(self, plan: Json) -> Node:
-        return Values(("boolean",), ((TRUE,),))
-
-    def adapt_expressions(self, plan: Json) -> Node:
-        input_ = self._adapt_child(plan)
-        return _union_all([Project(input_, self._of.translate_all(row)) for row in plan["expressions"]])
-
-    def adapt_empty(self, plan: Json) -> Node:
-        types = tuple(self._of.infer_type(kind, plan) for kind in plan.get("return_types", ()))
-        return Values(types or ("boolean",), ())
-
-
-_ADAPTED: dict[str, Any] = {
-    "LOGICAL_GET": Adapter.adapt_scan,
-    "LOGICAL_PROJECTION": Adapter.adapt_project,
-    "LOGICAL_FILTER": Adapter.adapt_filter,
-    "LOGICAL_CROSS_PRODUCT": Adapter.adapt_cross,
-    "LOGICAL_COMPARISON_JOIN": Adapter.adapt_join,
-    "LOGICAL_ANY_JOIN": Adapter.adapt_join,
-    "LOGICAL_AGGREGATE_AND_GROUP_BY": Adapter.adapt_aggregate,
-    "LOGICAL_DISTINCT": Adapter.adapt_distinct,
-    "LOGICAL_ORDER_BY": Adapter.adapt_order,
-    "LOGICAL_LIMIT": Adapter.adapt_limit,
-    "LOGICAL_UNION": Adapter.adapt_union,
-    "LOGICAL_EXCEPT": Adapter.adapt_except,
-    "LOGICAL_INTERSECT": Adapter.adapt_intersect,
-    "LOGICAL_WINDOW": Adapter.adapt_window,
-    "LOGICAL_MATERIALIZED_CTE": Adapter.adapt_let,
-    "LOGICAL_CTE_REF": Adapter.adapt_ref,
-    "LOGICAL_RECURSIVE_CTE": Adapter.adapt_recursive,
-    "LOGICAL_DUMMY_SCAN": Adapter.adapt_dummy,
-    "LOGICAL_EXPRESSION_GET": Adapter.adapt_expressions,
-    "LOGICAL_UNNEST": Adapter.adapt_unnest,
-    "LOGICAL_ASOF_JOIN": Adapter.adapt_asof,
-    "LOGICAL_EMPTY_RESULT": Adapter.adapt_empty,
-}
 
 
 def _union_all(parts: Sequence[Node]) -> Node:
