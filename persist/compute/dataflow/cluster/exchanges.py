@@ -26,10 +26,6 @@ from persist.core.expression.term import Col
 Keys = tuple[str, ...]
 
 
-class NoStages(InvalidUsage):
-    """A plan cannot be evaluated in stages; a program has to run."""
-
-
 @dataclass(frozen=True)
 class Exchange:
     """The stream of a node on its way to a stage.
@@ -117,7 +113,7 @@ class _StageBuilder:
                     self._assign(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
                 self._at[node.number].sinks.append(node)
             case _:
-                raise NoStages(f"{node.title} has no form in stages")
+                raise InvalidUsage(f"{node.title} has no form in stages")
 
     def _place_concat(self, node: plans.Node) -> None:
         keyed_inputs = [(number, self._keyed[number]) for number in node.inputs if self._keyed[number] is not None]

@@ -206,7 +206,7 @@ class Builder:
                     sources.append(self._made[source.number])
         loop = Loop(Position(info.name, [], self.plan.dimensions, info.depth - 1, self._costs), info.limit)
         self._loops[scope] = loop
-        loop.set_sources(sources)
+        loop.inputs = sources
         loop.operators = self._make_scope(scope)
         for node in self.plan.nodes.values():
             if isinstance(node.operator, plans.Variable) and node.scope == scope:
@@ -381,8 +381,7 @@ class Builder:
             arrangement = self.share_arrangement(
                 node, node.inputs[0], reduce.before, reduce.keys, reduce.values, input_schema, operators
             )
-            logic = self._make_logic(node, reduce, input_schema, aggregates)
-            ranking = self._make_ranking(reduce, input_schema, aggregates)
+            logic, ranking = self._make_logic(node, reduce, input_schema, aggregates)
         shape = compile_stages(reduce.after, columns, node.schema.names, self.domain, node.title)
         at = self._make_position(node, [arrangement])
         kind: type[ReduceOperator] = TotalReduce if at.outer + at.depth == 1 else PartialReduce
@@ -420,42 +419,28 @@ class Builder:
 
     def _make_logic(
         self, node: plans.Node, reduce: plans.Reduce, input_schema: pa.Schema, requests: list[AggregateCall]
-    ) -> Logic:
-        values = select_fields(input_schema, reduce.values)
+    ) -> tuple[Logic, Ranking | None]:
+        """Return the logic of a reduction, and the function that orders its large groups, if there is one."""
+        values, domain, costs = select_fields(input_schema, reduce.values), self.domain, self._costs
         match reduce.logic:
             case plans.Distinct():
-                return compute_distinct
+                return compute_distinct, None
             case plans.Threshold(function):
-                return make_threshold_logic(function, node.title)
+                return make_threshold_logic(function, node.title), None
             case plans.Aggregates():
-                return make_multiset_logic(requests, self.domain)
+                return make_multiset_logic(requests, domain), make_aggregate_ranking(requests, domain, costs)
             case plans.TopK(count, _, skip, _, counted):
                 order = _make_order(reduce.logic, values)
-                return make_top_k_logic(count, order, values.types, self.domain, skip=skip, counted=counted)
+                logic = make_top_k_logic(count, order, values.types, domain, skip=skip, counted=counted)
+                return logic, make_top_ranking(count, skip, order, values.types, domain, counted, costs)
             case plans.Windowed(calls):
-                return make_window_logic(calls, values, self.domain, self._costs)
+                logic = make_window_logic(calls, values, domain, costs)
+                return logic, make_window_ranking(calls, values, domain, costs)
             case plans.Folded(calls):
-                return make_fold_logic(calls, values, self.domain)
+                return make_fold_logic(calls, values, domain), make_fold_ranking(calls, values, domain, costs)
             case plans.UserReduce(function, columns):
                 keys = select_fields(input_schema, reduce.keys)
-                return make_user_logic(function, keys, values, columns, self.domain, node.title)
-
-    def _make_ranking(
-        self, reduce: plans.Reduce, input_schema: pa.Schema, requests: list[AggregateCall]
-    ) -> Ranking | None:
-        """Return the function that orders large groups; None if none can be."""
-        match reduce.logic:
-            case plans.Aggregates():
-                return make_aggregate_ranking(requests, self.domain, self._costs)
-            case plans.TopK(count, _, skip, _, counted):
-                values = select_fields(input_schema, reduce.values)
-                order = _make_order(reduce.logic, values)
-                return make_top_ranking(count, skip, order, values.types, self.domain, counted, self._costs)
-            case plans.Windowed(calls):
-                return make_window_ranking(calls, select_fields(input_schema, reduce.values), self.domain, self._costs)
-            case plans.Folded(calls):
-                return make_fold_ranking(calls, select_fields(input_schema, reduce.values), self.domain, self._costs)
-        return None
+                return make_user_logic(function, keys, values, columns, domain, node.title), None
 
 
 def _make_order(top: plans.TopK, values: pa.Schema) -> list[tuple[int, bool, bool]]:
