@@ -71,9 +71,7 @@ class PgAddress:
 
     def make_unavailable(self, error: Exception) -> Unavailable:
         """Return the error for a server that does not answer, without passwords."""
-        text = hide_passwords(to_line(error))
-        if secret := self._dsn.get("password"):
-            text = text.replace(secret, "***")
+        text = hide_passwords(to_line(error), [self._dsn.get("password", "")])
         return Unavailable(f"{self.name} does not answer: {text}")
 
     def _parse_url(self, source: str) -> dict[str, Any]:
