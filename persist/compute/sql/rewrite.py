@@ -326,7 +326,7 @@ def _drop_needless_order(shown: algebra.Project, top: algebra.TopK) -> algebra.N
 
 def _find_bound(window: algebra.Window, conditions: Sequence[Term]) -> _WindowLimit | None:
     """Return the tightest limit on first rows; None without one, or if later rows matter."""
-    width = len(infer_types(window.input))
+    width = len(algebra.infer_types(window.input))
     bounds = []
     for call in dict.fromkeys(window.calls):
         if call.function not in _PLACES or (call.function != "row_number" and not call.order):
