@@ -21,21 +21,8 @@ from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.join import JoinOperator
 from persist.compute.dataflow.operators.operators import EntryOperator, Operator, SinkOperator
 from persist.compute.dataflow.operators.reduce import TotalReduce
+from persist.compute.dataflow.plan import plan as plans
 from persist.compute.dataflow.plan.origin import reads_time
-from persist.compute.dataflow.plan.plan import (
-    ROOT,
-    Arrange,
-    Concat,
-    Consolidate,
-    Constant,
-    Join,
-    Linear,
-    Persist,
-    Plan,
-    Reduce,
-    Source,
-    list_stages,
-)
 from persist.compute.dataflow.plan.stages import may_move_times
 from persist.compute.dataflow.ports.output import Output
 from persist.compute.dataflow.ports.past import Past, Reading
@@ -46,19 +33,29 @@ from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.progress import check_limits
 
-OPERATORS = Source | Constant | Linear | Concat | Consolidate | Join | Reduce | Arrange | Persist
+OPERATORS = (
+    plans.Source
+    | plans.Constant
+    | plans.Linear
+    | plans.Concat
+    | plans.Consolidate
+    | plans.Join
+    | plans.Reduce
+    | plans.Arrange
+    | plans.Persist
+)
 
 
-def explain_why_not_partial(plan: Plan) -> str | None:
+def explain_why_not_partial(plan: plans.Plan) -> str | None:
     """Return why a program must read its sources in full; None if it need not."""
     if plan.dimensions != 1:
         return f"its times have {plan.dimensions} dimensions"
     for node in plan.nodes.values():
-        if node.scope != ROOT:
+        if node.scope != plans.ROOT:
             return f"{node.title} is recursive"
         if not isinstance(node.operator, OPERATORS):
             return f"{node.title} lives in the program that runs it"
-        if may_move_times(list_stages(node)):
+        if may_move_times(plans.list_stages(node)):
             return f"{node.title} changes by itself as time goes on"
     return "it looks at the times of updates" if reads_time(plan) else None  # So no operator depends on times.
 
@@ -80,7 +77,7 @@ class Partial:
     @classmethod
     def of(
         cls,
-        plan: Plan,
+        plan: plans.Plan,
         graph: Graph,
         sources: Mapping[int, Past],
         outputs: Sequence[Output],
@@ -91,7 +88,7 @@ class Partial:
         state = cls(as_of, {graph.entries[number]: past for number, past in sources.items()}, [*sources.values()])
         for number, entry in graph.entries.items():
             node = plan.nodes[number]
-            if isinstance(node.operator, Constant):
+            if isinstance(node.operator, plans.Constant):
                 entry.stored = partial(_encode_constants, domain, node.operator.table.select(node.schema.names))
                 continue
             entry.stored = sources[number].read
@@ -163,7 +160,7 @@ class Partial:
             past.close()
 
 
-def list_requested_columns(plan: Plan, graph: Graph) -> set[tuple[str, tuple[str, ...]]]:
+def list_requested_columns(plan: plans.Plan, graph: Graph) -> set[tuple[str, tuple[str, ...]]]:
     """Return (collection, columns) pairs by which refreshes may request records.
 
     Requests of a reduction that reads a source directly are left out: their size depends on the data.
@@ -178,7 +175,7 @@ def list_requested_columns(plan: Plan, graph: Graph) -> set[tuple[str, tuple[str
         match operator:
             case EntryOperator():
                 node = nodes[operator]
-                if isinstance(node.operator, Source):
+                if isinstance(node.operator, plans.Source):
                     names = (node.schema.names[column] for column in columns)
                     requests.add((node.operator.collection, tuple(sorted(names))))
             case JoinOperator():
