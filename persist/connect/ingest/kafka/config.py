@@ -66,7 +66,8 @@ class KafkaConfig(Messages, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """Addresses of brokers, and credentials: `options` of the client library has secrets, which no message may have."""
+    """Addresses of brokers, and credentials: `options` of the client library contains secrets, which must not reach
+    messages."""
 
     name: str
     options: dict[str, Any]
