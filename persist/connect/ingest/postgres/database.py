@@ -1,7 +1,8 @@
-"""A database of Postgres as a source: connections, and the tables of a publication.
+"""A Postgres database as a source: its connections, and the tables of its publication.
 
-Types become Arrow's, and texts values of these. Types without a counterpart stay text. A session with `SESSION` writes
-the texts: moments in UTC, dates as ISO writes them, bytes as hex, and floats with all digits.
+Column types become Arrow types, and the texts that the server sends become values of them. A type that Arrow lacks
+stays text. A session with `SESSION` writes the texts: moments in UTC, dates as ISO writes them, bytes as hex, and
+floats with all digits.
 """
 
 import logging
@@ -96,8 +97,8 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
     """The options of a database; `docs/use/ingest-databases.md` explains them.
 
     Attributes:
-        batch_rows: how many changes become one commit, at least, if so many are there.
-        copy_bytes: how much of a table's first contents becomes one commit.
+        batch_rows: how many changes are collected before a commit, if the server has so many.
+        copy_bytes: how many bytes of a table become one commit, while the table is copied at first.
     """
 
     source: str
@@ -118,7 +119,8 @@ class SlotInUse(SourceBusy):
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table of a publication, as the server's catalog has it now. `no_key` is why it has no key, or empty."""
+    """A table of a publication, as the server's catalog describes it now. `no_key`: the reason that it has no key, or
+    ""."""
 
     schema: str
     name: str
@@ -139,7 +141,7 @@ class PublishedTable:
 
 
 class Database(PgAddress):
-    """A database, and what its publication has."""
+    """Reads from the server's catalog which tables a publication has, and their columns."""
 
     def __init__(self, config: PostgresConfig) -> None:
         super().__init__(config.source, "persist ingest")
@@ -246,7 +248,7 @@ class Database(PgAddress):
         )
 
     def select_columns(self, table: str, columns: Sequence[Column]) -> list[Column]:
-        """Return the columns of a table without excluded ones."""
+        """Return the columns of a table without those that the options exclude."""
         return [column for column in columns if f"{table}.{column.name}" not in self.config.exclude]
 
     def find_types(self, table: str, columns: Sequence[Column]) -> dict[str, pa.DataType]:
@@ -259,7 +261,7 @@ class Database(PgAddress):
         }
 
     def _resolve_domain(self, column: Column) -> tuple[int, int]:
-        """Return the type and modifier of a column below its domains."""
+        """Return the base type and modifier of a column, whose type may be a domain over other domains."""
         base, modifier = column.type, column.modifier
         while base in self._domains:
             base, domain_modifier = self._domains[base]
@@ -334,5 +336,5 @@ def _parse_bytes(texts: pa.Array) -> pa.Array:
 
 
 def to_line(error: Exception) -> str:
-    """Return the text of an error as one line."""
+    """Return the text of an error, on one line."""
     return " ".join(str(error).split())
