@@ -113,8 +113,7 @@ class PgTable:
         self._run(cursor, "INSERT INTO {table} ({columns}) SELECT {columns} FROM {copy}; DROP TABLE {copy}")
 
     def evolve(self, cursor: Any, before: "PgTable") -> None:
-        """Change the table's columns from those of an earlier version. Existing rows get the default of an added
-        column."""
+        """Change the table's columns from an earlier version's. Existing rows get the default of an added column."""
         sql, was, now = self._sql, before.schema, self.schema
         old, new = dict(zip(was.ids, was.names, strict=True)), dict(zip(now.ids, now.names, strict=True))
         for id_ in {*old} & {*new}:

@@ -104,8 +104,7 @@ class RowColumns:
         return types | {name: kind for name, kind in self.optional_fields.items() if name in first or name == DELETED}
 
     def cast(self, table: pa.Table, *, is_text: bool) -> CastTable:
-        """Return a piece of a file in the types of the columns, and its misfits. `is_text`: values are UTF-8 to be
-        parsed."""
+        """Return a piece of a file in the types of the columns, and its misfits. With `is_text`, UTF-8 is parsed."""
         if self.may_lack_values:
             table = self._align_inner_fields(table)
         cast = cast_rows(table, lambda column, name: self._cast_column(column, name, is_text))

@@ -237,8 +237,10 @@ class TableRows:
     def _look_up_unsent(
         self, collection: Collection, upper: int, absent: Mapping[int, Key], columns: dict[str, Any]
     ) -> list[int]:
-        """Fill unsent values from the collection; return the rows to leave out.  A row is left out if it changes one
-        that the collection lacks: before `reached`, that was deleted or copied later.
+        """Fill unsent values from the collection; return the rows to leave out.
+
+        A row is left out if it changes one that the collection lacks: before `reached`, that was deleted or copied
+        later.
         """
         values = zip(self.key, zip(*absent.values(), strict=True), strict=True)
         keys = pa.table(

@@ -32,8 +32,10 @@ What = Literal["all", "changes"]
 
 @dataclass
 class Slice(InputPartition):
-    """The input of one task. It is sent compressed, because descriptors of parts contain keys.  `events` makes rows by
-    key from the updates; `as_of` is the time of the contents with which a stream begins.
+    """The input of one task.
+
+    It is sent compressed, because descriptors of parts contain keys. `events` makes rows by key from the updates;
+    `as_of` is the time of the contents with which a stream begins.
     """
 
     scan: Scan | IndexScan

@@ -204,8 +204,7 @@ def _has_distinct_names(schema: CollectionSchema) -> bool:
 
 
 def make_sort_order(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
-    """Return the ascending order by these columns, without the first that Spark orders differently and those after
-    it."""
+    """Return the ascending order by the columns before the first one that Spark orders differently."""
     flat = takewhile(lambda name: not pt.is_nested(schema.arrow.field(name).type), names)
     return [F.col(quote_column(name)).asc_nulls_last() for name in flat]
 

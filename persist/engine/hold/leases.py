@@ -98,8 +98,7 @@ class _SharedHold:
 
 
 class Claim:
-    """A time that since must not pass while a read is open. Without `leases`, in a read-only client, it keeps
-    nothing."""
+    """A time that since must not pass while a read is open. Without `leases` (a read-only client) it keeps nothing."""
 
     def __init__(
         self, leases: "Leases | None", collection: str, number: int = 0, lease: OwnLease | None = None

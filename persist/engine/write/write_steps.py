@@ -73,8 +73,8 @@ class WriteSteps:
         return msgspec.structs.replace(write, at_commit=True) if at_commit and write is not None else write
 
     def from_checked(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
-        """Return the step that adds a table of `schema.arrow`, which is checked, not empty, and shares no buffers with
-        a caller."""
+        """Return the step that adds a table of `schema.arrow`; it is checked, not empty, and no caller has its
+        buffers."""
         return self._write_table(collection, schema, table, (), is_ours=True)
 
     def hold_or_store_updates(

@@ -66,8 +66,7 @@ class KafkaConfig(Messages, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """Addresses of brokers, and credentials: `options` of the client library contains secrets, which must not reach
-    messages."""
+    """Addresses of brokers, and credentials. `options` of the client library has secrets, which no message may show."""
 
     name: str
     options: dict[str, Any]

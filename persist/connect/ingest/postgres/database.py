@@ -119,8 +119,7 @@ class SlotInUse(SourceBusy):
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table of a publication, as the server's catalog describes it now. `no_key`: the reason that it has no key, or
-    ""."""
+    """A table of a publication, as the server's catalog describes it now. `no_key`: why it has no key, or ""."""
 
     schema: str
     name: str

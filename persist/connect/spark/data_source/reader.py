@@ -104,8 +104,7 @@ class PushingReader(PersistReader):
     """A `PersistReader` for sessions with filter push-down; PySpark refuses `pushFilters` in others."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Use filters to read less; return all of them, so that Spark applies them too (see the head of this
-        module)."""
+        """Use filters to read less; return all of them, so that Spark applies them too (see this module's head)."""
         self._filters = filters
         return filters
 

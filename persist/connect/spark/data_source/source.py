@@ -177,8 +177,9 @@ def read_by_source(spark: SparkSession, address: CollectionAddress, **options: A
 
 
 def _check_read(handle: CollectionHandle, options: ReadOptions) -> int | None:
-    """Check a read, and return the time of its contents; None for changes. Also None if the time is not sealed yet: the
-    reader waits for it later, and a stream does not wait.
+    """Check a read, and return the time of its contents; None for changes.
+
+    Also None if the time is not sealed yet: the reader waits for it later, and a stream does not wait.
     """
     try:
         result = plan_read(handle, replace(options, timeout_s=0), None)

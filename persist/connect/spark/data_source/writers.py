@@ -106,8 +106,9 @@ class DataFrameWrite:
     def overwrite(
         cls, options: WriteOptions, schema: StructType, where: str | None = None, *, folds: bool = True
     ) -> "DataFrameWrite":
-        """Return the plan to make the contents equal to a DataFrame.  By default, the time is that of the commit, which
-        seals it. Raises UpdatesBeyondUpper: another writer appends.
+        """Return the plan to make the contents equal to a DataFrame.
+
+        By default, the time is that of the commit, which seals it. Raises UpdatesBeyondUpper: another writer appends.
         """
         if extra := sorted({TIME, DIFF} & {*match_names(schema.names, RESERVED, folds=folds)}):
             raise InvalidUsage(
@@ -179,9 +180,10 @@ class PersistWriter(DataSourceArrowWriter):
             self._planned.commit(uploaded.parts, uploaded.digest)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete the parts of tasks if one failed, so that the commit was not tried.  If `commit` failed, it has
-        deleted the parts itself, unless its outcome is unknown. Then the parts stay, because a record may name them.
-        `Client.gc` deletes them if none does.
+        """Delete the parts of tasks if one failed, so that the commit was not tried.
+
+        If `commit` failed, it has deleted the parts itself, unless its outcome is unknown. Then the parts stay, because
+        a record may name them. `Client.gc` deletes them if none does.
         """
         if not all(messages):
             discard(self._planned.target, messages)

@@ -44,8 +44,7 @@ def has_extension(spark: SparkSession) -> bool:
 
 
 def defer(spark: SparkSession, planned: PlannedSnapshot) -> DataFrame:
-    """Return the DataFrame of a snapshot, whose read is planned with the query, or now if the session cannot do
-    that."""
+    """Return the DataFrame of a snapshot, planned with the query, or now if the session cannot do that."""
     if planned.route.kind == "source" or not has_extension(spark):
         return planned.frame(spark)
     context: Any = spark.sparkContext
@@ -108,8 +107,7 @@ def _find(planned: PlannedSnapshot, values: Mapping[str, list[Any]]) -> pa.Table
 
 
 def call_safely(function: Callable[[SparkSession, dict[str, Any]], Any], arguments: str, session: Any) -> Any:
-    """Call a function for the JVM; return its result. An error is returned as text, because Py4J would show a
-    traceback."""
+    """Call a function for the JVM; return its result. Errors become texts, because Py4J would show a traceback."""
     context = SparkContext._active_spark_context
     assert context is not None, "a session calls"
     try:

@@ -180,8 +180,10 @@ class SparkLocation(Closes):
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> PlannedChanges:
-        """Return the plan of `changes`, to be printed; arguments and errors as of `plan`.  `form`: "updates"; or
-        "transitions" for rows by key, before and after, which tasks pair; as in `Collection.changes`.
+        """Return the plan of `changes`, to be printed; arguments and errors as of `plan`.
+
+        `form`: "updates"; or "transitions" for rows by key, before and after, which tasks pair; as in
+        `Collection.changes`.
         """
         rows, then = self._load(collection)
         if then is not None:

@@ -265,8 +265,9 @@ def _check_kept_keys(df: DataFrame, planned: PlannedWrite, condition: Condition)
 
 
 def retract(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
-    """Return the last sealed records that match a condition, with negated diffs. A record is split in two if its
-    negated diff exceeds int64. None if nothing was sealed yet.
+    """Return the last sealed records that match a condition, with negated diffs.
+
+    A record is split in two if its negated diff exceeds int64. None if nothing was sealed yet.
     """
     as_of = find_replaced_time(planned)
     if as_of is None:

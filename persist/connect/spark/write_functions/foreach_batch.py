@@ -111,8 +111,9 @@ class _Writer:
         return self.__dict__ | {"engines": {}}
 
     def open_engine(self, query: str) -> Engine:
-        """Return the engine that all batches of a query share, so that decoded state is kept between them.  It closes
-        after an error, and with the last reference to the function.
+        """Return the engine that all batches of a query share, so that decoded state is kept between them.
+
+        It closes after an error, and with the last reference to the function.
         """
         engine = self.engines.get(query)
         if engine is None or engine.is_closed:
