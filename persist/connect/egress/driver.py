@@ -75,7 +75,7 @@ def egress(
     Raises:
         InvalidUsage: the sink or an option is unknown, or the target refuses the data.
         CollectionNotFound: a collection does not exist, or was dropped meanwhile.
-        HoldNotFound, HoldMoved, AsOfCompacted: unsent history is no longer kept for this sink.
+        HoldNotFound, HoldMoved, AsOfCompacted: the collection does not keep unsent history for this sink any more.
         SinkMoved: another process feeds the same target.
         TargetUnavailable: the target does not answer.
     """

@@ -271,7 +271,7 @@ class PgTable:
 def _split_transitions(transitions: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Return transitions as new rows with `_was` and `_is`.
 
-    These tell whether the row existed before and exists after.
+    They show whether the row existed before and exists after.
     """
     change = transitions.column(CHANGED)
     was, comes = pc.not_equal(change, "insert"), pc.not_equal(change, "delete")

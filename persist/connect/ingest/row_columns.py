@@ -1,4 +1,4 @@
-"""Which columns of a file fill which columns of a collection, and which times its rows may have."""
+"""Maps the columns of a file to the columns of a collection, and checks the times of its rows."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

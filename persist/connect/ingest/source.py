@@ -168,7 +168,7 @@ class Run:
     """The state of the loop that a source reads.
 
     Attributes:
-        collections: those that the source fills, by name.
+        collections: by name, the collections that the source fills.
         once: end after all that the source has now was read.
         stop: set when the source has to end.
         uppers: the upper of each collection, as this loop last saw it.

@@ -243,7 +243,7 @@ class TableRows:
     ) -> list[int]:
         """Fill unsent values from the collection; return the rows to leave out.
 
-        A row is left out if it changes one that the collection lacks: before `reached`, that was deleted or copied
+        A row is left out if the collection lacks the row that it changes: before `reached`, that was deleted or copied
         later.
         """
         values = zip(self.key, zip(*absent.values(), strict=True), strict=True)

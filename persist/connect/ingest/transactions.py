@@ -34,12 +34,12 @@ Position = Callable[[], Mapping[str, Mapping[str, str]]]
 
 
 class Transactions:
-    """The transactions that were read and are not committed yet, and the state of the one that is being read.
+    """The transactions that were read and are not committed yet, and the state of the current one.
 
     Attributes:
         upper: all transactions before this time are committed.
         done: all transactions before this time have been read.
-        time, moment_us: of the transaction that is being read.
+        time, moment_us: of the current transaction, which is being read.
         is_known: whether that transaction was committed before.
         is_inside: whether its end was not read yet.
         behind: how many bytes of the log are still to be read.
@@ -191,7 +191,7 @@ class Transactions:
                 yield self._make_batch(tables, None, (), properties)
 
     def truncate_tables(self, tables: Sequence[TableRows]) -> Iterator[Batch]:
-        """Remove all rows of truncated tables, also those that the transaction has added."""
+        """Remove all rows of truncated tables, also rows that the transaction has added."""
         tables = [rows for rows in tables if not self.is_known and self.time > rows.begin]
         yield from self.seal_earlier()
         names = {id(rows): name for name, rows in self._rows.items()}

@@ -292,7 +292,7 @@ class Planner:
             return True
 
     def alter(self, options: Mapping[str, Any]) -> bool:
-        """Change a collection as ALTER TABLE says; return False if there is none."""
+        """Apply ALTER TABLE to a collection; return False if it does not exist."""
         evolution: dict[str, Any] = {"add": {}, "widen": {}, "rename": {}, "drop": []}
         comments: dict[str, str] = {}
         properties: dict[str, str | None] = {}
@@ -334,7 +334,7 @@ class Planner:
             return True
 
     def drop(self, options: Mapping[str, Any]) -> bool:
-        """Drop a collection; return False if there is none."""
+        """Drop a collection; return False if it does not exist."""
         with self._get_client() as client:
             try:
                 collection = client.load(options["name"])
@@ -409,7 +409,7 @@ def _get_stored_type(schema: str) -> pa.DataType:
 
 
 def _resolve_time(handle: CollectionHandle, kind: str, named: Any) -> dict[str, Any]:
-    """Return the time that a query asks for, and the size of the contents; no time if nothing was ever sealed."""
+    """Return the time that a query requests, and the size of the contents; no time if nothing was ever sealed."""
     time = named
     if kind == "latest":
         time = None

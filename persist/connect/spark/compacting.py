@@ -222,7 +222,7 @@ def _make_task_function(
 
 
 def _assemble_run(run: Sequence[int | Job], answers: Iterator[JobResult]) -> MadeRun:
-    """Return a run made of existing parts and of the next answers, one for each job."""
+    """Return the run that consists of existing parts and of the next answers, one for each job."""
     parts: list[int | Part] = []
     added = 0
     for piece in run:

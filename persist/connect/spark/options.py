@@ -51,7 +51,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `default` is a text; None if there is no default."""
+    """One option. `default` is a text; None without a default."""
 
     name: str
     uses: tuple[Use, ...]

@@ -72,7 +72,7 @@ def refresh(
         view: a `persist.View` of a location that all workers can reach.
         spark: the session; None for the active one.
         where: "tasks" by tasks, "driver" without a job, which is what `View.refresh` does; "auto" chooses by how much
-            there is to read. What tasks cannot do is done in this process; the result says so.
+            there is to read. Work that tasks cannot do is done in this process, as the result shows.
         partitions: how many tasks a stage has; None chooses by the bytes to read.
         storage_options: the same as for the client; they are sent to the tasks.
 

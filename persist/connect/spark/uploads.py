@@ -204,7 +204,7 @@ def _has_distinct_names(schema: CollectionSchema) -> bool:
 
 
 def make_sort_order(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
-    """Return the ascending order by the columns before the first one that Spark orders differently."""
+    """Return the ascending order by the columns, up to the first column in which Spark has another order."""
     flat = takewhile(lambda name: not pt.is_nested(schema.arrow.field(name).type), names)
     return [F.col(quote_column(name)).asc_nulls_last() for name in flat]
 

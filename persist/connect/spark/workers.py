@@ -1,4 +1,4 @@
-"""What all tasks share: their Python, their number, their errors and their logs.
+"""Common to all tasks: their Python, their number, their errors and their logs.
 
 Without `PYSPARK_PYTHON`, workers run the first `python3` on the path, which may differ from the driver's and lack this
 library. PySpark then reports a data source that it cannot find, or an error of pickle. Workers of a local master run on

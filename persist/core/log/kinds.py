@@ -175,8 +175,7 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
 
 
 class Tokens(CollectionMutation, frozen=True, tag="tokens"):
-    """Store the tokens of writes, so that none is repeated; `archiving` moves older tokens from the state to
-    archives."""
+    """Store the tokens of writes, so that none is repeated; `archiving` moves older tokens to archives."""
 
     tokens: tuple[TokenMark, ...]
     archiving: Archiving | None = None

@@ -138,8 +138,7 @@ class CommitFuture(Completed, Future[int]):
         self._seqno = seqno
 
     def _resolve(self, resolve: Callable[[Any], None], outcome: Any) -> None:
-        """Resolve; log exceptions such as `sys.exit` in a callback, which would end a thread that other callers
-        share."""
+        """Resolve; log exceptions such as `sys.exit` in a callback, which would end a shared thread."""
         try:
             resolve(outcome)
         except Exception:  # Errors of callbacks are logged by the future itself.

@@ -28,7 +28,7 @@ class Verified(Shown):
     Attributes:
         seqno: the last record of the log.
         digests: by name, the last sealed time of a collection, and the digest of its contents at that time.
-        problems: those that `persist.fsck` finds.
+        problems: the problems that `persist.fsck` finds.
         differences: by name, why a collection cannot be read, or how it differs from the other location.
     """
 

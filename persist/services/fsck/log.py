@@ -53,7 +53,7 @@ class LogExamination:
     """Replays the log of one location.
 
     Attributes:
-        state: after the replay, with every readable collection; None if there was no state to begin from.
+        state: after the replay, with every readable collection; None without a state to begin from.
         at: the seqno of the next record to read.
         floor: the first seqno that the newest readable checkpoint still needs.
         newest: the seqno of the newest checkpoint from which everything could be read; -1 if there is none.

@@ -97,7 +97,7 @@ class Unreferenced:
     """A blob without a reference. An upload may still use it.
 
     `kind` is "part", "list", "state", "directory", "record" (below the log's floor), "lost" (set aside by a repair) or
-    "foreign"; `advice` says when it will be deleted, or why it stays.
+    "foreign"; `advice` is about when it will be deleted, or why it stays.
     """
 
     blob: str

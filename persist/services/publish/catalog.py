@@ -89,7 +89,7 @@ class LoadedTable:
 
 @dataclass
 class _TableCache:
-    """What a catalog remembers of one table: its last publication and metadata."""
+    """A catalog's memory of one table: its last publication and metadata."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     published_s: float = float("-inf")
@@ -320,7 +320,7 @@ class IcebergCatalog:
         IcebergTable(handle, {}).check(handle.load_schema(contents, None), self._get_version_option(contents))
 
     def _get_version_option(self, contents: CollectionState) -> dict[str, str]:
-        """Return the option of the format version: the catalog's or the published table's, whichever is greater."""
+        """Return the option of the format version: the greater one of the catalog's and the published table's."""
         known = contents.published.get("iceberg")
         version = max(read_format_version(self._options), read_format_version({} if known is None else known.options))
         return {FORMAT_VERSION: str(version)} if version > 2 else {}

@@ -73,7 +73,7 @@ class IcebergTable:
     def __init__(
         self, handle: CollectionHandle, options: Mapping[str, str], catalog: Any = None, *, pinned: int | None = None
     ) -> None:
-        """Make the writer of a table; each version is registered with `catalog`, by default the one that options name.
+        """Make the writer of a table; it registers versions with `catalog`, by default the catalog that options name.
 
         `pinned` is a time that stays readable beside the newest version.
         """

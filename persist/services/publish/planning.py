@@ -1,6 +1,6 @@
 """Plans a version of a published table: which files it has for a snapshot, and which rows of them are left out.
 
-    rows of the table  =  rows of existing parts          those that stand alone
+    rows of the table  =  rows of existing parts          if no other part changes them
     (`persist.engine.read.merging.Split`) and others can read
                        -  rows of touched keys            and tombstones: by their row numbers in the part
                        +  rows of new parts               the rows of touched keys, and of parts that others cannot read

@@ -348,7 +348,7 @@ def make_format(
 ) -> TableFormat:
     """Return the writer of a table format; options are None if nothing will be published.
 
-    `catalog` is a pyiceberg catalog to register versions with; None for the one that options name, if any.
+    `catalog` is a pyiceberg catalog to register versions with; None for the catalog that options name, if any.
     """
     if table == "delta":
         from persist.services.publish.delta import DeltaTable
@@ -415,7 +415,7 @@ class Attempt:
         return msgspec.structs.replace(step, unused=list_unused_blobs(contents, step))
 
     def discard(self) -> None:
-        """Delete stored objects that no record names. What cannot be deleted is left to garbage collection."""
+        """Delete stored objects that no record names. Garbage collection deletes the rest."""
         self._handle.engine.writer("publish").part_writer().discard(self._parts)
         for key in self._blobs:
             try:

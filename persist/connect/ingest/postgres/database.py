@@ -241,7 +241,7 @@ class Database(PgAddress):
         )
 
     def select_columns(self, table: str, columns: Sequence[Column]) -> list[Column]:
-        """Return the columns of a table without those that the options exclude."""
+        """Return the columns of a table that the options do not exclude."""
         return [column for column in columns if f"{table}.{column.name}" not in self.config.exclude]
 
     def load_types(

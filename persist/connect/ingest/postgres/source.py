@@ -1,7 +1,7 @@
 """A source that reads Postgres by logical replication: the time of a transaction is its commit's position in the log.
 
 Collections begin with a copy of the tables, as of the point at which the replication slot was made. Then come
-transactions. `upper` is the position to continue at; the server is told once the rows before it are durable. Tables
+transactions. `upper` is the position to continue at; the server learns it once the rows before it are durable. Tables
 with a key become keyed collections. Tables without one, which send their old rows (REPLICA IDENTITY FULL), become
 collections that count equal rows.
 

@@ -108,7 +108,7 @@ class DataFrameWrite:
     ) -> "DataFrameWrite":
         """Return the plan to make the contents equal to a DataFrame.
 
-        By default, the time is that of the commit, which seals it. Raises UpdatesBeyondUpper: another writer appends.
+        By default, the time is the commit's, which seals it. Raises UpdatesBeyondUpper: another writer appends.
         """
         if extra := sorted({TIME, DIFF} & {*match_names(schema.names, RESERVED, folds=folds)}):
             raise InvalidUsage(

@@ -73,7 +73,7 @@ def describe(contents: Snapshot) -> dict[str, Any]:
 
 
 def answer(planned: PlannedSnapshot, name: str, spark: SparkSession, options: Mapping[str, Any]) -> DataFrame | None:
-    """Return the rows that a call of the JVM asks for; None if it has to call `read` instead."""
+    """Return the rows for a call of the JVM; None if it has to call `read` instead."""
     if name == "extremes":
         table = read_extremes(planned.snapshot.scan, options["columns"])
     elif name == "find":

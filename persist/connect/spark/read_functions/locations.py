@@ -271,7 +271,7 @@ def explain(
     storage_options: Mapping[str, Any] | None = None,
     **reading: Unpack[SnapshotReading],
 ) -> str:
-    """Return a text that says how `snapshot` would read, and why."""
+    """Return a text that explains how `snapshot` would read, and why."""
     with _open_location(spark, location, storage_options) as opened:
         return str(opened.plan(collection, **reading))
 

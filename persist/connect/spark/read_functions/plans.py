@@ -397,7 +397,7 @@ class _NativeFrame:
         return is_fixed or sum(part.bytes for part in self._tail.added) <= SORTED_BYTES_MAX
 
     def _repeat_rows(self, rows: DataFrame) -> DataFrame:
-        """Return rows with the columns of the result, each as often as its multiplicity says."""
+        """Return rows with the columns of the result, each repeated by its multiplicity."""
         if self._form == "rows" and DIFF in rows.columns and not self._tail.is_single:
             rows = repeat_rows(rows)
         return rows.select(*map(quote_column, self._schema.names))

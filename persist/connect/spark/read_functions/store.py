@@ -172,7 +172,7 @@ def find_class(spark: SparkSession, name: str) -> Any:
 
 
 def _load_files(spark: SparkSession, types: StructType, root: str | None, parts: Sequence[Part]) -> DataFrame:
-    """Return columns of the rows of files. The jar passes on their sizes; without it, Spark asks the store."""
+    """Return columns of the rows of files. The jar passes on their sizes; without it, Spark requests them."""
     files = None if str(root).startswith("hdfs:") else find_class(spark, "PartFiles")  # Spark finds hosts in HDFS.
     if files is not None:
         named = "\0".join(f"{root}/{part.blob}\0{part.bytes}" for part in parts)

@@ -310,7 +310,7 @@ def delete(
     Raises:
         CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
         UpdateNotBeyondUpper: the time is sealed.
-        UpperMismatch, UpdatesBeyondUpper: another writer has sealed or added updates meanwhile, and `time` is given.
+        UpperMismatch, UpdatesBeyondUpper: another writer has sealed or added updates meanwhile, and `time` is not None.
             Without a time, the deletion begins again on the new contents.
     """
     options = write_options(
