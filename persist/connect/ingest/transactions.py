@@ -1,11 +1,11 @@
-"""Transactions of a database on their way into collections: how they become batches, whatever their size.
+"""Turns transactions of a database, of any size, into batches for collections.
 
 Each transaction has a time. Small ones are committed together, and sealed. A transaction larger than a batch is
 committed in pieces. The last piece seals its time, so readers never see half of it, and memory holds one piece. A
-property of a collection counts the committed changes of such a transaction (`Piece`). So a process that is killed
-passes over just that much, when the same transaction comes again.
+property of a collection counts the committed changes of such a transaction (`Piece`). So after a process was killed,
+the next one skips just these changes when it reads the same transaction again.
 
-`Moments` has the rows of the map of moments. A source provides the moment of each time. Moments grow with times here,
+`Moments` makes the rows of the map of moments. A source provides the moment of each time. Moments grow with times here,
 and later commits have later ones, so a read as of a moment never changes its answer
 (`persist.engine.location.moments`). If a source's clock runs back, a time gets the moment of the one before it, with
 a warning.
@@ -34,17 +34,17 @@ Position = Callable[[], Mapping[str, Mapping[str, str]]]
 
 
 class Transactions:
-    """Transactions that are not committed yet.
+    """The transactions that were read and are not committed yet, and the state of the current one.
 
     Attributes:
-        upper: up to which time all is committed.
-        done: up to which time all has come.
-        time, moment_us: of the transaction that comes.
-        is_known: whether it was committed before.
-        is_inside: whether more of it is to come.
+        upper: all transactions before this time are committed.
+        done: all transactions before this time have been read.
+        time, moment_us: of the current transaction, which is being read.
+        is_known: whether that transaction was committed before.
+        is_inside: whether its end was not read yet.
         behind: how many bytes of the log are still to be read.
         position: returns the source's position, for the commits that seal.
-        place: what the server calls the transaction of a time, for errors.
+        place: returns the server's name for the transaction of a time, for errors.
     """
 
     def __init__(
@@ -88,7 +88,14 @@ class Transactions:
         """Whether no change waits to be committed."""
         return not self._count
 
-    def open_rows(self, name: str, table: str, types: dict[str, pa.DataType], typed: Typed) -> TableRows:
+    def open_rows(
+        self,
+        name: str,
+        table: str,
+        types: dict[str, pa.DataType],
+        typed: Typed,
+        refresh: Callable[[], None] | None = None,
+    ) -> TableRows:
         """Return the rows that collect the changes of a table with these columns."""
         rows = self._rows.get(name)
         if rows is not None and [*rows.types.items()] == [*types.items()]:
@@ -101,16 +108,33 @@ class Transactions:
         collection, copied = self._run.collections[name], self._copied[name]
         key = [*collection.schema.key_names] if collection.handle.keyed else []
         piece = (Piece.from_properties(collection) or Piece(-1)) if rows is None else rows.piece
-        rows = self._rows[name] = TableRows(table, types, key, copied.begin, copied.reached, typed, piece, self.place)
+        rows = self._rows[name] = TableRows(
+            table, types, key, copied.begin, copied.reached, typed, piece, self.place, refresh
+        )
         return rows
 
-    def evolve(self, collection: Collection, table: str, properties: Mapping[str, str], **changes: Any) -> None:
-        """Change the columns of a collection as its table did, with some properties."""
-        changes = {what: names for what, names in changes.items() if names}
+    def evolve(
+        self,
+        collection: Collection,
+        table: str,
+        properties: Mapping[str, str],
+        inner: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
+        """Change the columns of a collection as its table did, with some properties.
+
+        `inner` has changes of fields inside of columns, by their paths.
+        """
         for what in changes.keys() & {"add", "defaults"}:
             changes[what] = {quote_name(name): value for name, value in changes[what].items()}
         if "rename" in changes:
             changes["rename"] = {old: quote_name(new) for old, new in changes["rename"].items()}
+        for what, more in (inner or {}).items():
+            changes[what] = [*changes.get(what, ()), *more] if what == "drop" else {**changes.get(what, {}), **more}
+        changes = {what: names for what, names in changes.items() if names}
+        if not changes:
+            collection.describe(properties=properties).result()
+            return
         try:  # In one commit, so that a crash cannot separate properties and columns.
             collection.evolve(**changes, properties=properties)
         except InvalidUsage as error:
@@ -118,15 +142,14 @@ class Transactions:
                 f"{self.place(self.time)}: the table {table} changed its columns in a way that {collection.name!r} "
                 f"cannot follow: {error}. {advise_copy([collection.name])}"
             ) from error
-        if changes:
-            logger.warning("%s has other columns from here on: %s", table, changes)
+        logger.warning("%s has other columns from here on: %s", table, changes)
 
     def find_rows(self, name: str) -> TableRows | None:
         """Return the rows that collect changes of a collection, or None."""
         return self._rows.get(name)
 
     def begin(self, time: int, moment_us: int) -> Iterator[Batch]:
-        """Begin the transaction of a time. Yields batches that must be sealed before."""
+        """Begin the transaction of a time. Yields the batches that must be sealed before it."""
         while (reached := self._find_first_unsealed(time)) is not None:
             # Rows that were copied again at that time count from there on, so it is sealed first.
             self.done = reached + 1
@@ -143,7 +166,7 @@ class Transactions:
             self._count += 1
 
     def commit(self) -> Iterator[Batch]:
-        """End the transaction; yield a batch if enough has come."""
+        """End the transaction; yield a batch if enough changes wait."""
         self.is_inside = False
         if not self.is_known:
             self.done = self.time + 1
@@ -168,7 +191,7 @@ class Transactions:
                 yield self._make_batch(tables, None, (), properties)
 
     def truncate_tables(self, tables: Sequence[TableRows]) -> Iterator[Batch]:
-        """Remove all rows of truncated tables, including earlier ones of the transaction."""
+        """Remove all rows of truncated tables, also rows that the transaction has added."""
         tables = [rows for rows in tables if not self.is_known and self.time > rows.begin]
         yield from self.seal_earlier()
         names = {id(rows): name for name, rows in self._rows.items()}
@@ -204,7 +227,7 @@ class Transactions:
         return self._make_batch(tables, upper, moments, self._position())
 
     def note_quiet_until(self, time: int, moment_us: int) -> None:
-        """Note that no transaction happened before a time, as of a moment."""
+        """Note that no more transactions come before a time, and that this was known at a moment."""
         if time > self.upper and (not self._moments or self._moments[-1][0] < time - 1):
             self._moments.append((time - 1, moment_us))
         self.done = max(self.done, time)

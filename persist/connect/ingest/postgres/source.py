@@ -1,11 +1,12 @@
-"""Postgres, by logical replication: each transaction's time is its commit's position.
+"""A source that reads Postgres by logical replication: the time of a transaction is its commit's position in the log.
 
-The first contents are those at the point at which the replication slot was made. Then come transactions. `upper` is the
-position to continue at; the server learns it when it is durable. Tables with a key become keyed collections. Tables
-without one, which send their old rows (REPLICA IDENTITY FULL), become collections that count equal rows.
+Collections begin with a copy of the tables, as of the point at which the replication slot was made. Then come
+transactions. `upper` is the position to continue at; the server learns it once the rows before it are durable. Tables
+with a key become keyed collections. Tables without one, which send their old rows (REPLICA IDENTITY FULL), become
+collections that count equal rows.
 
 Copies are as of the consistent point of a slot. The very first run makes the slot from which changes are read later.
-Any other run makes a slot that ends with it. Rows get the position before that point as their time, because a
+Any other run makes a temporary slot. Rows get the position before that point as their time, because a
 transaction may be at the point itself.
 """
 
@@ -29,11 +30,11 @@ from persist.connect.ingest.postgres.database import (
     PostgresConfig,
     PublishedTable,
     SlotInUse,
-    parse_texts,
     to_line,
 )
 from persist.connect.ingest.postgres.pgoutput import parse_lsn
 from persist.connect.ingest.postgres.stream import COLUMNS, Stream
+from persist.connect.ingest.postgres.types import Attributes, parse_texts
 from persist.connect.ingest.source import SOURCE, Batch, Run, Source, Target, advise_copy
 from persist.connect.ingest.table_copy import Copy, Point, drop_unfinished
 from persist.core.errors import InvalidUsage, Unavailable
@@ -68,7 +69,7 @@ class Postgres(Source):
         return targets
 
     def batches(self, run: Run) -> Generator[Batch]:
-        """Yield copied contents, then transactions. A lost connection is opened again."""
+        """Yield batches of the copied tables, then of transactions. A lost connection is opened again."""
         self._slot = self._slot or self._make_slot_name(run)
         try:
             if not all(run.uppers[name] for name in self._tables):
@@ -90,9 +91,11 @@ class Postgres(Source):
 
     def _make_target(self, name: str, table: PublishedTable) -> Target:
         """Return the collection for a table, with its columns and key."""
-        types = self._database.find_types(table.full_name, table.columns)
+        pg_types = self._database.find_types(table.full_name, table.columns, table.key)
+        types = {column: type_.kind for column, type_ in pg_types.items()}
         key = {column: types.pop(column) for column in table.key}
-        properties = {COLUMNS: json.dumps(dict(table.numbers))}
+        attributes = Attributes().follow(pg_types.values(), is_copy=True)
+        properties = {COLUMNS: json.dumps(dict(table.numbers)), **attributes.to_properties()}
         return Target(name, key, types, bool(key), None, f"the table {table.full_name}", properties)
 
     def _make_slot_name(self, run: Run) -> str:
@@ -105,7 +108,7 @@ class Postgres(Source):
     def _claim_slot(self, run: Run) -> None:
         """Record that the slot belongs to this location, before it is created.
 
-        If the process is killed then, a later one may drop the slot.
+        If the process is killed after that, a later one may drop the slot.
         """
         if self.config.slot is None:  # Its name has the location in it.
             return
@@ -130,7 +133,7 @@ SLOT = "ingest.slot"  # A property of the collection of moments: the slot that t
 
 @dataclass(frozen=True, slots=True)
 class PostgresCopy:
-    """The server of a copy: queries for Postgres."""
+    """The queries by which tables of Postgres are copied."""
 
     database: Database
     tables: Mapping[str, PublishedTable]
@@ -165,7 +168,12 @@ class PostgresCopy:
         key = sql.SQL(", ").join(map(sql.Identifier, published.key))
         conditions = [] if published.filter is None else [sql.SQL(f"({published.filter})")]
         if after is not None:
-            values = sql.SQL(", ").join(map(sql.Literal, after))
+            types = [self.database.types.make_type(c.type, c.modifier) for c in published.columns if c.is_key]
+            names_by_type = self.database.types.names
+            values = sql.SQL(", ").join(
+                sql.Literal(text) + sql.SQL("::" + names_by_type[type_.oid] if type_.attributes else "")
+                for text, type_ in zip(after, types, strict=True)
+            )
             conditions.append(sql.SQL("ROW({}) > ROW({})").format(key, values))
         if conditions:
             query += sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
@@ -193,7 +201,7 @@ class PostgresCopy:
             raise problems[0]
 
     def _create_slot(self, replication: Any, *, is_new: bool) -> tuple[int, str]:
-        """Create a slot; return its last earlier time, and the server's snapshot."""
+        """Create a slot; return the last time before it, and the name of the server's snapshot."""
         library = self.database.library
         name = self.slot if is_new else f"{self.slot[: SLOT_CHARS_MAX - 9]}_{secrets.token_hex(4)}"
         if is_new:
@@ -219,7 +227,9 @@ class PostgresCopy:
         """Yield pieces of COPY output as tables, with the last key of each."""
         import pyarrow.csv as pa_csv
 
-        types = self.database.find_types(table.full_name, table.columns)
+        types = self.database.find_types(table.full_name, table.columns, table.key)
+        attributes = Attributes().follow(types.values(), is_copy=True)
+        layouts = {oid: [(*numbers.values(),)] for oid, numbers in attributes.numbers.items()}
         options = (
             pa_csv.ReadOptions(use_threads=False, block_size=self.database.config.copy_bytes, column_names=names),
             pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),  # Such a line is a row of one NULL.
@@ -236,8 +246,14 @@ class PostgresCopy:
             for batch in pa_csv.open_csv(source, *options):
                 if len(batch):
                     last = [batch[name][len(batch) - 1].as_py() for name in table.key]
+                    if layouts and attributes.added != self._load_attributes(table).added:
+                        raise InvalidUsage(
+                            f"types of the table {table.full_name} got other attributes while it was copied: give the "
+                            "same command again, and it is copied anew"
+                        )
                     columns = {
-                        name: parse_texts(batch[name], types[name], f"{table.full_name}.{name}") for name in names
+                        name: parse_texts(batch[name], types[name], f"{table.full_name}.{name}", layouts)
+                        for name in names
                     }
                     yield pa.table(columns), last
         except pa.ArrowInvalid as error:
@@ -245,3 +261,9 @@ class PostgresCopy:
                 f"the copy of the table {table.full_name} cannot be read: {to_line(error)}. A row of it may be larger "
                 f"than copy_bytes = {options[0].block_size}: say a larger one"
             ) from None
+
+    def _load_attributes(self, table: PublishedTable) -> Attributes:
+        """Return the attributes that composites have now. The server writes values by them."""
+        with closing(self.database.open_connection()) as connection, connection.cursor() as cursor:
+            types = self.database.load_types(cursor, table.full_name, table.columns, table.key)
+        return Attributes().follow(types.values(), is_copy=True)
