@@ -27,6 +27,7 @@ def client(client: persist.Client) -> persist.Client:
     return client
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("name", ["columns", "nested"])
 @pytest.mark.parametrize(
     "sql", ["SELECT id FROM {}", "UPDATE {} SET id = 5", "DELETE FROM orders USING {} x WHERE x.id = orders.id"]
