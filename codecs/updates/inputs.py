@@ -344,8 +344,7 @@ def _check_column_type(name: Any, kind: Any) -> None:
 
 
 def _fits_inferred_type(values: list[Any], t: pa.DataType) -> bool:
-    """Return whether the type that Arrow inferred fits all values; it infers a date from a date followed by a
-    moment."""
+    """Return whether Arrow's inferred type fits all values; it infers a date from a date followed by a moment."""
     if {*map(type, values)} - {type(None)} in ({np.datetime64}, {np.timedelta64}):
         return len({value.dtype for value in values if value is not None}) == 1
     try:

@@ -1,4 +1,4 @@
-"""The location that a command is about, and how the command opens it."""
+"""The location of a command, and the ways to open it."""
 
 import json
 import os
