@@ -74,7 +74,7 @@ def open_stream(data: Any) -> Any:
         return data
     if isinstance(data, GeneratorType) and data.gi_frame is None:
         raise InvalidUsage(
-            f"{shorten(data)} came to its end before, and gives nothing any more. Call its function again."
+            f"{shorten(data)} was read to its end before, and yields nothing more. Call its function again."
         )
     values = iter(data)
     first = [*itertools.islice(values, 1)]

@@ -201,7 +201,7 @@ def _choose_row_times(time: str | None, time_column: str | None, what: str) -> i
     from persist.core.timeline import is_column_name  # Here, because help does without it.
 
     if time_column is not None and not is_column_name(time_column):
-        raise persist.InvalidUsage(f"--time-column {time_column!r} is how a time is written: rename the column")
+        raise persist.InvalidUsage(f"--time-column {time_column!r} looks like a time: rename the column")
     return time_column if time is None else parse_write_time(time)
 
 

@@ -134,7 +134,7 @@ def _add_headers(response: Response) -> Response:
 def _get_text(request: Request, name: str) -> str:
     value = request.query_params.get(name)
     if value is None:
-        raise persist.InvalidUsage(f"the question lacks {name}")
+        raise persist.InvalidUsage(f"the request lacks {name}")
     return value
 
 

@@ -76,7 +76,7 @@ class Results:
         """
         if not 0 <= offset <= OFFSET_MAX:
             raise persist.InvalidUsage(
-                f"only the first {OFFSET_MAX:,} rows can be turned to: search for a key, or filter by a condition"
+                f"only the first {OFFSET_MAX:,} rows can be shown: search for a key, or filter by a condition"
             )
         collection = self._client.load(name)
         limit = min(max(1, limit), LIST_MAX)
