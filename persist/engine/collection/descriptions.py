@@ -223,7 +223,7 @@ def get_newest_ids(handle: CollectionHandle, newest: CollectionSchema, names: Se
     if renumbered := [name for name in names if ids_by_name.get(name, ids[name]) != ids[name]]:
         raise SchemaMismatch(
             f"column {renumbered[0]!r} of collection {handle.name!r} is another one by now than when this handle "
-            f"was loaded: {'; '.join(describe_changes(handle.schema, newest))}. Load the collection again, and "
+            f"was loaded: {'; '.join(describe_changes(handle.schema, newest))}. Load it again, and "
             "describe the column that you mean."
         )
     return ids

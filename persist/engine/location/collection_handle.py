@@ -154,7 +154,7 @@ class CollectionHandle(CollectionTimes):
             raise SchemaMismatch(
                 f"collection {self.name!r} was loaded with version {base.version} of its schema, and has version "
                 f"{newest.version} by now: {'; '.join(describe_changes(base, newest))}. The write would be "
-                "computed for the older version: load the collection again."
+                "computed for the older version: load it again."
             )
         return self.schema
 

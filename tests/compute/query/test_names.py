@@ -343,7 +343,7 @@ def test_what_is_no_query_is_refused_with_what_to_do_instead(
     "sql", ["SHOW TABLES", "DESCRIBE orders", "SUMMARIZE orders", "SELECT table_name FROM information_schema.tables"]
 )
 def test_a_view_of_the_catalog_is_refused(catalogued: persist.Client, sql: str) -> None:
-    with pytest.raises(persist.InvalidUsage, match=r"ask them with client.sql\(\)"):
+    with pytest.raises(persist.InvalidUsage, match=r"query them with client.sql\(\)"):
         catalogued.create_view("view", sql)
 
 
