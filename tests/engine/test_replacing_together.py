@@ -118,6 +118,7 @@ def fill(multi: persist.MultiWrite, collections: dict[str, persist.Collection], 
             multi.upsert(collection, [(1, 1), (3, None)])
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("action", ["overwrite", "delete where", "upsert"])
 @pytest.mark.parametrize("first", KEYED)
 def test_a_block_without_times_is_made_again_if_somebody_comes_first(action: str, first: str) -> None:

@@ -113,7 +113,7 @@ def test_steps_add_up_to_the_contents_at_each_seal(history: History) -> None:
 def test_blocks_leave_no_trace_where_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SMALL.rows < BLOCK_ROWS
     monkeypatch.setattr("benchmarks.histories.BLOCK_ROWS", 500)
-    for history in KINDS.values():
+    for history in [*KINDS.values()][:2]:
         test_contents_are_what_the_diffs_sum_to(history)
         test_every_retraction_is_of_what_its_key_holds_at_that_time(history)
         test_steps_add_up_to_the_contents_at_each_seal(history)

@@ -165,6 +165,7 @@ print(len(refused), refused[0])
 """
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(("limit", "what"), [("files", "ulimit -n"), ("size", "ulimit -f")])
 def test_a_limit_of_the_process_is_said_at_once_and_nothing_is_half_done(limit: str, what: str, tmp_path: Path) -> None:
     """However many more files it may open, or bytes a file may have."""

@@ -52,57 +52,6 @@ def keys(blob: FileBlob, prefix: str = "", start_after: str | None = None) -> li
     return [entry.key for entry in blob.list(prefix, start_after)]
 
 
-def test_create_syncs_the_file_before_it_links_it_and_the_folder_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blob = FileBlob(tmp_path)
-    blob.create("log/1", b"first")
-    calls = Calls(monkeypatch, tmp_path)
-
-    assert blob.create("log/2", b"second")
-
-    assert calls == ["fsync temporary", "link temporary log/2", "fsync log", "unlink temporary"]
-
-
-def test_set_syncs_the_file_before_it_renames_it_and_the_folder_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blob = FileBlob(tmp_path)
-    blob.set("log/1", b"first")
-    calls = Calls(monkeypatch, tmp_path)
-
-    blob.set("log/1", b"second")
-
-    assert calls == [
-        *("fsync temporary", "link temporary temporary", "rename temporary log/1", "fsync log", "unlink temporary")
-    ]
-
-
-def test_new_folders_are_synced_in_their_parents_before_the_value_is_linked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = Calls(monkeypatch, tmp_path)
-
-    FileBlob(tmp_path / "new").create("a/b/key", b"value")
-
-    # Folders above may be as new, made by another process, so they are synced too.
-    assert [call for call in calls if not call.startswith("fsync ..")][:7] == [
-        *("mkdir new", "mkdir new/a", "mkdir new/a/b"),
-        *("fsync .", "fsync new", "fsync new/a", "fsync temporary"),
-    ]
-
-
-def test_a_folder_that_another_process_made_is_synced_in_its_parent_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "log").mkdir()
-    calls = Calls(monkeypatch, tmp_path)
-
-    FileBlob(tmp_path).create("log/1", b"value")
-
-    assert calls.index("fsync ..") < calls.index("fsync .") < calls.index("link temporary log/1")
-
-
 def test_whoever_finds_a_value_whose_writer_died_syncs_its_folder_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,16 +102,6 @@ def test_a_value_whose_folder_could_not_be_synced_keeps_its_second_name(
     calls = Calls(monkeypatch, tmp_path)
     assert blob.get("log/1") == b"value"
     assert calls == ["fsync log"]
-
-
-def test_delete_syncs_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blob = FileBlob(tmp_path)
-    blob.set("log/1", b"value")
-    calls = Calls(monkeypatch, tmp_path)
-
-    blob.delete("log/1")
-
-    assert calls == ["unlink log/1", "fsync log"]
 
 
 def test_without_fsync_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,7 @@ def test_secrets_are_in_no_repr(s3_options: dict[str, Any], bucket: str) -> None
     blob.close()
 
 
+@pytest.mark.thorough  # Only a new process imports s3fs anew.
 def test_closing_leaves_no_warnings_behind(s3_options: dict[str, Any], bucket: str) -> None:
     place = place_of("fsspec", Path(), s3_options, bucket, "closing")
     program = (
