@@ -327,7 +327,7 @@ def test_a_struct_that_was_altered_gives_messages_of_two_schemas_in_one_batch(is
     def make_message(id_: int, value: dict[str, Any]) -> str:
         struct = {"type": "struct", "fields": [{"type": "int32", "field": name} for name in value]}
         kind = {"type": "array", "items": struct} if is_list else struct
-        fields = [{"type": "int32", "field": "id"}, {**kind, "field": "v", "optional": True}]
+        fields: list[dict[str, Any]] = [{"type": "int32", "field": "id"}, {**kind, "field": "v", "optional": True}]
         row = {"id": id_, "v": [value, None] if is_list else value}
         return json.dumps(with_schema({"before": None, "after": row, "op": "c"}, fields))
 
