@@ -228,6 +228,7 @@ PLACEHOLDERS = {  # As UnchangedToastedPlaceholder of the connector makes them: 
 }
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("kind", PLACEHOLDERS)
 @pytest.mark.parametrize("shape", ["schema", "shown", "described", "spaced", "unwrapped"])
 def test_a_placeholder_leaves_the_value_as_it_is_whatever_its_type(kind: str, shape: str) -> None:
