@@ -32,6 +32,7 @@ def rows(client: persist.Client) -> list[Any]:
     return sorted(client.load("shop.orders").snapshot().rows())
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("statement", "touched", "ids", "updates"),
     [
@@ -216,6 +217,7 @@ def test_a_statement_joins_a_collection_without_a_key(sources: persist.Client) -
     assert sorted(loose.snapshot().to_arrow()["a"].to_pylist()) == [1, 7, 7]
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [
