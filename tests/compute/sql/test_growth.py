@@ -9,7 +9,7 @@ import pytest
 import persist
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.sql.compile import plan_query
-from persist.compute.sql.reasons import list_unbounded_joins
+from persist.compute.sql.creating import list_unbounded_joins
 from persist.compute.sql.rewrite import rewrite_plan
 from persist.sql import UnboundedState
 from tests.compute.sql.tpch import QUERIES
