@@ -160,6 +160,9 @@ def test_json_evolves_and_a_key_has_none() -> None:
         assert "{}" in collection.snapshot(2, schema=2).to_arrow()["document"].to_pylist()
         with pytest.raises(SchemaMismatch, match="type json"):
             here.create_or_load("by document", key={"document": persist.JSON}, value=None)
+        nested = here.create_or_load("nested", key={"id": int}, value={"in": pa.struct({"a": persist.JSON})})
+        nested.evolve(add={"in.b": persist.JSON})
+        assert nested.schema.arrow.field("in").type == pa.struct({"a": pa.string(), "b": pa.string()})
 
 
 def test_statements_make_columns_of_json() -> None:

@@ -22,7 +22,7 @@ MOST: dict[str, tuple[int, int | None]] = {
 }
 
 
-@pytest.mark.costly("a thousand collections and a thousand commits are made for them")
+@pytest.mark.thorough  # The benchmark's figures; other tests count requests of single calls.
 def test_operations_on_a_remote_store_take_no_more_requests_than_they_did() -> None:
     taken = {done.name: done.requests for done in operations(parts=50)}
     assert taken.keys() == MOST.keys()

@@ -115,14 +115,6 @@ def test_without_fsync_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.Mon
     assert not [call for call in calls if call.startswith("fsync")]
 
 
-def test_folders_and_files_are_for_their_owner_only(tmp_path: Path) -> None:
-    FileBlob(tmp_path / "location").create("log/1", b"value")
-
-    modes = [(tmp_path / "location" / path).stat().st_mode & 0o777 for path in (".", "log", "log/1")]
-
-    assert modes == [0o700, 0o700, 0o600]
-
-
 def test_a_folder_that_does_not_exist_is_empty_and_a_write_makes_it(tmp_path: Path) -> None:
     blob = FileBlob(tmp_path / "not" / "yet")
 
@@ -330,41 +322,6 @@ def test_a_user_without_rights_is_told_which_folder_and_what_to_do(tmp_path_fact
     for line in lines:
         assert f"in folder {location}: Permission denied. Give this user the right to" in line
     assert sorted(os.listdir(location)) == ["hidden", "key"]
-
-
-def test_a_full_disk_is_unavailable_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_space(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    blob = FileBlob(tmp_path)
-    monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(Unavailable, match=r"No space left on device\. That object is unchanged\. Free some space"):
-        blob.create("key", b"value")
-
-    assert os.listdir(tmp_path) == []
-
-
-READ_BACK = """
-import sys
-from persist.blob.stores.file import FileBlob
-blob = FileBlob(sys.argv[1])
-assert blob.get("log/1") == b"from the parent"
-assert not blob.create("log/1", b"from the child")
-assert blob.create("log/2", b"from the child")
-print([(entry.key, entry.bytes) for entry in blob.list("log/")])
-"""
-
-
-def test_two_processes_agree_on_a_folder(tmp_path: Path) -> None:
-    blob = FileBlob(tmp_path)
-    blob.create("log/1", b"from the parent")
-
-    command = [*forked_python(), "-c", READ_BACK, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "[('log/1', 15), ('log/2', 14)]"
-    assert blob.get("log/2") == b"from the child"
-    assert not blob.create("log/2", b"from the parent")
 
 
 def test_what_comes_while_a_folder_is_synced_is_not_taken_for_synced(

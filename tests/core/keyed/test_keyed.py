@@ -34,17 +34,6 @@ def contents(collection: persist.Collection) -> dict[Any, Any]:
     return {row["k"]: row["v"] for row in collection.snapshot().to_arrow().to_pylist()}
 
 
-def test_upserts_are_the_way_back_and_give_the_same_changes_again(client: persist.Client) -> None:
-    users, copy = keyed(client), keyed(client, "copy", resolve="background")
-    users.upsert([(1, "a", 0), (2, "b", 0), (1, "c", 1), (2, None, 1), (3, "d", 2), (3, None, 2), (2, "e", 3)], seal=4)
-    users.seal(4).result()
-    events = [*users.upserts(0, 4)]
-    assert events == [(1, "a", 0), (2, "b", 0), (1, "c", 1), (2, None, 1), (2, "e", 3)]
-    copy.upsert(users.upserts(0, 4).to_arrow(), seal=4).result()
-    assert copy.changes(0, 4).to_arrow() == users.changes(0, 4).to_arrow()
-    assert [*copy.upserts(1, 3)] == events[2:4]
-
-
 @pytest.mark.parametrize(
     "events",
     [

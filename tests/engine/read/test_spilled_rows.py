@@ -274,15 +274,6 @@ def test_a_disk_that_refuses_costs_only_the_files(tmp_path: Path) -> None:
         assert client.engine.reader().decoded.bytes > 0, "then it is kept in memory"
 
 
-def test_what_was_removed_while_it_is_mapped_can_still_be_read(tmp_path: Path) -> None:
-    with persist.open(MemoryBlob(), settings=configured(tmp_path)) as client:
-        collection = filled(client)
-        found(collection, list(range(ROWS)))
-        shutil.rmtree(tmp_path / "cache")
-        for numbers in (CHOSEN, list(range(ROWS))):
-            assert found(collection, numbers) == expected(numbers)
-
-
 @pytest.mark.thorough
 def test_two_processes_share_what_one_has_decoded(tmp_path: Path) -> None:
     script = """

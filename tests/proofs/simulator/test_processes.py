@@ -21,8 +21,7 @@ def innocent(race: Race, *, seed: int, size: int, slots: int, fate: Fate, is_key
     assert race.counts["lost"] >= 1
 
 
-@pytest.mark.costly("it starts four processes, and more in the place of those that it kills")
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [6, 7])
 def test_processes_that_are_killed_and_stopped_agree_on_one_order(tmp_path: Path, seed: int) -> None:
     race = Race(str(tmp_path / "location"), {}, tmp_path / "journals")
