@@ -333,20 +333,14 @@ def to_dict(record: Any) -> Mapping[Any, Any]:
 
 
 def describe_lacking_columns(names: Iterable[str], null: str = "None") -> str:
-    """Return an error for a row that lacks columns, with a remedy.
-
-    `null`: how the row's source writes NULL.
-    """
+    """Return an error for a row that lacks columns, with a remedy. `null`: how the row's source writes NULL."""
     first, *more = names
     them = f"the columns {', '.join(map(repr, [first, *more]))}" if more else f"the column {first!r}"
     return f"lacks {them}, which would be NULL: give {first!r} as {null} if that is meant"
 
 
 def find_misordered(values: Sequence[Any], places: tuple[str, ...]) -> Any:
-    """Return the first named tuple whose fields are in another order, or None.
-
-    `""` among places matches any name.
-    """
+    """Return the first named tuple whose fields are in another order, or None. `""` among places matches any name."""
     for kind in {*map(type, values)}:
         fields = getattr(kind, "_fields", ()) if issubclass(kind, tuple) else ()
         if fields and any(name in fields and fields.index(name) != at for at, name in enumerate(places)):

@@ -227,10 +227,7 @@ def _match_table(path: Path, names: list[str]) -> str:
 
 
 def list_other_tables(sql: str, target: Path, name: str, names: list[str]) -> dict[Path, TableAt]:
-    """Return the other tables that a statement may read.
-
-    `name`: of the collection that it changes.
-    """
+    """Return the other tables that a statement may read. `name`: of the collection that it changes."""
     tables = {target: TableAt(name)}
     for path in list_paths(sql):
         # A path of two parts may be a column of a table: so it is not a tag, and its table.

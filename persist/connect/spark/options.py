@@ -179,10 +179,7 @@ OPTIONS = (
 
 
 def split_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Split options into the location, options of the store, and options of some uses.
-
-    Names become lower case.
-    """
+    """Split options into the location, options of the store, and options of some uses. Names become lower case."""
     lower = {name.lower(): text for name, text in given.items()}
     if "provider" in lower:
         raise InvalidUsage(

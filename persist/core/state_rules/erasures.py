@@ -63,10 +63,7 @@ def list_blobs_unused_after_erasure(contents: CollectionState, step: kinds.Erase
 
 
 def replace_erased_parts(contents: CollectionState, step: kinds.Erase) -> CollectionState:
-    """Return contents after an erasure, without a check of `step.unused`.
-
-    Raises: as `apply_erasure`.
-    """
+    """Return contents after an erasure, without a check of `step.unused`. Raises: as `apply_erasure`."""
     check_reason(step.reason)
     if step.updates < 0 or not 0 <= step.events <= len(step.parts):
         raise ValueError(f"it erases {step.updates} updates, and {step.events} of its parts hold events")

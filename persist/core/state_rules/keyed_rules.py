@@ -235,10 +235,7 @@ def get_keyed_form(contents: CollectionState) -> KeyedForm:
 
 
 def add_planned_events(contents: CollectionState, step: PlannedPend) -> CollectionState:
-    """Return contents with a placeholder part for unencoded events.
-
-    Resolutions without these events lose.
-    """
+    """Return contents with a placeholder part for unencoded events. Resolutions without these events lose."""
     part = Part(
         bytes=0,
         rows=1,
