@@ -6,7 +6,7 @@ The lowest layer defines them, so that every layer raises the final class and no
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from string import Formatter
 from typing import Any, Protocol, Self
@@ -36,6 +36,7 @@ class _Python:
 PYTHON = _Python()
 MESSAGE_CHARS_MAX = 10_000  # A message is for people and logs: what lists thousands of names is cut in the middle.
 NAMES_SHOWN_MAX = 20
+SECRET_CHARS_MIN = 4  # Shorter secrets are part of too many words.
 
 
 def _shorten(text: str) -> str:
@@ -242,3 +243,11 @@ class IncompatibleVersion(Corruption):
             f"blob {self.key!r} has format version {self.found}, and this version of persist reads versions "
             f"up to {self.supported}. Upgrade persist to read this location; it was left untouched."
         )
+
+
+def redact(text: str, secrets: Iterable[str]) -> str:
+    """Return a text with `***` in place of secrets."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= SECRET_CHARS_MIN:
+            text = text.replace(secret, "***")
+    return text

@@ -1,5 +1,5 @@
-"""Typed values and Parquet batches to bytes and back: columns, never time or the log.
+"""Encodes typed columns as Parquet bytes, and decodes them; it does not depend on the log.
 
-Promises: what is encoded decodes to equal values, and equal values to equal bytes of the descriptor. Bytes are verified
+Promises: encoded values decode to equal values, and equal values have equal bytes in a descriptor. Bytes are verified
 against a checksum before use, and take no more memory than their descriptor states.
 """

@@ -1,4 +1,4 @@
-"""The errors that speak of columns, codecs and single updates; all are the caller's to fix, and nothing was written.
+"""The errors of columns, codecs and single updates, which the caller must fix; nothing was written.
 
 Each has its full message: what was wrong with its value, what is allowed, and what to do. For a name that does not
 exist, `did_you_mean` suggests the most similar one.
@@ -25,7 +25,7 @@ class InvalidUpdate(InvalidUsage):
 
 
 class DiffOverflow(InvalidUsage, OverflowError):
-    """A sum of diffs leaves int64. Sums never wrap."""
+    """A sum of diffs exceeds int64. Sums never wrap."""
 
 
 def did_you_mean(name: object, allowed_names: Iterable[str]) -> str:

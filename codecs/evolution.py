@@ -1,26 +1,26 @@
-"""Schemas that change: columns with ids, numbered versions, and parts that are read as another version than theirs.
+"""The evolution of schemas: columns with ids, numbered versions, and reads of parts under another version.
 
 A collection begins with version 1 of its schema. Each change creates the next version, and each part names the version
-that it was written with. A change never rewrites parts. A reader of a part under another version gets its columns by
+with which it was written. A change never rewrites parts. A reader of a part under another version gets its columns by
 id, under their present names, widened where the type was widened, and with the default for columns younger than the
 part.
 
 Invariants:
-- a column has its id for ever; a name that is used again is another column with another id, and no id comes back;
-- key columns are the same in all versions, in the same order: they may be renamed, and widened only if descriptors
-  still write their values alike, so that samples and bounds of keys stay valid;
+- a column has its id for ever; a reused name is another column with another id, and no id is reused;
+- key columns are the same in all versions, in the same order: they may be renamed, and widened only if their values in
+  descriptors stay the same, so that samples and bounds of keys stay valid;
 - a value column keeps its id and its side, and its type becomes wider or stays;
 - fields inside of structs, lists and maps have numbers for ever, and follow the same rules (`persist.codecs.nested`).
   Key columns, and keys of maps, keep their fields; a field that is younger than a part is NULL there;
 - a default belongs to a column from its first version on, as long as it exists. It only becomes wider with it;
-- lifting never makes a value up: what a part lost, because it was written or merged after a column was dropped, is an
-  error and never NULL.
+- lifting never invents a value: if a part lacks a column because it was written or merged after the column was dropped,
+  that is an error, never NULL.
 
 A read with an older version works with the newest types, and narrows its results at the end (`find_newest_types`,
 `cast_columns`): a part holds updates of many times, and values outside the result need not fit.
 
-Lifting preserves which records are equal, unless a column is left out: then records may become equal that differ in the
-part (`Lift.is_exact` is False).
+Lifting preserves the equality of records, unless a column is left out: then records that differ in the part may become
+equal (`Lift.is_exact` is False).
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -63,14 +63,14 @@ DEFAULT_BYTES_MAX = 64 << 10  # The limit for all columns, as JSON. Checked for 
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """How parts of one version of a schema are read under another.
+    """The conversion of parts of one schema version to another.
 
     Attributes:
         stored: the schema of the parts.
         wanted: the reader's schema.
         is_exact: whether different records of the part stay different.
-        sources: what the columns that the part has are called there.
-        reshaped: columns whose fields inside differ: as they are in the part, and as they are wanted.
+        sources: the part's names of the columns that it has.
+        reshaped: columns whose inner fields differ: the part's and the reader's.
     """
 
     stored: CollectionSchema
@@ -81,7 +81,7 @@ class Lift:
 
     @property
     def is_younger(self) -> bool:
-        """Whether columns that the part lacks are younger than it; otherwise they had been dropped."""
+        """Whether missing columns are younger than the part; otherwise they had been dropped."""
         return self.wanted.version > self.stored.version
 
     def find_source(self, name: str) -> str | None:
@@ -101,7 +101,7 @@ class Lift:
         return name_in_part
 
     def list_source_columns(self, columns: Sequence[str]) -> list[str]:
-        """Return the part's columns that some result columns are computed from."""
+        """Return the part's columns from which some result columns are computed."""
         sources = (self.find_source(name) for name in columns)
         return list(dict.fromkeys(name for name in sources if name is not None))
 
@@ -127,7 +127,7 @@ class Lift:
 
 
 def make_lift(schema: CollectionSchema, version: int) -> Lift | None:
-    """Return how parts of a version are read under a schema; None if they are of that very version."""
+    """Return the conversion of a version's parts to a schema; None if the versions are equal."""
     if version == schema.version and not schema.is_widened:
         return None
     stored = next((known_schema for known_schema in schema.known if known_schema.version == version), None)
@@ -153,7 +153,7 @@ def _build_lift(stored: CollectionSchema, requested: CollectionSchema) -> Lift:
 def find_newest_types(schema: CollectionSchema) -> CollectionSchema:
     """Return a version of a schema with the newest type of each column.
 
-    It is the schema itself if none was widened. Types only become wider, so every value of every version has a place.
+    It is the schema itself if no column was widened. Types only become wider, so values of all versions fit.
     """
     return schema.compute_once(_build_newest_types)
 
@@ -231,7 +231,7 @@ def _make_narrow_error(field: pa.Field, version: int, why: Exception) -> SchemaM
 
 
 def read_default(schema: CollectionSchema, name: str) -> pa.Scalar:
-    """Return what records that are older than a column have in it."""
+    """Return the value of a column in records that are older than it."""
     kind = schema.arrow.field(name).type
     written = dict(schema.defaults).get(schema.ids[schema.names.index(name)])
     # Not pa.scalar(None, kind), which imports pandas: half a second.
@@ -276,7 +276,7 @@ def check_successor(
 
 
 def _check_default(before: CollectionSchema, after: CollectionSchema, id_: int) -> None:
-    """Raise SchemaMismatch unless a column has the default that it had: older records would read as others."""
+    """Raise SchemaMismatch if a column's default changes, because older records would change."""
     has = id_ in dict(before.defaults)
     is_kept = has == (id_ in dict(after.defaults))
     name = after.names[after.ids.index(id_)]
@@ -289,7 +289,7 @@ def _check_default(before: CollectionSchema, after: CollectionSchema, id_: int) 
 
 
 def _check_type_change(before: Node, after: Node, path: str, *, is_key: bool, is_column: bool = False) -> None:
-    """Raise SchemaMismatch unless a column, or a field inside of one, may get another type and other fields.
+    """Raise SchemaMismatch unless a column, or a field inside of it, may change its type and fields so.
 
     `is_key`: it is a key column, or in a key: of the collection or of a map.
     """
@@ -314,7 +314,7 @@ def _check_type_change(before: Node, after: Node, path: str, *, is_key: bool, is
 
 
 def _check_inner(before: Node, after: Node, path: str, *, is_key: bool) -> None:
-    """Raise SchemaMismatch unless the fields directly inside, and those in them, may follow each other."""
+    """Raise SchemaMismatch unless the inner fields of a node may change so, at all depths."""
     old, new = ({child.number: child for child in node.inner} for node in (before, after))
     is_struct = before.is_struct and after.is_struct
     is_alike = type(before.kind) is type(after.kind) and (
@@ -348,7 +348,7 @@ def _list_codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
 
 
 def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
-    """Return whether a later version only adds columns: earlier updates keep their meaning.
+    """Return whether a later version only adds columns, so that earlier updates keep their meaning.
 
     Structs may have more fields.
     """
@@ -440,7 +440,7 @@ def _change_column(schema: CollectionSchema, name: str, changes: InnerChanges) -
 def _collect_inner_numbers(
     schema: CollectionSchema, nodes: Mapping[str, Node], columns: Sequence[Column]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the numbers of the fields inside, for each column that ever changed inside."""
+    """Return the numbers of the inner fields, for each column whose inner fields ever changed."""
     ids = dict(zip(schema.names, schema.ids, strict=True))
     numbers = dict(schema.inner)
     numbers |= {ids[name]: tuple(field.number for field in node.walk())[1:] for name, node in nodes.items()}
@@ -543,7 +543,7 @@ def _make_default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 def _widen_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
-    """Return the default that a column has with a wider type. Never through Python, which holds less than Arrow."""
+    """Return a default in a wider type; not through Python, which cannot represent all Arrow values."""
     if old.type == (kind := get_stored_type(kind)):
         return old
     try:
@@ -558,8 +558,7 @@ def _widen_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
 def link_versions(written: Sequence[bytes]) -> CollectionSchema:
     """Decode all versions of a schema; return the last, linked to the others.
 
-    A version that is in use is read once, in whatever list it comes: each state lists all, and a state follows each
-    change.
+    Each version is decoded once, because each state lists all versions.
     """
     versions = [_decode_version(one_version) for one_version in written]
     return replace(versions[-1], known=tuple(versions)) if len(versions) > 1 else versions[-1]

@@ -1,9 +1,9 @@
-"""Fields inside of columns: their numbers, the paths that name them, and columns that get other fields.
+"""Fields inside of columns: their numbers, the paths that name them, and their changes.
 
 A field inside of a struct, a list or a map has a number that no other field of its column ever has. A new column has
 the numbers 0, 1, 2 … in the order of its type, depth first. The element of a list and the key and value of a map have
-numbers, as the fields of structs do. A field that is added gets the next number. So a column whose type changed is
-read by numbers, as a table is by ids (`persist.codecs.evolution`).
+numbers, as the fields of structs do. An added field gets the next number. So reads match the fields of a changed type
+by number, as they match columns by id (`persist.codecs.evolution`).
 
 A path is a column's name, and then names of fields, or "element", "key" and "value", separated by dots. A name that
 has dots itself is quoted, "like.this"; within quotes, two quotes are one. A path that is exactly the name of a column
@@ -106,9 +106,9 @@ def _list_all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
 
 
 def reshape_column(column: pa.ChunkedArray, source: Node, target: Node, cast: Cast) -> pa.ChunkedArray:
-    """Return a column with the fields of another node: by number, NULL where they are new, and cast at the leaves.
+    """Convert a column to the fields of another node: matched by number, NULL for new ones, leaves cast.
 
-    NULL values stay NULL. Raises what the cast raises for values that do not fit.
+    NULL values stay NULL. Raises the errors of the cast for values that do not fit.
     """
     try:
         chunks = [_reshape_array(chunk, source, target, cast) for chunk in column.chunks]
@@ -175,12 +175,12 @@ def split_path(path: str) -> list[str]:
 
 
 def quote_name(name: str) -> str:
-    """Return a column's name as `evolve` takes it for a column that is not there yet."""
+    """Return a column's name as a path for `evolve`, quoted if needed."""
     return '"{}"'.format(name.replace('"', '""')) if "." in name or name.startswith('"') else name
 
 
 def parse_new_names(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by the plain names of new columns; quotes are removed."""
+    """Remove the quotes from the names of new columns."""
     if inner := [path for path in changes if isinstance(path, str) and len(split_path(path)) > 1]:
         raise SchemaMismatch(
             f"defaults= names {inner[0]!r}: a field inside of a column has no default, and is NULL in older records. "
@@ -296,7 +296,7 @@ def _find_field(schema: CollectionSchema, steps: Sequence[str], path: str, what:
 
 
 def change_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path: str = "") -> Node:
-    """Return a node with other fields inside; added ones get the next numbers."""
+    """Apply changes to the inner fields of a node; added ones get the next numbers."""
     path = f"{path}{quote_name(node.name)}"
     inner = []
     for child in node.inner:
@@ -411,7 +411,7 @@ def _align_type(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataTy
 
 
 def find_changes_by_path(before: Node, after: Node) -> dict[str, Any]:
-    """Return the arguments of `evolve` that make one node of a column another one."""
+    """Return the arguments of `evolve` that turn one node of a column into another."""
     add: dict[str, pa.DataType] = {}
     drop, rename, widen = list[str](), dict[str, str](), dict[str, pa.DataType]()
 
@@ -435,7 +435,7 @@ def find_changes_by_path(before: Node, after: Node) -> dict[str, Any]:
 
 
 def describe_changes(before: CollectionSchema, after: CollectionSchema) -> list[str]:
-    """Say how a version of a schema differs from an earlier one, column by column."""
+    """Describe the differences between two versions of a schema, column by column."""
     old, new = ({i: get_column_node(s, n) for i, n in zip(s.ids, s.names, strict=True)} for s in (before, after))
     differences: list[tuple[str, Node | None, Node | None]] = []
     for id_, node in new.items():

@@ -27,6 +27,7 @@ from persist.blob.errors import (
     StoreMisconfigured,
     Unavailable,
     find_exceeded_limit,
+    redact,
 )
 from persist.blob.protocol import BlobEntry, check_key, check_range, is_key
 
@@ -40,7 +41,6 @@ ATOMIC: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 # The schemes that `persist.blob.url` opens without fsspec, unless the URL begins with fsspec+s3:// and so on.
 _OURS = {"file", "local", "memory", "s3", "s3a"}
 S3_PUT_BYTES_MAX = 5 << 30
-SECRET_LENGTH_MIN = 4  # Shorter ones stand in too many words.
 _SOUNDS_SECRET = re.compile(r"key|secret|token|pass|credential|connection|sas|auth", re.IGNORECASE)
 # Options that another process may see. All others may hold credentials, also in a dictionary.
 PLAIN_OPTIONS = {
@@ -344,15 +344,12 @@ def _find_misconfiguration(what: str, error: Exception, secrets: tuple[str, ...]
 
 def _redact_error(error: Exception, secrets: tuple[str, ...]) -> str:
     """Return an error's text without secrets."""
-    text = f"{type(error).__name__}: {error}"
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    return text.rstrip(".")
+    return redact(f"{type(error).__name__}: {error}", secrets).rstrip(".")
 
 
 def _choose_cause(error: Exception, secrets: tuple[str, ...]) -> Exception | None:
     """Return error as the cause of what is raised instead; None when its text would show a secret."""
-    return None if any(secret in str(error) for secret in secrets) else error
+    return error if redact(text := str(error), secrets) == text else None
 
 
 def _iterate_secrets(options: object, *, is_secret: bool = False) -> Iterator[str]:
@@ -360,7 +357,7 @@ def _iterate_secrets(options: object, *, is_secret: bool = False) -> Iterator[st
     if isinstance(options, Mapping):
         for name, value in options.items():
             yield from _iterate_secrets(value, is_secret=is_secret or _SOUNDS_SECRET.search(str(name)) is not None)
-    elif isinstance(options, str) and len(options) >= SECRET_LENGTH_MIN and is_secret:
+    elif isinstance(options, str) and is_secret:
         yield options
 
 

@@ -26,6 +26,7 @@ from persist.blob.errors import (
     Throttled,
     Unavailable,
     find_exceeded_limit,
+    redact,
 )
 
 BODY_SHOWN_CHARACTERS = 300
@@ -162,7 +163,7 @@ class ObjectErrorMap:
 
     def choose_cause(self, error: Exception) -> Exception | None:
         """Return error as the cause of what is raised instead; None when its text would show a secret."""
-        return error if self._redact(text := str(error)) == text else None
+        return error if redact(text := str(error), self.secrets) == text else None
 
     def _make_unavailable(self, what: str, error: Exception, advice: str) -> Unavailable:
         if limit := _find_local_limit(error):
@@ -224,18 +225,13 @@ class ObjectErrorMap:
     def _format_error(self, error: Exception) -> str:
         """Return an error's text without secrets, shortened."""
         if answer := self.parse_answer(error).text:
-            return self._redact(answer).rstrip(".")
+            return redact(answer, self.secrets).rstrip(".")
         if no_token := _NO_TOKEN.search(str(error)):
-            return self._redact(no_token[1]).rstrip(".")
+            return redact(no_token[1], self.secrets).rstrip(".")
         message, _, structure = str(error).partition("\n\nDebug source")
         reasons = [named or plain for named, plain in _REASON.findall(structure)]
         text = f"{message.strip()} ({'; '.join(reasons)})" if reasons else f"{type(error).__name__}: {message.strip()}"
-        return self._redact(text).rstrip(".")
-
-    def _redact(self, text: str) -> str:
-        for secret in self.secrets:
-            text = text.replace(secret, "***")
-        return text
+        return redact(text, self.secrets).rstrip(".")
 
 
 def _has_timed_out(error: Exception) -> bool:

@@ -50,7 +50,7 @@ class Digest:
         self._lanes = [(lane + more) % DIGEST_MODULUS for lane, more in zip(self._lanes, sums, strict=True)]
 
     def format_text(self) -> str:
-        """Return the digest of what was added so far: 32 hexadecimal digits."""
+        """Return the digest of all added rows: 32 hexadecimal digits."""
         return "".join(f"{lane:016x}" for lane in self._lanes)
 
 
@@ -62,7 +62,7 @@ def compute_digest(table: pa.Table, columns: Sequence[str]) -> int:
 def hash_rows(table: pa.Table, columns: Sequence[str]) -> Words:
     """Return a hash of each row by some columns, in their order: equal for equal values, in every process.
 
-    NULL equals NULL, NaN itself, 0.0 equals -0.0, and a whole number has one hash in all widths. `uint64[n]`.
+    NULL equals NULL, NaN equals NaN, 0.0 equals -0.0, and a whole number has one hash in all widths. `uint64[n]`.
     """
     key = _mix_bits(np.array(_LANES[:1], np.uint64))[0]
     hashes = np.full(len(table), key)

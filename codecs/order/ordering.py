@@ -45,10 +45,10 @@ def make_canonical(table: pa.Table) -> pa.Table:
 
 
 def make_order_keys(table: pa.Table, names: Sequence[str]) -> list[pa.Array]:
-    """Per named column, a flat array that Acero sorts and groups as the column should be.
+    """Return for each named column a flat array with the same order, for Acero.
 
-    Flat columns stay as they are (float16 widens to float32), nested ones become dense int64 ranks, which are
-    comparable within one call only. Floats must be canonical.
+    Flat columns stay unchanged (float16 widens to float32); nested ones become dense int64 ranks, which are comparable
+    within one call only. Floats must be canonical.
     """
     return [_make_order_key(combine_chunks(table.column(name))) for name in names]
 
@@ -59,14 +59,14 @@ def sort_table(table: pa.Table, names: Sequence[str]) -> tuple[Rows, Flags]:
 
 
 def sort_indices(table: pa.Table, names: Sequence[str]) -> pa.Array:
-    """int64[n]: the row numbers of a canonical table in the order of the named columns; stable."""
+    """Return the row numbers of a canonical table in the order of the named columns, int64[n]; stable."""
     if not names:
         return make_int64_array(np.arange(table.num_rows, dtype=np.int64))
     return make_int64_array(sort_table(table, names)[0])
 
 
 def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
-    """The column as one array, with 64-bit offsets where its bytes need them."""
+    """Return a column as one array, with 64-bit offsets if its bytes need them."""
     if column.num_chunks == 1:
         return column.chunk(0)
     kind = column.type
@@ -98,7 +98,7 @@ def _build_nested_keys(array: pa.Array) -> list[pa.Array]:
 
 
 def _encode_lists(array: pa.Array, element_ranks: Rows) -> pa.Array:
-    """Per list, the big-endian ranks of its elements: their bytes compare as the lists do."""
+    """Return for each list the big-endian ranks of its elements, whose bytes compare like the lists."""
     data = pa.py_buffer(element_ranks.astype(">i8"))
     if pt.is_fixed_size_list(array.type):
         offsets = np.arange(len(array) + 1, dtype=np.int64) * (array.type.list_size * 8)
@@ -108,19 +108,19 @@ def _encode_lists(array: pa.Array, element_ranks: Rows) -> pa.Array:
 
 
 def _mask_nulls(array: pa.Array, is_null: pa.Array) -> pa.Array:
-    """Array with NULL where its parent is NULL, whatever the child holds there."""
+    """Return an array with NULL wherever its parent is NULL."""
     if is_null.true_count == 0:
         return array
     return pc.if_else(is_null, pa.scalar(None, array.type), array)
 
 
 def _compact_array(array: pa.Array) -> pa.Array:
-    """A nested array without offset, whose children hold nothing but its own elements."""
+    """Return a nested array without offset, whose children have only its own elements."""
     return array.take(pa.array(np.arange(len(array), dtype=np.int64)))
 
 
 def _make_canonical_array(array: pa.Array) -> pa.Array:
-    """The array itself when it is canonical already."""
+    """Return an array with canonical floats; the array itself if it is canonical already."""
     kind = array.type
     if not has_floats(kind):
         return array

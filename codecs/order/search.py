@@ -1,15 +1,14 @@
-"""Finding keys in rows that are sorted by them: keys are packed, so that numpy compares them, and searched for at once.
+"""Finds keys in sorted rows: keys are packed, so that numpy compares and searches for many at once.
 
-A key of one integer or time is its number, and a float the unsigned integer of the same place in the order. All other
-flat keys become bytes, column after column, most significant first:
+A key of one integer or time is its number; a float becomes the unsigned integer of the same rank. All other flat keys
+become bytes, column after column, most significant first:
 
     NULL flag   1 byte: 0 for a value, 1 for NULL, whose other bytes are 0
-    numbers     big-endian, the sign bit turned over; negative floats turned over altogether
+    numbers     big-endian with an inverted sign bit; of negative floats, all bits are inverted
     strings     padded with zeros to the width of the layout, then 1 byte: their length, or width + 1 if they are longer
 
-Bytes of one layout compare as the keys do. A string that is longer than the width is cut, so it sorts where it
-belongs, beside others that are cut like it, and equals none that is not. Keys of at most 8 bytes are read as one
-integer.
+Bytes of one layout compare as the keys do. A string longer than the width is cut: it sorts at its place, equal to
+others with the same cut, and equals no shorter string. Keys of at most 8 bytes are read as one integer.
 
 Nested keys, and keys of more than `WIDTH_MAX` bytes, have no layout. A few long ones are searched for one by one, in
 their written form; otherwise one pass over all rows finds them.
@@ -41,7 +40,7 @@ _TEXT_MAX = 240
 
 
 class Layout(NamedTuple):
-    """How keys are packed; keys of different layouts cannot be compared.
+    """The layout of packed keys; keys of different layouts cannot be compared.
 
     Attributes:
         is_number: whether a key is one number without NULL.
@@ -53,7 +52,7 @@ class Layout(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """At most how many bytes a packed key takes."""
+        """The greatest size of a packed key in bytes."""
         return self.widths[0] if self.is_number else sum(self.widths) + 2 * len(self.widths)
 
 
@@ -89,7 +88,7 @@ def pack_keys(columns: Sequence[pa.Array], layout: Layout) -> Packed:
 
 
 class SortedKeys:
-    """Distinct or repeated keys in order; immutable as others see it, and safe to share between threads.
+    """Distinct or repeated keys in order; immutable for callers, and safe to share between threads.
 
     Attributes:
         batch: the key columns, floats canonical.
@@ -97,7 +96,7 @@ class SortedKeys:
     """
 
     def __init__(self, keys: pa.Table | pa.RecordBatch) -> None:
-        """keys are sorted by all of their columns, of which there is at least one. A batch is not copied."""
+        """`keys`: sorted by all of their columns, at least one. A batch is not copied."""
         batches = [keys] if isinstance(keys, pa.RecordBatch) else keys.to_batches()
         if len(batches) > 1:
             batches = keys.combine_chunks().to_batches()
@@ -118,7 +117,7 @@ class SortedKeys:
         return cls(keys.take(make_int64_array(order[starts])))
 
     def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Return the rows of a table that have one of these keys, which are distinct, and the others.
+        """Split a table into the rows with one of these distinct keys, and the others.
 
         `table`: sorted by the columns of these keys, floats canonical; may have more columns.
         """
@@ -158,7 +157,7 @@ class SortedKeys:
         return keys
 
     def select_first_field(self) -> "SortedKeys":
-        """Return the first column of the keys by itself."""
+        """Return the first column of the keys as keys."""
         if len(self._arrays) == 1:
             return self
         if self._first is None:
@@ -166,7 +165,7 @@ class SortedKeys:
         return self._first
 
     def count_bounds(self, others: "SortedKeys") -> tuple[Rows, Rows] | None:
-        """For each requested key, count the smaller and the not greater ones; None if unknown."""
+        """For each requested key, count these keys that are less, and that are not greater; None if unknown."""
         layout = others._layout
         if layout is None:
             return None
@@ -174,12 +173,12 @@ class SortedKeys:
         return ours.searchsorted(theirs_packed), ours.searchsorted(theirs_packed, "right")
 
     def count_less(self, others: "SortedKeys") -> Rows | None:
-        """Return, for each of some keys in whatever order, how many of these are less; None if unknown."""
+        """For each of some keys in any order, count these keys that are less; None if unknown."""
         layout = others._layout
         return None if layout is None else self.pack(layout).searchsorted(others.pack(layout))
 
     def find_rows(self, requested: "SortedKeys") -> Rows:
-        """Return, ascending, the rows that have one of the requested keys."""
+        """Return the rows with one of the requested keys, ascending."""
         if not self.batch.num_rows or not requested.batch.num_rows:
             return NO_ROWS
         if self._layout is not None:
@@ -188,7 +187,7 @@ class SortedKeys:
         return self._find_few(requested) if is_flat_key and len(requested) <= FEW_KEYS else self._find_many(requested)
 
     def _find_few(self, requested: "SortedKeys") -> Rows:
-        """Search for each key by itself: O(log rows) comparisons of some microseconds."""
+        """Return the rows of a few keys by binary search: O(log rows) comparisons of some microseconds each."""
         order = make_key_order(tuple(column.type for column in self._arrays))
         rows = range(len(self))
         spans = []
@@ -203,7 +202,7 @@ class SortedKeys:
         return [encode_scalar(column[row]) for column in self._arrays]
 
     def _find_many(self, requested: "SortedKeys") -> Rows:
-        """Rank all keys of both in one order: one pass over all rows."""
+        """Return the rows of many keys by ranking all keys together: one pass over all rows."""
         names = self.batch.schema.names
         joined = pa.concat_tables([pa.Table.from_batches([keys.batch]) for keys in (self, requested)]).combine_chunks()
         ranks = compute_dense_ranks(make_order_keys(joined, names))
@@ -282,7 +281,7 @@ def _fill_column(rows: Packed, at: int, column: pa.Array, width: int) -> int:
 
 
 def _pad_texts(column: pa.Array, width: int) -> tuple[Packed, Packed]:
-    """Return texts padded with zero bytes to a width, and their capped lengths."""
+    """Return texts padded with zero bytes to a width, and their lengths, capped."""
     lengths = get_stored_numbers(pc.binary_length(column).fill_null(0))
     if not len(column):
         return np.zeros((0, width), np.uint8), np.zeros(0, np.uint8)

@@ -1,4 +1,4 @@
-"""Sums that never wrap: of the diffs of equal rows, which become one row or none, and of whole numbers in columns.
+"""Sums that never wrap: consolidation of equal rows by their diffs, and exact sums of whole numbers in columns.
 
 Promise: the result of `consolidate` depends only on the multiset of its rows; a sum of diffs beyond int64 raises
 `DiffOverflow`.
@@ -11,9 +11,9 @@ Integers, decimals and durations (by their unscaled values) are added up in colu
 
     sum = limb[0] + limb[1] * 2**32 + … + limb[n - 1] * 2**(32 * (n - 1))
 
-All limbs but the last are in [0, 2**32) when they are *normalized*; adding up fewer than 2**31 rows then overflows
-none of them. How many are needed follows from a bound on all that is added, and it is mostly one. Numbers that may be
-outside int64 before they are split are arrays of Python's integers: some hundred nanoseconds each, and exact.
+All limbs but the last are in [0, 2**32) when they are *normalized*; adding up fewer than 2**31 rows then overflows none
+of them. A bound on the sum determines their number, mostly one. Numbers that may exceed int64 before the split are
+arrays of Python's integers: exact, but some hundred nanoseconds each.
 """
 
 from collections.abc import Sequence
@@ -109,12 +109,12 @@ def sum_exactly(diffs: Diffs, least: int | None = None, greatest: int | None = N
 
 
 def sum_all(diffs: Diffs) -> int:
-    """The sum of all diffs, 0 for none. Raises DiffOverflow when it is outside int64."""
+    """Return the sum of all diffs, 0 for none; raise DiffOverflow if it is outside int64."""
     return int(sum_runs(diffs, np.zeros(1, dtype=np.int64))[0]) if len(diffs) else 0
 
 
 def _take_rows(table: Any, order: Rows) -> Any:
-    """Return rows in an order; neighbours are a slice, which copies nothing."""
+    """Return rows in an order; adjacent rows are sliced without a copy."""
     if len(order) and int(order[-1]) - int(order[0]) == len(order) - 1 and bool((np.diff(order) == 1).all()):
         return table.slice(int(order[0]), len(order))
     return table.take(make_int64_array(order))
@@ -126,7 +126,7 @@ def count_limbs(bound: int) -> int:
 
 
 def normalize_limbs(limbs: Sequence[Ints]) -> list[Ints]:
-    """Carry, so that all limbs but the last are in [0, 2**32)."""
+    """Normalize limbs by carrying, so that all but the last are in [0, 2**32)."""
     carried: list[Ints] = []
     carry: Any = np.int64(0)
     for limb in limbs[:-1]:

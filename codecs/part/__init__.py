@@ -1,4 +1,4 @@
-"""Parts: sorted updates as Parquet files, their descriptors, and reading as little of them as is needed.
+"""Parts: sorted updates as Parquet files, their descriptors, and minimal reads of them.
 
-Promises: what is written passes the reader's checks; nothing of a file is believed before its checksum agrees.
+Promises: every written part passes the reader's checks; no byte of a file is used before its checksum is verified.
 """

@@ -1,21 +1,34 @@
 """Reads the bytes of a part: checks them against the descriptor, decodes, and lifts rows to the reader's schema.
 
-`persist.codecs.part.part` lists the checks before a row is returned.
+`persist.codecs.part.part` lists the checks of a reader.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.order.arrays import find_min_max, get_int64_values, make_int64_array
 from persist.codecs.order.sums import sum_exactly
-from persist.codecs.part.file_reader import read_parquet, scan_parquet
+from persist.codecs.part.file_reader import (
+    THREADED_VALUES,
+    CheckedFooter,
+    ValueFilter,
+    find_passing_codes,
+    find_passing_rows,
+    may_be_dictionary,
+    open_parquet,
+    read_whole_footer,
+    restore_types,
+    to_stored_schema,
+)
 from persist.codecs.part.filters import bind_filter, list_referenced_columns
 from persist.codecs.part.lending import make_lent_buffer
 from persist.codecs.part.part import Part, compute_checksum, decode_batch
@@ -23,9 +36,26 @@ from persist.codecs.part.printing import print_filter
 from persist.codecs.part.shredding import EXTRACT
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
+P = ParamSpec("P")
 T = TypeVar("T")
 # The exceptions of pyarrow for bad bytes. RuntimeError is any C++ exception that it does not know.
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, RuntimeError)
+
+
+class Request(msgspec.Struct, frozen=True):
+    """Which rows of parts to read, and the columns to return.
+
+    Attributes:
+        schema: of the collection.
+        columns: columns of `schema.arrow`, in this order.
+        filter: keeps the rows for which it is true; over any columns of the schema.
+        coded: columns of strings or bytes that may be returned as dictionaries; a hint.
+    """
+
+    schema: CollectionSchema
+    columns: Sequence[str]
+    filter: pc.Expression | None = None
+    coded: Sequence[str] = ()
 
 
 def decode_part(
@@ -43,75 +73,44 @@ def decode_part(
     Args:
         data: the bytes of the blob.
         part: its descriptor.
-        schema: the collection's.
-        columns: which of `schema.arrow`'s columns to return, in this order; all by default. No others are
-            read.
-        filter: keeps the rows for which it is true; over any columns of the schema. Row groups whose
-            statistics exclude it are not read.
+        schema, columns, filter, coded: see `Request`; columns are all by default. No others are read. Row groups whose
+            statistics exclude the filter are not read.
         use_threads: whether Arrow may decode columns in parallel.
-        coded: columns of strings or bytes that may come as dictionaries; a hint, they may also come as they are.
 
     Raises:
         CorruptBlob: data disagrees with the descriptor, or is not a part of this collection.
         InvalidUsage: an unknown column, or a filter that does not fit the schema.
     """
-    columns = schema.arrow.names if columns is None else list(columns)
-    check_projection(schema.arrow, columns, filter)
-    adapted = read_adapted(
-        part,
-        schema,
-        columns,
-        filter,
-        lambda part, schema, names, filter, is_lifted: decode_part(
-            data,
-            part,
-            schema,
-            columns=names,
-            filter=filter,
-            use_threads=use_threads,
-            coded=() if is_lifted else coded,
-        ),
-    )
-    if adapted is not None:
-        return adapted
-    verify_checksum(data, part)
-    if part.footer is None:
-        table = decode_checked(part, lambda: decode_batch(data, part, schema.arrow))
-        check_updates(table, part)
-        return filter_table(table, filter, columns, schema.arrow)
-    buffer = make_lent_buffer(data) if use_threads else pa.py_buffer(data)
+    request = Request(schema, schema.arrow.names if columns is None else columns, filter, coded)
 
-    def read(names: Sequence[str], coded: Sequence[str] = ()) -> pa.Table:
-        return read_parquet(buffer, part, schema.arrow, names, use_threads=use_threads, coded=coded)
+    def read(part: Part, request: Request) -> pa.Table:
+        """Verify and read a part whose file has the columns of the request's schema."""
+        verify_checksum(data, part)
+        arrow = request.schema.arrow
+        if part.footer is None:
+            table = decode_checked(part, decode_batch, data, part, arrow)
+            check_updates(table, part)
+            return filter_table(table, request.filter, request.columns, arrow)
+        file = decode_checked(part, _open_whole, data, part, request, use_threads)
+        return file.decode(None, request, use_threads=use_threads)
 
-    if filter is None:
-        table = decode_checked(part, lambda: read(columns, coded))
-        check_updates(table, part)
-        return table
-    try:
-        table = scan_parquet(buffer, part, schema, columns, filter, use_threads=use_threads)
-    except UNREADABLE as error:
-        # Bad bytes make this read fail too; else the filter failed on a value, as in a division by zero.
-        decode_checked(part, lambda: read(schema.arrow.names))
-        raise make_filter_error(filter, schema.arrow, error) from error
-    check_updates(table, part)
-    return table
+    return read_adapted(part, request, read)
 
 
-# Reads columns of the rows of a part that pass a filter, under another schema if the last argument is true.
-Read = Callable[[Part, CollectionSchema, list[str], pc.Expression | None, bool], pa.Table]
+# Reads requested rows of a part whose file has the columns of the request's schema.
+Read = Callable[[Part, Request], pa.Table]
 
 
-def read_adapted(
-    part: Part, schema: CollectionSchema, columns: Sequence[str], filter: pc.Expression | None, read: Read
-) -> pa.Table | None:
-    """Return columns of the rows that pass a filter; None if the file of the part has them as they are.
+def read_adapted(part: Part, request: Request, read: Read) -> pa.Table:
+    """Return requested rows of a part, whose file may have another version of the schema.
 
-    The columns of a part of another version of the schema are lifted. The descriptor of a stamped part has its time.
+    Its columns are lifted then. The descriptor of a stamped part has its time. Raises InvalidUsage as `decode_part`.
     """
+    schema, columns, filter = request.schema, request.columns, request.filter
+    check_projection(schema.arrow, columns, filter)
     arrow, lifted = schema.arrow, part.make_lift(schema)
     if lifted is None and not part.stamped:
-        return None
+        return read(part, request)
     of_filter = list_referenced_columns(filter, arrow) if filter is not None else []
     if lifted is not None:
         # Columns that the part has alike are filtered there.
@@ -124,15 +123,159 @@ def read_adapted(
         within, filter = (filter, None) if is_alike else (None, filter)
         names = [*dict.fromkeys([*columns, *(() if is_alike else of_filter)])]
         # If all of them are younger than the part, its times still provide the number of rows.
-        stored = read(part, lifted.stored, lifted.list_source_columns(names) or [TIME], within, True)
+        sources = lifted.list_source_columns(names) or [TIME]
+        stored = read_adapted(part, Request(lifted.stored, sources, within), read)
         return filter_table(lifted.adapt_table(stored, names), filter, columns, arrow)
     by_time = TIME in of_filter
     names = [name for name in dict.fromkeys([*columns, *(of_filter if by_time else ())]) if name != TIME]
-    table = read(part.as_stored, schema, names or [DIFF], None if by_time else filter, False)
+    table = read(part.as_stored, Request(schema, names or [DIFF], None if by_time else filter, request.coded))
     if by_time or TIME in columns:
         times = make_int64_array(np.full(len(table), part.time_min, np.int64))
         table = table.append_column(arrow.field(TIME), times)
     return filter_table(table, filter if by_time else None, columns, arrow)
+
+
+class OpenFile:
+    """The verified file of a part, or row groups of it, to decode some columns of some row groups at a time.
+
+    Args:
+        part: its file has the columns of the schema, and its own times.
+        source: has the bytes where the file has them.
+        read_range: returns the bytes from one position to another.
+        coded: see `Request`.
+
+    Raises one of `UNREADABLE`: the file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        footer: CheckedFooter,
+        source: pa.NativeFile,
+        read_range: Callable[[int, int], pa.Buffer],
+        coded: Sequence[str] = (),
+    ) -> None:
+        self._part, self._schema, self._arrow, self._footer = part, schema, schema.arrow, footer
+        self._read_range = read_range
+        self._coded = [name for name in coded if may_be_dictionary(self._arrow.field(name))]
+        self._file = open_parquet(source, footer.metadata, self._coded)
+
+    def read(
+        self,
+        groups: Sequence[int],
+        columns: Sequence[str],
+        *,
+        use_threads: bool = False,
+        chosen: npt.NDArray[np.int64] | None = None,
+    ) -> pa.Table:
+        """Return columns of some row groups, ascending.
+
+        Args:
+            chosen: the rows to return and check, ascending; None for all. Row groups without one are not decoded.
+
+        Raises:
+            CorruptBlob: the bytes are not of a part of this collection, or contradict its descriptor.
+        """
+        table = decode_checked(self._part, self._read_groups, groups, columns, use_threads, chosen)
+        check_updates(table, self._part)
+        return table
+
+    def read_whole(self) -> pa.Table:
+        """Return all columns and rows, even if they contradict the descriptor; raises one of `UNREADABLE`."""
+        return self._read_groups(range(len(self._footer.group_rows)), self._arrow.names, True)
+
+    def decode(self, numbers: Sequence[int] | None, request: Request, *, use_threads: bool) -> pa.Table:
+        """Return the requested rows of some row groups; None for all whose statistics do not exclude the filter.
+
+        Raises:
+            CorruptBlob: as `read`.
+            InvalidUsage: the filter fails on a value.
+        """
+        filter, groups = request.filter, range(len(self._footer.group_rows)) if numbers is None else numbers
+        if filter is None:
+            return self.read(groups, request.columns, use_threads=use_threads)
+        values = ValueFilter.find(filter, self._footer, self._part, self._schema)
+        try:
+            matching = self._footer.list_matching_groups(filter) if numbers is None else numbers
+            table = self._scan(matching, request.columns, filter, values, use_threads)
+        except UNREADABLE as error:
+            # Bad bytes make this read fail too; else the filter failed on a value, as in a division by zero.
+            self.read(groups, self._arrow.names, use_threads=use_threads)
+            raise make_filter_error(filter, self._arrow, error) from error
+        check_updates(table, self._part)
+        return table
+
+    def _read_groups(
+        self,
+        groups: Sequence[int],
+        columns: Sequence[str],
+        use_threads: bool,
+        chosen: npt.NDArray[np.int64] | None = None,
+    ) -> pa.Table:
+        if chosen is not None:
+            counts = np.array([self._footer.group_rows[group] for group in groups], np.int64)
+            at = counts.cumsum().searchsorted(chosen, "right")  # The row group of each row.
+            counts[at] = 0
+            chosen = chosen - counts.cumsum()[at]
+            groups = [groups[number] for number in np.unique(at)]
+        rows = sum(self._footer.group_rows[group] for group in groups)
+        use_threads = use_threads and rows * len(columns) >= THREADED_VALUES
+        table = self._file.read_row_groups([*groups], columns=list(columns), use_threads=use_threads)
+        if table.num_rows != rows:
+            raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
+        if chosen is not None:
+            table = table.take(make_int64_array(chosen))
+        return restore_types(table, self._arrow, to_stored_schema(self._arrow)[1], columns, self._coded)
+
+    def _scan(
+        self,
+        groups: Sequence[int],
+        columns: Sequence[str],
+        filter: pc.Expression,
+        by_values: ValueFilter | None,
+        use_threads: bool,
+    ) -> pa.Table:
+        """Return columns of the rows of some row groups that a filter keeps.
+
+        The columns of the filter are decoded first, and others only of row groups where it keeps some row.
+        """
+        values = None if by_values is None else by_values.read(groups, self._read_range)
+        filter = filter if by_values is None else by_values.filter
+        value_names = [] if values is None else values.column_names
+        kinds = [] if values is None else [pa.string() if pt.is_dictionary(k) else k for k in values.schema.types]
+        fields = pa.schema([*self._arrow, *zip(value_names, kinds, strict=True)])
+        tested = list_referenced_columns(filter, fields, value_names)
+        others = [name for name in columns if name not in tested]
+        if values is None or tested:
+            table = self._read_groups(groups, tested or columns, use_threads)
+            for name, column, kind in () if values is None else zip(value_names, values.columns, kinds, strict=True):
+                table = table.append_column(name, column.cast(kind))
+        else:
+            table = values
+        is_coded = values is not None and not tested and pt.is_dictionary(values.schema.types[0])
+        kept = find_passing_codes(table, filter) if is_coded else find_passing_rows(table, filter)
+        is_whole = len(kept) == len(table)
+        table = table.drop_columns(value_names)
+        if not is_whole and table.num_columns:
+            table = table.take(make_int64_array(kept))
+        if (tested or value_names) and others:
+            rest = self._read_groups(groups, others, use_threads, None if is_whole else kept)
+            columns_read = [*table.columns, *rest.columns]
+            table = pa.Table.from_arrays(columns_read, schema=pa.schema([*table.schema, *rest.schema]))
+        return table.select([*columns])
+
+
+def _open_whole(data: bytes | memoryview, part: Part, request: Request, use_threads: bool) -> OpenFile:
+    """Open the file of a part, of which all bytes are there; raises as `OpenFile`."""
+    buffer, schema = make_lent_buffer(data) if use_threads else pa.py_buffer(data), request.schema
+    footer = read_whole_footer(buffer, part, schema.arrow)
+    coded = request.coded if request.filter is None else ()
+
+    def read_range(start: int, end: int) -> pa.Buffer:
+        return buffer.slice(start, end - start)
+
+    return OpenFile(part, schema, footer, pa.BufferReader(buffer), read_range, coded)
 
 
 def filter_table(table: pa.Table, filter: pc.Expression | None, columns: Sequence[str], arrow: pa.Schema) -> pa.Table:
@@ -148,29 +291,26 @@ def filter_table(table: pa.Table, filter: pc.Expression | None, columns: Sequenc
 def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
     """Read all of a part whose bytes match its descriptor, even if their contents contradict each other.
 
-    Raises CorruptBlob: it does not hold the columns of this collection, or not as many rows.
+    Raises CorruptBlob: it has other columns or another number of rows.
     """
-
-    arrow = schema.arrow
     if part.footer is None:
-        return decode_checked(part, lambda: decode_batch(data, part, arrow))
-    return decode_checked(
-        part, lambda: read_parquet(make_lent_buffer(data), part, arrow, arrow.names, use_threads=True)
-    )
+        return decode_checked(part, decode_batch, data, part, schema.arrow)
+    file = decode_checked(part, _open_whole, data, part, Request(schema, ()), True)
+    return decode_checked(part, file.read_whole)
 
 
 def verify_checksum(data: bytes | memoryview, part: Part) -> None:
-    """Raise CorruptBlob unless bytes are those of a part."""
+    """Raise CorruptBlob unless bytes match the checksum of a part."""
     if len(data) != part.bytes:
         raise CorruptBlob(part.name, f"it has {len(data)} bytes, and its descriptor says {part.bytes}")
     if (checksum := compute_checksum(data)) != part.checksum:
         raise CorruptBlob(part.name, f"its checksum is {checksum}, and its descriptor says {part.checksum}")
 
 
-def decode_checked(part: Part, read: Callable[[], T]) -> T:
+def decode_checked(part: Part, read: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call a decoder; raise CorruptBlob, naming the part, if it fails."""
     try:
-        return read()
+        return read(*args, **options)
     except UNREADABLE as error:
         raise CorruptBlob(
             part.name, f"its checksum is right, but it is not a part of this collection: {error}"

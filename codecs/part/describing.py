@@ -1,8 +1,8 @@
 """The descriptor of a part, computed from its rows, and its verification.
 
-`persist.codecs.part.part` defines descriptors. `check_part` serves the examination of a location, not reads: it takes
-bytes whose length and checksum match the descriptor, and yields whatever else is wrong. The descriptor is computed
-again by the function that the writer uses, and compared member by member.
+`persist.codecs.part.part` defines descriptors. `check_part` serves `fsck`, not reads: it takes bytes that match the
+descriptor's length and checksum, and returns all other faults. It computes the descriptor again as the writer does, and
+compares it member by member.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,8 @@ _COUNTED = ("bytes", "rows", "checksum", "footer", "time_min", "time_max", "nega
 class Summary:
     """Statistics of rows, gathered one row group at a time.
 
-    Memory: the key columns of all rows, for samples are taken at evenly spaced rows of a number known only at the end.
+    Memory: the key columns of all rows, because samples are evenly spaced, and the number of rows is known only at the
+    end.
     """
 
     def __init__(self, schema: CollectionSchema) -> None:
@@ -62,9 +63,9 @@ class Summary:
         self._time_min, self._time_max = TIME_MAX, 0
 
     def add(self, group: pa.Table, values: pa.Table | None = None) -> None:
-        """Add the rows that come next, at least one, in one chunk a column.
+        """Add the next rows, at least one, with one chunk for each column.
 
-        values: what is stored of their documents.
+        values: the stored values of their documents.
         """
         self.rows += group.num_rows
         self.memory += int(group.nbytes)
@@ -82,11 +83,11 @@ class Summary:
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of the key columns held."""
+        """The bytes of the key columns in memory."""
         return sum(int(keys.nbytes) for keys in self._keys)
 
     def describe(self, data: bytes | memoryview) -> Part:
-        """Return the descriptor of a part that holds these rows as data, a Parquet file."""
+        """Return the descriptor of a part with these rows, whose Parquet file is `data`."""
         return Part(
             bytes=len(data),
             rows=self.rows,
@@ -122,7 +123,7 @@ class Summary:
 
 
 def _summarize_updates(table: pa.Table) -> tuple[int, int, int, int]:
-    """Return the least and greatest time of rows, how many diffs are negative, and the sum of diffs."""
+    """Return the least and greatest time of rows, the number of negative diffs, and the sum of diffs."""
     times, diffs = (get_int64_values(combine_chunks(table.column(name))) for name in (TIME, DIFF))
     least, greatest = find_min_max(diffs)
     negatives = int(np.count_nonzero(diffs < 0)) if least < 0 else 0
@@ -132,16 +133,16 @@ def _summarize_updates(table: pa.Table) -> tuple[int, int, int, int]:
 def describe_part(
     data: bytes | memoryview, table: pa.Table, schema: CollectionSchema, values: pa.Table | None = None
 ) -> Part:
-    """The descriptor of a part that holds table, of at least one row, as data, with values of its documents."""
+    """Return the descriptor of a part with a non-empty table, whose bytes are `data`, and values of its documents."""
     summary = Summary(schema)
     summary.add(table.combine_chunks(), values)
     return summary.describe(data)
 
 
 def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Part:
-    """The descriptor of a part that holds table, of at least one row and consolidated, as a batch.
+    """Return the descriptor of a batch with a non-empty, consolidated table.
 
-    It has few keys and no stats: reading the batch costs no more than comparing them.
+    It has few keys and no stats, because reading the batch costs no more than comparing them.
     """
     time_min, time_max, negatives, diff_sum = _summarize_updates(table)
     return Part(
@@ -159,11 +160,11 @@ def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Pa
 
 
 def describe_in_memory(keys: pa.Table, memory: int, schema: CollectionSchema) -> Part:
-    """Return a descriptor of at least one row in memory, for planning slices; it has no bytes.
+    """Return a descriptor of one or more rows in memory, without bytes, to plan slices.
 
     Args:
         keys: the key columns, in order.
-        memory: what all columns take.
+        memory: the size of all columns.
     """
     return Part(
         bytes=0,
@@ -208,7 +209,7 @@ def _encode_key_samples(
 
 
 def _find_extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
-    """Least and greatest value, NaN being the greatest; both NULL when all are NULL."""
+    """Return the least and greatest value, NaN being the greatest; both NULL if all are NULL."""
     kind = column.type
     if len(column) == 1:
         return column[0], column[0]
@@ -233,7 +234,7 @@ def _measure_scalar(value: pa.Scalar) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One promise that is broken: "descriptor", "values", "unsorted" or "unconsolidated", and in what way."""
+    """A broken promise of a part: "descriptor", "values", "unsorted" or "unconsolidated", with details."""
 
     kind: Literal["descriptor", "values", "unsorted", "unconsolidated"]
     what: str
@@ -242,11 +243,11 @@ class Finding:
 def check_part(
     data: bytes | memoryview, part: Part, schema: CollectionSchema
 ) -> tuple[tuple[Finding, ...], pa.Table | None]:
-    """Return what is wrong with a part, and its least and greatest key: a table of two rows, None if unknown.
+    """Return the faults of a part, and its least and greatest key: a table of two rows, None if unknown.
 
     The file of a stamped part must contain the time 0.
 
-    Cost: all of the part is decoded and sorted. Memory: the decoded part, and 24 bytes a row.
+    Cost: the whole part is decoded and sorted. Memory: the decoded part, and 24 bytes for each row.
     """
     part = part.as_stored
     try:
@@ -287,7 +288,7 @@ def check_part(
 def _check_values(
     data: bytes | memoryview, part: Part, table: pa.Table, schema: CollectionSchema, findings: list[Finding]
 ) -> pa.Table | None:
-    """Return the stored values of the documents of a part; None if it has none. Add to findings what is wrong."""
+    """Return the stored values of a part's documents; None without any. Faults are added to findings."""
     try:
         metadata = pq.read_metadata(pa.BufferReader(data))
         groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
@@ -329,9 +330,8 @@ def decode_bounds(part: Part, schema: CollectionSchema) -> pa.Table | None:
 
 
 def find_overlaps(bounds: Sequence[pa.Table], schema: CollectionSchema) -> Iterator[tuple[int, int]]:
-    """Yield pairs of positions in bounds (tables of two rows, least and greatest key) that overlap in key.
-
-    Not all pairs that do, but one for each part that overlaps with any before it.
+    """Yield pairs of positions in bounds (tables of two rows, least and greatest key) that overlap in key. There is one
+    pair for each part that overlaps with an earlier one, not all pairs.
     """
     if len(bounds) < 2:
         return

@@ -1,8 +1,8 @@
-"""Reads the Parquet file of a part: the footer is held against the descriptor first, then values are decoded.
+"""Reads the Parquet file of a part: compares the footer with the descriptor, then decodes values.
 
-The checksum in the log covers the bytes, so this module does not defend against malicious files: whoever may write the
-log may do anything. Its checks detect accidents, such as a file of another collection under the key: columns, rows,
-number of row groups, and unpacked size must match the descriptor.
+The checksum in the log covers the bytes, so this module does not defend against malicious files: a client that may
+write the log can do anything. Its checks detect accidents, such as a file of another collection under the key: columns,
+rows, number of row groups, and unpacked size must match the descriptor.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ import pyarrow.types as pt
 from persist.blob.errors import CorruptBlob
 from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.part.file_writer import MAGIC, get_storage_type
-from persist.codecs.part.filters import list_referenced_columns, may_compare_with_nan
+from persist.codecs.part.filters import may_compare_with_nan
 from persist.codecs.part.part import Part, compute_max_groups
 from persist.codecs.part.shredding import VALUES_KEY, StoredValues, decode_values, read_entry, rewrite_filter
 from persist.codecs.types.arrow_types import list_leaf_types
@@ -36,7 +36,7 @@ _PHYSICAL_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8
 
 
 def measure_level_bytes(data: bytes | memoryview, schema: pa.Schema) -> int:
-    """Return what decoding a file takes beyond its columns: the second term of `memory`; see `part.Part`."""
+    """Return the bytes that decoding a file takes beyond its columns: the second term of `memory` (`part.Part`)."""
     is_nested = [pt.is_nested(field.type) for field in schema for _ in list_leaf_types(field.type)]
     if not any(is_nested):
         return 0
@@ -57,7 +57,7 @@ def _get_value_width(column: pq.ColumnSchema) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFooter:
-    """A footer that agrees with its descriptor, to be shared between reads; group_rows are the rows of its groups."""
+    """A footer that agrees with its descriptor; reads share it. `group_rows`: the rows of each group."""
 
     metadata: pq.FileMetaData
     group_rows: tuple[int, ...]
@@ -65,7 +65,7 @@ class CheckedFooter:
     def list_matching_groups(self, filter: pc.Expression) -> list[int]:
         """Return the row groups that may have a matching row, by their statistics.
 
-        All of them if the filter may compare with NaN: Arrow would conclude too much. Cost: 0.2 ms.
+        All of them if the filter may compare with NaN, for which Arrow would exclude too many. Cost: 0.2 ms.
         """
         if may_compare_with_nan(filter):
             return [*range(len(self.group_rows))]
@@ -79,15 +79,15 @@ class CheckedFooter:
 
 
 def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
-    """Read and check the footer of a file: exactly this schema, and the row count and unpacked size of its part.
+    """Read the footer of a file, and check its schema, row count and unpacked size.
 
     Raises:
         ValueError: the footer disagrees.
         pa.ArrowException, OSError: it cannot be decoded.
     """
-    (stored, _), rows = _to_stored_schema(schema), part.rows
+    (stored, _), rows = to_stored_schema(schema), part.rows
     # Arrow finds the footer from the end of its input, wherever that begins.
-    with _open_parquet(pa.BufferReader(tail)) as file:
+    with open_parquet(pa.BufferReader(tail)) as file:
         schema_found, metadata = file.schema_arrow, file.metadata
     if schema_found.names != stored.names or schema_found.types != stored.types:
         raise ValueError(f"it holds the columns {_join_names(schema_found)} where {_join_names(schema)} belong")
@@ -102,145 +102,15 @@ def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter
     return CheckedFooter(metadata, tuple(group.num_rows for group in groups))
 
 
-class GroupFile:
-    """A file, or what has some of its row groups where the file has them, open to decode these piece by piece.
-
-    `coded`: columns that come as dictionaries, if they are of strings or bytes. All others have their types in the
-    schema.
-    """
-
-    def __init__(
-        self, source: pa.NativeFile, footer: CheckedFooter, schema: pa.Schema, coded: Sequence[str] = ()
-    ) -> None:
-        self._footer, self._schema = footer, schema
-        self._coded = [name for name in coded if _may_be_dictionary(schema.field(name))]
-        self._file = _open_parquet(source, footer.metadata, self._coded)
-
-    def read(
-        self,
-        groups: Sequence[int],
-        columns: Sequence[str],
-        *,
-        use_threads: bool,
-        chosen: npt.NDArray[np.int64] | None = None,
-    ) -> pa.Table:
-        """Read columns of some row groups, ascending.
-
-        Args:
-            chosen: the rows to return and check, ascending; None for all. Row groups without one are not decoded.
-
-        Raises:
-            ValueError, pa.ArrowException, OSError: as `read_footer`.
-        """
-        if chosen is not None:
-            counts = np.array([self._footer.group_rows[group] for group in groups], np.int64)
-            at = counts.cumsum().searchsorted(chosen, "right")  # The row group of each row.
-            counts[at] = 0
-            chosen = chosen - counts.cumsum()[at]
-            groups = [groups[number] for number in np.unique(at)]
-        rows = sum(self._footer.group_rows[group] for group in groups)
-        use_threads = use_threads and rows * len(columns) >= THREADED_VALUES
-        table = self._file.read_row_groups([*groups], columns=list(columns), use_threads=use_threads)
-        if table.num_rows != rows:
-            raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
-        if chosen is not None:
-            table = table.take(make_int64_array(chosen))
-        return restore_types(table, self._schema, _to_stored_schema(self._schema)[1], columns, self._coded)
-
-    def scan(
-        self,
-        groups: Sequence[int],
-        columns: Sequence[str],
-        filter: pc.Expression,
-        values: pa.Table | None = None,
-        *,
-        use_threads: bool,
-    ) -> pa.Table:
-        """Read columns of the rows of some row groups that a filter keeps.
-
-        The columns of the filter are decoded first, and others only of row groups where it keeps some row. Raises the
-        errors of `read` and of the filter.
-
-        Args:
-            values: further columns of the filter, of the rows of the groups; see `ValueFilter.read`.
-        """
-        value_names = [] if values is None else values.column_names
-        kinds = [] if values is None else [pa.string() if pt.is_dictionary(k) else k for k in values.schema.types]
-        fields = pa.schema([*self._schema, *zip(value_names, kinds, strict=True)])
-        tested = list_referenced_columns(filter, fields, value_names)
-        others = [name for name in columns if name not in tested]
-        if values is None or tested:
-            table = self.read(groups, tested or columns, use_threads=use_threads)
-            for name, column, kind in () if values is None else zip(value_names, values.columns, kinds, strict=True):
-                table = table.append_column(name, column.cast(kind))
-        else:
-            table = values
-        is_coded = values is not None and not tested and pt.is_dictionary(values.schema.types[0])
-        kept = _find_passing_codes(table, filter) if is_coded else _find_passing_rows(table, filter)
-        is_whole = len(kept) == len(table)
-        table = table.drop_columns(value_names)
-        if not is_whole and table.num_columns:
-            table = table.take(make_int64_array(kept))
-        if (tested or value_names) and others:
-            rest = self.read(groups, others, use_threads=use_threads, chosen=None if is_whole else kept)
-            columns_read = [*table.columns, *rest.columns]
-            table = pa.Table.from_arrays(columns_read, schema=pa.schema([*table.schema, *rest.schema]))
-        return table.select([*columns])
-
-
-def _may_be_dictionary(field: pa.Field) -> bool:
+def may_be_dictionary(field: pa.Field) -> bool:
+    """Return whether a column is of strings or bytes, and can be read as dictionaries."""
     # Arrow returns dictionaries of short texts for long ones, and also matches "a.b" with a field of a struct.
     return (pt.is_string(field.type) or pt.is_binary(field.type)) and "." not in field.name
 
 
-def read_parquet(
-    data: pa.Buffer,
-    part: Part,
-    schema: pa.Schema,
-    columns: Sequence[str],
-    *,
-    use_threads: bool,
-    coded: Sequence[str] = (),
-) -> pa.Table:
-    """Read columns of the file of a part, which must hold exactly this schema.
-
-    Args:
-        coded: as for `GroupFile`.
-
-    Raises:
-        ValueError: the file disagrees with its footer, schema or descriptor.
-        pa.ArrowException, OSError: it cannot be decoded.
-    """
-    footer = _read_whole_footer(data, part, schema)
-    groups = range(len(footer.group_rows))
-    return GroupFile(pa.BufferReader(data), footer, schema, coded).read(groups, columns, use_threads=use_threads)
-
-
-def scan_parquet(
-    data: pa.Buffer,
-    part: Part,
-    schema: CollectionSchema,
-    columns: Sequence[str],
-    filter: pc.Expression,
-    *,
-    use_threads: bool,
-) -> pa.Table:
-    """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
-
-    Raises the errors of `read_parquet` and of the filter.
-    """
-    footer = _read_whole_footer(data, part, schema.arrow)
-    groups = footer.list_matching_groups(filter)
-    by_values = ValueFilter.find(filter, footer, part, schema)
-    values = None if by_values is None else by_values.read(groups, lambda start, end: memoryview(data)[start:end])
-    file = GroupFile(pa.BufferReader(data), footer, schema.arrow)
-    filter = filter if by_values is None else by_values.filter
-    return file.scan(groups, columns, filter, values, use_threads=use_threads)
-
-
 @dataclass(frozen=True, slots=True)
 class ValueFilter:
-    """A filter that reads values of documents (`shredding`) of one part, in the place of the documents.
+    """A filter that reads one part's stored values (`shredding`) in place of its documents.
 
     Attributes:
         filter: over the columns of the part and the fields of the values.
@@ -257,7 +127,7 @@ class ValueFilter:
     def find(
         cls, filter: pc.Expression, footer: CheckedFooter, part: Part, schema: CollectionSchema
     ) -> "ValueFilter | None":
-        """Return how to apply a filter with the values of a part; None if it has none of these.
+        """Return the form of a filter that uses stored values of a part; None if there are none.
 
         Raises CorruptBlob: the entry of its footer is malformed.
         """
@@ -272,14 +142,14 @@ class ValueFilter:
             return None
         return cls(*rewritten, entry, footer.group_rows, part.name)
 
-    def read(self, groups: Sequence[int], fetch: Callable[[int, int], bytes | memoryview]) -> pa.Table:
+    def read(self, groups: Sequence[int], fetch: Callable[[int, int], pa.Buffer]) -> pa.Table:
         """Return the filter's columns of some row groups; a single column keeps its dictionary.
 
         Args:
             fetch: returns the bytes of the part from one position to another.
 
         Raises:
-            CorruptBlob: they are malformed.
+            CorruptBlob: the values are malformed.
         """
         tables = []
         for group in groups:
@@ -293,29 +163,29 @@ class ValueFilter:
         return pa.concat_tables([self.fields.empty_table(), *(table.cast(self.fields) for table in tables)])
 
 
-def _find_passing_rows(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
-    """Return, ascending, the rows for which a filter is true."""
+def find_passing_rows(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
+    """Return the rows for which a filter is true, ascending."""
     name = "row" + "_" * max(map(len, table.column_names), default=0)
     numbered = table.append_column(name, make_int64_array(np.arange(len(table))))
     rows: npt.NDArray[np.int64] = numbered.filter(filter)[name].to_numpy()
     return rows
 
 
-def _find_passing_codes(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
-    """Return, ascending, the rows of one column of dictionaries that a filter keeps: it tests each value once."""
+def find_passing_codes(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
+    """Return the rows of a dictionary column that pass a filter, ascending; each distinct value is tested once."""
     rows, start = [np.empty(0, np.int64)], 0
     for chunk in table.column(0).chunks:
         count = len(chunk.dictionary)
         texts = pa.concat_arrays([chunk.dictionary.cast(pa.string()), pa.nulls(1, pa.string())])
         passes = np.zeros(count + 1, np.bool_)
-        passes[_find_passing_rows(pa.table([texts], names=table.column_names), filter)] = True
+        passes[find_passing_rows(pa.table([texts], names=table.column_names), filter)] = True
         rows.append(start + np.flatnonzero(passes[chunk.indices.fill_null(count).to_numpy()]))
         start += len(chunk)
     return np.concatenate(rows)
 
 
 @lru_cache(maxsize=256)
-def _to_stored_schema(schema: pa.Schema) -> tuple[pa.Schema, frozenset[str]]:
+def to_stored_schema(schema: pa.Schema) -> tuple[pa.Schema, frozenset[str]]:
     """Return the schema of a file, and the names of its checked columns."""
     stored = pa.schema([field.with_type(get_storage_type(field.type)) for field in schema])
     return stored, frozenset(field.name for field in schema if any(map(_is_checked, list_leaf_types(field.type))))
@@ -325,15 +195,17 @@ def _is_checked(kind: pa.DataType) -> bool:
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_decimal(kind))
 
 
-def _read_whole_footer(data: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
+def read_whole_footer(data: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
+    """Read and check the footer of a whole file; raises as `read_footer`."""
     if memoryview(data)[: len(MAGIC)].tobytes() != MAGIC:
         raise ValueError("it is not a Parquet file")
     return read_footer(data, part, schema)
 
 
-def _open_parquet(
+def open_parquet(
     source: pa.NativeFile, metadata: pq.FileMetaData | None = None, coded: Sequence[str] = ()
 ) -> pq.ParquetFile:
+    """Open a file of Parquet; `coded`: the columns that are read as dictionaries."""
     # It is all in memory, so there is nothing to fetch beforehand.
     return pq.ParquetFile(
         source, metadata=metadata, pre_buffer=False, arrow_extensions_enabled=False, read_dictionary=[*coded]
@@ -341,7 +213,7 @@ def _open_parquet(
 
 
 def list_groups_within(group_rows: Sequence[int], within: tuple[int, int]) -> list[int]:
-    """Return the row groups that hold any of the rows within."""
+    """Return the row groups that have any of the rows `within`."""
     groups: list[int] = []
     start = 0
     for group, count in enumerate(group_rows):
@@ -358,7 +230,7 @@ def _join_names(schema: pa.Schema) -> str:
 def restore_types(
     table: pa.Table, schema: pa.Schema, checked: frozenset[str], columns: Sequence[str], coded: Sequence[str] = ()
 ) -> pa.Table:
-    """Return stored columns in the types of a schema, and check their values."""
+    """Convert stored columns to the types of a schema, and check their values."""
     selected = pa.schema([schema.field(name) for name in columns])
     for at, field in enumerate(selected):
         if field.name in coded:
@@ -378,7 +250,7 @@ def restore_types(
 
 
 def _check_values(array: pa.Array) -> None:
-    """Raise ArrowInvalid for what Arrow's reader lets through: text that is not UTF-8, decimals that are too long."""
+    """Raise ArrowInvalid for invalid values that Arrow's reader accepts: text that is not UTF-8, too long decimals."""
     if pt.is_string(array.type) or pt.is_large_string(array.type):
         text = array.buffers()[2]
         if text is None or _is_ascii(text):

@@ -2,23 +2,23 @@
 
 Encodings for each column, chosen by measurement (`docs/inside/performance.md`, "Encodings"):
 
-- integers and temporal types: DELTA_BINARY_PACKED, but a dictionary where a sample has very few values; float32 and
+- integers and temporal types: DELTA_BINARY_PACKED, but a dictionary if a sample has very few values; float32 and
   float64: BYTE_STREAM_SPLIT;
 - decimals of up to 18 digits: as integers, which Arrow reads in a sixth of the time that bytes of fixed length take;
-- other flat types, and these: a dictionary only if a sample has repeated values; on unique strings it doubles the time
-  of writing and reading and enlarges the file. A small sample holds most of a thousand common texts only once or twice,
-  so a large one decides. 1M texts of 20 letters in a dictionary take 4 ms to read as numbers and 17 as texts; without
-  one, 25. Nested columns: a dictionary for each leaf but strings and binary;
-- zstd level 1 on columns of which a sample becomes at least a twentieth smaller, none on others;
+- other flat types, and decimals: a dictionary only if a sample has repeated values; on unique strings it doubles the
+  time of writing and reading and enlarges the file. A small sample holds most of a thousand common texts only once or
+  twice, so a large one decides. 1M texts of 20 letters in a dictionary take 4 ms to read as numbers and 17 as texts;
+  without one, 25. Nested columns: a dictionary for each leaf but strings and binary;
+- zstd level 1 for columns whose sample becomes at least a twentieth smaller, none for others;
 - one page for each column chunk, up to 1 MiB: the default of 20,000 rows is not faster, and each page costs a check;
-- statistics for all leaves, except floating ones that hold NaN or lie inside a nested column: Parquet leaves NaN out of
+- statistics for all leaves, except floats that include NaN or are inside a nested column: Parquet leaves NaN out of
   minimum and maximum, so a reader that prunes by these would lose rows for a filter such as `~(x > 5)`.
 
 Each column has a field id (`make_file_schema`), by which readers of table formats identify columns. In a file without
 ids, such a reader finds no column at all, and returns NULL for each.
 
 Parquet has no seconds and no date64: `get_storage_type` maps them to stored types, and `file_reader` casts back. A
-value that would not come back the same is refused.
+value that would be read back differently is refused.
 
 A page index is written for other readers. pyarrow uses neither it nor bloom filters: it finds one of 1M unsorted values
 no faster with a bloom filter in each row group.
@@ -62,9 +62,9 @@ _WORTH = 0.95  # Compression must leave less than this of a column.
 
 
 class FileWriter:
-    """Writes one Parquet file row group by row group, and into its footer where the groups lie and their checksums.
+    """Writes one Parquet file row group by row group, with their places and checksums in its footer.
 
-    Nothing of a group is kept but its encoded bytes.
+    Only the encoded bytes of a group stay in memory.
 
     Attributes:
         without_statistics: names of flat float columns whose minimum and maximum are not written.
@@ -77,9 +77,9 @@ class FileWriter:
         """Begin a file.
 
         Args:
-            schema: its columns as Parquet keeps them, no two of one name; see `make_file_schema`.
-            first: rows by which encodings are chosen: all, or the first row group.
-            sorted_by: how many leading columns the rows are sorted by.
+            schema: its columns as Parquet stores them, with distinct names; see `make_file_schema`.
+            first: rows from which encodings are chosen: all rows, or the first row group.
+            sorted_by: the number of leading columns by which the rows are sorted.
         """
         self.without_statistics = frozenset(without_statistics)
         self.groups: list[tuple[int, str]] = []
@@ -136,16 +136,16 @@ class FileWriter:
 
     @property
     def size(self) -> int:
-        """Length of what is encoded so far."""
+        """The bytes encoded so far."""
         return self._end
 
     def write(self, group: pa.Table, values: pa.Table | None = None) -> None:
         """Write one row group: at least one row, floats canonical.
 
-        values: what is stored of its documents; of all row groups or of none.
+        values: the stored values of its documents; for all row groups or for none.
 
-        Floats for which statistics would mislead make the file be written again without these, once for a few columns
-        and once more for all.
+        If floats would make statistics misleading, the file is written again without these, once for a few columns and
+        once more for all.
         """
         misled = find_misleading_columns(group) - self.without_statistics
         if misled:
@@ -191,7 +191,7 @@ class FileWriter:
 
 
 def find_misleading_columns(group: pa.Table) -> frozenset[str]:
-    """Names of flat float columns whose minimum and maximum in Parquet would mislead a reader of a row group."""
+    """Return the flat float columns whose minimum and maximum in Parquet would mislead a reader."""
     return frozenset(
         field.name
         for field, column in zip(group.schema, group.columns, strict=True)
@@ -202,7 +202,7 @@ def find_misleading_columns(group: pa.Table) -> frozenset[str]:
 def _make_column_options(
     schema: pa.Schema, repeating: Collection[str], without_statistics: Collection[str]
 ) -> dict[str, Any]:
-    """Encodings and statistics, by leaf path."""
+    """Return encodings and statistics by leaf path."""
     nested = [path for field in schema for path in _list_nested_leaves(field)]
     nested_paths = {path for path, _ in nested}
     encodings: dict[str, str] = {}
@@ -221,7 +221,7 @@ def _make_column_options(
 
 
 def _find_repeating_columns(rows: pa.Table) -> Iterator[str]:
-    """Names of the flat columns that are worth a dictionary."""
+    """Yield the flat columns for which a dictionary pays."""
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if pt.is_nested(field.type) or pt.is_boolean(field.type) or pt.is_floating(field.type):
             continue
@@ -237,7 +237,7 @@ def _find_repeating_columns(rows: pa.Table) -> Iterator[str]:
 
 
 def _count_distinct(column: pa.ChunkedArray, rows: int) -> tuple[int, int]:
-    """Return how many values there are among some evenly spaced ones; all of a few are taken for distinct."""
+    """Return the numbers of distinct and of all values in a sample; fewer than 8 values count as distinct."""
     if len(column) < 8:
         return len(column), len(column)
     sample = column.take(pa.array(np.arange(0, len(column), -(-len(column) // rows))))
@@ -251,16 +251,16 @@ def _choose_encoding(kind: pa.DataType) -> str | None:
 
 
 def has_nan(column: pa.ChunkedArray) -> bool:
-    """Whether a column of floats holds NaN."""
+    """Return whether a column of floats includes NaN."""
     # Values stored for NULL count as well and may be NaN: a quick no for most columns.
     may_have = any(np.isnan(get_stored_numbers(chunk)).any() for chunk in column.chunks)
     return may_have and any(bool(pc.any(pc.is_nan(widen_float16(chunk))).as_py()) for chunk in column.chunks)
 
 
 def _has_zeros_only(column: pa.ChunkedArray) -> bool:
-    """Whether the floats of a row group are all zero or NULL.
+    """Return whether the floats of a row group are all zero or NULL.
 
-    Parquet stores -0.0 as the minimum and 0.0 as the maximum of zeros; Arrow then takes the column for a constant -0.0,
+    Parquet stores -0.0 as the minimum and 0.0 as the maximum of zeros; Arrow then treats the column as a constant -0.0,
     which `isin([0.0])` does not match.
     """
     stored = widen_float16(combine_chunks(column)).fill_null(0).to_numpy()
@@ -268,12 +268,12 @@ def _has_zeros_only(column: pa.ChunkedArray) -> bool:
 
 
 def widen_float16(array: pa.Array) -> pa.Array:
-    """float16, for which Arrow has few kernels, as float32; anything else as it is."""
+    """Widen float16, for which Arrow has few kernels, to float32; return other arrays unchanged."""
     return array.cast(pa.float32()) if pt.is_float16(array.type) else array
 
 
 def _list_nested_leaves(field: pa.Field, prefix: str = "") -> list[tuple[str, pa.DataType]]:
-    """The leaves of a nested column by their Parquet path; none for a flat column."""
+    """Return the leaves of a nested column by their Parquet path; none for a flat column."""
     path, kind = prefix + field.name, field.type
     if not pt.is_nested(kind):
         return [(path, kind)] if prefix else []
@@ -293,11 +293,11 @@ def read_footer_size(data: bytes | memoryview) -> int:
 
 
 def make_file_schema(schema: CollectionSchema) -> pa.Schema:
-    """Return the columns of a part as Parquet keeps them, with a field id each.
+    """Return the columns of a part as Parquet stores them, each with a field id.
 
-    It is the column's own id and 1, so it stays when the column is renamed. A field inside of a nested column has
+    The field id is the column's id + 1, so it stays when the column is renamed. A field inside of a nested column has
     1,000,000,000 + 2¹⁵ · the column's id + its number in the column (`persist.codecs.nested`). A column or field beyond
-    these numbers has none.
+    these numbers has no field id.
     """
     fields = []
     for field, id_ in zip(schema.arrow, (*schema.ids, None, None), strict=True):
@@ -313,7 +313,7 @@ def make_file_schema(schema: CollectionSchema) -> pa.Schema:
 
 
 def _add_inner_ids(kind: pa.DataType, ids: Iterator[int | None]) -> pa.DataType:
-    """Return a type whose fields inside have ids."""
+    """Return a type whose inner fields have field ids."""
     if not pt.is_nested(kind):
         return kind
     inner: list[pa.Field] = []
@@ -328,7 +328,7 @@ def _add_field_id(field: pa.Field, field_id: int | None) -> pa.Field:
 
 
 def get_storage_type(kind: pa.DataType) -> pa.DataType:
-    """Return the Arrow type that Parquet returns for a column of this type."""
+    """Return the Arrow type in which Parquet stores a column of a type."""
     if pt.is_nested(kind):
         return replace_inner_types(kind, [get_storage_type(child.type) for child in list_inner_fields(kind)])
     if pt.is_timestamp(kind) and kind.unit == "s":
@@ -361,7 +361,7 @@ def _cast_exactly(column: pa.ChunkedArray, stored: pa.DataType, name: str) -> pa
 
 
 def _are_equal(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
-    """Whether two columns are equal, NaN inside nested values being equal to itself."""
+    """Return whether two columns are equal; NaN inside nested values equals itself."""
     if not pt.is_nested(left.type):
         return bool(left.equals(right))
     joined = pa.table({"both": pa.chunked_array([*left.chunks, *right.chunks], type=left.type)})
@@ -372,8 +372,8 @@ def _are_equal(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
 def can_be_batch(schema: pa.Schema) -> bool:
     """Return whether rows of a schema may be stored as a batch.
 
-    Not if Parquet stores a type as another one: only writing it shows that its values fit, and they must, because the
-    next merge writes them.
+    Types that Parquet stores as another type are excluded: only writing shows that values fit, and the next merge
+    writes them.
     """
     return _are_stored_alike(tuple(schema.types))
 

@@ -1,15 +1,15 @@
-"""Filters: adapted to how values are stored, the columns that they read, and the parts that they exclude.
+"""Filters: adaptation to stored values, the columns that a filter reads, and the parts that it excludes.
 
-Zero is stored as 0.0 (see `persist.codecs.order.ordering`), and -0.0 is the same value. Arrow's comparisons know that.
-Its look-ups in a set of values (`isin`) go by bits instead, and so does what it concludes from statistics. So each set
-that contains one zero gets the other as well.
+Zero is stored as 0.0 (see `persist.codecs.order.ordering`), and -0.0 is the same value. Arrow's comparisons respect
+that, but its look-ups in a set of values (`isin`), also on statistics, compare bits. So each set with one zero gets the
+other as well.
 
 An expression cannot be taken apart in Python. Arrow pickles an expression as a record batch, in which the set of each
 `isin` is a column: zeros are added there.
 
-The minimum and maximum of their columns decide which parts a filter excludes. Arrow can decide whether an expression
-may be true under a guarantee, and offers that for fragments of a dataset. So a part becomes a fragment without a file
-whose guarantee is its statistics.
+The minimum and maximum of their columns decide which parts a filter excludes. Arrow can determine whether an expression
+may be true under a guarantee, for fragments of a dataset. So a part becomes a fragment without a file, whose guarantee
+is its statistics.
 
 Making a fragment takes longer than testing it, and each plan tests thousands of parts. So parts are tested in groups:
 first whether any part of a group may match, by the cached bounds of the whole group; then the parts of matching groups.
@@ -50,7 +50,7 @@ _SET = "value_set"  # Arrow's name for the set in the options of set look-ups.
 
 
 def add_both_zeros(filter: pc.Expression) -> pc.Expression:
-    """Return a filter in which each set of values that holds 0.0 or -0.0 holds both; itself if there is none."""
+    """Return a filter whose sets with 0.0 or -0.0 have both; the filter itself if there are none."""
     if "is_in(" not in print_filter(filter):
         return filter
     rebuild, (serialised, *arguments) = filter.__reduce__()
@@ -70,7 +70,7 @@ def _decode_literals(serialised: pa.Buffer) -> pa.RecordBatch:
 
 
 def _find_float_set(options: pa.Array) -> int:
-    """Return where the options of a function have a set of floats; -1 if they have none."""
+    """Return the place of a set of floats in a function's options; -1 without one."""
     kind = options.type
     at = kind.get_field_index(_SET) if pt.is_struct(kind) else -1
     is_floats = at >= 0 and pt.is_list(kind.field(at).type) and pt.is_floating(kind.field(at).type.value_type)
@@ -78,7 +78,7 @@ def _find_float_set(options: pa.Array) -> int:
 
 
 def _add_zeros_to_options(options: pa.Array) -> pa.Array:
-    """Return a function's options; if its set has 0.0 or -0.0, add the other."""
+    """Add the other zero to a function's options if its set has 0.0 or -0.0."""
     kind, at = options.type, _find_float_set(options)
     if at < 0:
         return options
@@ -95,7 +95,7 @@ def _add_zeros_to_options(options: pa.Array) -> pa.Array:
 
 
 def bind_filter(filter: pc.Expression, schema: pa.Schema) -> None:
-    """Raise an error of Arrow unless a filter can be evaluated over columns. It is not evaluated: 20 µs."""
+    """Raise an error of Arrow unless a filter can be evaluated over columns. Cost: 20 µs, because it is only bound."""
     from pyarrow.dataset import Scanner
 
     bound = Scanner.from_batches([], schema=schema, columns={"": filter}).projected_schema
@@ -104,7 +104,7 @@ def bind_filter(filter: pc.Expression, schema: pa.Schema) -> None:
 
 
 def list_referenced_columns(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] = ()) -> list[str]:
-    """Return the columns that filter reads, besides `others`; a superset if that is hard to determine."""
+    """Return the columns that a filter reads, other than `besides`; possibly a superset."""
     text = print_filter(filter)
     candidates = [name for name in schema.names if name not in besides]
     named = candidates if "..." in text else [name for name in candidates if name in text]
@@ -116,7 +116,7 @@ def list_referenced_columns(filter: pc.Expression, schema: pa.Schema, besides: S
 
 
 def may_compare_with_nan(filter: pc.Expression) -> bool:
-    """Whether a filter may compare with NaN: it has NaN as a literal, or a function that may compute NaN."""
+    """Return whether a filter may compare with NaN: it has a NaN literal, or a function that may return NaN."""
     text = print_filter(filter)
     if _NAN.search(text) or not _PLAIN_FUNCTIONS.issuperset(_FUNCTION.findall(text)):
         return True
@@ -131,7 +131,7 @@ def _has_nan(options: pa.Array) -> bool:
 
 
 def select_matching_parts(parts: Sequence[Part], filter: pc.Expression, schema: CollectionSchema) -> list[Part]:
-    """Return the parts that may hold a row for which filter is true, in their order. No I/O.
+    """Return the parts that may have a row that passes a filter, in their order. No I/O.
 
     Cost: O(groups of parts), and of the parts of groups that may match; the first time, of all parts.
     """
@@ -173,9 +173,9 @@ def select_matching_ranges(
     Cost: some tens of µs for each range.
 
     Args:
-        ranges: the least and the greatest key of each; None for no bound. Keys as descriptors have them.
-        schema: of what is filtered.
-        key: the columns of the keys, as schema calls them.
+        ranges: the least and the greatest key of each, in the form of descriptors; None for no bound.
+        schema: of the filtered rows.
+        key: the columns of the keys, by their names in schema.
     """
     if may_compare_with_nan(filter):
         return [*range(len(ranges))]
@@ -211,7 +211,7 @@ def _make_range_condition(
 
 
 def _is_compared(kind: pa.DataType) -> bool:
-    """Whether Arrow compares values of a type."""
+    """Return whether Arrow compares values of a type."""
     return not (pt.is_float16(kind) or pt.is_duration(kind) or pt.is_fixed_size_binary(kind))
 
 
@@ -225,9 +225,10 @@ def _load_group_cache(schema: CollectionSchema) -> dict[_Group, pc.Expression]:
 
 
 def _group_parts(parts: Sequence[Part]) -> list[Sequence[Part]]:
-    """Cut parts into groups of `GROUP_MAX` at most, and of 50 or so on the average.
+    """Cut parts into groups of at most `GROUP_MAX`, and about 50 on average.
 
-    A part's content decides whether a group ends with it, so groups stay the same when other parts come and go.
+    A part's content determines whether a group ends with it, so groups stay the same when other parts are added or
+    removed.
     """
     groups: list[Sequence[Part]] = []
     ends, start = [at for at, part in enumerate(parts, 1) if part.checksum < "05"], 0
@@ -303,10 +304,10 @@ def _conjoin(guarantees: Iterable[pc.Expression | None]) -> pc.Expression:
 
 
 def _load_stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, Scalar, int]]:
-    """Return the least and greatest value and the number of NULLs of columns of a schema, as far as they are known.
+    """Return the known statistics of columns: the least and greatest value, and the number of NULLs.
 
     The statistics of another version are matched by column id. A column younger than the part has a constant, its
-    default. A widened column has no statistics, except integers and text, whose values are written alike.
+    default. A widened column has no statistics, except integers and text, whose written values stay the same.
     """
     lifted, stats = part.make_lift(schema), part.stats
     if lifted is None:
@@ -327,7 +328,7 @@ def _load_stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scal
 def _make_stats_guarantee(
     part: str, schema: pa.Schema, name: str, rows: int, least: Scalar, greatest: Scalar, nulls: int
 ) -> pc.Expression | None:
-    """Return a condition that a column meets by its statistics; None if they say nothing."""
+    """Return a condition that a column meets by its statistics; None if they imply none."""
     if least is None or greatest is None:
         return pc.field(name).is_null() if nulls == rows else None
     return _make_column_guarantee(part, schema.field(name).type, name, least, greatest, nulls)

@@ -1,11 +1,11 @@
-"""Reading a part in pieces: its footer first, then those row groups that are wanted, each verified by itself.
+"""Reads a part in pieces: first its footer, then the requested row groups, each verified by itself.
 
-    Part.footer_range    which bytes of the blob to fetch first
-    read_index      verifies them by the descriptor; what it returns is worth keeping
-    Group.start, .end    which bytes of the blob hold a row group
-    decode_groups   verifies row groups by the index, and decodes them
+    Part.footer_range    the bytes of the blob to fetch first
+    read_index           verifies them by the descriptor; its result can be cached
+    Group.start, .end    the bytes of a row group in the blob
+    decode_groups        verifies row groups by the index, and decodes them
 
-So nothing is believed that a checksum does not vouch for: the descriptor's for the footer, the footer's for the groups.
+So a checksum verifies every used byte: the descriptor's for the footer, the footer's for the groups.
 The bytes between the last row group and the footer (Parquet's page index) are not used.
 
 The index is the entry `persist.groups` of the footer's key-value metadata: `docs/inside/format.md` ("Parts").
@@ -19,8 +19,6 @@ from itertools import accumulate
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -29,19 +27,15 @@ import xxhash
 from persist.blob.errors import CorruptBlob, Corruption, IncompatibleVersion
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.part.decoding import (
-    UNREADABLE,
-    check_projection,
-    check_updates,
+    OpenFile,
+    Request,
     decode_checked,
     decode_part,
-    make_filter_error,
     read_adapted,
 )
 from persist.codecs.part.file_reader import (
     PARSED_BYTES,
     CheckedFooter,
-    GroupFile,
-    ValueFilter,
     list_groups_within,
     read_footer,
 )
@@ -78,7 +72,7 @@ class PartIndex:
 
     Attributes:
         groups: its row groups, in the order of rows and of bytes.
-        nbytes: roughly what it occupies.
+        nbytes: its approximate size in memory.
     """
 
     groups: tuple[Group, ...]
@@ -87,7 +81,7 @@ class PartIndex:
     _footer: CheckedFooter
 
     def list_groups_within(self, start_row: int, end_row: int) -> list[int]:
-        """Return the numbers of the row groups that hold any of the rows `[start_row, end_row)` of the part."""
+        """Return the numbers of the row groups with any of the rows `[start_row, end_row)`."""
         return list_groups_within(self._footer.group_rows, (start_row, end_row))
 
     def list_matching_groups(self, filter: pc.Expression) -> list[int]:
@@ -101,9 +95,10 @@ class PartIndex:
             return [*range(len(self.groups))]
 
     def get_first_field_limits(self, kind: pa.DataType) -> tuple[list[Any], list[Any]] | None:
-        """Return the least and the greatest value of each row group, as Parquet has them; None if they are not known.
+        """Return the first key field's least and greatest value in each row group; None if unknown.
 
-        Only of types that it stores and orders as Arrow does. The column of the first key field is the file's first.
+        They are known only for types that Parquet stores and orders as Arrow does. The first key field is the file's
+        first column.
         """
         if not (is_text(kind) or pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)):
             return None
@@ -137,8 +132,8 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
         schema: the collection's.
 
     Raises:
-        CorruptBlob: footer disagrees with the descriptor, or belongs to another collection's part.
-        IncompatibleVersion: the index has a form that this version does not know.
+        CorruptBlob: the footer disagrees with the descriptor, or belongs to another collection's part.
+        IncompatibleVersion: the index has a form that this version does not support.
     """
     start, _ = part.footer_range
     assert part.footer is not None, "a footer that is not known has no range"
@@ -151,7 +146,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
             part.name, f"the checksum of its footer is {checksum}, and its descriptor says {part.footer.checksum}"
         )
     tail = pa.py_buffer(footer)
-    read = decode_checked(part, lambda: read_footer(tail, part, schema.arrow))
+    read = decode_checked(part, read_footer, tail, part, schema.arrow)
     lengths, checksums = _build_index(read, part)
     ends = list(accumulate(lengths, initial=len(MAGIC)))
     if ends[-1] > start:
@@ -188,19 +183,15 @@ def decode_groups(
     pieces: Sequence[tuple[int, bytes | memoryview]],
     index: PartIndex,
     part: Part,
-    schema: CollectionSchema,
+    request: Request,
     *,
-    columns: Sequence[str] | None = None,
-    filter: pc.Expression | None = None,
     use_threads: bool = True,
-    coded: Sequence[str] = (),
 ) -> pa.Table:
-    """Verify some row groups of a part, then read their updates.
+    """Verify some row groups of a part, then read the requested rows of them; statistics are not looked at.
 
     Args:
         pieces: the number of each row group, ascending, and its bytes `[Group.start, Group.end)`.
         index: the part's.
-        part, schema, columns, filter, use_threads, coded: as for `decode_part`; statistics are not looked at.
 
     Cost, beyond what Arrow takes to decode them: 0.2 ms, and the checksum, 0.1 ms a MB.
 
@@ -209,107 +200,42 @@ def decode_groups(
         InvalidUsage: an unknown column, or a filter that does not fit the schema.
         ValueError: the numbers of pieces do not ascend, or are out of range.
     """
-    columns = schema.arrow.names if columns is None else list(columns)
-    check_projection(schema.arrow, columns, filter)
-    adapted = read_adapted(
-        part,
-        schema,
-        columns,
-        filter,
-        lambda part, schema, names, filter, is_lifted: decode_groups(
-            pieces,
-            index,
-            part,
-            schema,
-            columns=names,
-            filter=filter,
-            use_threads=use_threads,
-            coded=() if is_lifted else coded,
-        ),
-    )
-    if adapted is not None:
-        return adapted
     numbers = [number for number, _ in pieces]
     if numbers != sorted({*numbers}) or not all(0 <= number < len(index.groups) for number in numbers):
         raise ValueError(f"row groups {numbers} of {len(index.groups)}: name some of these, in order and each once")
-    if not pieces:
-        return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
-    file = OpenGroups(pieces, index, part, schema, coded if filter is None else ())
-    if filter is None:
-        return file.read(numbers, columns, use_threads=use_threads)
-    values = ValueFilter.find(filter, index._footer, part, schema)
-    return file.scan(numbers, columns, filter, values, use_threads=use_threads)
+
+    def read(part: Part, request: Request) -> pa.Table:
+        """Verify and read the row groups of a part whose file has the columns of the request's schema."""
+        if not pieces:
+            return pa.schema([request.schema.arrow.field(name) for name in request.columns]).empty_table()
+        file = open_groups(pieces, index, part, request.schema, request.coded if request.filter is None else ())
+        return file.decode(numbers, request, use_threads=use_threads)
+
+    return read_adapted(part, request, read)
 
 
-class OpenGroups:
-    """Row groups of a part that were verified once, to decode some columns of some of them at a time.
+def open_groups(
+    pieces: Sequence[tuple[int, bytes | memoryview]],
+    index: PartIndex,
+    part: Part,
+    schema: CollectionSchema,
+    coded: Sequence[str] = (),
+) -> OpenFile:
+    """Verify row groups of a part; return a file of them, to decode some columns of some of them at a time.
 
     Args:
         pieces, index, coded: as for `decode_groups`.
-        part: its file has the columns of the schema, and its own times.
+        part: its file must have the columns of the schema, and the times of its rows.
 
     Raises:
         CorruptBlob: pieces disagree with the index.
     """
-
-    def __init__(
-        self,
-        pieces: Sequence[tuple[int, bytes | memoryview]],
-        index: PartIndex,
-        part: Part,
-        schema: CollectionSchema,
-        coded: Sequence[str] = (),
-    ) -> None:
-        for number, data in pieces:
-            _verify_group(data, number, index, part)
-        self._part, self._schema = part, schema.arrow
-        views = [(index.groups[number].start, memoryview(data)) for number, data in pieces]
-        self._bytes = _Pieces(views, part.bytes)
-        source = pa.PythonFile(self._bytes, mode="r")
-        self._file = decode_checked(part, lambda: GroupFile(source, index._footer, schema.arrow, coded))
-
-    def read(
-        self,
-        numbers: Sequence[int],
-        columns: Sequence[str],
-        *,
-        use_threads: bool = False,
-        chosen: npt.NDArray[np.int64] | None = None,
-    ) -> pa.Table:
-        """Return columns of some of the row groups, ascending, or of rows that are chosen from these.
-
-        Raises CorruptBlob: they are not of a part of this collection.
-        """
-        table = decode_checked(
-            self._part, lambda: self._file.read(numbers, columns, use_threads=use_threads, chosen=chosen)
-        )
-        check_updates(table, self._part)
-        return table
-
-    def scan(
-        self,
-        numbers: Sequence[int],
-        columns: Sequence[str],
-        filter: pc.Expression,
-        values: ValueFilter | None,
-        *,
-        use_threads: bool,
-    ) -> pa.Table:
-        """Return the columns of the rows that pass a filter, in ascending row groups.
-
-        Raises:
-            CorruptBlob: as `read`.
-            InvalidUsage: the filter fails on a value.
-        """
-        stored = None if values is None else values.read(numbers, self._bytes.read_range)
-        by = filter if values is None else values.filter
-        try:
-            table = self._file.scan(numbers, columns, by, stored, use_threads=use_threads)
-        except UNREADABLE as error:
-            self.read(numbers, self._schema.names, use_threads=use_threads)  # Bad bytes also make this fail.
-            raise make_filter_error(filter, self._schema, error) from error
-        check_updates(table, self._part)
-        return table
+    for number, data in pieces:
+        _verify_group(data, number, index, part)
+    views = [(index.groups[number].start, memoryview(data)) for number, data in pieces]
+    present = _Pieces(views, part.bytes)
+    source = pa.PythonFile(present, mode="r")
+    return decode_checked(part, OpenFile, part, schema, index._footer, source, present.read_range, coded)
 
 
 def _verify_group(data: bytes | memoryview, number: int, index: PartIndex, part: Part) -> None:
@@ -327,7 +253,7 @@ def _verify_group(data: bytes | memoryview, number: int, index: PartIndex, part:
 
 
 def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> None:
-    """Check an index as reading in pieces does, without decoding rows.
+    """Check an index like a read in pieces, without decoding rows.
 
     data: the whole blob, already verified by its descriptor. Cost: the checksums, 0.2 ms, and 10 to 15 µs for each
     column of each row group.
@@ -342,8 +268,8 @@ def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) 
 def check_readable(data: bytes, part: Part, schema: CollectionSchema) -> None:
     """Check that readers accept a newly encoded part, before a record names it (rule 16).
 
-    A part goes through the code that readers use: its descriptor is written and read back, its footer is held against
-    the descriptor, and row groups against the index. Nothing is decoded, but for a batch: that is read as readers do.
+    The readers' code checks it: the descriptor is written and read back, the footer is compared with the descriptor,
+    and row groups with the index. Only a batch is also decoded.
     """
     try:
         if _descriptor.decode(msgspec.json.encode(part)) != part:
@@ -363,11 +289,11 @@ def check_readable(data: bytes, part: Part, schema: CollectionSchema) -> None:
 
 
 class _Pieces:
-    """A file for Arrow of which only some pieces are there; nothing is copied.
+    """A file for Arrow with only some pieces present, without a copy.
 
-    Copying them into an empty buffer of the file's size instead costs half as much as decoding them, in page faults.
+    Rejected: copying them into a buffer of the file's size, whose page faults cost half as much as decoding.
 
-    Arrow seeks and reads in one go, but Python may switch threads in between, so each thread has a position of its own.
+    Arrow seeks and reads in one go, but Python may switch threads in between, so each thread has its own position.
     """
 
     closed = False
@@ -386,7 +312,7 @@ class _Pieces:
         return int(getattr(self._local, "at", 0))
 
     def read_buffer(self, size: int) -> pa.Buffer:
-        """Return some bytes; Arrow calls this where there is such a method, and else `read`."""
+        """Return the next bytes; Arrow prefers this method to `read`."""
         at = self.tell()
         self._local.at = at + size
         return self.read_range(at, at + size)

@@ -1,9 +1,9 @@
-"""Slices of the key space: which parts, and which rows of a sorted part, hold the keys of an interval.
+"""Slices of the key space: finds the parts, and the rows of a sorted part, in an interval of keys.
 
-A *bound* is a whole key in the JSON form in which part descriptors carry keys (`Part.keys`). Bounds are compared in the
+A *bound* is a whole key in the JSON form of part descriptors (`Part.keys`). Bounds are compared in the
 order of rows (see `persist.codecs.order.ordering`): NULL after everything, NaN after every number, strings by code
-point, which is the order of their UTF-8 bytes. `split_key_space` cuts where the sampled keys of the parts predict about
-equally many rows on both sides. All rows of one key are in one slice, so slices can be consolidated independently.
+point, which is the order of their UTF-8 bytes. `split_key_space` cuts the key space into slices of about equally many
+rows, by the parts' sampled keys. All rows of one key are in one slice, so slices can be consolidated independently.
 """
 
 import bisect
@@ -66,7 +66,7 @@ class KeyRange:
         return self.lower is None and self.upper is None
 
     def may_overlap(self, part: Part, schema: CollectionSchema) -> bool:
-        """Return False only if no key of part is inside."""
+        """Return False only if no key of a part is inside."""
         keys = None if self.is_all else load_comparable_keys(part, schema)
         if keys is None:
             return True
@@ -74,7 +74,7 @@ class KeyRange:
         return not ((lower is not None and keys[-1] < lower) or (upper is not None and keys[0] >= upper))
 
     def covers(self, part: Part, schema: CollectionSchema) -> bool:
-        """Return True only if every key of part is inside."""
+        """Return True only if every key of a part is inside."""
         keys = None if self.is_all else load_comparable_keys(part, schema)
         if keys is None:
             return self.is_all
@@ -82,7 +82,7 @@ class KeyRange:
         return (lower is None or lower <= keys[0]) and (upper is None or keys[-1] < upper)
 
     def find_end(self, keys: pa.Table, schema: CollectionSchema) -> int:
-        """Return the first row that is not inside, of sorted rows that begin inside. Cost: as of `find_rows`."""
+        """Return the first row outside the range, of sorted rows that begin inside. Cost: as of `find_rows`."""
         return KeyRange(None, self.upper).find_rows(keys, schema)[1]
 
     def find_rows(self, keys: pa.Table, schema: CollectionSchema) -> tuple[int, int]:
@@ -106,7 +106,7 @@ class KeyRange:
         return self.bracket_samples(part, schema)[:2]
 
     def bracket_samples(self, part: Part, schema: CollectionSchema) -> Within:
-        """Return the same as `bracket_rows`, and the number of sampled keys."""
+        """Return the result of `bracket_rows`, and the number of sampled keys."""
         if self.is_all:
             return 0, part.rows, 0
         cached = self._within.get(part.checksum)
@@ -138,12 +138,12 @@ def split_key_space(
     within: KeyRange | None = None,
     sampled: Sampled | None = None,
 ) -> list[KeyRange]:
-    """Return at most count ranges that cover the key space, or within, and hold about equally many rows of parts.
+    """Return at most count ranges that cover the key space (or within), with about equally many rows each.
 
-    There is only one when keys cannot be compared from their descriptors (a nested key field, or very long keys).
+    There is only one range if descriptors have no comparable keys (a nested key field, or very long keys).
 
     Args:
-        sampled: the keys of the parts, if they are known.
+        sampled: the sampled keys of the parts, if available.
     """
     within = within or KeyRange()
     if count <= 1 or not schema.key_names:
@@ -189,9 +189,7 @@ def assign_parts(
     """Return the parts that may have keys in each of some adjacent ranges.
 
     Args:
-        sampled: the keys of the parts.
-
-    Cost: a binary search for each part, and O(parts that are returned).
+        sampled: the sampled keys of the parts. Cost: a binary search for each part, and O(parts that are returned).
     """
     bounds, types = [keys.lower for keys in ranges[1:]], schema.key_types
     assert None not in bounds, "ranges that are adjacent have a bound between them"
@@ -214,7 +212,7 @@ def assign_parts(
 
 
 def load_comparable_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
-    """Return the sampled keys of part in comparable form, or None if it has none.
+    """Return the sampled keys of a part in comparable form, or None without any.
 
     Raises CorruptBlob: they are not keys of this schema, or not in order.
     """

@@ -1,22 +1,22 @@
-"""Memory shared with Arrow's threads: lent until they return it, and freed memory returned to the system.
+"""Tracks memory that is lent to Arrow's threads, and returns freed memory to the system.
 
-A thread of Arrow may let go of a buffer shortly after the read that used it has returned. If the memory is Python's, it
-takes the interpreter's lock for that. Before Python 3.14, a thread that takes that lock while the interpreter ends is
-terminated. In the middle of a C++ destructor this aborts the process: exit status 134, with all work done. So lent
-memory is recorded, and at exit the process waits until Arrow has returned all of it, for `WAIT_S` at most.
+A thread of Arrow may release a buffer shortly after the read that used it has returned. If the memory is Python's, it
+takes the interpreter's lock for this. Before Python 3.14, a thread that takes that lock while the interpreter ends is
+terminated. In the middle of a C++ destructor this aborts the process with exit status 134, although all work is done.
+So lent memory is recorded, and at exit the process waits until Arrow has returned all of it, for `WAIT_S` at most.
 
-A scan that PyArrow drives fetches its batches from Python out of C++. If a daemon thread does that while the
-interpreter ends, the process aborts as well. So at exit new scans and further batches are refused, and running ones are
-awaited: exactly if the scan is a call of ours (`delay_exit`), and for a moment after its last batch if DuckDB or Polars
-drives it. Those of other threads, of `atexit` functions as well, go on.
+A scan that PyArrow drives fetches its batches from Python in C++. If a daemon thread does so while the interpreter
+ends, the process aborts as well. So at exit new scans and further batches are refused, and running ones are awaited:
+exactly if the scan is a call of ours (`delay_exit`), and for a moment after its last batch if DuckDB or Polars drives
+it. Scans of other threads, and of `atexit` functions, continue.
 
-Rejected: memory of Arrow's own, which means to copy each part; decoding without threads; waiting for some milliseconds,
-which on a busy machine is not enough. That this is about the process is why a module has a state here.
+Rejected: Arrow's own memory, which needs a copy of each part; decoding without threads; waiting for some milliseconds,
+which does not suffice on a busy machine. The module has state because this concerns the process.
 
 Mimalloc, which is Arrow's default, keeps what was freed for the thread that had allocated it, and only that thread can
 return it. The rows of a slice are freed by the thread that merges it. The threads that decoded it then wait for their
-next part, or allocate in other sizes: together they held 100 to 150 MiB of unused memory beyond any budget. So each
-thread of a client's pool calls `release_freed` after a job.
+next part, or allocate other sizes: together they kept 100 to 150 MiB of unused memory beyond any budget. So each thread
+of a client's pool calls `release_freed` after a job.
 """
 
 import atexit
@@ -49,12 +49,12 @@ _calls: set[int] = set()
 
 
 class _Scan:
-    """Is there as long as a scan of a daemon thread is under way."""
+    """A token that exists while a scan of a daemon thread runs."""
 
 
 @contextmanager
 def delay_exit() -> Iterator[None]:
-    """Make the end of the process wait for this block in daemon threads."""
+    """Delay the end of the process until this block ends, in daemon threads."""
     if not threading.current_thread().daemon:
         yield
         return
@@ -68,7 +68,7 @@ def delay_exit() -> Iterator[None]:
 
 
 def stop_at_exit(batches: Iterator[T]) -> Iterator[T]:
-    """Return batches for a scan that C++ drives; in a daemon thread, only until the process begins to end."""
+    """Return batches for a scan that C++ drives; in a daemon thread, stop when the process begins to end."""
     if not threading.current_thread().daemon:
         return batches
     _check_not_ending()
@@ -103,7 +103,7 @@ def make_lent_buffer(data: bytes | memoryview) -> pa.Buffer:
 
 
 def note_lent(thing: Any) -> None:
-    """Note that Arrow's threads may hold a thing until it is gone."""
+    """Note that Arrow's threads may use an object until it is freed."""
     number = next(_numbers)
     _lent[number] = weakref.ref(thing, lambda _: _lent.pop(number))
     _register_exit_hook()
@@ -131,7 +131,7 @@ def _wait_at_exit() -> None:
 
 
 def wait_for_returns(timeout_s: float = WAIT_S) -> bool:
-    """Wait until nothing is lent any more; return False if something still is after timeout_s."""
+    """Wait until all lent memory is returned; return False after timeout_s."""
     ends_s = time.monotonic() + timeout_s
     while _lent and time.monotonic() < ends_s:
         time.sleep(0.001)  # Sleeping releases the lock that Arrow's threads wait for.
@@ -146,11 +146,9 @@ _returned = _Returned()
 
 
 def release_freed(step_bytes: int) -> None:
-    """Let Arrow's allocator return what this very thread has freed, after each step of allocations.
-
-    A step is so many bytes that the process has allocated: in smaller steps, the same pages are requested again.
-    Memory in use is not affected. Only mimalloc needs it: jemalloc returns freed memory after a while, and glibc would
-    walk through the memory of all threads.
+    """Make Arrow's allocator return memory that this thread has freed, once the process has allocated step_bytes more.
+    In smaller steps, the same pages would be requested again. Memory in use is not affected. Only mimalloc needs it:
+    jemalloc returns freed memory after a while, and glibc would walk through the memory of all threads.
     """
     pool = pa.default_memory_pool()
     allocated = pool.total_bytes_allocated()

@@ -1,4 +1,4 @@
-"""Decoded rows as a file that can be mapped: what is touched of it is checked, and nothing else is read.
+"""Decoded rows as a file that can be mapped: only the used chunks are read and verified.
 
     mapped =
         8 bytes   b"prows01\n"
@@ -6,12 +6,12 @@
         8 bytes   length of the head, little-endian
         head      4 bytes length of the name, the name; 8 bytes length of the message, 8 bytes its xxh3_64; for each
                   `CHUNK_BYTES` of the message 8 bytes, their xxh3_64. All integers are little-endian
-        zeros     to a multiple of 64, as Arrow wants its buffers
+        zeros     to a multiple of 64, for Arrow's buffers
         message   an encapsulated Arrow IPC message: a RecordBatch, not compressed and without a schema; the file's end
 
-Such a file is a copy that may be lost. The name identifies the source of the copy, and thereby its schema. If anything
-disagrees with a checksum or with the name, the file is useless (`ValueError`), and the rows are decoded again. A chunk
-is checked before its first row is used, once for each mapping: a named file is never written to again.
+Such a file is a copy that may be lost. The name identifies the source of the copy, and thereby its schema. If a
+checksum or the name does not match, the file is ignored (`ValueError`), and the rows are decoded again. A chunk is
+checked before its first row is used, once for each mapping: a named file is never written to again.
 
 Rejected: one checksum for all (a look-up of some keys would read every byte), Arrow's IPC file format (its footer
 repeats the name, and is parsed before any check is possible), compression (it cannot be mapped).
@@ -38,7 +38,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def encode_mapped_file(batch: pa.RecordBatch, name: bytes) -> list[bytes | memoryview]:
-    """Return the pieces of a file that holds rows. Cost: one copy of the rows, and their checksums."""
+    """Return the pieces of a file with rows. Cost: one copy of the rows, and their checksums."""
     message = memoryview(batch.serialize())
     starts = range(0, len(message), CHUNK_BYTES)
     checksums = [xxhash.xxh3_64_intdigest(message[at : at + CHUNK_BYTES]) for at in starts]
@@ -59,16 +59,16 @@ class MappedRows:
 
     Attributes:
         batch: the rows. Callers must call `verify_rows` before they read any of them.
-        nbytes: how long the file is.
+        nbytes: the length of the file.
     """
 
     def __init__(self, file: pa.Buffer, name: bytes, schema: pa.Schema, rows: int) -> None:
-        """Take over the bytes of a file that should hold so many rows of a schema under a name.
+        """Open the bytes of a file that should have so many rows of a schema under a name.
 
-        Cost: about what it takes to read the head.
+        Cost: reading the head.
 
         Raises:
-            ValueError, pa.ArrowException, OSError: it is another one, or damaged.
+            ValueError, pa.ArrowException, OSError: it is another file, or damaged.
         """
         self.nbytes = int(file.size)
         data = memoryview(file)
@@ -102,7 +102,7 @@ class MappedRows:
     def verify_rows(self, rows: Rows | None) -> None:
         """Verify the checksums of some rows; None means all.
 
-        Cost: the checksums of the chunks they are in, about 1 µs for each that no one has checked before.
+        Cost: about 1 µs for each of their chunks that was not verified before.
         """
         if self._is_whole:
             return
@@ -121,7 +121,7 @@ class MappedRows:
 
     @property
     def message_bytes(self) -> int:
-        """How long the message is, with which the file ends."""
+        """The length of the message at the end of the file."""
         return len(self._message)
 
     def list_unchecked(self) -> list[int]:
@@ -166,6 +166,6 @@ class MappedRows:
 
 
 def _has_whole_bytes(kind: pa.DataType) -> bool:
-    """Return whether values take the same number of bytes each, one after the other in one buffer."""
+    """Return whether values have a fixed number of whole bytes in one buffer."""
     is_fixed = pat.is_primitive(kind) or pat.is_decimal(kind) or pat.is_fixed_size_binary(kind)
     return is_flat(kind) and is_fixed and not pat.is_boolean(kind)

@@ -2,17 +2,17 @@
 
 `docs/inside/format.md` defines the bytes of parts and batches, and their descriptors ("Parts").
 
-Checks of a reader before it returns a row: the length and the xxh3_128 of the whole file against the descriptor, or of
-the footer against the descriptor and of a row group against the footer. Then the columns and the number of rows must be
-as expected, and the unpacked size must match the descriptor. `decode_part` and `decode_groups` do. Page checksums are
-written for readers that open the file alone; they are not verified here, where all that is read has been.
+Before it returns a row, a reader compares the length and the xxh3_128 of the whole file with the descriptor, or those
+of the footer with the descriptor and of a row group with the footer. Then the columns and the number of rows must be as
+expected, and the unpacked size must match the descriptor. `decode_part` and `decode_groups` do this. Page checksums are
+written for readers that open the file alone; this package does not verify them, because it has verified all bytes.
 
-A reader that ignores `keys` and `stats`, which are hints for planning, is still right, and each may be absent.
+`keys` and `stats` are hints for planning, which a reader may ignore, and each may be absent.
 
-A Parquet file takes 1.5 ms to write and to check and 0.8 ms to read, whatever is in it; a batch takes 0.05 ms and 0.03.
-For some hundred rows, a Parquet file is five times as long, so only a few kilobytes are stored as a batch. Nothing of
-it is unpacked or copied when it is read: the columns are views of the bytes, so they cannot take more memory than
-these. The body is as long as the descriptor's `memory`, and Arrow's full validation holds every offset, count and text
+Even a tiny Parquet file takes 1.5 ms to write and check and 0.8 ms to read; a batch takes 0.05 ms and 0.03. But for
+more than some hundred rows a batch becomes larger than a Parquet file, so only a few kilobytes are stored as a batch.
+Reading a batch unpacks and copies nothing: the columns are views of the bytes, so they cannot take more memory than
+these. The body is as long as the descriptor's `memory`, and Arrow's full validation checks every offset, count and text
 against the buffers. Rejected: an IPC stream with its schema (twice as long, twice as slow, and its schema may
 contradict that of the collection), and Arrow's compression (it saves nothing on so few bytes).
 
@@ -53,31 +53,31 @@ _Stats: "msgspec.json.Decoder[dict[str, tuple[Scalar, Scalar, int]]]" = msgspec.
 
 
 class Footer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The end of a part, from its Parquet footer to the last byte: how many bytes these are, and their xxh3_128."""
+    """The end of a part, from its Parquet footer to the last byte: its length and xxh3_128."""
 
     bytes: Count
     checksum: str
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The log's entry for one part.
+    """The descriptor of one part, in the log.
 
     Attributes:
         blob: key of the blob; empty when the bytes are inline.
         inline: the bytes themselves, for small parts (base64 in JSON).
-        bytes, rows: length of the bytes, and rows in them.
-        memory: bytes after decoding, as Arrow holds the columns. A leaf of a nested column adds levels * (4 + bytes of
+        bytes, rows: the number of bytes and of rows.
+        memory: the bytes of the decoded columns in Arrow. A leaf of a nested column adds levels * (4 + bytes of
             one value, 0 for strings and binary); levels counts its values, its NULLs and the empty lists around it. The
             pages unpack to about that at most.
         checksum: xxh3_128 of the bytes, 32 hex digits.
-        footer: what is read of a Parquet file, and checked, before single row groups are. None of a batch
-            (see above), which is always inline.
+        footer: the end of a Parquet file, which is read and verified before single row groups. None for a batch (see
+            above), which is always inline.
         time_min, time_max: least and greatest `_time`, both inclusive.
-        stamped: whether all rows have the time `time_min`, and not the time in the file (see above).
+        stamped: whether all rows have the time `time_min`, not the time in the file.
         negatives: rows with a negative diff.
         diff_sum: the sum of all diffs, which may be outside int64.
-        keys_json, stats_json: `keys` and `stats` as they are written. They are the bulk of a descriptor and few readers
-            need them, so they are parsed at the first use.
+        keys_json, stats_json: `keys` and `stats` in written form. They are most of a descriptor and few readers need
+        them, so they are parsed at the first use.
     """
 
     blob: str = ""
@@ -116,14 +116,14 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def has_keys(self) -> bool:
-        """Whether `keys` has any entry. Nothing is parsed."""
+        """Whether `keys` has entries, without parsing it."""
         return bytes(self.keys_json) != bytes(NO_KEYS)
 
     @property
     def keys(self) -> list[list[Scalar]] | None:
-        """Some whole keys in order, the first and the last among them; None if there are none.
+        """Some whole keys in order, including the first and the last; None without any.
 
-        Raises CorruptBlob: they are not written as they should be.
+        Raises CorruptBlob: their written form is invalid.
         """
         keys = self._parse_json(self.keys_json, _Keys)
         if keys is not None and len(keys) not in {min(samples, self.rows) for samples in KEY_SAMPLES}:
@@ -136,7 +136,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return self._parse_json(self.stats_json, _Stats) or {}
 
     def count_nulls(self, column: str, schema: CollectionSchema) -> int | None:
-        """Return how many NULLs a column has; None if that is not known. Raises as `keys` does."""
+        """Return the number of NULLs in a column; None if unknown. Raises as `keys` does."""
         if self.schema != schema.version or schema.is_widened or (stats := self.stats.get(column)) is None:
             return None
         return stats[2]
@@ -148,7 +148,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise CorruptBlob(self.name, f"its descriptor is malformed: {error}") from error
 
     def make_lift(self, schema: CollectionSchema) -> Lift | None:
-        """Return how the part is read under a schema; None if it was written with this version.
+        """Return the conversion of the part to a schema; None if it was written with this version.
 
         Raises CorruptBlob: its schema version does not exist.
         """
@@ -163,7 +163,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def footer_range(self) -> tuple[int, int]:
         """The bytes `[start, end)` of the footer in the blob.
 
-        Raises CorruptBlob: there is none, or it has more bytes than all of the blob.
+        Raises CorruptBlob: there is none, or it is longer than the blob.
         """
         if self.footer is None:
             raise CorruptBlob(self.name, "its descriptor has no footer, so it can only be read as a whole")
@@ -173,17 +173,17 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return self.bytes - size, self.bytes
 
     def set_time(self, time: int) -> "Part":
-        """Return a descriptor of the same blob that sets the time of all rows."""
+        """Return a descriptor of the same blob with a time for all rows."""
         return msgspec.structs.replace(self, time_min=time, time_max=time, stamped=True)
 
     @property
     def as_stored(self) -> "Part":
-        """The descriptor of what the file itself holds: times of 0, if the part is stamped."""
+        """Return the descriptor of the file itself, whose times are 0 if the part is stamped."""
         return msgspec.structs.replace(self, time_min=0, time_max=0, stamped=False) if self.stamped else self
 
     @property
     def rows_id(self) -> str:
-        """The identity of its rows, for caches: parts with equal bytes but different stamps hold different rows."""
+        """The identity of its rows, for caches: equal bytes with different stamps are different rows."""
         return f"{self.checksum}@{self.time_min}" if self.stamped else self.checksum
 
     @property
@@ -193,11 +193,11 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def is_single(self) -> bool:
-        """Whether the writer has seen that each of its keys has one row at most after each update. See the grammar."""
+        """Whether the writer has verified that each key has at most one row after each update."""
         return self.stats.get(DIFF) == SINGLE
 
     def mark_single(self) -> "Part":
-        """Return this descriptor, marked as single; statistics of its last columns make room if need be."""
+        """Mark the descriptor as single; if it becomes too large, statistics of the last columns are dropped."""
         stats: dict[str, tuple[Scalar, Scalar, int]] = {DIFF: SINGLE, **self.stats}
         while len(msgspec.json.encode(stats)) > STATS_BYTES_MAX:
             stats.popitem()
@@ -210,12 +210,12 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 def compute_checksum(data: bytes | memoryview) -> str:
-    """The checksum of a part's bytes as its descriptor holds it."""
+    """Return the checksum of a part's bytes in the form of its descriptor."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def choose_sample_rows(rows: int, samples: int) -> list[int]:
-    """Return the row positions at which a part of that many rows is sampled: evenly, first and last included."""
+    """Return evenly spaced sample positions in so many rows, including the first and the last."""
     return [choose_sample_row(rows, samples, i) for i in range(samples)]
 
 
@@ -225,21 +225,21 @@ def choose_sample_row(rows: int, samples: int, i: int) -> int:
 
 
 def compute_max_groups(rows: int) -> int:
-    """Return how many row groups a part of that many rows may have, so that its footer is short beside them."""
+    """Return the greatest number of row groups for so many rows, so that the footer stays relatively short."""
     return min(rows, GROUPS_MAX + rows // GROUP_ROWS_MIN)
 
 
 def encode_batch(rows: pa.Table) -> bytes:
-    """Return rows, at least one, as a message."""
+    """Encode one or more rows as a message."""
     (batch,) = rows.combine_chunks().to_batches()
     return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
 def decode_batch(data: bytes | memoryview, part: Part, schema: pa.Schema) -> pa.Table:
-    """Return the columns of a message that must hold exactly the rows of a part, in a body of its memory.
+    """Decode a message that must have exactly the rows of a part, in a body of its memory.
 
     Raises:
-        ValueError, pa.ArrowException, OSError: it holds something else, or contradicts itself.
+        ValueError, pa.ArrowException, OSError: the message does not match the part, or contradicts itself.
     """
     message = pa.ipc.read_message(data)
     if message.type != "record batch":
@@ -254,6 +254,6 @@ def decode_batch(data: bytes | memoryview, part: Part, schema: pa.Schema) -> pa.
 
 
 def measure_body(data: bytes | memoryview) -> int:
-    """Return how long the body of a message is: what its columns take as Arrow holds them."""
+    """Return the length of a message's body: the memory of its columns in Arrow."""
     _, header = _MESSAGE_PREFIX.unpack_from(data)
     return len(data) - _MESSAGE_PREFIX.size - int(header)

@@ -1,4 +1,4 @@
-"""Filters as texts, to show them and to search them for names."""
+"""Converts filters to text, for display and for finding names."""
 
 import re
 
@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 
 
 def print_filter(filter: pc.Expression) -> str:
-    """Return a filter as Arrow prints it; if Arrow cannot, "..." and the sorted words in it.
+    """Return a filter as Arrow prints it; if Arrow fails, "..." and its sorted words.
 
     Arrow cuts long sets of values when it prints them, perhaps inside of a character, and then fails.
     """

@@ -1,27 +1,27 @@
-"""Values inside of JSON documents that are stored beside them, so that conditions need not parse each document.
+"""Stores values of JSON documents beside them, so that conditions need not parse each document.
 
-The documents are the truth. A stored value is a copy of the text or NULL that DuckDB's `json_extract_string` computes
-for one path in each row. DuckDB itself computes it when a part is written. So it is exact by construction, also for
-numbers such as 1.0, names that occur twice, escapes, JSON's null, and other kinds of values in a few rows.
+The documents are authoritative. A stored value is a copy of the text or NULL that DuckDB's `json_extract_string`
+computes for one path in each row. DuckDB itself computes it when a part is written, so it is exact, also for numbers
+such as 1.0, names that occur twice, escapes, JSON's null, and other kinds of values in a few rows.
 
-A path is a chain of names, `$."a"."b"`. Paths are chosen by a sample of the first row group: at least 90% of its
-documents have a text, number or boolean there. Items of arrays are not chosen, nor texts of more than 64 bytes on the
-average. A column has at most 16 paths, shorter chains first, then in the documents' order. Parts of less than 1,024
-rows have none, because parsing these takes 2 ms. A writer without DuckDB stores none.
+A path is a chain of names, `$."a"."b"`. Paths are chosen if at least 90% of the documents in a sample of the first row
+group have a text, number or boolean there. Items of arrays are not chosen, nor texts of more than 64 bytes on average.
+A column has at most 16 paths, shorter chains first, then in the documents' order. Parts of less than 1,024 rows have
+none, because parsing these takes 2 ms. A writer without DuckDB stores none.
 
 A path with numbers in at least 90% of the documents also has a column of doubles. Its name ends with ` ::DOUBLE`. A
-text of at most 15 digits on each side of the point becomes its double, another text NaN, and NULL stays. Conditions
-that cast the text to a number compare these doubles. They also pass NaN and values near the bound, and their caller
-tests again.
+text of at most 15 digits on each side of the point becomes its double, another text NaN, and NULL stays NULL.
+Conditions that cast the text to a number compare these doubles. They also pass NaN and values near the bound, so their
+caller must test again.
 
-A small Parquet file for each row group has the values. It lies right behind the pages of that group, within the length
-and checksum of the group. So the columns of the part stay what they are: readers of the file alone, published tables
-and older releases see no difference. The entry `persist.values` of the footer lists the values and their places. The
-name of a value is the id of its column and its path, `4 ->> $."a"."b"`, so it survives a renamed column. The descriptor
-has its least and greatest text in `stats` under that name, for pruning parts.
+A small Parquet file for each row group has the values. It is right behind the pages of that group, within the length
+and checksum of the group. So the columns of the part do not change: readers of the file alone, published tables and
+older releases see no difference. The entry `persist.values` of the footer lists the values and their places. The name
+of a value is the id of its column and its path, `4 ->> $."a"."b"`, so it survives a renamed column. The descriptor has
+its least and greatest text in `stats` under that name, for pruning parts.
 
-A writer computes the values of each part anew from its rows, so an erasure removes them with their documents. An
-examination computes them again and compares. A reader that finds none parses the documents.
+A writer computes the values of each part from its rows, so an erasure removes them with their documents. `fsck`
+computes them again and compares. Without stored values, a reader parses the documents.
 
 Rejected: typed columns in the part. Each foreign reader would show them, and older releases would refuse the part.
 Rejected, too: columns of numbers alone, whose text each condition on texts would make again.
@@ -60,7 +60,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class StoredValues(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The entry of a footer: the names of values, and for each row group where its file begins and its length."""
+    """The footer entry: the names of values, and for each row group the start and length of its file."""
 
     version: int
     names: tuple[str, ...]
@@ -83,7 +83,7 @@ def to_full_path(path: str | int) -> str | None:
 
 
 def compute_values(names: Sequence[str], rows: pa.Table, schema: CollectionSchema) -> pa.Table | None:
-    """Return the values of some rows, as texts or doubles in one chunk; None without the DuckDB that computes them.
+    """Compute the values of rows, as texts or doubles in one chunk; None without a supported DuckDB.
 
     Args:
         names: of values; a text comes before its double.
@@ -126,7 +126,7 @@ def _has_duckdb() -> bool:
 
 
 def choose_values(rows: pa.Table, schema: CollectionSchema) -> tuple[str, ...]:
-    """Return the names of the values that a part is to store, from its first row group."""
+    """Choose the values that a part stores, from its first row group; return their names."""
     if not schema.json or len(rows) < ROWS_MIN or not _has_duckdb():
         return ()
     ids = dict(zip(schema.names, schema.ids, strict=True))
@@ -141,7 +141,7 @@ def choose_values(rows: pa.Table, schema: CollectionSchema) -> tuple[str, ...]:
 
 
 def _find_common_paths(documents: Sequence[str]) -> list[tuple[str, bool]]:
-    """Return the paths that at least 90% of the documents have, each with whether as many have numbers there."""
+    """Return the paths that at least 90% of the documents have, and whether 90% have numbers there."""
     counts: dict[tuple[str, ...], list[int]] = {}  # How often there is a scalar, the length of its text, and numbers.
     for text in documents:
         try:
@@ -182,7 +182,7 @@ def get_value_fields(names: Sequence[str]) -> pa.Schema:
 
 
 def encode_values(values: pa.Table, repeating: Sequence[str]) -> bytes:
-    """Return the file of the values of a row group, with dictionaries for repeating ones."""
+    """Encode the values of a row group as a file, with dictionaries for repeating ones."""
     sink = io.BytesIO()
     how = {"compression": "zstd", "compression_level": 1, "store_schema": False, "write_statistics": False}
     pq.write_table(values, sink, use_dictionary=[*repeating], row_group_size=1 << 30, **how)
@@ -190,12 +190,12 @@ def encode_values(values: pa.Table, repeating: Sequence[str]) -> bytes:
 
 
 def encode_entry(names: Sequence[str], files: Sequence[tuple[int, int]]) -> bytes:
-    """Return the entry of a footer."""
+    """Encode the footer entry."""
     return msgspec.json.encode(StoredValues(VALUES_VERSION, tuple(names), tuple(files)))
 
 
 def read_entry(metadata: Mapping[bytes, bytes], groups: int) -> StoredValues | None:
-    """Return the entry of a footer; None if it has none, or one of a later version."""
+    """Read the footer entry; None without one, or for a later version."""
     written = metadata.get(VALUES_KEY.encode())
     if written is None or json.loads(written)["version"] != VALUES_VERSION:
         return None
@@ -206,10 +206,10 @@ def read_entry(metadata: Mapping[bytes, bytes], groups: int) -> StoredValues | N
 
 
 def decode_values(data: bytes | memoryview, names: Sequence[str], rows: int) -> pa.Table:
-    """Return some values of a row group, from its file: as doubles, texts, or dictionaries of texts.
+    """Decode some values of a row group from its file, as doubles, texts, or dictionaries of texts.
 
     Raises:
-        ValueError, pa.ArrowException, OSError: they are not there, or are not of so many rows.
+        ValueError, pa.ArrowException, OSError: values are missing, or have another number of rows.
     """
     buffer = pa.py_buffer(data)
     metadata = pq.read_metadata(pa.BufferReader(buffer))
@@ -225,12 +225,12 @@ def decode_values(data: bytes | memoryview, names: Sequence[str], rows: int) -> 
 def rewrite_filter(
     filter: pc.Expression, schema: CollectionSchema, available: tuple[str, ...] | None
 ) -> tuple[pc.Expression, pa.Schema] | None:
-    """Return a filter that reads values in the place of documents, and the fields of these; None if it reads none.
+    """Return a filter that reads values in place of documents, and their fields; None if it reads none.
 
     Arrow pickles an expression as a record batch whose metadata has the expression's tree, from which calls are cut.
 
     Args:
-        available: the names of values that there are; None for all.
+        available: the names of stored values; None for all.
     """
     if not schema.json or EXTRACT not in print_filter(filter):
         return None

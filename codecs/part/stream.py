@@ -1,25 +1,25 @@
-"""Writing parts: rows in order go in, as tables of any size, and parts near a target size come out.
+"""Writes parts of a target size from ordered rows, which come as tables of any size.
 
-`PartStream` holds at any moment
+`PartStream` has in memory
 
-    the rows of less than one row group, and what was added last
+    the rows of less than one row group, and the last added table
     + the encoded bytes of the part in progress
     + the key columns of that part's rows (see `describing.Summary`)
 
-but never a decoded part, however large. A part comes out only if readers accept it (see `index.check_readable`). The
+but never a whole decoded part. A part is returned only if readers accept it (see `index.check_readable`). The
 output depends on the rows alone, not on how they were split into tables (except for rows so large that
 `row_group_bytes_max` decides, which Arrow counts slightly differently).
 
 A row group ends at `row_group_rows` rows or `row_group_bytes_max` decoded bytes, whichever is first, or later if a part
 would have too many groups (`part.compute_max_groups`). A part ends at the next change of the key after about
 `part_bytes_target` encoded bytes, or after `GROUPS_MAX` times `row_group_bytes_max` decoded ones: this limits how far
-few bytes can expand. How many rows these are is estimated from the rows already encoded.
+few bytes can expand. The number of these rows is estimated from the rows already encoded.
 
 `RunStream` takes updates in any order and makes as few runs of them as the order allows. It sorts and consolidates each
-table, and appends it to the run in progress as long as keys do not go back; where they do, a new run begins. So updates
-that come sorted by key become one run, whose parts do not overlap, and others become a run for each table. Within a key
-the order is free: the updates of the last key are held back until the next key, up to `HELD_BYTES_MAX`; beyond that,
-the key continues in a new run. Memory: four times a table, and what `PartStream` holds.
+table, and appends it to the run in progress, unless keys go back: then a new run begins. So updates sorted by key
+become one run, whose parts do not overlap, and others become a run for each table. Within a key the order is free: the
+updates of the last key wait for the next key, up to `HELD_BYTES_MAX`; beyond that, the key continues in a new run.
+Memory: four times a table, and that of `PartStream`.
 
 Row groups have 64k rows, because a point read decodes one: 5 ms for six columns, 0.5 ms for one of int64. Smaller ones
 cost more elsewhere (`docs/inside/performance.md`, "Encodings").
@@ -63,7 +63,7 @@ def encode_parts(
     row_group_bytes_max: int = ROW_GROUP_BYTES_MAX,
     batch_bytes_max: int = 0,
 ) -> list[Encoded]:
-    """Sort, consolidate and encode updates as parts; blob and inline are left empty in the descriptors.
+    """Sort, consolidate and encode updates as parts; descriptors have no blob and no inline bytes yet.
 
     Cost: one sort, one copy of the table, and the encoded bytes.
 
@@ -71,13 +71,13 @@ def encode_parts(
         table: updates as from `to_updates`: the columns of `schema.arrow`.
         schema: the collection's.
         part_bytes_target, row_group_rows, row_group_bytes_max: as for `PartStream`.
-        batch_bytes_max: what takes no more than this is one batch (see `part.part`), to be inline.
+        batch_bytes_max: updates of at most this size become one inline batch (see `part.part`).
 
     Returns:
         the parts in key order; none if there are no rows or all cancel.
 
     Raises:
-        DiffOverflow: the diffs of one update sum to outside int64.
+        DiffOverflow: the sum of an update's diffs is outside int64.
         InvalidUpdate: a value that Parquet cannot hold (see `file_writer.FileWriter`).
     """
     summed = consolidate(table, [*schema.names, TIME])
@@ -102,7 +102,7 @@ def encode_parts(
 
 
 class PartStream:
-    """Writes rows that come in order as the parts of one run; blob and inline are left empty in descriptors.
+    """Writes ordered rows as the parts of one run; descriptors have no blob and no inline bytes yet.
 
     After an error it cannot be used any more.
     """
@@ -121,7 +121,7 @@ class PartStream:
         Args:
             schema: the collection's.
             part_bytes_target: encoded bytes at which the next key starts a new part.
-            row_group_rows: the most rows in one row group; more if readers would refuse that many groups.
+            row_group_rows: the most rows in one row group; more if readers would refuse so many groups.
             row_group_bytes_max: decoded bytes at which a row group ends.
             sources: the parts that the rows come from, if any; a hint. Their statistics on NaN save encoding a part
                 twice (see `FileWriter.write`).
@@ -141,18 +141,18 @@ class PartStream:
 
     @property
     def held_bytes(self) -> int:
-        """Roughly what is held in memory."""
+        """The approximate bytes in memory."""
         return self._pending_bytes + self._summary.key_bytes + (self._writer.size if self._writer else 0)
 
     def drop_statistics(self, columns: frozenset[str]) -> None:
-        """Leave the minimum and maximum of some float columns out of files that are begun from now on."""
+        """Omit the minimum and maximum of some float columns from files that begin from now on."""
         self._without_statistics |= columns
 
     def add(self, table: pa.Table) -> list[Encoded]:
-        """Write rows, sorted and consolidated, that come after all that were added before.
+        """Write sorted and consolidated rows that follow all earlier ones.
 
         Returns:
-            The parts that they complete, in key order.
+            The completed parts, in key order.
         """
         if table.num_rows:
             self._pending.append(table)
@@ -163,7 +163,7 @@ class PartStream:
         return self._write(is_last=False)
 
     def finish(self) -> list[Encoded]:
-        """Write what is left; nothing may be added any more."""
+        """Write the remaining rows; nothing may be added afterwards."""
         done = self._write(is_last=True)
         if self._writer is not None:
             done.append(self._finish_part())
@@ -207,7 +207,7 @@ class PartStream:
         return done
 
     def _find_group_end(self, rows: pa.Table, at: int) -> int:
-        """How many rows from a position on make a full row group; any number beyond the last row if they do not."""
+        """Return how many rows from a position on make a full row group; beyond the last row if there are too few."""
         groups = len(self._writer.groups) if self._writer else 0
         # With fewer rows in it, readers would not accept this group and one more, however short.
         least = max((groups + 2 - GROUPS_MAX) * GROUP_ROWS_MIN - self._summary.rows, 1)
@@ -219,7 +219,7 @@ class PartStream:
         return max(fits, least)
 
     def _count_remaining_rows(self, group: pa.Table) -> int | None:
-        """Return after how many rows of the next group the part ends; None if later."""
+        """Return the number of rows of the next group after which the part ends; None if it ends later."""
         if self._writer is None:
             if not self._row_bytes and group.nbytes > self._part_bytes_target:
                 probe = group.slice(max(len(group) - _PROBE_ROWS, 0) // 2, _PROBE_ROWS)
@@ -285,7 +285,7 @@ class PartStream:
 
 
 def _find_nan_columns(sources: Sequence[Part], schema: CollectionSchema) -> Iterator[str]:
-    """Return the names of the columns in which some part has NaN."""
+    """Yield the names of the columns in which some part has NaN."""
     for name in schema.names:
         if pt.is_floating(schema.arrow.field(name).type):
             ends = (part.stats.get(name) for part in sources)
@@ -294,7 +294,7 @@ def _find_nan_columns(sources: Sequence[Part], schema: CollectionSchema) -> Iter
 
 
 class RunStream:
-    """Writes updates as parts; blob and inline are left empty in descriptors. After an error it cannot be used."""
+    """Writes updates in any order as parts, whose descriptors have no blob yet. After an error it cannot be used."""
 
     def __init__(self, schema: CollectionSchema, *, row_group_bytes_max: int = ROW_GROUP_BYTES_MAX) -> None:
         self._schema = schema
@@ -304,10 +304,10 @@ class RunStream:
         self._stream: PartStream | None = None
 
     def add(self, table: pa.Table) -> list[Encoded]:
-        """Take updates as from `to_updates`; return the parts that they complete.
+        """Add updates in the form of `to_updates`; return the completed parts.
 
         Raises:
-            DiffOverflow: the diffs of one update sum to outside int64.
+            DiffOverflow: the sum of an update's diffs is outside int64.
             InvalidUpdate: a value that Parquet cannot hold.
         """
         rows, done = self._consolidate(table), []
@@ -326,7 +326,7 @@ class RunStream:
         return done + self._write_rows(rows.slice(0, last))
 
     def finish(self) -> list[Encoded]:
-        """Return the parts that are left; nothing may be added any more."""
+        """Return the remaining parts; nothing may be added afterwards."""
         done = self._write_rows(self._held) if self._held is not None else []
         self._held = None
         return done + self._finish_run()
@@ -351,7 +351,7 @@ class RunStream:
         return stream.finish() if stream is not None else []
 
     def _compare_keys(self, before: pa.Table, after: pa.Table) -> int:
-        """Return 1, 0 or -1: the next first key against the last one."""
+        """Compare the first key of the next rows with the last key so far: 1, 0 or -1."""
         names = self._schema.key_names
         if not names:
             return 0
@@ -363,7 +363,7 @@ class RunStream:
 
 
 def _find_last_key_start(rows: pa.Table, schema: CollectionSchema) -> int:
-    """Return the first row that has the key of the last one, of sorted rows."""
+    """Return the first of the sorted rows with the last key."""
     names, count = schema.key_names, len(rows)
     if not names or not count:
         return 0
@@ -378,7 +378,7 @@ def _find_last_key_start(rows: pa.Table, schema: CollectionSchema) -> int:
 
 
 def _find_last_change(keys: pa.Table, names: tuple[str, ...]) -> int:
-    """Return the last row whose key differs from the one before it; 0 if there is none."""
+    """Return the last row whose key differs from the previous row's; 0 without one."""
     last = 0
     for key in make_order_keys(keys, names):
         differs = mark_changes(key)

@@ -1,4 +1,4 @@
-"""Types: which Arrow types a field may have, schemas and codecs, and Python values to columns and back.
+"""Types: the Arrow types of fields, schemas and codecs, and conversions between Python values and columns.
 
-Promises: a type that is accepted survives every way in and out; a schema is equal to what it was written as.
+Promises: accepted types are preserved by every input and output; a schema equals its written form.
 """

@@ -1,15 +1,15 @@
 """The Arrow types that a field may have, and the JSON form of types and single flat values.
 
-`docs/inside/format.md` has both forms (under "Schemas" and "Parts"). A type has exactly one, and reading it returns the
-*plain* type: inner fields nullable, without metadata, list items named "item". So two schemas are equal exactly when
-their JSON is. A value is read back by its type. Rejected: Arrow's IPC form of types, which is binary, carries metadata,
-and has several forms for one type.
+`docs/inside/format.md` has both forms (under "Schemas" and "Parts"). A type has exactly one form, and reading it
+returns the *plain* type: inner fields nullable, without metadata, list items named "item". So two schemas are equal
+exactly when their JSON is. A value's form is read with its type. Rejected: Arrow's IPC form of types, which is binary,
+carries metadata, and has several forms for one type.
 
 Not supported, with the reason: intervals and `null` (Arrow cannot order them), extension types (Arrow does not define
 their meaning; JSON is the exception), and types that Parquet cannot hold: structs without fields, fixed sizes of 0,
 decimals with a scale below 0 or above their precision, decimal32 and decimal64 (Parquet returns decimal128). Unions,
-run-end and dictionary encodings are not types but encodings, and Parquet returns views without "view"; `python_types`
-uses the encoded type where it can.
+run-end encodings and dictionaries are not types but encodings, and Parquet returns views without "view"; `python_types`
+uses the type of the values where it can.
 """
 
 import base64
@@ -73,7 +73,7 @@ def check_type(t: pa.DataType, where: str) -> None:
 
     Args:
         t: the type.
-        where: what has it, for the message, such as "key field 'id'".
+        where: the owner of the type for the message, such as "key field 'id'".
     """
     if not isinstance(t, pa.DataType):
         raise SchemaMismatch(f"{where} has {t!r} for a type: give a pyarrow type, such as pa.int64() or pa.string()")
@@ -124,7 +124,7 @@ def list_inner_fields(t: pa.DataType) -> list[pa.Field]:
 
 
 def iterate_leaf_arrays(array: pa.Array) -> Iterator[pa.Array]:
-    """Yield the flat arrays inside, without what lies under NULLs."""
+    """Yield the flat arrays inside, without values under NULLs."""
     t = array.type
     if is_flat(t):
         yield array
@@ -139,19 +139,19 @@ def iterate_leaf_arrays(array: pa.Array) -> Iterator[pa.Array]:
 
 
 def list_leaf_types(t: pa.DataType) -> list[pa.DataType]:
-    """Return the flat types in a type, in order, itself if it is flat: Parquet has a column for each."""
+    """Return the flat types in a type, in order (itself if it is flat); Parquet has a column for each."""
     return [t] if is_flat(t) else [leaf for f in list_inner_fields(t) for leaf in list_leaf_types(f.type)]
 
 
 def list_inner_arrays(array: pa.Array) -> list[pa.Array]:
-    """Return the arrays of `list_inner_fields`; of a sliced list or map, the whole ones."""
+    """Return the arrays of `list_inner_fields`; for a sliced list or map, the whole ones."""
     if pat.is_struct(array.type):
         return [array.field(at) for at in range(array.type.num_fields)]
     return [array.keys, array.items] if pat.is_map(array.type) else [array.values]
 
 
 def rebuild_nested(array: pa.Array, t: pa.DataType, inner: Sequence[pa.Array]) -> pa.Array:
-    """Return a nested array with others in the place of its `list_inner_arrays`, which makes it one of type `t`."""
+    """Return a nested array of type `t` with other `list_inner_arrays`."""
     if pat.is_struct(t):
         return pa.StructArray.from_arrays(inner, fields=[*t], mask=array.is_null())
     if pat.is_map(t):  # Keys and items are arrays of the whole column, like the values of a list.
@@ -257,9 +257,8 @@ def _check_struct_names(names: list[str]) -> None:
 
 
 def _check_zones(t: pa.DataType) -> None:
-    """Refuse an unknown time zone now, not when a value is first read.
-
-    Not part of `decode_type`: a stored schema must open on a machine with an older list of zones.
+    """Refuse an unknown time zone at once, not when a value is first read. `decode_type` does not call it, because a
+    stored schema must open on a machine with an older list of zones.
     """
     for leaf in list_leaf_types(t):
         if pat.is_timestamp(leaf) and leaf.tz is not None:
@@ -303,7 +302,7 @@ def decode_scalar(j: Json, t: pa.DataType) -> pa.Scalar:
 
 @lru_cache(maxsize=1024)
 def get_written_type(t: pa.DataType) -> type:
-    """Return the Python type of the written form of values of a flat type, NULL aside."""
+    """Return the Python type of the written form of non-NULL values of a flat type."""
     if pat.is_boolean(t):
         return bool
     return int if pat.is_integer(t) or pat.is_temporal(t) else str
@@ -328,9 +327,8 @@ Orderable = Any  # For a key of one field its value, or NaN or NULL as below; fo
 
 @total_ordering
 class _Last:
-    """Sorts after all values of a field: NaN, then NULL.
-
-    Collections with very many parts compare millions of keys, so a value is compared as it is.
+    """Sorts after all values of a field, for NaN and NULL. Other values are compared directly, because collections with
+    very many parts compare millions of keys.
     """
 
     __slots__ = ("_rank",)
@@ -353,7 +351,7 @@ _NAN, _NULL = _Last(1), _Last(2)
 
 @lru_cache(maxsize=256)
 def make_key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
-    """Return the function that makes keys in their written form comparable in the order of rows.
+    """Return a function that makes written keys comparable in the order of rows.
 
     The function raises ValueError or ArithmeticError for a value that is not a key of these types.
     """
@@ -363,7 +361,7 @@ def make_key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderabl
 
 @lru_cache(maxsize=256)
 def make_keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], list[Orderable]]:
-    """Return the same function for many keys: field by field, which is faster."""
+    """Return the function of `make_key_order` for many keys, which is faster: it works field by field."""
     fields = [(get_written_type(t), _make_value_order(t)) for t in types]
 
     def orders(keys: Sequence[Bound]) -> list[Orderable]:
@@ -379,7 +377,7 @@ def make_keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]
 
 
 def _make_comparable(values: Sequence[Any], kind: type, value_order: Callable[[Any], Any] | None) -> Sequence[Any]:
-    """Return values of a field as they are to be compared."""
+    """Return the values of a field in comparable form."""
     kinds = {*map(type, values)}
     if not kinds <= {kind, type(None)}:
         wrong = next(value for value in values if value is not None and type(value) is not kind)
@@ -391,7 +389,7 @@ def _make_comparable(values: Sequence[Any], kind: type, value_order: Callable[[A
 
 
 def _make_value_order(t: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that makes the written form of a value of a type comparable; None if it is."""
+    """Return a function that makes written values of a type comparable; None if they are already."""
     if pat.is_floating(t):
         return float
     if pat.is_decimal(t):

@@ -1,4 +1,4 @@
-"""DuckDB as a calculator: in memory, by one thread, in UTC, without files, settings or extensions of the user."""
+"""A DuckDB for computations: in memory, single-threaded, in UTC, without the user's files, settings or extensions."""
 
 from functools import cache
 from typing import Any
@@ -8,13 +8,13 @@ _MEMORY = "2GB"  # A list that a function makes of one row cannot take all that 
 
 
 def is_supported_version(version: str) -> bool:
-    """Return whether a version of DuckDB computes as values are stored and views are made."""
+    """Return whether a DuckDB version may compute stored values and views."""
     return tuple(int(number) for number in version.split(".")[:2]) == DUCKDB
 
 
 @cache
 def get_calculator() -> Any:
-    """Return the process's DuckDB connection; each thread takes a cursor of it."""
+    """Return the process's DuckDB connection, of which each thread uses a cursor."""
     import duckdb
 
     limits = {"threads": "1", "memory_limit": _MEMORY, "temp_directory": "", "autoinstall_known_extensions": "false"}

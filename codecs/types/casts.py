@@ -1,4 +1,4 @@
-"""Casts from Arrow columns to another field's type; a cast never loses information.
+"""Casts Arrow columns to the type of a field without losing information.
 
 A conversion stays within a family, and every value must survive it exactly:
 
@@ -10,9 +10,9 @@ A conversion stays within a family, and every value must survive it exactly:
     list views, as lists; dictionary-encoded and run-end encoded columns, as their values
     columns of type null, as NULLs; UUIDs as bytes, Arrow's JSON as text
 
-A wrong family is a SchemaMismatch, a value that does not survive an InvalidUpdate that names its row. Inside
-lists, structs and maps no conversion to a narrower float is made: Arrow does not report what it rounds. List
-views are copied by hand, because Arrow 26 empties them when it casts them.
+A wrong family is a SchemaMismatch, a value that does not survive an InvalidUpdate that names its row. Inside lists,
+structs and maps there is no conversion to a narrower float, because Arrow does not report rounding. List views are
+copied by hand, because Arrow 26 empties them when it casts them.
 """
 
 from collections.abc import Callable
@@ -126,7 +126,7 @@ def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 
 def decode_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without views, dictionaries and the like, at whatever depth, in `get_stored_type` of its type."""
+    """Return a column without views, dictionaries and the like at any depth, in `get_stored_type` of its type."""
     return pa.chunked_array([_undo_encodings(chunk) for chunk in column.chunks], get_stored_type(column.type))
 
 
@@ -154,7 +154,7 @@ def _undo_encodings(array: pa.Array) -> pa.Array:
 
 
 def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether Arrow's cast between two number types changes values without saying so."""
+    """Return whether Arrow's cast between two number types may silently change values."""
     if pat.is_integer(source):
         return bool(pat.is_float16(target))
     return bool(pat.is_floating(source) and source.bit_width > target.bit_width)
@@ -214,7 +214,7 @@ _FAMILIES: tuple[Callable[[Any], bool], ...] = (
 
 
 def _check_values(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Return the column, or raise InvalidUpdate for a value that its type has not, or that Parquet would change."""
+    """Return the column; raise InvalidUpdate for a value outside its type, or that Parquet would change."""
     if _may_hold_invalid(column.type):
         try:
             _check_leaves(column)

@@ -1,8 +1,8 @@
-"""Codecs: how a Python value becomes one Arrow column, under a name and a version that are stored.
+"""Codecs: convert Python values to one Arrow column and back; their name and version are stored.
 
-A codec must be *canonical*: equal values have equal encodings, because rows are compared as stored. A changed encoding
-needs a new version. There is no registry: users pass their codec object to `create_or_load`, and its name and version
-are checked against the stored ones. No built-in codec can execute what it reads.
+A codec must be *canonical*: equal values have equal encodings, because rows are compared in stored form. A changed
+encoding needs a new version. There is no registry: users pass their codec object to `create_or_load`, and its name and
+version are checked against the stored ones. No built-in codec can execute what it reads.
 
 `Utf8`, `Binary` and `Int64` store `None` as NULL. `Json` stores `None` as the text `null`.
 """
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Codec(Generic[T]):
-    """Turns values of one Python type into what one Arrow column holds, and back.
+    """Converts values of one Python type to one Arrow column, and back.
 
     A subclass sets `name`, `version` and `arrow_type` and defines `encode` and `decode`; `encode_all` and
     `decode_all` may be overridden for speed. Two values that are equal must have equal encodings. Spark
@@ -33,7 +33,7 @@ class Codec(Generic[T]):
 
     Attributes:
         name: 1 to 64 of A-Z a-z 0-9 _ . -, and not a built-in codec's; stored with the collection.
-        version: 1 or more; to be raised with every change of the encoding.
+        version: 1 or more; raise it with every change of the encoding.
         arrow_type: the type of the column.
     """
 
@@ -42,11 +42,11 @@ class Codec(Generic[T]):
     arrow_type: ClassVar[pa.DataType]
 
     def encode(self, value: T) -> Any:
-        """Return what `pyarrow.array(..., arrow_type)` takes for one value; raise any error to refuse it."""
+        """Encode one value as input of `pyarrow.array(..., arrow_type)`; raise any error to refuse it."""
         raise NotImplementedError(f"{type(self).__name__} does not define encode")
 
     def decode(self, stored: Any) -> T:
-        """Return the value that `encode` encoded as this element of the column (None for NULL)."""
+        """Decode one element of the column (None for NULL)."""
         raise NotImplementedError(f"{type(self).__name__} does not define decode")
 
     def encode_all(self, values: Sequence[T]) -> pa.Array:
@@ -62,10 +62,10 @@ class Codec(Generic[T]):
         return list(map(self.decode, to_values(array, f"codec {self.name!r}")))
 
     def check_stored(self, column: pa.ChunkedArray) -> None:
-        """Raise InvalidUpdate unless each stored value is what `encode` returns; NULL is.
+        """Raise InvalidUpdate unless each stored value is NULL or the encoding of its value.
 
-        Two encodings of one value would be two records, of which one does not cancel the other. Each value that there
-        is is looked at once.
+        Two encodings of one value would be two records that do not cancel each other. Each distinct value is checked
+        once.
         """
         what = f"codec {self.name!r}"
         for row, stored in _iterate_firsts(to_values(column, what)):
@@ -96,7 +96,7 @@ class Codec(Generic[T]):
 
 
 class _Plain(Codec[T]):
-    """A codec whose values are the column's own; None is NULL."""
+    """A codec whose values are those of the column; None is NULL."""
 
     def encode(self, value: T) -> Any:
         return to_array([value], self.arrow_type, f"codec {self.name!r}")[0].as_py()
@@ -111,7 +111,7 @@ class _Plain(Codec[T]):
         return to_values(array, f"codec {self.name!r}")
 
     def check_stored(self, column: pa.ChunkedArray) -> None:
-        """Every value of the column's type is one of the codec's."""
+        """Do nothing, because the codec has every value of the column's type."""
 
 
 class Utf8(_Plain[str]):
@@ -146,7 +146,7 @@ class Json(Codec[Any]):
     arrow_type = pa.string()
 
     def encode(self, value: Any) -> str:
-        """Return the canonical text; raises ValueError or TypeError if reading it would not give value."""
+        """Return the canonical text; raise ValueError or TypeError if it would decode to another value."""
         text = _dumps(value)
         again = json.loads(text)
         if again != value:
@@ -156,7 +156,7 @@ class Json(Codec[Any]):
     def decode(self, stored: Any) -> Any:
         """Return the value of a text; None for NULL, which `encode` never returns.
 
-        Raises Corruption: `encode` never returns such a text: not JSON, NaN, an integer of thousands of digits.
+        Raises Corruption for a text that `encode` never returns: not JSON, NaN, an integer of thousands of digits.
         """
         try:
             return None if stored is None else json.loads(stored, parse_constant=_refuse_constant)
@@ -167,7 +167,7 @@ class Json(Codec[Any]):
 
 
 class Unit(Codec[None]):
-    """No column at all: the only value is None."""
+    """A codec without a column: the only value is None."""
 
     name = "unit"
 
@@ -223,7 +223,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _replace_negative_zero(value: Any) -> Any:
-    """Return a JSON value with 0.0 in the place of -0.0."""
+    """Replace -0.0 by 0.0 in a JSON value."""
     if isinstance(value, list):
         return [_replace_negative_zero(v) for v in value]
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Documents of JSON in columns of text: what RFC 8259 defines, as written.
+"""Checks JSON documents in columns of text, by RFC 8259; their text is stored unchanged.
 
-Neither NaN and infinities, nor comments, trailing commas and lone surrogates are allowed. A name may occur twice in an
+NaN, infinities, comments, trailing commas and lone surrogates are refused. A name may occur twice in an
 object. No document nests deeper than Python's limit of recursion. Cost: 1 µs for a short document.
 """
 

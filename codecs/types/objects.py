@@ -1,4 +1,4 @@
-"""Values as Python objects for tables, JSON and messages, where each must be seen as it is.
+"""Converts values to Python objects for tables, JSON and messages, without changing them.
 
 Python has no dates before the year 1 or after 9999, no durations beyond 2.7 million years, and nothing smaller than a
 microsecond. Such values become text, as ISO 8601 writes them, moments with a zone in UTC. All other values become the
@@ -20,7 +20,7 @@ _ARROW_S = 30_000 * 31_556_952  # Arrow writes years of up to 32,767 as text.
 
 
 def to_objects(array: pa.Array | pa.ChunkedArray, separator: str = "T") -> list[Any]:
-    """Return the values of a column as Python objects, or as text where Python has none that keeps them.
+    """Return the values of a column as Python objects, or as text if Python has no exact object.
 
     `separator`: between the date and the time of a text.
     """
@@ -49,7 +49,7 @@ def to_dicts(table: pa.Table | pa.RecordBatch, separator: str = "T") -> list[dic
 
 
 def find_unwritable(table: pa.Table | pa.RecordBatch) -> str | None:
-    """Return the first column with a date or a moment so far away that Arrow does not write it as text."""
+    """Return the first column with a date or moment that Arrow cannot write as text; None without one."""
     names: list[str] = table.schema.names
     for name, column in zip(names, table.columns, strict=True):
         kind = column.type

@@ -1,4 +1,4 @@
-"""The fields of a schema, in whatever way a caller describes them: names with Arrow types in the end.
+"""Converts a caller's description of a schema's fields to names with Arrow types.
 
     a dict             of names to types: `{"id": int, "name": "string", "at": datetime, "n": pa.int32()}`
     a pa.Schema        or anything that exports one: a Polars schema or frame, a table, a reader
@@ -58,7 +58,7 @@ class _Unknown(ValueError):
 
 
 def parse_fields(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
-    """Return names and plain types of the fields that a caller describes, in order, and whether they are nullable.
+    """Return the names, plain types and nullability of the fields that a caller describes, in order.
 
     Fields are nullable, unless an Arrow field declares otherwise.
 
@@ -93,7 +93,7 @@ def _parse_field(name: Any, value: Any, where: str) -> tuple[Any, pa.DataType, b
 
 
 def to_arrow_type(value: Any, where: str) -> pa.DataType:
-    """Return the Arrow type for storing values of a Python or library type; where names the field in errors."""
+    """Return the Arrow type that stores values of a Python or library type; `where` names the field in errors."""
     try:
         converted = _convert_type(value)
         is_json = getattr(converted, "extension_name", None) == JSON.extension_name

@@ -1,8 +1,8 @@
-"""A collection's schema: the Arrow fields of its key and of its value, and the codecs that made them.
+"""A collection's schema: the Arrow fields of its key and value, with their codecs.
 
 Invariants:
-- every field has a plain supported type (see `arrow_types`) and carries no metadata; it is nullable unless it was
-  declared not null, and its inner fields are always nullable;
+- every field has a plain supported type (see `arrow_types`) and no metadata; it is nullable unless it was declared not
+  null, and its inner fields are always nullable;
 - a value column may be declared as JSON: everywhere else it is a column of strings;
 - names are unique over key and value, and none of them is `_time` or `_diff`;
 - a codec side is one field, named "key" or "value", of the codec's Arrow type; a unit side has no field;
@@ -60,12 +60,12 @@ SideSpec: TypeAlias = Mapping[str, Any] | pa.Schema | Codec[Any] | type[Any] | A
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The key or the value: its fields, and the codec if Python values are stored through one.
+    """The key or the value: its fields, and its codec, if any.
 
     Attributes:
         fields: one per column; `()` for unit.
-        codec: the codec object, if this process knows it.
-        codec_name: set whenever the side is stored through a codec, known here or not.
+        codec: the codec object, if this process has it.
+        codec_name: set whenever the side has a codec, even if this process lacks it.
         codec_version: set together with `codec_name`.
     """
 
@@ -81,7 +81,7 @@ class Side:
 
     @classmethod
     def of(cls, spec: SideSpec, side: str) -> "Side":
-        """Build one side from what `create_or_load` takes for it; `side` is "key" or "value"."""
+        """Build one side from an argument of `create_or_load`; `side` is "key" or "value"."""
         if spec is None or isinstance(spec, Unit) or spec is Unit:
             return cls(())
         if isinstance(spec, Codec) or (isinstance(spec, type) and issubclass(spec, Codec)):
@@ -132,30 +132,30 @@ class _Derived(dict[Callable[["CollectionSchema"], Any], Any]):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class CollectionSchema:
-    """The fields of key and value of one collection, with what follows from them worked out once.
+    """The fields of key and value of one collection, with derived values that are computed once.
 
     Attributes:
-        timeline: the unit of `TIME_UNITS` in which times count since 1970-01-01T00:00Z; None if they only count.
+        timeline: the unit of `TIME_UNITS` in which times count since 1970-01-01T00:00Z; None without a timeline.
         version: 1, and one more with each change.
-        ids: of the columns, key and value; a name that is used again has another one. By default they are 0, 1, 2 ….
-        defaults: what records older than a column read as, as JSON, by id.
+        ids: of the columns, key and value; a reused name has a new id. By default they are 0, 1, 2 ….
+        defaults: by id, the value of a column in records that are older than it, as JSON.
         inner: numbers of the fields inside of columns (`persist.codecs.nested`), by the column's id; without an entry
             these are 0, 1, 2 ….
-        known: all versions of the collection's schema, this one too; none if there was never another one.
+        known: all versions of the collection's schema, including this one; empty if there is only one.
         is_widened: whether columns have their newest types instead of those of this version; only for reading, made by
             `persist.codecs.evolution.find_newest_types`.
         order: the names of the columns in the order of tables, if this is not the key and then the value: a view's
             query may compute a column before its group columns.
         key_names, value_names: column names per side, in order; `names` is both.
-        columns: the names in `order`; faces that show the collection as a table take these.
+        columns: the names in `order`, for displays of the collection as a table.
         required: the names of the columns that were declared not null: writes of NULL are refused there.
         json: the names of the columns that hold documents of JSON: writes of other texts are refused there.
         declared: the fields of key and value, as the user declared them.
         arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable). Required columns are
-            nullable there, as in parts: readers need not know.
-        types: the types of these.
-        shapes: of each column of key and value, its type and the numbers of the fields inside, () for 0, 1, 2 …. Two
-            versions mean the same by a column exactly if ids and shapes are equal.
+        nullable there, as in parts.
+        types: the types of the columns of `arrow`.
+        shapes: of each column of key and value, its type and the numbers of the fields inside, () for 0, 1, 2 …. A
+        column means the same in two versions exactly if ids and shapes are equal.
     """
 
     key: Side
@@ -233,7 +233,7 @@ class CollectionSchema:
 
     @classmethod
     def of(cls, key: SideSpec, value: SideSpec, timeline: str | None = None) -> "CollectionSchema":
-        """Build a schema from what `create_or_load` takes.
+        """Build a schema from arguments of `create_or_load`.
 
         Args:
             key: names with types (dict or pa.Schema), a codec (class or instance), or None for unit.
@@ -250,7 +250,7 @@ class CollectionSchema:
         return cls(*sides, timeline)
 
     def compute_once(self, make: Callable[["CollectionSchema"], T]) -> T:
-        """Return a function's result for this schema, computed once: a look-up by the schema hashes all of it."""
+        """Return a function's result for this schema, computed once; faster than a cache with the schema as key."""
         if make not in self._derived:
             self._derived[make] = make(self)
         derived: T = self._derived[make]
@@ -263,10 +263,10 @@ class CollectionSchema:
 
     @property
     def reading(self) -> str:
-        """The part of a cache key that identifies how bytes are read: equal for equal bytes, version and reading.
+        """The part of a cache key for reads of bytes, which identifies their interpretation.
 
-        The bytes alone are not enough: a batch does not name its columns, and a name may belong to another column in
-        another version.
+        The bytes are not enough: a batch does not name its columns, and a name may be another column in another
+        version.
         """
         return self.compute_once(_describe_reading)
 
@@ -304,9 +304,9 @@ class CollectionSchema:
 
     @classmethod
     def from_json(cls, j: Json) -> "CollectionSchema":
-        """Read the written form, codecs unknown here as None; raises ValueError on anything else.
+        """Read the written form; codecs that this process lacks are None. Raises ValueError for an invalid form.
 
-        Many collections share one schema, and a schema never changes: equal written forms return one object.
+        Equal written forms return one object, because many collections share an immutable schema.
         """
         try:
             written = msgspec.json.encode(j)
@@ -401,12 +401,12 @@ def _decode_inner(written: Any, schema: CollectionSchema) -> tuple[tuple[int, tu
 
 
 def count_inner_fields(kind: pa.DataType) -> int:
-    """Return how many fields are inside of a type, at all depths."""
+    """Return the number of inner fields of a type, at all depths."""
     return sum(1 + count_inner_fields(f.type) for f in list_inner_fields(kind)) if not is_flat(kind) else 0
 
 
 def _parse_later_fields(rest: Any, columns: int) -> tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]]:
-    """Return version, ids and defaults, which only later versions have in their written form."""
+    """Parse version, ids and defaults, which only later versions have in their written form."""
     match rest:
         case {"version": int(version), "ids": [*ids], **more} if version > 1 and more.keys() <= {"defaults"}:
             if len(ids) == columns == len({*ids}) and all(type(id_) is int and 0 <= id_ < 2**31 for id_ in ids):
@@ -468,7 +468,7 @@ def _decode_field(pair: Any) -> pa.Field:
 
 
 def _list_differences(side: str, requested: Side, stored: Side) -> list[str]:
-    """Say field by field how two sides differ; [] when they do not."""
+    """Describe the differences between two sides, field by field."""
     if requested == stored:
         return []
     if requested.codec_name != stored.codec_name or not (requested.fields and stored.fields):

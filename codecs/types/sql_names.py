@@ -1,4 +1,4 @@
-"""Names as SQL compares them, like DuckDB: without the case of ASCII letters, and with that of all others."""
+"""Compares names as DuckDB's SQL does: ignoring the case of ASCII letters only."""
 
 import string
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 def fold_case(name: str) -> str:
-    """Return a name without the case that SQL does not look at."""
+    """Fold the case of a name that SQL ignores."""
     return name.translate(_LOWER)
 
 
 def check_sql_names(collection: str, schema: pa.Schema) -> None:
-    """Raise InvalidUsage if SQL would take two columns, or two fields of a struct, for one.
+    """Raise InvalidUsage if SQL cannot distinguish two columns, or two fields of a struct.
 
-    `collection`: what the message calls the table.
+    `collection`: the name of the table for the message.
     """
     alike = _find_alike(schema, "")
     if alike is not None:

@@ -4,8 +4,8 @@ bool                    true and false in any case, 1 and 0
 integers, decimals      digits that the type holds without rounding
 floats                  the nearest float of a fraction; a whole number must be exact; neither infinity nor zero
                         stands for another number
-date, time, timestamp   ISO 8601, no finer than the type, but for zeros; with an offset only if the type has a zone,
-                        and without one in UTC then
+date, time, timestamp   ISO 8601, no finer than the type except for zeros; with an offset only if the type has a zone;
+                        without an offset it is in UTC then
 duration                a whole number of the type's unit; or ISO 8601 with days to seconds, no finer than the type
 string                  itself, if it is UTF-8
 """
@@ -34,7 +34,7 @@ def parse_column(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray
 
     Raises:
         ArrowInvalid: a text is not a value of the type, or would change in it.
-        ArrowNotImplementedError: the type is not read from text: bytes, and what is nested.
+        ArrowNotImplementedError: the type is not read from text, such as bytes and nested types.
     """
     texts = texts.cast(pa.string())
     if pat.is_string(target) or pat.is_large_string(target):
@@ -67,7 +67,7 @@ def _choose_parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataTyp
 
 
 def is_exact_float(text: str, bits: int = 64) -> bool:
-    """Return whether a float keeps the integer part of a number; fractions may be rounded."""
+    """Return whether a float has exactly the integer part of a number; fractions may be rounded."""
     number = text.lstrip("+-").lower()
     with np.errstate(over="ignore"):
         rounded = float(np.array(float(text)).astype(f"f{bits // 8}"))
@@ -124,7 +124,7 @@ def _parse_durations(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedA
 
 
 def _count_units(text: str, target: pa.DataType) -> int:
-    """Return how many units of a type a text means."""
+    """Parse a duration to a number of units of a type."""
     parts = _DURATION.fullmatch(text)
     if parts is None or text[-1] in "PT":
         return int(_parse_integers(pa.chunked_array([[text]]), pa.int64())[0].as_py())

@@ -1,12 +1,12 @@
-"""Python values to Arrow columns and back, without silent coercion.
+"""Converts Python values to Arrow columns and back, without silent coercion.
 
 Arrow's own conversion is generous: it stores 1.5 as the integer 1, bytes as text, a datetime as its date, a
-misspelt struct key as NULL. Here the Python type decides, per family:
+misspelt struct key as NULL. This module decides by the Python type, for each family:
 
     bool                    bool
     integers                int (bool is none); in fields also float or Decimal, if whole
-    floats                  float or int, if exact; float32 and float16 round to nearest, but refuse to
-    overflow decimals                Decimal or int, if the scale holds it exactly
+    floats                  float or int, if exact; float32 and float16 round to nearest, but refuse to overflow
+    decimals                Decimal or int, if the scale holds it exactly
     strings, binary         str; bytes, bytearray or memoryview; UUID, if it is of 16 bytes
     date, time, duration    date (datetime is none); time without tzinfo; timedelta
     timestamp               datetime: with tzinfo exactly if the type has a zone
@@ -44,14 +44,13 @@ _Values = Sequence[Any]
 
 
 class _Refused(ValueError):
-    """A column holds a value its type does not take; the message is the reason."""
+    """A value does not fit its column's type; the message is the reason."""
 
 
 class _Rule(NamedTuple):
     """The Python values that one type accepts.
 
-    `exact` decides nearly always; `kinds` and `not_kinds` decide for subclasses; `check` sees the values that
-    are not None.
+    `exact` mostly decides; `kinds` and `not_kinds` decide for subclasses; `check` gets the values that are not None.
     """
 
     wanted: str
@@ -62,12 +61,12 @@ class _Rule(NamedTuple):
 
 
 def to_array(values: _Values, t: pa.DataType, where: str) -> pa.Array:
-    """Return the column of type `t` that holds `values`, one per update.
+    """Convert values to a column of type `t`.
 
     Args:
         values: Python values, None for NULL.
         t: a plain supported type.
-        where: what the column is, for messages, such as "field 'amount'".
+        where: the column for messages, such as "field 'amount'".
     """
     try:
         check_values(values, t)
@@ -77,9 +76,10 @@ def to_array(values: _Values, t: pa.DataType, where: str) -> pa.Array:
 
 
 def to_field(values: _Values, t: pa.DataType, where: str) -> pa.Array:
-    """Return the column of a key or value field, as `to_array`; integers may come as whole floats or decimals.
+    """Convert values to a key or value field like `to_array`, but accept whole floats and decimals as integers.
 
-    Only frames and JSON have a reason to write 3 as 3.0, so a time, a diff or what a codec takes is not read like this.
+    Only frames and JSON have a reason to write 3 as 3.0, so times, diffs and input of codecs are not converted like
+    this.
     """
     try:
         return to_array(values, t, where)
@@ -106,7 +106,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def check_values(values: _Values, t: pa.DataType) -> None:
-    """Raise if a value has a Python type that `t` does not take; ranges are Arrow's to check."""
+    """Raise an error if a value's Python type does not fit `t`; Arrow checks ranges."""
     rule = _make_rule(t)
     kinds = set(map(type, values))
     if rule.check is not None or not kinds <= rule.exact:
@@ -114,7 +114,7 @@ def check_values(values: _Values, t: pa.DataType) -> None:
 
 
 def to_values(array: pa.Array | pa.ChunkedArray, where: str) -> list[Any]:
-    """Return the Python values of a column; raises InvalidUsage if one is beyond what Python can hold."""
+    """Return the Python values of a column; raise InvalidUsage if Python has no object for one."""
     t = array.type
     try:
         if _has_fast_list(t) and (array.null_count == 0 or not is_number(t)):
@@ -279,7 +279,7 @@ def _make_zone_check(needs_zone: bool) -> Callable[[_Values], None]:
 def _make_unit_check(
     t: pa.DataType, microseconds: pa.DataType, before: Callable[[_Values], None] | None
 ) -> Callable[[_Values], None] | None:
-    """Return a check that nothing finer than the unit of `t` would be cut off."""
+    """Return a check that no value is finer than the unit of `t`."""
 
     def check(values: _Values) -> None:
         if before is not None:
@@ -297,9 +297,8 @@ def _make_unit_check(
 
 @lru_cache(maxsize=1024)
 def _has_fast_list(t: pa.DataType) -> bool:
-    """Return whether numpy makes the same Python objects, which it does several times faster than Arrow.
-
-    Numbers must have no NULL then: numpy would make floats of them all.
+    """Return whether numpy makes the same Python objects, several times faster than Arrow. Numbers must have no NULL
+    then, because numpy would turn all of them into floats.
     """
     return is_number(t) or is_text(t)
 
@@ -309,7 +308,8 @@ _PYTHON = frozenset({dt.datetime, dt.timedelta, dt.time})
 
 @lru_cache(maxsize=1024)
 def to_python_type(t: pa.DataType) -> pa.DataType:
-    """Return `t` with time64[ns] as time64[us]: Arrow would cut off nanoseconds, where a cast refuses to."""
+    """Return `t` with time64[us] in place of time64[ns], because Arrow would truncate nanoseconds, which a cast
+    refuses."""
     if is_flat(t):
         return pa.time64("us") if t == pa.time64("ns") else t
     return replace_inner_types(t, [to_python_type(f.type) for f in list_inner_fields(t)])

@@ -1,4 +1,4 @@
-"""Wider types: which hold every value of another one, and columns that get them.
+"""Wider types, which have every value of another type, and conversions to them.
 
 Integers become wider integers, floats and decimals; floats, decimals, strings and binary become wider ones of their
 kind; times get finer units. A document of JSON is a string.
@@ -30,7 +30,7 @@ def widen_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def is_wider(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Return whether a type holds every value of another one, so that a column of it can be widened.
+    """Return whether a type has every value of another type, so that a column can be widened.
 
     Times in finer units must lie within some centuries of 1970: `may_overflow`.
     """
@@ -57,7 +57,7 @@ def is_wider(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 def may_overflow(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Return whether a type is another one in a finer unit with a smaller range."""
+    """Return whether a wide type has a finer unit with a smaller range."""
     if pt.is_timestamp(narrow) and pt.is_timestamp(wide):
         return narrow.tz == wide.tz and _is_finer(narrow, wide)
     return bool(pt.is_duration(narrow) and pt.is_duration(wide) and _is_finer(narrow, wide))
@@ -68,7 +68,7 @@ def _is_finer(narrow: Any, wide: Any) -> bool:
 
 
 def is_written_alike(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Return whether values of a column are written alike in descriptors before and after it was widened."""
+    """Return whether widening keeps the written form of values in descriptors."""
     if narrow == wide:
         return True
     if pt.is_integer(narrow) and pt.is_integer(wide):

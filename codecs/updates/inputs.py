@@ -6,9 +6,9 @@
                        whatever else has `__arrow_c_stream__`; and iterables of tables, batches, frames or dicts
 
 A stream is read piece by piece, so it may be larger than memory. Python values in columns and dicts are converted to
-the collection's types by the rules of `persist.codecs.types.values`; what Arrow has already, `casts` converts later. A
-frame that Arrow does not take as a whole is converted column by column, so that the column that is at fault, and the
-row, can be named. This module imports neither pandas nor Polars: it recognises objects by their methods.
+the collection's types by the rules of `persist.codecs.types.values`; `casts` converts Arrow data later. A frame that
+Arrow does not accept as a whole is converted column by column, so that errors can name the column and the row. This
+module imports neither pandas nor Polars: it recognises objects by their methods.
 """
 
 import itertools
@@ -46,9 +46,9 @@ _IN_MEMORY = ("nbytes", "memory_usage", "estimated_size")  # The methods by whic
 
 @dataclass(frozen=True, slots=True)
 class TableStream:
-    """Tables that come one after the other, once.
+    """A stream of tables, which can be read once.
 
-    `tables`: takes the schema of their columns, or None for any types, and yields the tables.
+    `tables`: a function that takes the schema of their columns, or None for any types, and yields the tables.
     """
 
     tables: Callable[[CollectionSchema | None], Iterator[pa.Table]]
@@ -57,7 +57,7 @@ class TableStream:
 def open_stream(data: Any) -> Any:
     """Open data that is a stream as a `TableStream`; return other data unchanged.
 
-    For an iterator, its first element is taken to find out, and then put back in front.
+    The first element of an iterator is read to determine this, and then put back.
     """
     if isinstance(data, (list, tuple)):
         return _to_stream(data) if data and _is_table(data[0]) else data
@@ -104,7 +104,7 @@ def to_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
 
 
 def iterate_tables_by_columns(data: Any, schema: CollectionSchema) -> Iterator[tuple[pa.Table, Sequence[int]]]:
-    """Yield rows as tables, each of rows with the same columns, and the numbers of these rows."""
+    """Group rows by their columns; yield each group as a table, with the numbers of its rows."""
     if not isinstance(data, (list, tuple, Mapping, str, bytes)) and not _is_arrow(data) and isinstance(data, Iterable):
         data = data if hasattr(data, "to_batches") or hasattr(data, "collect_batches") else [*data]
     if isinstance(data, (list, tuple)) and (not data or not _is_table(data[0])):
@@ -200,7 +200,7 @@ def _convert_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
 def select_sides_like(
     data: Any, key: Any, value: Any = None
 ) -> tuple[dict[str, pa.Field] | None, dict[str, pa.Field] | None]:
-    """Return key and value columns as data, or a schema, has them; its columns of updates are none.
+    """Return the key and value columns of data or of a schema, without `_time` and `_diff`.
 
     `key`: the names of the key columns; [] for none.
     """
@@ -225,7 +225,7 @@ def select_sides_like(
 
 
 def select_columns_like(data: Any) -> dict[str, pa.Field]:
-    """Return the columns of data, or of a schema, by name, with the types that a collection of them has."""
+    """Return the columns of data or of a schema, with the types in which a collection stores them."""
     _refuse_path(data)
     if isinstance(data, (list, tuple)) or (isinstance(data, Mapping) and any(map(_is_column, data.values()))):
         table = to_table(data, None)
@@ -254,9 +254,9 @@ def select_columns_like(data: Any) -> dict[str, pa.Field]:
 
 
 def peek_columns(data: Any) -> tuple[Any, Any]:
-    """Return an object with the columns of data, and data to read in its place: a stream is read up to its first row.
+    """Return an object with the columns of data, and data to use in its place: a stream is read up to its first row.
 
-    The object is a table without rows if data is a stream without any.
+    For a stream without rows, the object is an empty table.
     """
     if isinstance(data, pa.RecordBatchReader):
         _mark_read(data)
@@ -277,7 +277,7 @@ def peek_columns(data: Any) -> tuple[Any, Any]:
 
 
 def _refuse_path(data: Any) -> None:
-    """Raise InvalidUpdate if data is a text or a path: the rows of a file are read by other means."""
+    """Raise InvalidUpdate if data is a text or a path, because files are read differently."""
     if isinstance(data, (str, PurePath)):
         raise InvalidUpdate(
             f"the rows are {shorten(str(data))}, a {'path' if isinstance(data, PurePath) else 'text'}. Read a file "
@@ -295,7 +295,7 @@ def _mark_read(reader: pa.RecordBatchReader) -> None:
 
 
 def _choose_stored_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type for storing a column: text is text, whatever offsets a frame uses."""
+    """Return the type that stores a column: text is `string`, whatever offsets a frame uses."""
     if kind in (pa.null(), pa.large_string()):
         return pa.string()
     return pa.binary() if kind == pa.large_binary() else kind
@@ -306,7 +306,7 @@ def _is_column(values: Any) -> bool:
 
 
 def check_input(data: Any) -> None:
-    """Refuse a frame or a column whose values Arrow would take for others; see `SchemaMismatch`'s message."""
+    """Refuse a frame or a column whose values Arrow would misread."""
     _check_columns(data)
     _check_column_type(getattr(data, "name", "of values"), getattr(data, "dtype", None))
 
@@ -344,7 +344,8 @@ def _check_column_type(name: Any, kind: Any) -> None:
 
 
 def _fits_inferred_type(values: list[Any], t: pa.DataType) -> bool:
-    """Return whether the type that Arrow inferred fits all values: it infers a date from a date before a moment."""
+    """Return whether the type that Arrow inferred fits all values; it infers a date from a date followed by a
+    moment."""
     if {*map(type, values)} - {type(None)} in ({np.datetime64}, {np.timedelta64}):
         return len({value.dtype for value in values if value is not None}) == 1
     try:
@@ -362,7 +363,7 @@ def _make_no_table_error(data: Any, error: Exception) -> SchemaMismatch:
 
 
 def _add_index_column(data: Any) -> Any:
-    """Return a pandas frame with its named index among its columns, and other data as it is.
+    """Add the named index of a pandas frame to its columns; return other data unchanged.
 
     pandas streams an index as a column itself, unless its values happen to be a range.
     """
@@ -401,7 +402,7 @@ def _convert_columns(columns: Mapping[Any, Any], schema: CollectionSchema | None
 
 
 def _convert_column(name: Any, values: Any, schema: CollectionSchema | None) -> pa.ChunkedArray:
-    """Return the values of a column, whatever holds them, as an Arrow column."""
+    """Convert values in any container to an Arrow column."""
     if not isinstance(name, str):
         raise SchemaMismatch(f"{shorten(name)} is not the name of a column: names are text")
     if isinstance(values, pa.ChunkedArray):
@@ -423,7 +424,7 @@ def _convert_column(name: Any, values: Any, schema: CollectionSchema | None) -> 
 
 
 def _list_values(values: Any) -> list[Any]:
-    """Return Python values, where what pandas takes for missing is None."""
+    """Return Python values, with None for values that pandas treats as missing."""
     if hasattr(values, "isna"):
         missing = values.isna().tolist()
         return [None if is_missing else value for value, is_missing in zip(values.tolist(), missing, strict=True)]
@@ -457,7 +458,7 @@ def _convert_values(name: str, values: list[Any], schema: CollectionSchema | Non
 
 
 def _convert_times(values: list[Any], unit: str, name: str) -> pa.Array:
-    """Return times, whose kind the first one determines: numbers, moments, dates or text."""
+    """Convert times: numbers, moments, dates or text, as the first one is."""
     first = next((value for value in values if value is not None), None)
     kind = pa.int64()
     if isinstance(first, datetime):

@@ -1,9 +1,9 @@
-"""A few updates as Python values, checked but not yet Arrow: what a tiny write costs least as.
+"""A few updates as checked Python values, not yet Arrow: the cheapest form of a tiny write.
 
-Turning one update into Arrow costs more than all else that a tiny write does, and costs hardly more for a hundred. So a
-writer collects them as Python columns and converts those of many writes at once. This requires values that are certain
-to convert: `convert_small_updates` accepts a value by its exact Python type and range, and leaves everything else to
-`to_updates`. It never raises and never refuses an update by itself.
+Converting one update to Arrow costs more than the rest of a tiny write, and hardly more for a hundred. So a writer
+collects Python columns and converts those of many writes at once. This requires values that are certain to convert:
+`convert_small_updates` accepts a value by its exact Python type and range, and leaves all others to `to_updates`. It
+never raises an error.
 
 It duplicates `to_updates`, and stays for its speed: 50 writes of one update each take 2.6 ms of CPU time with it, and
 9.2 ms without.
@@ -34,7 +34,7 @@ Column = list[Any]
 class SmallUpdates:
     """Updates in columns as in `CollectionSchema.arrow`; every value is certain to convert, and no diff is 0.
 
-    `bytes`: roughly what they occupy.
+    `bytes`: their approximate memory.
     """
 
     columns: list[Column]
@@ -85,7 +85,7 @@ def convert_small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates |
 
 
 def convert_small_keys(keys: Sequence[Any], schema: CollectionSchema) -> pa.RecordBatch | None:
-    """Return a few plain keys as a batch of the key columns, or None if they are not certain to be keys."""
+    """Return a few plain keys as a batch of the key columns, or None if they may be invalid."""
     kinds = schema.compute_once(_list_plain_types)
     if kinds is None or not 0 < len(keys) <= ROWS_MAX:
         return None

@@ -1,16 +1,16 @@
-"""Updates as Python tuples, to Arrow and back.
+"""Converts updates between Python tuples and Arrow.
 
     update = ((key, value), time, diff)
     key, value = the value itself for one field or a codec, a tuple for several fields, None for unit;
-                 or a dict of the fields, unless the one field is itself a struct or a map; or, for several fields,
-                 a named tuple or a dataclass, which are taken by name
+                 or a dict of the fields, unless the one field is itself a struct or a map; or, for several fields, a
+                 named tuple or a dataclass, which is read by name
 
-A named tuple or a dataclass names its fields, so it is read by name and never by position. A tuple of `(key, value)` or
-`((key, value), time, diff)` may be a named one as well, if its names are not columns. An iterator may yield the same
-dict again and again, filled anew each time: mutable rows are copied before the next one is fetched (`copy_if_mutable`).
+A named tuple or a dataclass names its fields, so it is read by name and never by position. A tuple `(key, value)` or
+`((key, value), time, diff)` may also be a named tuple, if its names are not columns. An iterator may reuse one dict for
+all rows, so mutable rows are copied before the next one is fetched (`copy_if_mutable`).
 
-Tuples are transposed and converted column by column; only when that fails are they looked at one
-by one, to name the first that is wrong.
+Tuples are transposed and converted column by column; only if that fails are they checked one by one, to name the first
+wrong one.
 """
 
 import copy
@@ -43,7 +43,7 @@ _UPDATE, _PAIR = ("", "time", "diff"), ("key", "value")  # The field names that 
 
 
 class _Malformed(ValueError):
-    """Some tuple has another shape than the schema's."""
+    """A tuple does not have the shape of the schema."""
 
 
 def convert_tuples(
@@ -51,8 +51,8 @@ def convert_tuples(
 ) -> tuple[pa.Table, list[int], list[int]]:
     """Return `(table, times, diffs)`: the updates as a canonical table of schema.arrow, times and diffs.
 
-    NULL times and diffs are refused; the range of times is not checked here. If to_times is set, it first converts
-    times that are not numbers.
+    NULL times and diffs are refused; the range of times is not checked. `to_times`, if set, first converts times that
+    are not numbers.
     """
     rows = data if isinstance(data, (list, tuple)) else list(data)
     if not rows:
@@ -84,9 +84,9 @@ def iterate_rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[An
     """Yield `(key, value)` per row of the table; times and diffs are ignored.
 
     Raises:
-        CodecMismatch: a side is stored through a codec that this process does not know.
+        CodecMismatch: a side has a codec that this process does not have.
         SchemaMismatch: the table lacks a column.
-        InvalidUsage: a value Python has no object for.
+        InvalidUsage: Python has no object for a value.
     """
     _check_readable(table, schema)
     batches = table.to_batches(max_chunksize=_ROWS_PER_BATCH)
@@ -124,7 +124,7 @@ def _transpose_side(values: list[Any], side: Side) -> list[list[Any]]:
 
 
 def _are_dicts(values: list[Any], side: Side) -> bool:
-    """Return whether values name their fields; a dict may also be the value of the one field itself."""
+    """Return whether values name their fields; a dict may also be the value of a single field."""
     if not values or not side.fields or type(values[0]) in _PLAIN:
         return False
     if not isinstance(values[0], Mapping) and not is_dataclass_instance(values[0]):
@@ -271,7 +271,7 @@ def _decode_side(batch: pa.RecordBatch, side: Side) -> Iterable[Any]:
 
 
 def copy_if_mutable(value: Any) -> Any:
-    """Return a value that no other code can change: itself if it is hashable, a copy otherwise.
+    """Return a value itself if it is hashable, and therefore immutable; a copy otherwise.
 
     Cost: a hash. Hashable values that change nevertheless cannot be written.
     """
@@ -302,10 +302,9 @@ def is_dataclass_instance(value: Any) -> bool:
 
 
 def is_record(value: Any, schema: CollectionSchema | None) -> bool:
-    """Return whether a row names its columns: a dict, a dataclass, or a named tuple that names some of a collection.
+    """Return whether a row names its columns: a dict, a dataclass, or a named tuple with columns of a collection.
 
-    Without a schema, any named tuple does. A named tuple `(record, time, diff)` of which the record is a pair is an
-    update, whatever its other columns are called.
+    Without a schema, any named tuple does. A named tuple `(record, time, diff)` whose record is a pair is an update.
     """
     if type(value) is tuple:
         return False
@@ -325,7 +324,7 @@ def is_record(value: Any, schema: CollectionSchema | None) -> bool:
 
 
 def to_dict(record: Any) -> Mapping[Any, Any]:
-    """Return a row that names its columns, one of `is_record`, as a dict."""
+    """Return a row that names its columns (see `is_record`) as a dict."""
     if isinstance(record, Mapping):
         return record
     if is_named_tuple(record):
@@ -336,7 +335,7 @@ def to_dict(record: Any) -> Mapping[Any, Any]:
 def describe_lacking_columns(names: Iterable[str], null: str = "None") -> str:
     """Return an error for a row that lacks columns, with a remedy.
 
-    `null`: how NULL is written where the row comes from.
+    `null`: how the row's source writes NULL.
     """
     first, *more = names
     them = f"the columns {', '.join(map(repr, [first, *more]))}" if more else f"the column {first!r}"
@@ -346,7 +345,7 @@ def describe_lacking_columns(names: Iterable[str], null: str = "None") -> str:
 def find_misordered(values: Sequence[Any], places: tuple[str, ...]) -> Any:
     """Return the first named tuple whose fields are in another order, or None.
 
-    Any value may be at an unnamed position.
+    `""` among places matches any name.
     """
     for kind in {*map(type, values)}:
         fields = getattr(kind, "_fields", ()) if issubclass(kind, tuple) else ()

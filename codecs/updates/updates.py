@@ -1,12 +1,11 @@
-"""Updates in whatever form the caller has them, to one checked Arrow table; and plain rows, made into updates.
+"""Converts updates and plain rows in any form to one checked Arrow table.
 
 The resulting table has exactly the columns of `CollectionSchema.arrow`, in its order and types; no NULL in `_time` or
-`_diff`; every time in [0, TIME_MAX]; no diff of zero; floats in canonical form (see `ordering`). A table that is like
-this already is passed through without a copy, for the price of the minimum and maximum of two columns and one pass over
-its floats.
+`_diff`; every time in [0, TIME_MAX]; no diff of zero; floats in canonical form (see `ordering`). A table of this form
+is passed through without a copy; the cost is the minimum and maximum of two columns and one pass over its floats.
 
-Columns of a codec side hold what the codec stores, under the name "key" or "value". pandas exports its NaN as NULL,
-which is the meaning of NaN there; everywhere else NaN is a number.
+The column of a side with a codec has the encoded values, under the name "key" or "value". pandas exports its NaN as
+NULL, which is the meaning of NaN there; everywhere else NaN is a number.
 
 Plain rows have neither `_time` nor `_diff`: `add_times` adds one time for all, or a column with a time for each.
 """
@@ -39,7 +38,7 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls an index
 
 
 class Moments(Protocol):
-    """Turns the times of updates that are moments into integers, and leaves all others as they are."""
+    """Converts moments among the times of updates to integers; other times stay unchanged."""
 
     def convert_times(self, times: Sequence[Any]) -> list[Any]:
         """Return times or moments of tuples as integers."""
@@ -59,18 +58,18 @@ def to_updates(
     """Return updates as one table of `schema.arrow`, zero diffs dropped.
 
     Args:
-        data: an iterable of `((key, value), time, diff)`; or tables in any form that `persist.codecs.updates.inputs`
-            takes (Arrow, frames, streams, dicts), whose columns are found by name, in any order.
+        data: an iterable of `((key, value), time, diff)`; or tables in any form of `persist.codecs.updates.inputs`
+            (Arrow, frames, streams, dicts), with columns in any order.
         schema: the collection's.
         default_time: the time of every update without a `_time` column.
         default_diff: the diff of every update without a `_diff` column.
         moments: of the collection's timeline; None if times are only numbers.
 
     Raises:
-        SchemaMismatch: a column is missing, unexpected, there twice, or of a type that does not convert.
+        SchemaMismatch: a column is missing, unexpected, repeated, or of a type that does not convert.
         InvalidUpdate: an update with a NULL or out-of-range time, a NULL diff, a value that does not convert,
             or a tuple of the wrong shape; the message names its index.
-        CodecMismatch: tuples for a codec that is not known here.
+        CodecMismatch: tuples need a codec that this process does not have.
     """
     data = open_stream(data)
     if isinstance(data, TableStream):
@@ -108,7 +107,7 @@ def stream_updates(
     default_diff: int | None = None,
     moments: Moments | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the updates of each table of a stream; as `to_updates`, but for that each piece is taken by itself."""
+    """Yield the updates of each table of a stream; otherwise as `to_updates`."""
     start = 0
     for table in data.tables(schema):
         try:
@@ -252,11 +251,11 @@ def _join_names(items: list[str], between: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The columns that plain rows lack.
+    """The time and diff that plain rows lack.
 
     Attributes:
-        time: of all rows, or the name of the column with the time of each. That column is kept where the collection has
-            one of that name, and dropped otherwise. None for the time of the commit, until which they have 0.
+        time: of all rows, or the name of the column with the time of each. That column is kept if the collection has
+            one of that name, and dropped otherwise. None for the time of the commit; until then it is 0.
         diff: of all rows; None is 1, unless there is a column `_diff`.
     """
 
@@ -294,10 +293,9 @@ def add_times(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
 
 
 def to_plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
-    """Return data of any form that `to_updates` or `add_times` takes, and whether it is plain rows, without times.
+    """Return data for `to_updates` or `add_times`, and whether it is plain rows, without times.
 
-    For a stream or an iterator, the first element decides, and is then put back. Empty data may be either, and counts
-    as rows.
+    For a stream or an iterator, the first element decides, and is then put back. Empty data counts as rows.
     """
     if type(data) is list and data and type(data[0]) is tuple:
         return data, len(data[0]) == 2

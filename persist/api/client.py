@@ -286,7 +286,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
 
         Read it with `to_arrow()`, `to_pandas()`, `to_polars()` or `to_batches()`. Needs the package duckdb (extra
         `sql`). Filters of the query skip parts before they are fetched, and only columns that it names are decoded;
-        `explain()` shows the reads and their indexes.
+        `explain()` shows the reads and their indexes. The time zone is UTC.
 
         A statement that changes a collection is one commit: UPDATE, DELETE FROM, INSERT INTO, MERGE INTO or TRUNCATE.
         It is done when this returns. The result is one row: the `collection`, the number of touched `rows`, the `seqno`

@@ -2,13 +2,13 @@
 
 A time is an integer. In dataflows of several dimensions it is a tuple of integers under the product order: `a <= b`
 holds if it holds in every dimension, so two times may be unordered. A time is *beyond* a frontier if it is greater than
-or equal to one of its elements. The empty frontier has none beyond it. Frontiers are ordered by how far they have come:
+or equal to one of its elements. The empty frontier has none beyond it. Frontiers are ordered by progress:
 `Antichain(3) <= Antichain(5) <= Antichain()`. (Timely dataflow, `src/progress/frontier.rs`.)
 
-The times of a collection are totally ordered, so its frontier holds one time or none. The library works with that time
-as an integer, and with `END` for the empty frontier, which is complete for ever. So `time < upper` and `upper - 1` need
-no special case at the end. The public API takes and returns an `Antichain`. The log stores `[11]`, and `[]` for `END`;
-`[2**63 - 1]` also means `END`.
+The times of a collection are totally ordered, so its frontier has one time or none. The library uses that time as an
+integer, and `END` for the empty frontier, of a collection that is complete for ever. So `time < upper` and `upper - 1`
+need no special case at the end. The public API takes and returns an `Antichain`. The log stores `[11]`, and `[]` for
+`END`; `[2**63 - 1]` also means `END`.
 """
 
 import math
@@ -47,7 +47,7 @@ def to_coordinates(what: str, time: Any, dimensions: int | None = None) -> Coord
 
 
 def to_user_time(point: Coordinates) -> Time:
-    """Return coordinates as users write times: a bare integer when there is one dimension."""
+    """Return coordinates in the form of users: a plain integer in one dimension."""
     return point[0] if len(point) == 1 else point
 
 
@@ -102,7 +102,7 @@ class Antichain:
         return any(_is_before(element, point) for element in _to_points(self.elements))
 
     def meet(self, other: "Antichain | Time") -> "Antichain":
-        """Return the greatest frontier not after either: what is beyond it is beyond one of them."""
+        """Return the greatest frontier not after either: times beyond one of them are beyond it."""
         frontier = other if isinstance(other, Antichain) else Antichain(other)
         elements = *self.elements, *frontier.elements
         if len(elements) == 2 and type(elements[0]) is type(elements[1]) is int:
@@ -110,7 +110,7 @@ class Antichain:
         return Antichain(*elements)
 
     def join(self, other: "Antichain | Time") -> "Antichain":
-        """Return the least frontier not before either: what is beyond it is beyond both."""
+        """Return the least frontier not before either: times beyond it are beyond both."""
         other_points = _to_points((other if isinstance(other, Antichain) else Antichain(other)).elements)
         return Antichain(
             *(
@@ -185,7 +185,7 @@ def encode_frontier(frontier: int) -> Frontier:
 
 
 def _get_reach(other: Any) -> Any:
-    """Return how far a frontier or time has come, for comparisons; else None.
+    """Return a comparable measure of a frontier's or time's progress; None for other values.
 
     It is a number in one dimension, infinity for the empty frontier, and the points of a frontier of several.
     """
@@ -204,7 +204,7 @@ def _get_reach(other: Any) -> Any:
 
 
 def _is_at_or_before(one: Any, other: Any) -> bool:
-    """Return whether one reach has come no farther than the other."""
+    """Return whether one measure of progress is at or before another."""
     if type(one) is not tuple and type(other) is not tuple:
         return bool(one <= other)
     left_points, right_points = (

@@ -21,7 +21,7 @@ class Closes(ABC):
 
 
 def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
-    """Close at the end of a `with` block; if that raised an error, what closing raises is a note on it."""
+    """Close at the end of a `with` block; if the block raised, an error of closing becomes a note on its error."""
     try:
         close()
     except BaseException as unlooked:

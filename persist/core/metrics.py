@@ -8,9 +8,9 @@ The names of the exported metrics follow `Metrics.as_dict`:
     persist.cache.<field>                             counter; memory_bytes and folder_bytes are gauges
     persist.<group>.<name>                            gauge, for the rest
 
-Nothing is imported or started before `register_metrics`, and a process without the package pays nothing. With it, a
-metric is created once in a process and reads every registered client: OpenTelemetry would ignore the callbacks of a
-second metric of the same name, and cannot remove one.
+Nothing is imported or started before `register_metrics`, and without the package nothing is. Each metric is created
+once in a process and reads every registered client, because OpenTelemetry ignores the callbacks of a second metric of
+the same name, and cannot remove a metric.
 """
 
 import threading
@@ -52,7 +52,7 @@ class Metrics(Shown):
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: _NO_GROUPS)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as nested dicts of numbers, ready for JSON; None without a cache."""
+        """Return all counters as nested dicts of numbers, for JSON; the cache is None without one."""
         return {
             "store": {name: asdict(numbers) for name, numbers in self.store.items()},
             "retries": {name: asdict(numbers) for name, numbers in self.retries.items()},
@@ -67,13 +67,13 @@ class Metrics(Shown):
 def register_metrics(
     metrics: Callable[[], Metrics], attributes: Mapping[str, str], shape: Hashable = None
 ) -> Callable[[], None]:
-    """Export what metrics returns until the result is called; does nothing without the package opentelemetry-api.
+    """Export metrics until the returned function is called; do nothing without the package opentelemetry-api.
 
     Args:
         metrics: called by the exporter's thread, once per metric and export. A bound method does not keep its object
             alive, and is forgotten with it.
         attributes: distinguish this client's numbers from others, such as {"location": url}; never credentials.
-        shape: equal for sources that have metrics of the same names; None if that is not known.
+        shape: equal for sources whose metrics have the same names; None if unknown.
     """
     try:
         api = import_module("opentelemetry.metrics")
@@ -91,7 +91,7 @@ class Reading(NamedTuple):
 
 
 class _Exporter:
-    """The metrics of this process, and the clients they ask."""
+    """The metrics of this process, and the clients that they read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

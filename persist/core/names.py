@@ -2,7 +2,7 @@
 
 Names stay in the log: they are never part of a key or a path.
 
-Leased holds have ids for names, so a permanent one may not look like an id.
+Leased holds have ids for names, so a permanent hold's name may not look like an id.
 """
 
 import os
@@ -54,12 +54,12 @@ def read_release(client: str) -> str | None:
 
 
 def check_name(name: str) -> str:
-    """Return name, or raise InvalidUsage when it is not a good name for a collection."""
+    """Return a name; raise InvalidUsage unless a collection may have it."""
     return _check_pattern("collection", name)
 
 
 def check_free_name(name: str) -> str:
-    """Return name, or raise InvalidUsage when it is not a good name for a collection that a user makes or renames."""
+    """Return a name; raise InvalidUsage unless a user may give it to a collection."""
     check_name(name)
     if name.startswith(OWN_PREFIX):
         raise InvalidUsage(
@@ -71,14 +71,14 @@ def check_free_name(name: str) -> str:
 
 
 def check_hold_name(name: str) -> str:
-    """Return name, or raise InvalidUsage when it is not a good name for a permanent hold."""
+    """Return a name; raise InvalidUsage unless a permanent hold may have it."""
     if isinstance(name, str) and is_id(name):
         raise InvalidUsage(f"hold name {name!r} is not allowed: it looks like the id of a lease. Use another name.")
     return _check_pattern("hold", name)
 
 
 def check_tag_name(name: str) -> str:
-    """Return name, or raise InvalidUsage if it is not allowed for a tag: it must not look like a time."""
+    """Return a name; raise InvalidUsage unless a tag may have it: it must not look like a time."""
     if isinstance(name, str) and (_LIKE_A_TIME.match(name.strip()) or is_time_word(name)):
         raise InvalidUsage(
             f"tag name {name!r:.80} is not allowed: it looks like a time, and a tag is given where a time is. Begin it "
@@ -93,14 +93,14 @@ def is_time_word(name: str) -> bool:
 
 
 def check_printable_text(what: str, text: str) -> str:
-    """Return a text that others made up, or raise InvalidUsage when it is not 1 to `TEXT_CHARS_MAX` printable ones."""
+    """Return a text; raise InvalidUsage unless it has 1 to `TEXT_CHARS_MAX` printable characters."""
     if not isinstance(text, str) or not 0 < len(text) <= TEXT_CHARS_MAX or not text.isprintable():
         raise InvalidUsage(f"{what}={text!r:.300} is not a text of 1 to {TEXT_CHARS_MAX} printable characters")
     return text
 
 
 def is_storable_text(value: object) -> bool:
-    """Return whether it is text that can be stored: surrogates from undecodable bytes are not Unicode."""
+    """Return whether a value is text without surrogates, which cannot be stored."""
     if not isinstance(value, str):
         return False
     try:
@@ -111,7 +111,7 @@ def is_storable_text(value: object) -> bool:
 
 
 def make_view_hold_name(view: str) -> str:
-    """Return the name of a view's holds, from its id: its name may change."""
+    """Return the name of a view's holds, from its id, because its name may change."""
     return f"{VIEW_HOLD}{view}"
 
 
@@ -126,7 +126,7 @@ def make_published_hold_name(table: str) -> str:
 
 
 def make_index_name(collection: str, columns: Iterable[int]) -> str:
-    """Return the name of an index: there is one for each list of columns, which are named by their ids."""
+    """Return the name of the index of a collection by some columns, which their ids identify."""
     return f"{INDEX_PREFIX}{collection}.{'-'.join(map(str, columns))}"
 
 
@@ -136,12 +136,12 @@ def make_groups_prefix(view: str) -> str:
 
 
 def find_owner(name: str) -> str | None:
-    """Return the id of the owner of an arrangement; None for another collection."""
+    """Return the id of the owner of an arrangement, from its name; None for other names."""
     return name.split(".")[2] if name.startswith(ARRANGEMENT_PREFIXES) else None
 
 
 def find_reader(hold: str) -> str | None:
-    """Return the id of the view or index that has a hold of this name; None if it is another's hold."""
+    """Return the id of the view or index that owns a hold, from the hold's name; None for other holds."""
     return hold.partition(" ")[2] if hold.startswith(DERIVED_HOLDS) else None
 
 
@@ -182,6 +182,6 @@ def _find_name_fault(name: object) -> str | None:
 
 
 def check_holder(holder: str) -> None:
-    """Raise ValueError unless holder may be the name of a client, as messages show it."""
+    """Raise ValueError unless a text may be the name of a client in messages."""
     if not 0 < len(holder) <= HOLDER_CHARS_MAX or not holder.isprintable():
         raise ValueError(f"{holder[:200]!r} is not the name of a client: it would be shown to people")

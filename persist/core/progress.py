@@ -1,22 +1,20 @@
 """Reports on long work in progress: a span of OpenTelemetry, and progress for a registered watcher.
 
-Each piece of long work is a `task`. It costs a microsecond or two without a watcher:
+`report_work` reports each piece of long work. Without a watcher it costs a microsecond or two:
 
 - a span `persist.<what>` of the tracer `persist`, if this process has loaded OpenTelemetry's tracing. This package
-  never loads it: a program that exports spans has. A task that runs in one call is the parent of spans below it. A
+  never loads it; programs that export spans do. Work that runs in one call is the parent of spans below it. A
       stream is not, because its reader may leave and re-enter it, and the current span then belongs to the reader.
 - a line in the log, at level INFO when it ends, and at level DEBUG for reads and commits;
-- what was done so far, to the watcher that `use_watcher` has set for the calls in its block, in this thread or task of
-  asyncio.
+- the amount done so far, to the watcher that `use_watcher` has set for its block, in this thread or asyncio task.
 
 Commits are spans from the call that submitted them until they are durable, in whatever thread.
 
     with persist.progress():
         table = orders.snapshot().to_arrow()
 
-`progress` sets a watcher: calls of one's own, or bars on a terminal or in a notebook. Bars are drawn by the package
-rich on standard error. Outside of a terminal and a notebook, nothing is drawn. Work that is over within a second is not
-shown.
+`progress` sets a watcher: the user's function, or bars in a terminal or a notebook. The package rich draws the bars on
+standard error. Elsewhere nothing is drawn. Work that ends within a second is not shown.
 """
 
 import logging
@@ -42,13 +40,13 @@ logger = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """Receives progress: `begin_work` gets a work and its amount, and returns a function to call for each bit."""
+    """Receives the progress of pieces of work."""
 
     def begin_work(self, what: str, total: int | None, unit: str) -> Done:
-        """Hear that work has begun; the result is called with how much more of it was done."""
+        """Note that work has begun; return a function that is called with each further amount done."""
 
     def end_work(self, done: Done) -> None:
-        """Hear that the work that done belongs to has ended, well or not."""
+        """Note that the work of a function from `begin_work` has ended, with or without an error."""
 
 
 _watcher: ContextVar[Watcher | None] = ContextVar("persist_watcher", default=None)
@@ -66,7 +64,7 @@ def use_watcher(watcher: Watcher | None) -> Iterator[None]:
 
 @dataclass(slots=True)
 class LimitedWork:
-    """Work within limits of time and of memory of this process, and within the limits of the work around it."""
+    """Work with limits of time and of process memory, and the limits of the work around it."""
 
     timeout_s: float | None
     memory: int | None
@@ -96,7 +94,7 @@ _work: ContextVar[LimitedWork | None] = ContextVar("persist_work", default=None)
 
 @contextmanager
 def limit_work(timeout_s: float | None, memory_limit: int | None) -> Iterator[LimitedWork]:
-    """Let the work in this block end with an error at a limit, where it calls `check_limits`.
+    """Limit the work in this block: `check_limits` raises an error at a limit.
 
     `memory_limit`: bytes that this process may take more than when the block began.
     """
@@ -114,14 +112,14 @@ def limit_work(timeout_s: float | None, memory_limit: int | None) -> Iterator[Li
 
 
 def check_limits() -> None:
-    """Raise an error if the calling work has reached a limit, or was cancelled; see `LimitedWork.check`."""
+    """Raise an error if the calling work has reached a limit or was cancelled; see `LimitedWork.check_limit`."""
     work = _work.get()
     if work is not None:
         work.check_limit()
 
 
 def measure_resident_bytes() -> int:
-    """Return this process's memory in bytes; on systems that do not report it, the most that it ever used."""
+    """Return this process's memory in bytes; its peak on systems that do not report the present value."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -136,13 +134,13 @@ def measure_resident_bytes() -> int:
 def report_work(
     what: str, name: str = "", *, total: int | None = None, unit: str = "rows", streams: bool = False
 ) -> Iterator[Done]:
-    """Tell of the work in this block: its result is to be called with how much more was done.
+    """Report the work in this block; call the yielded function with each further amount done.
 
     Args:
         what, name: such as "compact" and the name of a collection.
-        total: how much there is to do in all; None if that is not known.
+        total: the total amount; None if unknown.
         unit: of what.
-        streams: the block is left and entered again, such as the body of a generator.
+        streams: the block is left and entered again, as in the body of a generator.
     """
     watcher, api = _watcher.get(), _get_tracing()
     level = logging.DEBUG if what == "read" else logging.INFO
@@ -176,7 +174,7 @@ def report_work(
 
 
 def trace_commit(future: "Future[int]", action: str, url: str, names: Mapping[str, str]) -> None:
-    """Make a span of a commit that was just submitted: it ends when the future is resolved."""
+    """Open a span for a submitted commit; it ends when the future is resolved."""
     api, is_logged, began_s = _get_tracing(), logger.isEnabledFor(logging.DEBUG), time.perf_counter()
     if api is None and not is_logged:
         return
@@ -243,7 +241,7 @@ def _get_tracing() -> Any:
 
 
 def _ignore_progress(amount: int) -> None:
-    """Nobody listens."""
+    """Do nothing, because there is no watcher."""
 
 
 SHOWN_AFTER_S = 1.0
@@ -251,14 +249,14 @@ SHOWN_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How far a piece of work has come.
+    """The progress of a piece of work.
 
     Attributes:
         what: such as "read orders".
-        done: how much of it was done so far.
-        total: how much there is in all; None if that is not known.
+        done: the amount done so far.
+        total: the total amount; None if unknown.
         unit: of both, such as "rows".
-        is_over: whether it has ended, well or not.
+        is_over: whether it has ended, with or without an error.
     """
 
     what: str
@@ -270,7 +268,7 @@ class Work:
 
 @contextmanager
 def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
-    """Show how far long calls in this block have come: reads, compactions, checks, imports, exports and refreshes.
+    """Show the progress of long calls in this block: reads, compactions, checks, imports, exports, refreshes.
 
     Args:
         tell: called with each `Work` as it proceeds, instead of drawing bars; by the thread that does the work.
@@ -293,7 +291,7 @@ def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
 
 
 class _Notifier:
-    """Passes on what is done."""
+    """Calls a user's function with each progress of work."""
 
     def __init__(self, tell: Callable[[Work], object]) -> None:
         self._tell = tell
@@ -315,7 +313,7 @@ class _Notifier:
 
 
 class Bars:
-    """Draws a bar for each piece of work that takes longer than a second; a count where the total is not known."""
+    """Draws a bar for each piece of work of more than a second; a count if the total is unknown."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -345,7 +343,7 @@ class Bars:
             self.close()
 
     def close(self) -> None:
-        """Take all bars away."""
+        """Remove all bars."""
         with self._lock:
             drawing, self._drawing = self._drawing, None
             self._drawn.clear()

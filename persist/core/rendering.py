@@ -1,7 +1,7 @@
-"""How objects show themselves to a person: in a terminal as text, in a notebook as HTML.
+"""Representations of objects for people: text in a terminal, HTML in a notebook.
 
-Names, comments and messages may come from others: control characters are shown as escapes, so that no terminal obeys
-them, and HTML gets everything escaped.
+Names, comments and messages may come from other people: control characters are shown as escapes, so that no terminal
+executes them, and HTML is escaped.
 """
 
 import re
@@ -11,6 +11,8 @@ from html import escape
 from typing import ClassVar
 from unicodedata import combining, east_asian_width
 
+from persist.blob.errors import redact
+
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
 
 SOME = 20  # Names that an error lists.
@@ -19,23 +21,23 @@ _WORD = re.compile(r"(?i)\b(password|sslpassword|passfile)\s*=\s*('(?:[^'\\]|\\.
 
 
 def strip_control_characters(text: str) -> str:
-    """Return a text without characters that a terminal would obey, but for the ends of lines."""
+    """Escape the control characters of a text, except line ends."""
     return _CONTROL.sub(lambda control: control[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def hide_passwords(text: str) -> str:
-    """Return a URL, or a message with URLs in it, without passwords."""
-    return _WORD.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text))
+def hide_passwords(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return a URL, or a message with URLs in it, without passwords and secrets."""
+    return redact(_WORD.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text)), secrets)
 
 
 def list_some(names: Sequence[str]) -> str:
-    """Return names as an error lists them: the first ones, and how many more there are."""
+    """Return a short list of names for an error: the first ones, and the number of others."""
     more = len(names) - SOME
     return f"{[*names[:SOME]]}" + (f" and {more:,} more" if more > 0 else "")
 
 
 def format_count(number: int, noun: str) -> str:
-    """Return a number of things, such as 1 row, 2 rows or 3 directories."""
+    """Return a number with a noun, such as 1 row, 2 rows or 3 directories."""
     nouns = noun if number == 1 else f"{noun[:-1]}ies" if noun.endswith("ory") else f"{noun}s"
     return f"{number:,} {nouns}"
 
@@ -57,14 +59,14 @@ def format_duration(seconds: float) -> str:
 
 
 def measure_text_width(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
+    """Return the width of a text in columns of a terminal."""
     if text.isascii():
         return len(text)
     return sum((east_asian_width(c) in "WF") + (not combining(c)) for c in text)
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Return the lines of a table with aligned columns, some of them at their right."""
+    """Return the lines of a table with aligned columns; `right`: those that are right-aligned."""
     widths = [max(map(measure_text_width, column)) for column in zip(*rows, strict=True)]
 
     def line(row: Sequence[str]) -> str:
@@ -100,7 +102,7 @@ def render_html_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 class Completed:
-    """Mixed into classes that users complete in a shell: `dir` omits names for the rest of the package."""
+    """A mixin for completion in a shell: `dir` omits names that are internal to the package."""
 
     __slots__ = ()
     _INTERNAL: ClassVar[frozenset[str]] = frozenset()
@@ -111,7 +113,7 @@ class Completed:
 
 
 class Shown:
-    """A mixin: the text for people is the representation, and keeps its lines in notebooks."""
+    """A mixin: the representation is the text for people, with its lines kept in notebooks."""
 
     __slots__ = ()
 

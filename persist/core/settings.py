@@ -1,10 +1,11 @@
-"""A client's options of time, space and storage, with defaults; and the store that they define.
+"""The settings of a client, with defaults; and the store that they define.
 
-A client works with a store that is metered, retried and cached:
+A client uses a metered, retried and cached store:
 
     CachedBlob( RetryBlob( MeteredBlob( the store )))
 
-Metered innermost, so that every attempt is counted as a request; cached outermost, so that a hit costs nothing else.
+Metering is innermost, so that every attempt counts as a request; the cache is outermost, so that a hit costs nothing
+else.
 """
 
 import os
@@ -35,21 +36,21 @@ _Bytes = Annotated[int, Meta(ge=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Knobs of tests and benchmarks, which users leave alone: they may go or change their meaning.
+    """Settings for tests and benchmarks, not for users: they may change or disappear.
 
     Attributes:
-        hold_linger_s: how long a hold outlives the reads it was taken for, so that the next ones need no commit.
+        hold_linger_s: how long a hold outlives its reads, so that the next reads need no commit.
         part_bytes: encoded bytes at which the next key starts a new part; at most a quarter of `memory_budget`.
-        keyframe_fraction: a keyframe is made when the history since the last one has this many rows for each of its;
-            sooner where it touches few parts.
-        keyframe_rows_min: and no fewer rows than this, so that small collections are not written anew all the time.
+        keyframe_fraction: a keyframe is made when the history since the last one has this share of its rows; sooner if
+            the history touches few parts.
+        keyframe_rows_min: the least such history in rows, so that small collections are not rewritten often.
         merge_runs: how many runs of similar size become one.
-        inline_bytes, inline_runs: at this many bytes or runs, small writes that live in the log become a part.
+        inline_bytes, inline_runs: at this many bytes or runs, small writes inside the log become a part.
         runs_max: at this many runs of one collection, its writers wait for a merge of small ones.
-        compaction_interval_s: how often a client looks for work in the collections it uses; it looks for work in all
-            others whenever it collects garbage.
-        attempts_max: how often a request is tried, the first time included, throttled ones not counted.
-        policy: of a location whose log has none. All clients must agree.
+        compaction_interval_s: how often a client looks for work in the collections that it uses; it checks all others
+            with each garbage collection.
+        attempts_max: how often a request is tried in all, without throttled attempts.
+        policy: of a location whose log has none. All clients must use the same.
 
     Raises:
         InvalidUsage: a value does not fit.
@@ -89,29 +90,28 @@ def _wrap_policy_errors(settings: type[T]) -> type[T]:
 @_wrap_policy_errors
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a client behaves; all durations in seconds. All clients of a location share its `Policy`.
+    """The settings of one client; all durations in seconds. All clients of a location share its `Policy`.
 
     Attributes:
-        background: whether a writing client renews leases, collects garbage and compacts by itself, in threads of its
-            own. Without it, call `Client.maintain` now and then.
+        background: whether a writing client renews leases, collects garbage and compacts in its own threads. Otherwise,
+            call `Client.maintain` now and then.
         memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB. The
-            client's cache in memory takes up to half of it, until the client is closed. A whole result takes its own
-            room beyond that.
-        cache_folder, cache_folder_bytes: where to keep blobs on disk, and what look-ups have decoded, mapped, for all
-            processes that name the same folder; and the room for both together. On a disk of this machine: a process
-            ends if what it has mapped cannot be read any more. None for nowhere.
-        gc_interval_s: the time between two collections of garbage by one client.
-        poll_s: the longest pause between two looks for new records. "by store" is 5 ms where a look costs little, such
-            as in a folder (a third of a percent of a core for a client that waits). Elsewhere it is one second, to
-            which the pause grows while nothing happens.
-        retry_s: how long a request to the store is repeated if it fails or gets no answer. A request that the store
-            throttles is repeated for five minutes at least, unless retry_s is below its default.
-        exit_timeout_s: how long a process that ends without closing a client waits for its operations.
-        tuning: knobs of tests and benchmarks.
+            client's cache takes up to half of it, until the client is closed. A whole result takes memory beyond it.
+        cache_folder, cache_folder_bytes: a folder for blobs and decoded rows of look-ups, which all processes with this
+            folder share; and the limit of both together. It must be on a local disk, because a process crashes if a
+            mapped file cannot be read. None for no folder.
+        gc_interval_s: the time between two garbage collections by one client.
+        poll_s: the longest pause between two reads of the log by a waiting client. "by store" is 5 ms where a read
+            costs little, such as in a folder (a third of a percent of a core). Elsewhere it is one second, to which the
+            pause grows while nothing happens.
+        retry_s: how long a failed or unanswered request to the store is repeated. A throttled request is repeated for
+        five minutes at least, unless retry_s is below its default.
+        exit_timeout_s: how long an ending process waits for the operations of unclosed clients.
+        tuning: settings for tests and benchmarks.
 
     Raises:
-        InvalidUsage: a value is not a number, is negative or too small, or is a fraction of countable things; or it
-            belongs to the policy of the location.
+        InvalidUsage: a value is not a number, is negative or too small, or is fractional where only whole numbers are
+        allowed; or the setting belongs to the policy of the location.
     """
 
     background: bool = True
@@ -137,7 +137,7 @@ Location = str | os.PathLike[str] | Blob
 
 @dataclass(frozen=True)
 class Storage:
-    """A store in its wrappers; `blob` is the one to use. All that a client caches in memory is in `cache`."""
+    """A store with its wrappers; `blob` is the one to use. `cache` has all data that a client caches in memory."""
 
     blob: Blob
     metered: MeteredBlob
@@ -157,7 +157,7 @@ def open_storage(
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> Storage:
-    """Return the store at location, or the passed one, in its wrappers."""
+    """Open the store at a location, or take the passed one; return it with its wrappers."""
     settings, clock = settings or Settings(), clock or SystemClock()
     metered = MeteredBlob(_open_store(location, options, settings.retry_s))
     retry_s = settings.retry_s
@@ -176,7 +176,7 @@ def open_storage(
 
 
 class _Borrowed:
-    """A store of another owner, who closes it."""
+    """A store that its owner closes."""
 
     def __init__(self, inner: Blob) -> None:
         self._inner = inner
@@ -185,7 +185,7 @@ class _Borrowed:
         return getattr(self._inner, name)
 
     def close(self) -> None:
-        """Leave it open."""
+        """Leave the store open."""
 
     def __repr__(self) -> str:
         return repr(self._inner)

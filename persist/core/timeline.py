@@ -1,20 +1,20 @@
 """The moments of a collection's times: a number of units since 1970-01-01T00:00Z.
 
-This is the one place where moments become times, and times moments. Leap seconds are not counted, as nowhere in Unix.
+This module does all conversions between moments and times. Leap seconds are not counted, as in Unix.
 A moment rarely is a whole number of units, so each conversion has a rule: a written time is exact or refused, a read
-uses the last time that is not after the moment, and a bound is the first that is not before it. Text is taken exactly,
-however many digits it has.
+uses the last time that is not after the moment, and a bound is the first time that is not before it. Text is exact with
+any number of digits.
 
 A moment has a zone. Text without one and dates are in UTC. A `datetime`, or a timestamp of NumPy, pandas, Polars or
-Arrow, without a zone is refused everywhere, because it may be any of many moments.
+Arrow, without a zone is refused everywhere, because it is ambiguous.
 
 All text for times is parsed in one way (`parse_time`). Digits are a number; "now", "today", "yesterday" and "tomorrow",
 "-1d" and "2 hours ago" are moments by the client's clock. "latest" is the last sealed time; a day and ISO 8601 text are
 moments; other text is the name of a tag.
 
-A retention is a number of times, or a span such as "7 days". A span is on the collection's timeline, and never on a
-clock: retention depends on sealed times only. So two clients retain the same, and a collection without writes loses
-nothing.
+A retention is a number of times, or a span such as "7 days". A span is measured on the collection's timeline, not by a
+clock: retention depends on sealed times only. So all clients keep the same history, and a collection without writes
+loses nothing.
 """
 
 import re
@@ -53,12 +53,12 @@ _KINDS = (date, str, np.datetime64, pa.TimestampScalar, pa.Date32Scalar, pa.Date
 
 
 def is_moment(value: object) -> TypeGuard[Moment]:
-    """Return whether something is of a kind that may be a moment, rather than a number."""
+    """Return whether a value has a type of moments, not of numbers."""
     return isinstance(value, _KINDS)
 
 
 def starts_with_date(text: str) -> bool:
-    """Return whether text looks like a moment, and not like the name of a column."""
+    """Return whether a text looks like a moment, not like the name of a column."""
     return _WITH_A_DAY.match(text.strip()) is not None
 
 
@@ -71,7 +71,7 @@ def is_column_name(time: object) -> TypeGuard[str]:
 
 
 def is_tag(value: object) -> TypeGuard[str]:
-    """Return whether something can only be the name of a tag: text that does not begin like a moment."""
+    """Return whether a value can only be the name of a tag: text that does not begin like a moment."""
     return isinstance(value, str) and _LIKE_A_MOMENT.match(value.strip()) is None
 
 
@@ -79,7 +79,7 @@ def parse_time(value: Any, timeline: "Timeline | None" = None) -> Any:
     """Return text of digits as a number, and any other time unchanged.
 
     Args:
-        timeline: where there is one, eight digits that begin with a year are a day, as in ISO 8601.
+        timeline: with one, eight digits that begin with a year are a day, as in ISO 8601.
 
     Raises:
         InvalidUsage: it has more digits than any time.
@@ -95,7 +95,7 @@ def parse_time(value: Any, timeline: "Timeline | None" = None) -> Any:
 def parse_time_word(value: Any, wall_ms: int) -> datetime | None:
     """Return the moment of a word such as "yesterday" or "-1d"; None for another text.
 
-    "now" is the clock itself. A day is its first moment, in UTC. Spans count from now.
+    "now" is the clock's time. A day means its first moment, in UTC. Spans count back from now.
     """
     word = value.strip().lower() if isinstance(value, str) else ""
     now = _EPOCH + timedelta(milliseconds=wall_ms)
@@ -116,12 +116,12 @@ def parse_time_word(value: Any, wall_ms: int) -> datetime | None:
 
 
 def read_timeline(schema: CollectionSchema) -> "Timeline | None":
-    """Return the timeline of a collection with that schema; None if its times only count."""
+    """Return the timeline of a collection from its schema; None without one."""
     return None if schema.timeline is None else Timeline(schema.timeline)
 
 
 def show_time(time: int, timeline: "Timeline | None") -> str:
-    """Return a time as tables and commands show it: the moment where it is one, else the number.
+    """Return a time as text for tables and commands: its moment, or the number without a timeline.
 
     The time 0 means the beginning, not a moment.
     """
@@ -135,7 +135,7 @@ def format_time(time: int, timeline: "Timeline | None") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Times that count units since 1970-01-01T00:00Z; `Collection.timeline` is that of a collection.
+    """Converts between moments and times, which count units since 1970-01-01T00:00Z; see `Collection.timeline`.
 
     Attributes:
         unit: "s", "ms", "us" or "ns".
@@ -169,7 +169,7 @@ class Timeline:
         return self._check_range(ceil(self._to_exact_seconds(moment)), moment)
 
     def to_exact_time(self, moment: Moment) -> int:
-        """Return the time that is a moment; otherwise as `to_time`.
+        """Return the time that is exactly a moment; otherwise as `to_time`.
 
         Raises:
             InvalidUsage: also if the moment lies between two times.
@@ -188,18 +188,18 @@ class Timeline:
         return self._check_range(int(exactly), moment)
 
     def get_current_time(self, wall_ms: int) -> int:
-        """Return the time that it is by a clock in milliseconds since 1970."""
+        """Return the present time, from a clock in milliseconds since 1970."""
         return wall_ms * self.per_second // 1000
 
     def check_plausible(self, what: str, time: int, wall_ms: int, *, is_number: bool, allow_future: bool) -> None:
         """Refuse an implausible time to write at, or to seal to.
 
         Args:
-            is_number: whether the caller passed a number; False if that is not known.
+            is_number: whether the caller passed a number; False if unknown.
 
         Raises:
-            InvalidUsage: it is before 1990 or after 2199, and a number, or would not be in another unit; or it is more
-                than a day ahead of the clock, and this is not allowed.
+            InvalidUsage: it is before 1990 or after 2199, and is a number, or would be plausible in another unit; or it
+                is more than a day ahead of the clock without `allow_future`.
         """
         if not _MEANT_S[0] <= time // self.per_second < _MEANT_S[1]:
             timelines = (Timeline(unit) for unit in TIME_UNITS)
@@ -218,7 +218,7 @@ class Timeline:
             ).with_remedy("Give {allow_future:option:True} if it is meant.")
 
     def convert_times(self, times: Sequence[Any]) -> list[Any]:
-        """Return the times of updates, each an integer or a moment, as integers; what is neither stays as it is.
+        """Convert the moments among times of updates to integers; other values stay unchanged.
 
         Raises:
             InvalidUpdate: a moment is between two times; the message names the index.
@@ -232,7 +232,7 @@ class Timeline:
         return integers
 
     def convert_column(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-        """Return a column of moments (timestamps with a zone, dates, text) as times; any other column as it is.
+        """Convert a column of moments (timestamps with a zone, dates, text) to times; return other columns unchanged.
 
         Raises:
             SchemaMismatch: its timestamps have no zone.
@@ -277,7 +277,7 @@ class Timeline:
         return pa.chunked_array([pc.take(pa.array(last_times, pa.int64()), coded.indices)])
 
     def to_moments(self, times: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return a column of times as timestamps in UTC; no value changes, and none is copied."""
+        """Return a column of times as timestamps in UTC, without a copy."""
         return pa.chunked_array([chunk.view(self.moment_type) for chunk in times.chunks], self.moment_type)
 
     @property
@@ -286,7 +286,7 @@ class Timeline:
         return pa.timestamp(self.unit, "UTC")
 
     def to_datetime(self, time: int) -> datetime:
-        """Return the moment of a time, in UTC; of nanoseconds, the last microsecond before it.
+        """Return the moment of a time, in UTC; nanoseconds are rounded down to microseconds.
 
         Raises:
             InvalidUsage: it is not a time, or after the year 9999.
@@ -312,7 +312,7 @@ class Timeline:
 
     @property
     def per_second(self) -> int:
-        """How many times a second has."""
+        """The number of times in a second."""
         return int(1000 ** TIME_UNITS.index(self.unit))
 
     def _to_exact_seconds(self, moment: Any) -> Fraction:
@@ -418,12 +418,12 @@ def _parse_iso(text: str) -> Fraction:
 
 
 def add_timeline(frontier: Antichain, timeline: Timeline | None) -> Antichain:
-    """Return a frontier that shows itself as a moment, if there is a timeline."""
+    """Return a frontier that is shown as a moment, if there is a timeline."""
     return frontier if timeline is None else DatedFrontier(timeline.unit, *frontier.elements)
 
 
 class DatedFrontier(Antichain):
-    """The frontier of a collection whose times are moments, which `str` shows."""
+    """The frontier of a collection with a timeline; `str` shows its moment."""
 
     __slots__ = ("unit",)
     unit: str
@@ -454,10 +454,10 @@ _SHOWN = (("week", 7 * 86_400), ("day", 86_400), ("hour", 3600), ("minute", 60),
 
 
 def to_retention_times(retention: Retention, timeline: Timeline | None) -> int:
-    """Return how many times a retention is.
+    """Convert a retention to a number of times.
 
     Raises:
-        InvalidUsage: it is not 1 to TIME_MAX times, no span, or a span where times only count.
+        InvalidUsage: it is not 1 to TIME_MAX times, or not a valid span, or a span without a timeline.
     """
     if isinstance(retention, bool) or not isinstance(retention, (int, str, timedelta)):
         raise _make_retention_error(retention, "it is neither a number of times nor a span")

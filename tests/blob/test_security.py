@@ -6,6 +6,7 @@ import os
 import stat
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,14 @@ def test_no_error_log_line_or_repr_shows_a_credential(trouble: Trouble, caplog: 
     shown += [record.getMessage() for record in caplog.records if record.name.startswith("persist")]
     for text in shown:
         assert not [form for form in FORMS if form in text], text
+
+
+def test_a_credential_of_one_letter_does_not_garble_messages() -> None:
+    with fake_s3(*[Trouble.DENIED] * 9) as server:
+        options = {"endpoint_url": server.url, "region": "us-east-1", "access_key_id": "e", "secret_access_key": "s"}
+        with closing(S3Blob("bucket", options=options)) as blob, pytest.raises(PersistError) as raised:
+            blob.get("part/1")
+    assert "*" not in str(raised.value)
 
 
 def test_a_key_that_s3_refuses_to_delete_is_named_without_what_the_server_repeats() -> None:

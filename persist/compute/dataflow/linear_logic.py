@@ -63,7 +63,7 @@ class LinearMethods(ABC, Generic[Made]):
         """Return the stream or logic after a linear operator."""
 
     def map(self, function: Function | None = None, *, schema: Columns | None = None, **outputs: Any) -> Made:
-        """Return one record for each: `map(total=col("a") + 1)`, or `map(function, schema={…})` on Python records."""
+        """Compute one record from each: `map(total=col("a") + 1)`, or `map(function, schema={…})` on Python records."""
         if function is None:
             if not outputs:
                 raise InvalidUsage('map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})')
@@ -166,8 +166,8 @@ class LinearMethods(ABC, Generic[Made]):
     def delay(self, to: Any, *, dimension: int = 0) -> Made:
         """Move each update to the time of an expression: `delay((col("_time") // 60 + 1) * 60)`.
 
-        An update whose value is before its time is an error when the program runs. Inside an iteration it does not go
-        with a program that both reads and writes collections, which could not resume from what it has written.
+        An update whose value is before its time is an error when the program runs. Inside an iteration it is refused in
+        a program that reads and writes collections, because that could not resume.
         """
         stage = Delay(to_term(to), dimension)
         return self.then(LinearStep("delay", lambda _: stage, dimension))
@@ -188,7 +188,7 @@ class Logic(LinearMethods["Logic"]):
         self.steps = steps
 
     def then(self, step: LinearStep) -> "Logic":
-        """Return this with a linear operator behind it."""
+        """Return this logic, followed by a linear operator."""
         return Logic(*self.steps, step)
 
     def chain(self, other: "Logic") -> "Logic":

@@ -52,8 +52,8 @@ class Program(Draft):
 
     Attributes:
         name: names the program's holds and its outputs' owner; unique in a location.
-        dimensions: of its times: 1 for integers, else tuples of so many under the product partial order.
-        engine: by which `source` looks columns up; None as long as `using` was not called.
+        dimensions: of its times: 1 for integers; more for tuples of so many integers, in the product partial order.
+        engine: where `source` looks columns up; None before `using` is called.
     """
 
     def __init__(self, name: str, *, dimensions: int = 1) -> None:
@@ -89,8 +89,8 @@ class Program(Draft):
         Args:
             schema: its columns. They are needed before the collection is read, so that the program is checked where it
                 is built; `program.using(client)` finds them by itself.
-            as_of: the time of the snapshot; everything before is seen at this time. None: the latest it can be. If the
-                collection has a timeline, it may be a moment: the last time that is not after it.
+            as_of: the time of the snapshot; earlier updates count as updates at this time. None: the latest possible
+                time. If the collection has a timeline, it may be a moment: the last time that is not after it.
             unsealed: pass records on before their time is sealed, and writes of this client before they are durable. A
                 record that never becomes part of a sealed time is retracted. Operators without state work ahead, and
                 `Stream.early` shows it; everything else, outputs too, waits for the seal. Not of a keyed collection.
@@ -216,7 +216,7 @@ class Program(Draft):
         return list_hidden_collections(engine, self.name)
 
     def check(self) -> None:
-        """Raise InvalidUsage if the program is not whole."""
+        """Raise InvalidUsage if the program is incomplete."""
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Variable) and node.operator.feedback is None:
                 raise InvalidUsage(

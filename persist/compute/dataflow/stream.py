@@ -118,10 +118,10 @@ class Stream(LinearMethods["Stream"]):
         return self.concat(other.negate())
 
     def sealed_with(self, *others: "Stream | str") -> "Stream":
-        """Return the same records, complete only as far as other streams are, and as collections of a name are sealed.
+        """Return the same records, complete only as far as other streams, or named collections, are.
 
-        For example, an output of it seals a time only when the others are complete there, and has the same contents as
-        without them. If a collection is named, only its upper is read. Cost: what waits is kept.
+        For example, its output has the same contents, but seals a time only when the others are complete there. Of a
+        named collection only the upper is read. Cost: waiting updates are kept.
         """
         if not others:
             raise InvalidUsage('sealed_with: name a stream or a collection to wait for: sealed_with("orders")')
@@ -192,7 +192,7 @@ class Stream(LinearMethods["Stream"]):
         return self._add_node(Reduce(tuple(self.columns), (), Distinct()), [self], self.schema)
 
     def threshold(self, function: Callable[[int], int]) -> "Stream":
-        """Return each record with a multiplicity that a function computes from its multiplicity, which is not 0."""
+        """Return each record with a new multiplicity that a function computes from its non-zero multiplicity."""
         check_function(function, "threshold")
         return self._add_node(Reduce(tuple(self.columns), (), Threshold(function)), [self], self.schema)
 
@@ -204,7 +204,7 @@ class Stream(LinearMethods["Stream"]):
         An event that comes late changes nothing if a later one is there, and does not bring back what was deleted.
 
         Args:
-            order_by: columns; what they leave undecided, the other columns decide.
+            order_by: columns; the other columns break ties.
             tombstone: a boolean column; where it is true the key is deleted.
         """
         keys = check_names("upsert", tuple([key] if isinstance(key, str) else key), self.schema)
@@ -231,7 +231,7 @@ class Stream(LinearMethods["Stream"]):
         Args:
             function: `function(state, event)` returns the next state and the records for this event; an event of
                 multiplicity n comes n times.
-            order_by: columns of the events; what they leave undecided, the other columns decide.
+            order_by: columns of the events; the other columns break ties.
             schema: the columns of its records, behind the key.
             initial: the state of a key before its first event. It is copied for each key.
         """
@@ -314,7 +314,7 @@ class Stream(LinearMethods["Stream"]):
         )
 
     def persist(self, collection: str, *, key: Sequence[str]) -> "Stream":
-        """Keep a collection of that name, with these columns for a key, equal to this stream at every time."""
+        """Keep a collection of a name equal to this stream at every time. `key`: the columns of its key."""
         self._check_root("persist")
         if self.program.dimensions != 1:
             raise InvalidUsage(
@@ -330,7 +330,7 @@ class Stream(LinearMethods["Stream"]):
     # Inside.
 
     def _map_terms(self, outputs: Mapping[str, Term]) -> "Stream":
-        """Return the results of expressions, which may be none."""
+        """Return the stream of some expressions, which may be empty."""
         return self.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
     def _derive_schema(self, stage: Stage, input_schema: pa.Schema, operator: str) -> pa.Schema:
@@ -431,8 +431,8 @@ class Grouped:
     def agg(self, **aggregates: Aggregate) -> Stream:
         """Return a record per key with aggregates: `agg(n=lit(1).sum(), worst=col("delay").max())`.
 
-        NULLs are left out. A group is there while the sum of its multiplicities is not zero. A change costs what it
-        touches if there are only count, sum and mean; with min, max or median, about the logarithm of its group.
+        NULLs are left out. A group exists while the sum of its multiplicities is not zero. A change costs the changed
+        records if there are only count, sum and mean; with min, max or median, about the logarithm of its group.
         """
         return self.aggregate(aggregates)
 
@@ -470,7 +470,7 @@ class Grouped:
         nulls_first: Sequence[str] = (),
         counted: Counted = "row_number",
     ) -> Stream:
-        """Return of each key the first records in the order of some columns; ties are broken by the other columns.
+        """Return the first records of each key in the order of some columns; the other columns break ties.
 
         Args:
             skip: how many records are passed over first.
@@ -518,7 +518,7 @@ class Grouped:
         """Return the records that a function returns for each non-empty group.
 
         It is called with the key and a list of pairs (record, multiplicity), and returns pairs of a record with the
-        columns of schema and its multiplicity. It must give the same for the same multiset, in whatever order.
+        columns of schema and its multiplicity. It must return equal results for equal multisets, in whatever order.
         """
         check_function(function, "reduce")
         columns = to_record_schema(schema, "reduce")

@@ -6,9 +6,9 @@
         value   all other columns of the collection, those of its key first
         view    { version, number, inputs: [id], index: [ids of the columns as the index has them] }
 
-It holds the whole value and not only keys. Facts of a dimension are anywhere in the order of their own key: with keys
-alone, a look-up of a thousand of them would read nearly all row groups of a collection of ten million. In the index
-they lie side by side. So an index takes as much room as what it indexes.
+It holds the whole value and not only keys. The facts of one dimension value are scattered in the order of their own
+key: with keys alone, a look-up of a thousand of them would read nearly all row groups of a collection of ten million.
+In the index they are adjacent. So an index takes as much room as its collection.
 
 Its contents are valid as of one time, its last sealed one, so its history is given up at once. The contents of the
 collection at any other time are the index's plus the changes between, or minus them: diffs are a group. So an index may
@@ -46,7 +46,7 @@ class Index:
 
     Attributes:
         handle: the collection that it is.
-        contents: of that collection.
+        contents: the state of that collection.
         ids: of the columns of the indexed collection, in the order in which the index has them.
     """
 
@@ -61,11 +61,11 @@ class Index:
 
     @property
     def indexed_ids(self) -> tuple[int, ...]:
-        """The ids of the columns that it is an order of."""
+        """The ids of the indexed columns."""
         return self.ids[: len(self.handle.schema.key_names)]
 
     def map_names(self, schema: CollectionSchema) -> dict[str, str]:
-        """Return the columns that the index has unchanged, with its names for them."""
+        """Return the index's names of the columns that it has unchanged."""
         held_names = {
             id_: (name, kind)
             for id_, name, kind in zip(self.ids, self.handle.schema.names, self.handle.schema.shapes, strict=True)
@@ -83,7 +83,7 @@ class Index:
         return columns if all(columns) else None
 
     def fits(self, schema: CollectionSchema) -> bool:
-        """Whether it holds all columns of the newest schema as they are, and no others."""
+        """Return whether it has exactly the columns of a schema, unchanged."""
         return len(self.map_names(schema)) == len(schema.names) == len(self.ids)
 
 
@@ -92,8 +92,8 @@ class IndexInfo:
     """An index as users see it.
 
     Attributes:
-        columns: by which it finds records, as they are called now.
-        as_of: the time as of which it holds what its collection held; -1 if nothing is sealed yet.
+        columns: the indexed columns, by their current names.
+        as_of: the time as of which it equals its collection; -1 if nothing is sealed yet.
         rows: how many it has, including updates that cancel.
         bytes: that it takes in the store.
     """
@@ -105,7 +105,7 @@ class IndexInfo:
 
     @classmethod
     def of(cls, index: Index, handle: CollectionHandle) -> "IndexInfo":
-        """Return what is known of an index of a collection."""
+        """Return a description of an index of a collection."""
         schema = handle.get_known_state().schema
         names = dict(zip(schema.ids, schema.names, strict=True))
         parts = index.contents.parts
@@ -114,13 +114,13 @@ class IndexInfo:
 
 
 def load_indexes(handle: CollectionHandle) -> list[Index]:
-    """Return the indexes of a collection, as far as this client knows."""
+    """Return the indexes of a collection that this client knows of."""
     every = list_arrangements(handle.engine, handle.id, [INDEX_PREFIX])
     return [index for contents in every if (index := _parse_index(handle.engine, contents)) is not None]
 
 
 def list_indexed_columns(handle: CollectionHandle) -> tuple[tuple[str, ...], ...]:
-    """Return the columns of each index of a collection, as they are called now."""
+    """Return the columns of each index of a collection, by their current names."""
     names = (index.name_columns(handle.get_known_state().schema) for index in load_indexes(handle))
     return tuple(columns for columns in names if columns is not None)
 
@@ -147,7 +147,7 @@ def read_indexed_ids(contents: CollectionState) -> tuple[int, ...] | None:
 
 
 def check_columns(handle: CollectionHandle, schema: CollectionSchema, columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of an index, checked."""
+    """Check the columns for an index, and return them."""
     names = schema.check_distinct("columns", columns)
     if not names:
         raise InvalidUsage(
@@ -178,7 +178,7 @@ def draft_index(
 
     Args:
         schema: the newest of its collection.
-        wanted: the ids of the columns that it is to be an order of.
+        wanted: the ids of the columns to index.
     """
     fields = dict(zip(schema.ids, (schema.declared.field(name) for name in schema.names), strict=True))
     ids = (*wanted, *(id_ for id_ in schema.ids if id_ not in wanted))

@@ -1,8 +1,9 @@
 """Records found by an index: its contents for some keys, and the changes between its time and the requested one.
 
-Refreshes look up keys (`IndexPath.find_records`). Reads look up what passes a filter (`find_by_index`). An index is cut
-into ranges of its keys, and Arrow determines whether the filter may be true between the least and the greatest key of
-each. So any filter narrows: by `=`, `in`, bounds, prefixes of several columns, or these joined by `and` and `or`.
+Refreshes look up keys (`IndexPath.find_records`). Reads look up the rows that pass a filter (`find_by_index`). An index
+is cut into ranges of its keys, and Arrow determines whether the filter may be true between the least and the greatest
+key of each. So any filter narrows: by `=`, `in`, bounds, prefixes of several columns, or these joined by `and` and
+`or`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,12 +44,12 @@ class IndexPath:
     """A plan for finding records by some columns; it can be pickled.
 
     Attributes:
-        columns: of the collection, by which they are found, in the order of the index's key.
+        columns: of the collection, that records are found by, in the order of the index's key.
         names: of the columns that are read.
-        own: what the index calls them.
-        contents: of the index.
-        changes: of the collection, between the time of the index and the requested one.
-        is_ahead: whether the index is the later one.
+        own: the index's names of these.
+        contents: the scan of the index.
+        changes: the scan of the collection between the time of the index and the requested one.
+        is_ahead: whether the index's time is the later one.
     """
 
     columns: tuple[str, ...]
@@ -59,13 +60,13 @@ class IndexPath:
     is_ahead: bool
 
     def estimate_bytes(self, keys: pa.Table) -> int:
-        """Return about how many bytes, decoded, looking up some keys reads. No I/O."""
+        """Estimate the decoded bytes that a look-up of some keys reads. No I/O."""
         return estimate_matching(self.contents, self._rename_keys(keys)) + (self.changes.memory if self.changes else 0)
 
     def find_records(self, keys: pa.Table, reader: PartReader) -> Iterator[pa.Table]:
         """Yield updates that include all records with one of the keys.
 
-        Raises LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
+        Raises LeaseExpired: a part of the index was deleted meanwhile: no hold protects an index.
         """
         names = [*self.names, "_diff"]
         try:
@@ -98,12 +99,12 @@ def plan_paths(
     *,
     adds_key: bool = False,
 ) -> list[IndexPath]:
-    """Return plans for finding records by indexes, from known states.
+    """Return plans to find records by each usable index, from known states.
 
     Args:
         schema: the version by which the collection is read.
-        columns: that are wanted of it, among which those by which an index finds have to be.
-        adds_key: want these in any case.
+        columns: the requested ones; only an index of some of these is used.
+        adds_key: request an index's columns, too, so that any index is used.
     """
     paths = []
     for index in load_indexes(handle):
@@ -138,8 +139,8 @@ class IndexScan:
     Attributes:
         scan: the replaced scan.
         path: the index.
-        ranges: of what the index holds, that may pass the filter.
-        changes: of the collection, that may.
+        ranges: of the index, whose rows may pass the filter.
+        changes: of the collection, likewise; None without any.
     """
 
     scan: Scan
@@ -149,12 +150,12 @@ class IndexScan:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those by which it is found."""
+        """The columns that rows are found by."""
         return self.path.columns
 
     @property
     def memory(self) -> int:
-        """About how many bytes all that is read takes when decoded."""
+        """The estimated decoded bytes of all scans."""
         return sum(scan.memory for scan in self.all_scans)
 
     @property
@@ -164,7 +165,7 @@ class IndexScan:
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
-        """Those of all that is read."""
+        """The parts of all scans."""
         return tuple(part for scan in self.all_scans for part in scan.all_parts)
 
     @property
@@ -202,11 +203,11 @@ class IndexScan:
 def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max: int) -> IndexScan | None:
     """Return a plan that answers the scan by an index; None if it would not read much less.
 
-    No I/O but what is known of the indexes.
+    No I/O besides loading the indexes' states.
 
     Args:
-        erasures: `count_erasures` of the contents that the scan is of: nothing is found that they did not have.
-        bytes_max: what is found is in memory at once, so more is not found by an index.
+        erasures: `count_erasures` of the scanned contents. If it has changed since, no index is used.
+        bytes_max: the greatest size of the result, because it is in memory at once.
     """
     least = PAYS * LEAST_BYTES
     if scan.filter is None or not scan.columns or scan.narrow is not None or scan.memory < least:

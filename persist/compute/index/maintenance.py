@@ -1,12 +1,12 @@
-"""Indexes made and brought up to date: what changed in a collection goes to all of its indexes, in one commit.
+"""Creates and refreshes indexes: the changes of a collection go to all of its indexes, in one commit.
 
 A refresh reads the changes since the index's last time, sorts their columns in its order, and writes them at their own
-times, with the next seal and hold. If two clients refresh at once, one is refused, and has nothing left to do. An index
+times, with the next seal and hold. If two clients refresh at once, one is refused, and need not repeat it. An index
 that cannot continue, because columns or history are gone, is rebuilt in the commit that removes the old one.
 
 A refresh of a view also refreshes the indexes of its inputs, after its own commit. A client does so in the background,
-once there are so many changes that reading them costs more than a commit. Writers do not: each write would be made
-twice before it is acknowledged, and readers find what an index lacks among the changes.
+once there are so many changes that reading them costs more than a commit. Writers do not: each write would be done
+twice before it is acknowledged, and readers find missing rows among the changes.
 """
 
 import weakref
@@ -83,7 +83,7 @@ def build_index(handle: CollectionHandle, wanted: Sequence[int], old: Index | No
     """Build an index as of the last sealed time, in one commit.
 
     Args:
-        old: what it takes the place of.
+        old: the index that it replaces.
 
     Raises:
         CollectionExists: another client has built it.
@@ -163,7 +163,7 @@ def refresh_indexes(engine: Engine, collections: Iterable[str]) -> None:
 def refresh_collection_indexes(handle: CollectionHandle, *, least_rows: int = 0) -> None:
     """Refresh the indexes of a collection that lag by enough rows.
 
-    `least_rows`: leave those alone that lack fewer changes, in few parts.
+    `least_rows`: skip indexes that lack fewer changes, in few parts.
     """
     commit_with_retry(
         partial(_refresh_indexes, handle, least_rows),
@@ -202,7 +202,7 @@ def _can_continue(index: Index, contents: CollectionState) -> bool:
 
 
 def _add_new_updates(commit: Commit, handle: CollectionHandle, contents: CollectionState, index: Index) -> None:
-    """Add to a commit what the index lacks, and a seal."""
+    """Add the updates that an index lacks, and a seal, to a commit."""
     id_, index_id = handle.id, index.handle.id
     until = contents.upper
     schema = handle.load_schema(contents, None)
@@ -219,7 +219,7 @@ def _add_new_updates(commit: Commit, handle: CollectionHandle, contents: Collect
 
 
 def keep_indexes_current(engine: Engine) -> None:
-    """Let a client that writes refresh indexes that are far behind, in the collections that it looks after."""
+    """Let a writing client refresh lagging indexes of the collections that it maintains."""
     engine_ref = weakref.ref(engine)  # The thread that does so must not keep the client alive.
 
     def look_after(contents: CollectionState) -> bool:

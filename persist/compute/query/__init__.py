@@ -1,8 +1,8 @@
 """SQL over collections by DuckDB: queries that read, and statements that change one collection.
 
-Promise to those above: a query reads each collection as of one time, all at one point of the log; a statement changes
-one collection in one commit, on exactly the contents that it has read. Whoever gives the text gets at collections, and
-at nothing else that its user may read. Views, which are kept up to date, are in `persist.sql`.
+Promise: a query reads each collection as of one time, all at one point of the log; a statement changes
+one collection in one commit, on exactly the contents that it has read. The text of a query can read collections, and no
+other data that the process's user may read. Views, which are kept up to date, are in `persist.sql`.
 """
 
 from persist.compute.query.copying import copy_rows

@@ -1,7 +1,7 @@
-"""What there is to be asked: the collections of a location, as DuckDB's own tables tell of them.
+"""The collections of a location, as DuckDB's catalog tables show them.
 
-`SHOW TABLES`, `information_schema` and the like tell of what DuckDB has. So for a query that asks them, each collection
-is an empty table, or a view, with its columns.
+`SHOW TABLES`, `information_schema` and the like list the tables of DuckDB. So for a query of these, each collection
+becomes an empty table, or a view, with its columns.
 """
 
 from collections.abc import Collection, Sequence
@@ -29,8 +29,8 @@ class TableDescription:
     Attributes:
         schema: the part of its name before the last dot; "main" if there is none.
         table: the rest of its name.
-        is_view: whether it follows a query.
-        key: the columns of which each combination has one row at most; empty if there are none.
+        is_view: whether a query defines it.
+        key: the unique columns; empty without any.
         columns: their names and types.
     """
 
@@ -82,7 +82,7 @@ def reads_catalog(parsed: Any) -> bool:
 
 
 def create_tables(connection: Any, tables: Sequence[TableDescription], known: Collection[str]) -> None:
-    """Make all tables of a connection, without rows. `known`: the names of collections that are there already."""
+    """Make all tables of a connection, without rows. `known`: the names of collections whose tables exist already."""
     names: dict[tuple[str, str], str] = {}
     for about in tables:
         other = names.setdefault((fold_case(about.schema), fold_case(about.table)), about.name)

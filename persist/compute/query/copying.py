@@ -23,7 +23,7 @@ def is_copy(sql: str) -> bool:
 
 
 def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> tuple[str, int]:
-    """Write rows to a file with the caller's rights; return its name, as it is written, and how many rows.
+    """Write rows to a file with the caller's rights; return its name, as given, and how many rows.
 
     DuckDB writes a file beside it first, and renames that when all rows are in it.
 

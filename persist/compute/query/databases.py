@@ -56,7 +56,7 @@ class QueryLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The settings of a database. With a limit of memory it is for clients of a server: in UTC, without spills."""
+    """The settings of a database. With a limit of memory it is for clients of a server: without spills."""
 
     reads_files: bool
     memory_bytes: int | None
@@ -64,13 +64,14 @@ class _Settings:
     def open_database(self) -> Any:
         """Return a new database."""
         duckdb = require_package(DUCKDB)
-        if self.memory_bytes is None:
-            return duckdb.connect(config=WITH_FILES if self.reads_files else SEALED_OFF)
-        config = {name: value for name, value in SEALED_OFF.items() if name != "lock_configuration"}
-        config |= {"memory_limit": f"{self.memory_bytes // 1024}KiB", "temp_directory": ""}
+        reads_files = self.reads_files and self.memory_bytes is None
+        config = dict(WITH_FILES if reads_files else SEALED_OFF)
+        if self.memory_bytes is not None:
+            config |= {"memory_limit": f"{self.memory_bytes // 1024}KiB", "temp_directory": ""}
         database = duckdb.connect(config=config)
-        database.execute("SET GLOBAL TimeZone = 'UTC'")
-        database.execute("SET lock_configuration = true")
+        database.execute("SET GLOBAL TimeZone = 'UTC'")  # As in views; otherwise it is the machine's.
+        if not reads_files:
+            database.execute("SET lock_configuration = true")
         return database
 
 

@@ -87,7 +87,7 @@ class Definition:
         return None if parts is None else parts[1].strip().rstrip(";")
 
     def find_table(self, names: Sequence[str]) -> tuple[str, bool]:
-        """Return the name of the collection, and whether it is there. `names`: of all collections."""
+        """Return the name of the collection, and whether it exists. `names`: of all collections."""
         path = self.path[:-1] if self.kind == "COLUMN" else self.path
         if not path:
             raise InvalidUsage(f"COMMENT ON COLUMN {format_path(self.path)} names no table: write table.column")
@@ -197,7 +197,7 @@ class Definition:
 
 
 def _list_fields(relation: Any) -> list[pa.Field]:
-    """Return the columns of an empty table, for which Arrow has types; it has text for JSON."""
+    """Return the columns of an empty table with Arrow types; JSON is text."""
     kinds = zip(relation.types, relation.to_arrow_table().schema, strict=True)
     return [field.with_type(JSON) if str(kind) == "JSON" else field for kind, field in kinds]
 
@@ -209,7 +209,7 @@ class TableChange:
     Attributes:
         name: the new name.
         evolution: arguments of `evolve`.
-        comments: texts by column; "" is the key of the text of the collection.
+        comments: texts by column; that of the collection has the key "".
     """
 
     name: str | None = None

@@ -1,10 +1,10 @@
 """Filters of collections from the conditions of a query on values inside of JSON documents.
 
-DuckDB hands a scan only comparisons of whole columns, so it would parse each document. The conditions that WHERE joins
-by AND are looked for in the parsed query. Those that compare a value of a document with texts, or with a number after a
-cast, filter the collection before DuckDB reads it. DuckDB still tests all conditions on what is left. So a condition
-that is not found costs time alone, and a filter may pass too much. A table that the query reads twice, or samples, is
-not filtered.
+DuckDB hands a scan only comparisons of whole columns, so it would parse each document. This module finds the conditions
+that WHERE joins by AND in the parsed query. Those that compare a value of a document with texts, or with a number after
+a cast, filter the collection before DuckDB reads it. DuckDB still tests all conditions on the remaining rows. So a
+condition that is not found only costs time, and a filter may pass too many rows. A table that the query reads twice, or
+samples, is not filtered.
 """
 
 import json
@@ -75,7 +75,7 @@ def find_document_filters(parsed: Any, tables: Mapping[Path, Sequence[str]]) -> 
 
 
 def iterate_conjuncts(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the conditions that a parsed one joins by AND."""
+    """Yield the conditions that a parsed condition joins by AND."""
     if node["type"] != "CONJUNCTION_AND":
         yield node
         return
@@ -89,7 +89,7 @@ def _get_table_path(node: dict[str, Any]) -> Path:
 
 
 def _convert_condition(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> pc.Expression | None:
-    """Return a filter that all rows pass for which a condition holds, or None."""
+    """Return a filter that passes all rows for which a condition holds, or None."""
     if node["type"] in _COMPARED:
         compare = _COMPARED[node["type"]]
         turned = _TURNED.get(compare, compare)
@@ -134,7 +134,7 @@ def _convert_comparison(
 def _convert_value(
     node: dict[str, Any], columns: Mapping[str, str], names: set[str]
 ) -> tuple[pc.Expression, bool] | None:
-    """Return a value of a document as text, and whether the node has it as text; None if a node is something else."""
+    """Return a value of a document as text, and whether the node is text; None for other nodes."""
     steps: list[_Step] = []
     is_text = False
     while node["type"] != "COLUMN_REF":
@@ -164,7 +164,7 @@ def _convert_value(
 
 
 def _get_constant_text(node: dict[str, Any], *, is_text: bool = True) -> str | None:
-    """Return a constant text, or the text of the value that a constant document is; None if there is none."""
+    """Return a constant text, or the text of a constant document's value; None for other nodes."""
     literal = node.get("literal") if node["type"] == "VALUE_CONSTANT" else None
     if not literal or literal["kind"] != "STRING":
         return None

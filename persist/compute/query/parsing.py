@@ -1,4 +1,4 @@
-"""A query as DuckDB parses it; what is none is refused with the call that does it."""
+"""Parses queries by DuckDB; refuses other statements with the call to use instead."""
 
 import json
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ _NO_QUERY = "this is not one query that begins with SELECT, FROM or WITH"
 
 
 def parse_query(query: str, connection: Any) -> Any:
-    """Return the one statement of a text, which is a query, as DuckDB parses it."""
+    """Return the only statement of a text as DuckDB parses it; refuse what is not a query."""
     try:
         statements = connection.extract_statements(query)
     except Exception as error:  # DuckDB has errors of several kinds for that.

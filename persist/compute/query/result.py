@@ -5,7 +5,7 @@ catalog before its schema, it is the collection as of a time: `latest.main.order
 and `"quarter-end".main.orders` for a tag. The schema `main` is that of names without a dot. `orders VERSION AS OF
 7` and its like (`persist.compute.query.tables`) mean `"@7".main.orders`.
 
-`Queries` are those of others, whom a server of SQL answers within limits; it also tells what there is to be asked.
+`Queries` answers the clients of an SQL server, within limits, and lists the collections for them.
 """
 
 import re
@@ -69,7 +69,7 @@ AsOf = int | Moment | Mapping[str, int | Moment] | None
 class _ReadLog:
     """The reads of a query and their errors, since DuckDB keeps only a text.
 
-    It does not refer to the query's answer, which refers to DuckDB: Python could not see such a cycle, and free it.
+    It does not refer to the query's answer, which refers to DuckDB: Python could not find such a cycle, and free it.
 
     Attributes:
         failures: the errors of reads.
@@ -99,8 +99,8 @@ class QueryResult(ArrowResult):
 
     Attributes:
         sql: the query.
-        names: the collections that it reads as of the common time, and not as of one that it says itself.
-        seqno: a point of the log at or before the one that it reads; -1 if the query says a time itself.
+        names: the collections that it reads as of the common time, not as of a time in the query.
+        seqno: a point of the log at or before the one that it reads; -1 if the query names a time.
     """
 
     def __init__(
@@ -119,18 +119,19 @@ class QueryResult(ArrowResult):
         """Bind a query to snapshots of all collections that it reads.
 
         Args:
-            as_of: a time for all collections, or times by their names; "" is the name of all others. The latest sealed
-                time if nothing is said.
-            variables: of the caller, of which frames are tables. Files and URLs can be read then, too, and DuckDB loads
-                what it needs for that. None allows neither.
-            limits: what it may take; None for no limits.
-            parameters: what stands for `?` or `$1` in it.
+            as_of: a time for all collections, or times by their names; "" is the name of all others. The default is the
+                latest sealed time.
+            variables: of the caller; frames among them are tables. The query can then also read files and URLs, and
+                DuckDB loads extensions for these. None allows neither.
+            limits: of memory, time and rows; None for no limits.
+            parameters: the values of `?` or `$1` in the query.
             times: the `times` of another result, to read the same.
-            pins: by the names of collections, the times of those that the query says no time of.
-            changes: by the names of collections, what is read in the place of their latest contents.
+            pins: times by the names of collections, for those without a time in the query.
+            changes: rows by the names of collections, which replace their latest contents.
 
         Raises:
-            InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for what it does not read.
+            InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for a collection that it
+                does not read.
             AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
         """
         duckdb = require_package(DUCKDB)
@@ -213,7 +214,7 @@ class QueryResult(ArrowResult):
         return self._schema
 
     def get_stored_schema(self) -> pa.Schema:
-        """Return the columns of the answer as a collection of it has them: documents are JSON, and not text."""
+        """Return the answer's columns as a collection would store them: documents are JSON, not text."""
         for path, (dataset, names) in self._with_documents.items():
             fields = [field.with_type(JSON) if field.name in names else field for field in dataset.schema]
             register_table(self._connection, path, pa.schema(fields).empty_table())
@@ -225,13 +226,13 @@ class QueryResult(ArrowResult):
         return pa.schema([field.with_type(JSON) if str(kind) == "JSON" else field for field, kind in columns])
 
     def close(self) -> None:
-        """Let go of what the query reads; idempotent, for any thread. Reading it again is an error."""
+        """Release the contents that the query reads; idempotent, for any thread. Reading it again is an error."""
         self.interrupt("its answer was closed")
         with self._busy:
             self._close()
 
     def interrupt(self, why: str) -> None:
-        """Let the reader of the answer fail with InvalidUsage for this reason."""
+        """Make the reader of the answer fail with InvalidUsage and this reason."""
         self._interrupted = self._interrupted or why
         with suppress(self._refusals[0]):  # It may be closed already.
             self._connection.interrupt()
@@ -240,10 +241,10 @@ class QueryResult(ArrowResult):
             call_later(INTERRUPT_AGAIN_S, self.interrupt, why)
 
     def explain(self) -> str:
-        """Read the answer, and return how each collection was read for it, with what DuckDB asked for: `print` it.
+        """Read the answer, and explain how each collection was read for it; `print` the result.
 
-        A part of it is for each read, as `Snapshot.explain` has it. DuckDB says when it reads which columns it needs,
-        and by which filters; so the query is run for that.
+        It has a part for each read, as of `Snapshot.explain`. The query is run for this, because DuckDB requests
+        columns and filters only when it reads.
         """
         reads: list[str] = []
         self._notes.reads = reads
@@ -389,7 +390,7 @@ class Queries:
 
     @contextmanager
     def wait_for_turn(self) -> Iterator[None]:
-        """Wait for a turn to run a query, so that there are not many at a time.
+        """Wait for a turn to run a query, so that only a few run at a time.
 
         Raises Unavailable: all turns were in use for `TURN_S`.
         """
@@ -407,18 +408,18 @@ class Queries:
         times: Mapping[Path, int] | None = None,
         as_of: int | Moment | None = None,
     ) -> QueryResult:
-        """Return the answer of a query, which is read when it is asked for its batches; see `QueryResult`."""
+        """Return the answer of a query; requesting its batches reads it (see `QueryResult`)."""
         check_is_query(sql)
         return QueryResult(self._engine, sql, as_of, limits=self._limits, parameters=parameters, times=times)
 
     def is_newest(self, answer: QueryResult) -> bool:
-        """Return whether nothing was committed since an answer was bound. Cost: one look at the log."""
+        """Return whether nothing was committed since an answer was bound. Cost: one refresh of the log."""
         self._engine.settle()
         self._engine.follower.refresh()
         return answer.seqno == self._engine.follower.state.seqno
 
     def is_erased(self, answer: QueryResult) -> bool:
-        """Return whether something was erased since an answer was bound. Cost: one look at the log."""
+        """Return whether something was erased since an answer was bound. Cost: one refresh of the log."""
         self._engine.settle()
         return any(seqno > answer.seqno for seqno, _ in self._engine.follower.refresh().control.erasures)
 
@@ -450,7 +451,7 @@ class Queries:
 def check_is_query(sql: str, place: str = "this server") -> None:
     """Raise InvalidUsage if a text begins with a change, a definition or a COPY.
 
-    `place`: what runs queries only.
+    `place`: for the message: what runs queries only.
     """
     if is_statement(sql) or _CHANGING.match(sql):
         raise InvalidUsage(

@@ -1,8 +1,8 @@
-"""The text of a statement that changes a collection, in parts, and queries that say what it would do twice.
+"""Parses a statement that changes a collection, and makes queries that find rows that it would change twice.
 
-DuckDB takes one of several rows of a source that change the same row, without a word, whichever comes first. So what a
-statement joins is asked before, with its own words: `UPDATE t SET … FROM s WHERE c` as `FROM t, s WHERE c`, and `MERGE
-INTO t USING s ON c WHEN MATCHED AND d THEN …` as `FROM t JOIN s ON c WHERE d`. DuckDB's own tokenizer finds the parts.
+If several rows of a source change the same row, DuckDB silently uses the first that it meets. So the joined rows are
+queried before, with the statement's own words: `UPDATE t SET … FROM s WHERE c` as `FROM t, s WHERE c`, and `MERGE INTO
+t USING s ON c WHEN MATCHED AND d THEN …` as `FROM t JOIN s ON c WHERE d`. DuckDB's own tokenizer finds the parts.
 """
 
 import re
@@ -69,11 +69,11 @@ class StatementText:
 
     @property
     def is_upsert(self) -> bool:
-        """Whether it is an INSERT that says what happens to rows whose key is there."""
+        """Whether it is an INSERT with ON CONFLICT, OR REPLACE or OR IGNORE."""
         return self._what[0] == "insert" and ("or" in self._what or self._conflict_token is not None)
 
     def find_touched_rows(self) -> TouchedRows | None:
-        """Return which rows it may touch; None for all rows."""
+        """Describe the rows that it may touch; None for all rows."""
         wheres = self._find_words("where")
         condition = self._slice_text(wheres[-1] + 1, None) if wheres else None
         if self._what[0] == "insert":
@@ -89,7 +89,7 @@ class StatementText:
         return TouchedRows(self._parse_alias(self._slice_text(0, ends[0])), source, condition)
 
     def _find_merged_rows(self) -> TouchedRows | None:
-        """Return which rows a MERGE may touch; None for all rows."""
+        """Describe the rows that a MERGE may touch; None for all rows."""
         using, on, whens = self._find_words("using"), self._find_words("on"), self._find_words("when")
         if not using or not whens or any(self._tokens[at - 1].text == "matched" for at in self._find_words("by")):
             return None  # WHEN NOT MATCHED BY SOURCE may touch any row.
@@ -115,7 +115,7 @@ class StatementText:
 
         Args:
             columns: all names of columns of the table.
-            differ: whether the rows of the source must differ, which takes longer to find out.
+            differ: find only source rows that differ, which takes longer.
         """
         rows = None
         if self._what[0] == "update":
@@ -162,7 +162,7 @@ class StatementText:
         return f"{names}, {action}", f"{format_path(self.table)} {alias} JOIN {source}"
 
     def _select_row_columns(self, text: str, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
-        """Return the alias of the table as it is written, and the columns of a query that tell its rows apart."""
+        """Return the alias of the table as written, and the select list that identifies its rows."""
         name = quote_name(self._parse_alias(text))
         row = name if "rowid" in map(str.lower, columns) else f"{name}.rowid"
         keys = (f"{name}.{quote_name(column)} AS {quote_name(f'persist_key_{at}')}" for at, column in enumerate(key))
@@ -174,7 +174,7 @@ class StatementText:
         return places[-1] - 1 if places and self._tokens[places[-1] - 1].text == "on" else None
 
     def _find_words(self, word: str) -> list[int]:
-        """Return the tokens that are a word of the statement itself; IS DISTINCT FROM has none."""
+        """Return the places of a keyword of the statement itself; the FROM of IS DISTINCT FROM is not one."""
         return [
             at
             for at, token in enumerate(self._tokens)

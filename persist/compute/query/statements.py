@@ -1,11 +1,11 @@
 """Statements that change a collection: UPDATE, DELETE, INSERT and MERGE INTO, each done as one commit.
 
-DuckDB carries a statement out on a table with the rows of the collection that it may touch
+DuckDB runs a statement on a table with the rows of the collection that it may touch
 (`persist.compute.query.touched_rows`). The commit is the difference between the table before and after. Other
 collections of the statement are read as of their last sealed times. If another client changes the collection meanwhile,
-the statement is carried out again on the new contents; with a time, it is refused if the collection is not keyed. If it
-is keyed, pending events at times up to that of the commit are resolved first. Cost and memory: the touched rows; or the
-whole collection, if these are not known.
+the statement is run again on the new contents; with a time, it is refused if the collection is not keyed. In a keyed
+collection, pending events at times up to that of the commit are resolved first. Cost and memory: the touched rows; or
+the whole collection, if these cannot be determined.
 
 A statement that would change one row for several rows of its source is refused, unless these rows are equal. So is an
 INSERT … ON CONFLICT of several rows of one key.
@@ -74,8 +74,8 @@ class StatementResult:
     Attributes:
         collection: the name of the collection that it changed.
         rows: how many rows it touched, as DuckDB counts them.
-        seqno: of its commit; of the state that it left as it was if it touched none.
-        time: at which its changes are; None if it touched no row, or the time was given.
+        seqno: of its commit; if it touched no row, of the unchanged state.
+        time: of its changes; None if it touched no row, or the caller gave the time.
     """
 
     collection: str
@@ -101,10 +101,10 @@ class Outcome(ArrowResult):
         return self._table.schema
 
     def close(self) -> None:
-        """Do nothing: it holds nothing that is to be let go of."""
+        """Do nothing, because nothing is held."""
 
     def explain(self) -> str:
-        """Return that there is nothing to explain."""
+        """Return a text that says that there is nothing to explain."""
         return "one row, of a statement that is done"
 
     def _tables(self) -> Generator[pa.Table, None, None]:
@@ -123,16 +123,16 @@ def execute(
     """Run a statement that changes a collection, as one commit.
 
     Args:
-        time: of its changes, which is sealed with them; that of the commit if it is left out.
+        time: of its changes, which is sealed with them; by default the time of the commit.
         variables: as for `QueryResult`.
         limits: of memory and time; None for no limits.
         running: takes a function that ends the statement.
 
     Raises:
-        InvalidUsage: it is none, names what is not there, or DuckDB refuses it; or its collection is a view, or has a
-            column that does not come back from DuckDB as it was.
-        DuplicateKeys: it would give a key of a keyed collection several rows.
-        UpdatesBeyondUpper: the collection is not keyed, and somebody has written to it what is not sealed.
+        InvalidUsage: it is not a statement, names what does not exist, or DuckDB refuses it; or its collection is a
+            view, or has a column whose values DuckDB would change.
+        DuplicateKeys: a key of a keyed collection would get several rows.
+        UpdatesBeyondUpper: the collection is not keyed, and has updates that are not sealed.
     """
     duckdb = require_package(DUCKDB)
     names = engine.names("")

@@ -1,11 +1,11 @@
-"""Collections as tables of a query: their names, how DuckDB gets them, and those with a time of their own.
+"""Collections as tables of a query: their names, how DuckDB reads them, and tables with a time of their own.
 
     FROM orders FOR SYSTEM_TIME AS OF '2026-11-21'      SQL of 2011; SYSTEM_VERSION and VERSION mean the same
     FROM orders VERSION AS OF 7                         Spark and Delta
     FROM orders TIMESTAMP AS OF TIMESTAMP '2026-11-21'
 
-Neither DuckDB nor Spark's views can read so. Each such table gets another name in the text, and stays known by the old
-one to the rest of the query.
+Neither DuckDB nor Spark's views can read so. Each such table gets another name in the text, and its old name as an
+alias.
 """
 
 import re
@@ -31,7 +31,6 @@ SEALED_OFF = {
     "autoload_known_extensions": "false",
     "autoinstall_known_extensions": "false",
     "python_enable_replacements": "false",
-    "lock_configuration": "true",
 }
 WITH_FILES = {"python_enable_replacements": "false"}
 DUCKDB = "duckdb>=2.0,<2.1"
@@ -219,7 +218,7 @@ def find_read_frames(paths: Iterable[Path], variables: Mapping[str, Any]) -> dic
 
 
 def make_schema(connection: Any, parts: Sequence[str]) -> None:
-    """Make the catalog and the schema of a table, as far as its name has them."""
+    """Make the catalog and the schema that a table's name has."""
     if len(parts) > 2:
         connection.execute(f"ATTACH IF NOT EXISTS ':memory:' AS {quote_name(parts[0])}")
     if len(parts) > 1:
@@ -258,7 +257,7 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool
 def explain_refusal(error: Exception) -> str:
     """Return DuckDB's reason, without the part of the text that it shows below it.
 
-    What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
+    DuckDB's proposals for an unknown name are left out, because they are its own tables.
     """
     return re.sub(r'!?\s*Did you mean "[^"]*"\?', "", str(error).partition("\n\nLINE ")[0]).rstrip(" .!\n")
 

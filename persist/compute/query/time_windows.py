@@ -1,13 +1,13 @@
 """Windows of time as table functions: `tumble`, `hop` and `session` over a collection, or over a `WITH` of the query.
 
-Each gives the rows of its table with two columns more, `window_start` and `window_end`, and window_start <= time <
+Each returns the rows of its table with two more columns, `window_start` and `window_end`, and window_start <= time <
 window_end. A row is in one window of `tumble` and of `session`, and in each window of `hop` that holds its time. A row
-whose time is NULL is in none. Windows of `tumble` and `hop` begin where `time_bucket` of DuckDB lets its buckets begin,
-moved by `shift`. A session ends when nothing came for `gap`: the next row belongs to it if it comes before its end.
+whose time is NULL is in none. Windows of `tumble` and `hop` begin where the buckets of DuckDB's `time_bucket` begin,
+moved by `shift`. A session ends after `gap` without a row: the next row belongs to it if it comes before its end.
 
-Columns of these names that the table has itself are replaced. The functions are macros, so DuckDB binds a query as if
-it were written out, and nothing below knows of them. The session begins with a row behind a gap; of rows at one time
-such a row comes first, so all of them count it.
+Columns of the table with these names are replaced. The functions are macros, so DuckDB binds a query as if it were
+written out, and nothing below needs to support them. A row behind a gap begins a session; among rows of one time it
+comes first, so all of them count it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,8 +48,8 @@ _MACROS = {
 def add_time_windows(connection: Any, words: Iterable[str], late_by: str | None = None) -> None:
     """Define the named functions of time windows on a connection.
 
-    `late_by`: how far the latest time must lie behind the end of a window for its rows to be given, an interval in SQL;
-    None gives the rows of all windows.
+    `late_by`: rows of a window are returned only once the latest time is so far behind its end, an interval in SQL;
+    None returns the rows of all windows.
     """
     for name in _MACROS.keys() & {*words}:
         parameters, rows = _MACROS[name]

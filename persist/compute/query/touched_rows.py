@@ -1,4 +1,4 @@
-"""Reads the rows of a collection that a statement may touch, and no others where that can be known.
+"""Reads only the rows of a collection that a statement may touch, if these can be determined.
 
 A statement that joins its table with a source by equal columns touches rows with the source's values. If these columns
 are the key, the rows are looked up; otherwise a filter by the values reads the parts whose statistics may have them.

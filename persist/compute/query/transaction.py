@@ -1,4 +1,4 @@
-"""Several statements as one commit: they read what was there when the first of them came, and their own changes.
+"""Several statements as one commit: they read the contents as of the first statement, and their own changes.
 
 The transaction has a DuckDB table of each collection that it changes. Before each statement it loads the rows that the
 statement may touch, as they were at the beginning, and all rows before a query of a changed collection. A second table
@@ -209,7 +209,7 @@ class Transaction:
         """Commit all changes at once.
 
         Args:
-            is_serializable: refuse the commit, too, if what was only read has changed meanwhile.
+            is_serializable: also refuse the commit if a collection that was only read has changed meanwhile.
 
         Raises:
             UpperMismatch: another client has changed a collection meanwhile.

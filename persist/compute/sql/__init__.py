@@ -4,12 +4,12 @@ Promise: a view's contents at a time are its query's result on its inputs at tha
 definition is stored with it, and needs no DuckDB. Views that read each other move in one commit. Statements that change
 collections, and queries that are answered once, are in `persist.compute.query`.
 
-A query has these forms, one after the other:
+A query passes through these forms:
 
     text                what users write; the definition keeps it for them
     DuckDB's JSON       parsed, to find the tables (`duck`), and bound, with names and types resolved (`adapt`)
-    relation            what the view means, without DuckDB (`algebra`). It is stored, and `rewrite` and `order` make it
-                        another relation, because only there an outer join or a subquery is one thing
+    relation            what the view means, without DuckDB (`algebra`). It is stored. `rewrite` and `order` turn it
+                        into an equivalent relation, because an outer join or a subquery is still one node there
     plan of operators   what refreshes run, as programs in Python do (`lower`, `persist.compute.dataflow.plan`). It is
                         stored too (`stored`), so that a refresh neither rewrites nor lowers
     running operators   the plan with its state (`persist.compute.dataflow.running`)

@@ -79,7 +79,7 @@ class Adapter:
     Args:
         sql: its text, for messages.
         tables: the columns of each collection, with their types.
-        unit: of the timeline that all of them have; None if times are numbers.
+        unit: of their common timeline; None if times are numbers.
     """
 
     def __init__(self, sql: str, tables: Mapping[str, Columns], unit: str | None = None) -> None:
@@ -210,9 +210,9 @@ class Adapter:
     def adapt_asof(self, plan: Json) -> Node:
         """Translate an ASOF join: each left row with the nearest right row.
 
-        Both sides are sorted together, and each left row gets the values of the last right row before it. Rows that
-        agree with it stand before it or behind it, as the comparison wants. A row of the right is found if the next row
-        is one of the left, which has a key.
+        Both sides are sorted together, and each left row gets the values of the last right row before it. Right rows
+        with an equal value are sorted before or behind it, by the comparison. In a RIGHT or FULL join, a right row has
+        a partner if the next row is a left one with a key.
         """
         left, right = self._adapt_child(plan), self._adapt_child(plan, 1)
         how, width, right_width = plan["join_type"], count_columns(left), count_columns(right)
@@ -459,9 +459,9 @@ def _union_all(parts: Sequence[Node]) -> Node:
 
 
 def _share_order(aggregates: tuple[Aggregation, ...]) -> tuple[Aggregation, ...]:
-    """Complete the orders of aggregates, so that all see one row order.
+    """Complete the orders of aggregates, so that all use one row order.
 
-    So `first(a), first(b)` are of one row, and the lists of two columns stand side by side, as in DuckDB.
+    So `first(a), first(b)` come from one row, and the elements of two lists correspond, as in DuckDB.
     """
     read = [
         [argument for argument in call.arguments if not isinstance(argument, Lit)]

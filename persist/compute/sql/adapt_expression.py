@@ -1,4 +1,4 @@
-"""Translate expressions of DuckDB 2.0's bound plans. An unknown one is refused with its place."""
+"""Translates expressions of DuckDB 2.0's bound plans; an unknown one is refused with its place."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -92,7 +92,7 @@ class Expressions:
         sql: its text, for messages.
 
     Attributes:
-        table: DuckDB's number of the relation below, by which an expression may name its columns.
+        table: DuckDB's number of the input relation, which expressions use for its columns.
     """
 
     def __init__(self, sql: str) -> None:
@@ -359,8 +359,7 @@ class Expressions:
     def _translate_arguments(self, node: Json, name: str) -> tuple[Term, ...]:
         """Return the arguments of an aggregate: the computed ones, then its constants.
 
-        A quantile's constants are: whether it may lie between two values, whether the order is descending, and the
-        shares.
+        A quantile's constants are: whether it is interpolated, whether the order is descending, and the shares.
         """
         function, data = AGGREGATES[name], node.get("function_data") or {}
         if function.startswith("bit_") and node["return_type"]["id"] not in _BITS:

@@ -1,12 +1,11 @@
-"""The plan of a query as it is stored: relational algebra over numbered columns, with the type of all that is made.
+"""The plan of a query as it is stored: relational algebra over numbered columns, with all types.
 
 This, and not the text of the query, is what a view means. It is written once, when the view is created, and read at
 every start; so another release of DuckDB, or none, changes nothing. Every value has a `kind` in the JSON, and the whole
 is part of a `Definition` with a version (`persist.compute.sql.definition`).
 
 Expressions are terms (`persist.core.expression`). Their columns are numbered from 0, and are the columns of the node's
-input; in the condition of a join, the left columns and then the right ones. Relations are multisets: nothing is in an
-order.
+input; in the condition of a join, the left columns and then the right ones. Relations are multisets without an order.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -125,7 +124,7 @@ class Join(_Node, frozen=True, tag="join"):
             of the left, and whether they have one (true, false, or NULL for unknown); single: left, and a second
             partner is an error; unless: the rows of the left for which mark would be false.
         equal: pairs of expressions that are equal and not NULL; same: that are equal or both NULL.
-        condition: what else must be true of a pair.
+        condition: a further condition on a pair.
     """
 
     how: Literal["inner", "left", "right", "full", "semi", "anti", "mark", "single", "unless"]
@@ -142,8 +141,8 @@ class Aggregate(_Node, frozen=True, tag="aggregate"):
     Attributes:
         sets: numbers of keys, for each grouping set. One set without keys has one group, even of no rows.
         groupings: of each GROUPING(…), the numbers of its keys.
-        complete: aggregates are counts and totals, and a group is there while one of them is not 0
-            (`persist.compute.sql.groups`). The query of a user has none such.
+        complete: aggregates are counts and totals, and a group exists while one of them is not 0
+            (`persist.compute.sql.groups`). Users' queries never have this.
     """
 
     input: "Node"
@@ -161,9 +160,9 @@ class Distinct(_Node, frozen=True, tag="distinct"):
 
 
 class TopK(_Node, frozen=True, tag="top"):
-    """The rows of each partition from offset on, as many as limit, in an order; all columns break its ties.
+    """The first `limit` rows of each partition in an order, after `offset` others; all columns break ties.
 
-    `counted`: what limit is the number of. "rank", "dense_rank": the rows with up to this number by that function.
+    `counted`: the function whose values `limit` bounds, such as "rank" or "dense_rank".
     """
 
     input: "Node"
@@ -175,10 +174,9 @@ class TopK(_Node, frozen=True, tag="top"):
 
 
 class Unnest(_Node, frozen=True, tag="unnest"):
-    """The rows, as often as the longest of some lists has elements, with a column for each list behind.
+    """Each row for each element of its lists, followed by a column for each list.
 
-    Each row has one element of each list, in their order, and NULL beyond the end of a list. A row without elements is
-    left out.
+    Shorter lists are filled up with NULL. A row without elements is left out.
     """
 
     input: "Node"
@@ -194,7 +192,7 @@ class SetOperation(_Node, frozen=True, tag="set"):
 
 
 class Window(_Node, frozen=True, tag="window"):
-    """The rows, with a column for each window function behind."""
+    """The rows, followed by a column for each window function."""
 
     input: "Node"
     calls: tuple[WindowCall, ...]
@@ -396,10 +394,10 @@ def infer_term_types(expressions: Iterable[Term], given: Sequence[str]) -> tuple
 def find_documents(
     node: Node, documents: Mapping[str, Sequence[str]], known: Mapping[int, tuple[bool, ...]]
 ) -> tuple[bool, ...]:
-    """Return whether each column of a relation holds only documents of JSON as they are in a collection, and NULL.
+    """Return for each column whether it holds only unchanged JSON documents of a collection, and NULL.
 
     Args:
-        documents: the columns of documents of each collection.
+        documents: the JSON columns of each collection.
         known: the answers for relations by their numbers.
     """
     find = partial(find_documents, documents=documents, known=known)

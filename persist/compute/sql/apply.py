@@ -1,8 +1,8 @@
 """Change the views of a location to a set of definitions: a plan for inspection, then one commit.
 
-A view whose definition has changed is dropped and made anew, and with it all views that read it, because a view's
-times must all come from one definition. Nothing else is touched. The commit makes and drops; a refresh, which
-is a commit of its own, then fills what is new.
+A view whose definition has changed is dropped and created again, and with it all views that read it, because a view's
+times must all come from one definition. Nothing else is touched. The commit creates and drops views; a refresh, which
+is a commit of its own, then fills the new ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ class Change:
 class ViewsPlan:
     """The changes to make; create it with `plan_views`.
 
-    `changes`: of each view, in the order in which they read each other; what goes comes first.
+    `changes`: first the drops, then each view after its inputs.
     """
 
     def __init__(self, engine: Engine, changes: Sequence[Change], steps: Sequence[Step], names: dict[str, str]) -> None:
@@ -63,7 +63,7 @@ class ViewsPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all is as it should be."""
+        """Whether there is nothing to change."""
         return not self._steps
 
     def commit(self) -> int | None:
@@ -192,7 +192,7 @@ class _Planner:
 
 
 def _add_view_to_errors(name: str, what: Callable[[], Found]) -> Found:
-    """Say which view an error is about."""
+    """Call a function, and name the view in its errors."""
     try:
         return what()
     except InvalidUsage as error:

@@ -1,7 +1,7 @@
 """Expressions of DuckDB's plans that DuckDB computes itself, as text: see `persist.core.expression.sql_functions`.
 
-Only functions that depend on their arguments alone are written so (`is_definite`). Constants and calls that DuckDB
-computes stand in the text, with their types; everything else is a column of it, which is computed as always.
+Only functions that depend on their arguments alone become text (`is_definite`). The text contains constants and calls
+that DuckDB computes, with their types. Any other subexpression is a column of it, which our operators compute.
 """
 
 from collections.abc import Callable, Sequence
@@ -160,8 +160,8 @@ class SqlText:
 
     Args:
         term: makes a term of a node.
-        refuse: raises for one.
-        is_own: returns whether DuckDB computes a node.
+        refuse: raises the refusal of a node.
+        is_own: tests whether DuckDB computes a node.
         check: refuses a node with unknown members.
     """
 
@@ -321,7 +321,7 @@ class SqlText:
 
 
 def _is_number(node: Json) -> bool:
-    """Return whether a node is a constant whole number, cast to the type that is wanted of it."""
+    """Return whether a node is a constant whole number with a cast."""
     kinds = [_read_type_id(node), *(argument.get("id") for argument in node.get("arguments") or ())]
     return (
         node.get("type") == "OPERATOR_CAST"

@@ -1,7 +1,7 @@
 """Window functions whose number is a column: `lag(x, n)`, `lead(x, n)`, `nth_value(x, n)` and `ntile(n)`.
 
 The displayed value then is at a position that the row determines. So its partition is numbered, and joined with itself:
-the place that is wanted equals the number of the row that has it. Ties of the order are broken by all columns, on both
+the requested place equals the number of the row with the value. Ties of the order are broken by all columns, on both
 sides in the same way, so the places of a partition are 1, 2, 3 and so on. The first place of a frame is known only
 where frames begin with their partitions, and `nth_value` over others is refused. `ntile` is arithmetic on the number of
 the row and the count of its partition.
@@ -39,7 +39,7 @@ def is_by_place(node: Json) -> bool:
 
 
 def _find_constant(node: Json) -> Json | None:
-    """Return the constant that a node is, without casts; else None."""
+    """Return a node without its casts if it is a constant; else None."""
     node = strip_text_cast(node)
     while node.get("type") == "OPERATOR_CAST":
         node = node["children"][0]
@@ -52,7 +52,7 @@ def add_positional_windows(
     """Return rows with a column for each window function, some by position.
 
     Args:
-        number: none of any other relation of the plan.
+        number: one that no other relation of the plan has.
         call: returns the window function of a node that is not by place.
     """
     kinds = tuple(infer_types(child))

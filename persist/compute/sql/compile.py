@@ -127,7 +127,7 @@ def _plan_uncached(
 
 
 def _fold_constants(plan: Node) -> Node:
-    """Return a plan with its constant expressions computed. +
+    """Return a plan with its constant expressions computed.
 
     A value of a type that definitions do not spell exactly, such as a float or a list, is left as it is.
     """

@@ -1,4 +1,4 @@
-"""How a view is created, or found where there is one of its name and definition."""
+"""Creates a view, or loads the existing one of its name and definition."""
 
 import warnings
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Functions that no view can call, because they read a clock, a random source, or the session that binds the query.
 
 DuckDB folds some calls while it binds a query, so a plan may hold `now() - INTERVAL 1 DAY` as a constant. So the names
-are taken away before: in the database that binds queries, each is a macro whose body cannot be bound. DuckDB resolves
+are shadowed before: in the database that binds queries, each is a macro whose body cannot be bound. DuckDB resolves
 names itself, so this holds in macros, subqueries and keywords (`current_date`), and a column of such a name stays one.
 """
 
@@ -39,7 +39,7 @@ def list_indefinite_functions() -> frozenset[str]:
 
 
 def forbid_indefinite(connection: Any) -> None:
-    """Let a database refuse queries that call such functions."""
+    """Make a database refuse queries that call indefinite functions."""
     letters = "abc"[:_ARGUMENTS_MAX]
     statements = []
     for name in sorted(list_indefinite_functions()):
@@ -76,7 +76,7 @@ def list_spellings(function: str) -> tuple[str, ...]:
 
 
 def make_refusal(name: str) -> InvalidUsage:
-    """Return the refusal of a query that calls such a function."""
+    """Return the error for a query that calls an indefinite function."""
     if name == "query":
         return InvalidUsage("query() hides what it reads, so no view can call it: write its text as a subquery")
     instead = "keep the value in a collection, and join with it"
@@ -91,7 +91,7 @@ def make_refusal(name: str) -> InvalidUsage:
 
 
 def check_qualified(parts: Iterator[Mapping[str, Any]]) -> None:
-    """Raise InvalidUsage if a query calls a function of DuckDB by its whole name, which nothing can take away.
+    """Raise InvalidUsage if a query calls a function by its qualified name, which cannot be shadowed.
 
     `parts`: of the parsed query.
     """

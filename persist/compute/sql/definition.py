@@ -3,18 +3,19 @@
     definition = { version, sql, inputs, reads, columns, key, plan, number, since, earlier }
 
 Fields:
-    version  of this form; a newer one is refused
+    version  of this format; a newer one is refused
     sql      the query as it was written, for people
-    inputs   the ids of all collections that the view depends on, by way of other views, too
+    inputs   the ids of all collections that the view depends on, directly or through other views
     reads    the collections that the plan scans: name and id
     columns  name and type (`persist.compute.sql.types`) of each
     key      the columns that are the key of the collection
     plan     a relation (`persist.compute.sql.algebra`)
-    number   of the definitions of this view, the first is 1
-    since    the time from which on the view holds what this definition gives; 0 for all times
-    earlier  the definitions before it, of which the last EARLIER_KEPT are known: text and since
+    number   counts the definitions of this view, from 1
+    since    the time from which the view follows this definition; 0 for all times
+    earlier  the last EARLIER_KEPT definitions before it: text and since
     start    the time at which the view begins: before it there are no answers
-    program  the plan that refreshes run (`persist.compute.sql.stored`); without it, each makes one of the relation
+    program  the plan that refreshes run (`persist.compute.sql.stored`); without it, each refresh makes one from the
+    relation
 
 A relation is stored as its `kind` and its members without defaults; each of its expressions as one of
 
@@ -22,7 +23,7 @@ A relation is stored as its `kind` and its members without defaults; each of its
     { kind: "constant", type, value }            value as text; without it, NULL
     { kind: "call", function, type, arguments, at }
 
-A view begins at the earliest time at which all that it reads can be read. If it reads another view, it begins at that
+A view begins at the earliest time at which all its inputs can be read. If it reads another view, it begins at that
 view's start, or at its last change of definition: no program computes the earlier contents any more.
 
 The answer at a time needs all inputs to have sealed it. The times of unrelated inputs, such as timestamps and counters,
@@ -157,11 +158,11 @@ class Readable:
     """A collection that a view may read.
 
     Attributes:
-        last: its last sealed time, the first of all if there is none; None of a view that was never refreshed.
-        since: the first time that can be read; of a view, by the definition that it has now.
-        inputs: the ids of all that it depends on itself.
-        redefined: of a view that had another definition, the time from which on it holds what it is defined as; or 0.
-        keyed: how it resolves events, if it does.
+        last: its last sealed time, or the first possible time without one; None for a view that was never refreshed.
+        since: the first time that can be read; of a view, by its present definition.
+        inputs: the ids of all collections that it depends on.
+        redefined: the time from which a redefined view follows its present definition; otherwise 0.
+        keyed: how it resolves events; None if it is not keyed.
     """
 
     id: str
@@ -232,7 +233,7 @@ def explain_lag(name: str, start: int, inputs: Sequence[CollectionState]) -> str
 
     Args:
         start: where the view begins.
-        inputs: all its plain collections, as they are now.
+        inputs: the present states of all its plain collections.
     """
     sealed = {contents.name: contents.upper for contents in inputs}
     if len({*sealed.values()}) < 2 and all(upper > start for upper in sealed.values()):

@@ -1,6 +1,6 @@
-"""A view before it is there: what it is bound to, and the steps of the commit that makes it.
+"""A view before its commit: its bound query, and the steps that create it.
 
-A view may read what the same commit makes, so that a folder of views that read each other is one commit.
+A view may read another view of the same commit, so a folder of views that read each other is one commit.
 """
 
 import uuid
@@ -36,8 +36,8 @@ class Draft:
     """A view before its commit: its definition, steps and names for errors.
 
     Attributes:
-        bound: the relation of the query, rewritten, before its groups were cut off.
-        groups: the views that hold them.
+        bound: the rewritten relation of the query, before its groups were split off.
+        groups: the hidden views that store them.
     """
 
     readable: Readable
@@ -65,7 +65,7 @@ class Catalog:
 
     @property
     def keeps_plans(self) -> bool:
-        """Whether all clients of the location know of plans that are stored with views."""
+        """Whether all clients of the location support plans that are stored with views."""
         return self._engine.follower.state.format >= PLANS_CAME_WITH
 
     def plan_removal(self, name: str) -> None:
@@ -141,10 +141,10 @@ def draft_view(
 ) -> Draft:
     """Bind a query, and return the view's draft, which is not committed yet.
 
-    It begins with the commit that makes it: before its start, it cannot be read from then on.
+    The commit makes times before its start unreadable.
 
     Args:
-        keeps_groups: make the views that hold its groups, too (`persist.compute.sql.groups`).
+        keeps_groups: also make the views that store its groups (`persist.compute.sql.groups`).
         replaces: the present definition of the view, whose groups the new one reuses if it can.
     """
     reads = {read_name: catalog.load(read_name) for read_name in find_mentioned(sql, catalog.names)}
@@ -209,8 +209,8 @@ def _draft_collection(
         reads: what it may scan, by name.
         every: what it may depend on, by id.
         statistics: the statistics of the collections that it may scan.
-        relation: the plan as it is rewritten, if that was done.
-        documents: the columns that hold documents of JSON, as texts if they are of the key.
+        relation: the rewritten plan, if it was rewritten.
+        documents: the columns of JSON documents; in the key, they are stored as texts.
         keeps_plan: store the plan that refreshes run.
     """
     ids = {read_name: readable.id for read_name, readable in reads.items()}

@@ -1,8 +1,7 @@
-"""DuckDB as a front end: it parses a query and binds it to empty tables; what comes out is its plan as JSON.
+"""DuckDB as a front end: it parses a query, binds it to empty tables, and returns its plan as JSON.
 
-Its optimiser is off, because its plans over empty tables are wrong in places, and some cannot be written down. It is
-needed where a view is created; the plan that is stored does not know it, but for the functions that it computes itself
-(`persist.compute.sql.by_duckdb`).
+Its optimiser is off, because its plans over empty tables are wrong in places, and some have no JSON. DuckDB is needed
+to create a view. The stored plan needs it only for functions that DuckDB computes (`persist.compute.sql.by_duckdb`).
 """
 
 import json
@@ -88,7 +87,7 @@ def bind_query(sql: str, tables: Mapping[str, Columns], now: str, late_by: str |
 
 
 def _declare_type(kind: str | Unreadable, connection: Any) -> str:
-    """Return the type of a column of a table that queries are bound to."""
+    """Return DuckDB's type of a column, for a table that queries are bound to."""
     if isinstance(kind, str):
         return to_duckdb(kind)
     if kind.arrow is not None:

@@ -1,19 +1,19 @@
-"""`EMIT FINAL` behind a query over windows of time: a window is shown once, when no event can change it any more.
+"""`EMIT FINAL` behind a query over windows of time: a window appears once, when no event can change it any more.
 
     SELECT window_end, count(*) AS n FROM tumble(bids, at, INTERVAL 10 MINUTE) GROUP BY window_end EMIT FINAL
 
 A late bound (`persist.Keyed(late_bound=persist.Behind(…))`) refuses events that lie more than a distance behind the
 greatest time seen. So a window is final when its end lies that far behind the greatest time in the collection, and
-`EMIT FINAL` leaves out the rows of all others: `window_end <= (SELECT max(at) - distance FROM bids)`. That is a
-comparison with one value, which views keep in order, so nothing here is computed but for what a refresh changes.
+`EMIT FINAL` leaves out the rows of all others: `window_end <= (SELECT max(at) - distance FROM bids)`. Views keep rows
+in order of such a comparison with one value, so a refresh computes only what changes.
 
-A view's contents at each time are its query's result on its inputs at that time, and these rules follow from that
-alone. A displayed row only stays under more conditions, which are checked when the view is created:
+A view's contents at each time are its query's result on its inputs at that time, and this follows from that alone. That
+a row stays once it is shown needs more conditions, which are checked when the view is created:
 
 - The collection has such a bound, of the column that the windows use, and events are its only changes: none replaces or
   deletes a row (`InsertIfAbsent`, and no tombstones).
 - The query reads nothing else, and each row of its answer comes from the rows of one window: it groups by a bound of
-  the window, and its window functions have partitions of such a bound. It has no LIMIT, and does not ask `_now()`.
+  the window, and its window functions have partitions of such a bound. It has no LIMIT, and does not read `_now()`.
 
 The bound holds in the order in which events arrive. An event with a later time than one that arrived after it, or a
 statement that overwrites rows, still changes its windows, as an exact correction.
@@ -101,7 +101,7 @@ def _derive_distance(name: str, column: str, schema: CollectionSchema, form: Key
 
 
 def _check_parts(node: Json, sql: str) -> None:
-    """Raise InvalidUsage if a part of a query looks at more than one window."""
+    """Raise InvalidUsage if a part of a query reads more than one window."""
     for part in walk_parts(node):
         what = str(part.get("class") or part.get("type") or "")
         if what == "SUBQUERY" or (part.get("class") == "FUNCTION" and part["function_name"].lower() == "_now"):

@@ -1,17 +1,17 @@
-"""First builds: what new views hold at their first times, computed by DuckDB from the stored parts.
+"""First builds: the contents of new views at their first times, computed by DuckDB from the stored parts.
 
 Our operators arrange every input by key, which later refreshes need and a first answer does not. So DuckDB computes the
-nodes of the plan that have a text with the same meaning (`persist.compute.sql.plan_text`). Our operators compute what
-is above them, such as an order with a limit, from these results. One commit writes all outputs, hidden ones included,
-as any other refresh does. Afterwards the program goes on from its sealed outputs with partial arrangements.
+nodes of the plan that can be written as SQL with the same meaning (`persist.compute.sql.plan_text`). Our operators
+compute the nodes above these, such as an order with a limit. One commit writes all outputs, hidden ones included, as
+any other refresh does. Afterwards the program goes on from its sealed outputs with partial arrangements.
 
 - **Parts** are fetched and verified, and their bytes lie in files of this process's memory, which DuckDB reads. It
   decodes only the columns and row groups that the query needs. Sources with retractions or other schemas are read as
   snapshots.
 - **Times.** The first time is where the view begins. If the inputs were written at a few times after it, the contents
   at each of them are computed, and their differences are the updates.
-- **Fallback.** Our operators compute everything if DuckDB raises, or is not installed. They also do if it would return
-  most of the rows, or if much has changed at many times.
+- **Fallback.** Our operators compute everything if DuckDB raises, or is not installed. They also do if DuckDB would
+  return most of the rows, or if much has changed at many times.
 - **Memory.** The parts take at most the view's `memory_budget`, and DuckDB as much again. Otherwise our operators work.
 """
 
@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
-from persist.codecs.part.decoding import verify_checksum
+from persist.codecs.part.decoding import Request, verify_checksum
 from persist.codecs.part.part import Part
 from persist.codecs.types.calculator import is_supported_version
 from persist.compute.dataflow.plan.draft import Captured
@@ -36,6 +37,7 @@ from persist.compute.dataflow.program import Program
 from persist.compute.dataflow.running.partial import explain_why_not_partial
 from persist.compute.dataflow.running.running import Options
 from persist.compute.dataflow.stream import Stream
+from persist.compute.dataflow.updates.words import Domain
 from persist.compute.query import quote_name
 from persist.compute.sql.graph import ViewProgram
 from persist.compute.sql.plan_text import (
@@ -62,7 +64,7 @@ RETURNED_SHARE = 4  # If DuckDB returns more than this share of the rows, our op
 
 
 def build_first(program: ViewProgram, engine: Engine, options: Options) -> int | None:
-    """Commit what new views hold at their first times; return the seqno, or None if it is left to our operators."""
+    """Commit the first contents of new views; return the seqno, or None if operators must build them."""
     plan = program.optimise()
     if not _is_new(program, plan) or explain_why_not_partial(plan) is not None:
         return None
@@ -91,14 +93,14 @@ def build_first(program: ViewProgram, engine: Engine, options: Options) -> int |
 
 
 def _is_new(program: ViewProgram, plan: Plan) -> bool:
-    """Return whether none of the outputs has ever been computed, as far as this client knows."""
+    """Return whether, by the known state, none of the outputs was ever computed."""
     names = [node.operator.collection for node in plan.nodes.values() if isinstance(node.operator, Persist)]
     handles = [program.output(name) for name in names]
     return bool(names) and all(handle is not None and handle.get_known_state().upper == 0 for handle in handles)
 
 
 def _choose_times(sources: Sequence[SourceReader], options: Options) -> list[int]:
-    """Return the times to compute; none if too much would be left to refreshes."""
+    """Return the times to compute; none if refreshes would have too much left to do."""
     states = [reader.handle.get_known_state() for reader in sources]
     begin, upper = max((reader.as_of for reader in sources), default=0), min((s.upper for s in states), default=0)
     later = [part for state in states for part in state.history_parts if part.time_max > begin]
@@ -115,7 +117,7 @@ class _Build:
     """Computes the contents of a plan's outputs at some times; use it in a `with`.
 
     Attributes:
-        relations: the contents of each node that has a text.
+        relations: the SQL of each node that DuckDB can compute.
         kept: nodes that several others read, in the order in which their tables are made.
         cuts: the nodes whose contents DuckDB returns.
     """
@@ -172,7 +174,7 @@ class _Build:
         return numbers
 
     def _find_cuts(self, number: int) -> None:
-        """Find the topmost nodes at or below a node that have a text."""
+        """Find the topmost nodes at or below a node that DuckDB can compute."""
         if self._translate(number) is not None:
             self.cuts[number] = _NOTHING
             return
@@ -183,7 +185,7 @@ class _Build:
             self._find_cuts(below)
 
     def _translate(self, number: int) -> Relation | None:
-        """Return the contents of a node as a text; None if it has none."""
+        """Return the SQL for the contents of a node; None if it has none."""
         if number in self.relations or number in self._without:
             return self.relations.get(number)
         node = self._plan.nodes[number]
@@ -209,7 +211,7 @@ class _Build:
         return Relation(f"SELECT {columns} FROM n{node.number}", node.schema)
 
     def _compute_contents(self, time: int) -> dict[str, pa.Table]:
-        """Return what each output holds at a time: its columns and `_diff`."""
+        """Return the contents of each output at a time: its columns and `_diff`."""
         check_limits()
         translated = self._list_translated()
         read = 0
@@ -230,6 +232,9 @@ class _Build:
             columns = ", ".join(write_column(column.name, column.type) for column in relation.schema)
             answer = self._connection.sql(f"SELECT {columns} FROM ({relation.text})")
             table = answer.to_arrow_table().cast(self._plan.nodes[number].schema)
+            for column in table.columns:
+                if pat.is_int64(column.type) or pat.is_timestamp(column.type):
+                    Domain().encode(column)  # It refuses -2**63, as later refreshes will.
             self.cuts[number] = table.append_column("_diff", pa.array(np.ones(len(table), np.int64)))
             if number not in outputs and len(table) > max(SMALL_ROWS, read // RETURNED_SHARE):
                 raise Untranslatable
@@ -278,7 +283,7 @@ class _Build:
         return changes.cast(table.schema)
 
     def _lend_source(self, node: Node, reader: SourceReader, time: int) -> int:
-        """Let DuckDB read what a source holds at a time; return how many rows these are at most."""
+        """Let DuckDB read a source's contents at a time; return an upper bound of their rows."""
         handle, view = reader.handle, f"n{node.number}"
         version, arrow = handle.schema.version, handle.schema.arrow
         schema = node.schema if len(node.schema) else pa.schema([arrow.field(handle.schema.names[0])])
@@ -298,7 +303,7 @@ class _Build:
             for part in files:
                 if part.blob not in self._files:
                     self._files[part.blob] = fetch_checked(store.blob, part, partial(self._write_file, part))
-            tables = [store.table(part, scan.schema, names) for part in small]
+            tables = [store.table(part, Request(scan.schema, names)) for part in small]
         texts = [f"SELECT * FROM n{node.number}_inline"]
         self._register(f"n{node.number}_inline", pa.concat_tables([schema.empty_table(), *tables]))
         if files:
@@ -309,7 +314,7 @@ class _Build:
         return sum(part.rows for part in scan.all_parts)
 
     def _register(self, name: str, table: pa.Table) -> None:
-        """Let DuckDB read a table by a name, in place of what had the name before."""
+        """Let DuckDB read a table by a name, in place of an earlier table of that name."""
         self._connection.execute(f"DROP VIEW IF EXISTS {name}")
         self._connection.register(name, table)
 

@@ -1,7 +1,7 @@
 """Views as one program: a view, and the views that it reads, in the order in which they depend on each other.
 
-All of them are outputs of the program, so a step of it is one commit. A view that another one reads is not read back
-from the store: its output is the other one's input.
+All of them are outputs of the program, so each step is one commit. If a view reads another one, its input is that
+view's output, which is not read back from the store.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from persist.engine.location.opening import load_handle_by_id, open_handle
 
 
 def list_scans(plan: Relation) -> dict[str, dict[str, str]]:
-    """Return the collections that a plan reads, and which columns of them with their types."""
+    """Return the collections that a plan reads, with names and types of the read columns."""
     read_columns: dict[str, dict[str, str]] = {}
     for node in iterate_nodes(plan):
         if isinstance(node, Scan):
@@ -42,7 +42,7 @@ def list_scans(plan: Relation) -> dict[str, dict[str, str]]:
 
 
 def list_read_columns(plan: Plan) -> dict[str, dict[str, str]]:
-    """Return the collections that a plan of operators reads, and which columns of them with their types."""
+    """Return the collections that a plan of operators reads, with names and types of the read columns."""
     return {name: {field.name: name_arrow_type(field.type) for field in schema} for name, schema in _list_sources(plan)}
 
 
@@ -57,7 +57,7 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
 
     Args:
         columns: of the answer, with their types; without them, they are called c0, c1, …
-        optimise: let operators become one. Otherwise, only unused columns and records are left out.
+        optimise: also merge operators. Otherwise, only unused columns and records are left out.
     """
     program = Program("view")
     sources = {
@@ -103,7 +103,7 @@ class ViewProgram(Program):
 
     Args:
         views: each after the views that it reads.
-        is_rehearsal: keep what they hold nowhere, only compute it.
+        is_rehearsal: compute the views without storing them.
     """
 
     def __init__(self, engine: Engine, views: Sequence[LoadedView], *, is_rehearsal: bool = False) -> None:
@@ -216,9 +216,8 @@ def _find_fitting_plan(engine: Engine, definition: Definition) -> StoredPlan | N
 
 
 def _adapt_readers(plan: Plan, source: Node, schema: pa.Schema) -> None:
-    """Rewrite a source's readers for the columns of a newer schema.
-
-    A reader that takes columns by name needs none of them left out.
+    """Rewrite a source's readers for the columns of a newer schema. A reader that picks columns by name needs no
+    change.
     """
     if schema == source.schema:
         return

@@ -8,14 +8,14 @@ a view of the library's own, and its readers compute the original result from it
     groups(k, n, c, lower, upper)         =    SELECT k, count(*), count(v), total(v % 2**62), total(v // 2**62) …
 
         name    .groups.<id of the view>.<number>
-        key     the columns that are grouped by; of a query without any, the number of records
+        key     the columns of the GROUP BY; without any, the number of records
         plan    an aggregate that is `complete` (`persist.compute.sql.algebra`)
 
 All of these are outputs of one program and move in one commit with the view, as views that read each other do. Such a
 view has the complete state of a group, even with negative multiplicities: a step continues from it exactly, and needs
 no facts about the inputs (`persist.compute.dataflow.running.partial`). Its readers only need the last time, so its
-history is given up at each commit. It goes when its view goes. It stays when its view gets another query that has the
-same groups, of which it wants no more than is kept; other groups of that query are not kept.
+history is given up at each commit. It goes when its view goes. It stays when its view gets another query that can use
+the same groups; other groups of that query are not stored.
 
 A GROUP BY with a sum of floats, which is rounded when it is read, or with a minimum, which does not determine its
 successor, stays as it is. The same holds for an aggregate that reads a correlated subquery's columns: it is not a
@@ -59,7 +59,7 @@ class Groups:
 
     Attributes:
         name: of the collection.
-        plan: an aggregate, if it is kept by itself.
+        plan: the aggregate whose groups it stores.
         columns: name and type of each.
         key: the columns that are its key.
     """
@@ -74,9 +74,9 @@ def split_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None =
     """Split a plan at its aggregates: the plan above, and the stored groups.
 
     Args:
-        plan: as it is rewritten.
-        prefix: of their names, to which numbers are added.
-        kept: views that are there: the plan reads its groups from these alone.
+        plan: a rewritten plan.
+        prefix: of the groups' names, to which numbers are added.
+        kept: existing views: the plan reads groups from these alone.
     """
     if any(isinstance(node, Temporal | Recursive) for node in iterate_nodes(plan)):
         return plan, []  # No step is taken of it.

@@ -60,9 +60,9 @@ class Lowering:
     """Translates the relations of one plan to streams.
 
     Args:
-        program: what they belong to.
+        program: gets the streams.
         source: returns the stream of a collection, with its columns by name.
-        known: what is known of the sizes of collections.
+        known: statistics of collections, by name.
     """
 
     def __init__(self, program: Program, source: Callable[[str], Stream], known: Known = NOTHING) -> None:
@@ -72,7 +72,7 @@ class Lowering:
         self._known: dict[int, Rows] = {}
 
     def lower_query(self, plan: Node, names: Sequence[str] = ()) -> Stream:
-        """Return the stream of a whole plan, which is rewritten first; see `lower_rewritten`."""
+        """Rewrite a plan, and return its stream; see `lower_rewritten`."""
         return self.lower_rewritten(rewrite_plan(plan, self._sizes), names)
 
     def lower_rewritten(self, plan: Node, names: Sequence[str] = ()) -> Stream:
@@ -186,7 +186,7 @@ def _make_constant_table(node: Values) -> pa.Table:
 
 
 def _add_named_terms(rows: Rows, terms: Iterable[Term], prefix: str) -> tuple[Rows, list[str]]:
-    """Return a stream with terms among its columns, and what these are called."""
+    """Add terms to the columns of a stream; return it and their names."""
     computed, names = dict[str, Term](), list[str]()
     for term in map(rows.to_stream_term, terms):
         name = term.name if isinstance(term, Col) else choose_free_name(prefix, {*rows.stream.columns, *computed})
@@ -228,7 +228,7 @@ def _lower_top_k(node: TopK, rows: Rows) -> Stream:
 
 
 def _add_windows(rows: Rows, calls: tuple[WindowCall, ...]) -> Stream:
-    """Return a stream of just these columns with one for each window function behind."""
+    """Return a stream of the relation's columns, followed by one for each window function."""
     input_columns = rows.columns
     names = choose_free_names((f"c{len(input_columns) + at}" for at in range(len(calls))), input_columns)
     columns, by_partition = [*input_columns], dict[tuple[Term, ...], list[int]]()
@@ -337,8 +337,8 @@ def _parse_whole_constant(expression: Term, function: str) -> int:
 def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
     """Return the answer of a query in DuckDB's SQL, as a stream of a program; see `docs/use/views-sql.md`.
 
-    `streams`: what the query calls by these names. Other names are names of collections, which are sources of the
-    program: `Program("name").using(client)` finds their columns.
+    `streams`: tables of the query, by name. Other tables are collections, which become sources of the program:
+    `Program("name").using(client)` finds their columns.
     """
     names = [*streams, *(program.engine.names() if program.engine is not None else ())]
     sources: dict[str, Stream] = {}

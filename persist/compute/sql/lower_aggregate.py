@@ -1,10 +1,10 @@
-"""GROUP BY: aggregates with FILTER and DISTINCT, grouping sets, and the one row of a group of nothing.
+"""GROUP BY: aggregates with FILTER and DISTINCT, grouping sets, and the one row of a query without keys.
 
-Aggregates that are sums cost what a change touches; minima and maxima cost their group. An aggregate that picks one
-record of its group by an order is the first of it (`PICKED`), and one that needs all of them is a fold (`FOLDED`). An
-aggregate over distinct values is one over a distinct collection. These are joined to the others by the key, where NULL
-equals NULL. A query without keys has one row even of nothing: a row of NULLs, which counts for nothing, keeps its group
-there.
+A change of sums costs the changed records; a change of minima and maxima costs the group. An aggregate that returns one
+record of its group is its first record in an order (`PICKED`); an aggregate that needs all records is a fold
+(`FOLDED`). An aggregate over distinct values is one over a distinct collection. Their results are joined by the key,
+where NULL equals NULL. A query without keys returns one row even for no rows: an added row of NULLs, which no aggregate
+counts, keeps its group.
 """
 
 import re
@@ -58,12 +58,12 @@ def lower_aggregate(node: Aggregate, rows: Rows, program: Program) -> Rows:
 
 
 def is_picked(aggregation: Aggregation) -> bool:
-    """Return whether an aggregate is the value of one record of its group, by an order."""
+    """Return whether an aggregate is a value of its group's first record in an order."""
     return aggregation.function in ("arg_min", "arg_max") or bool(aggregation.order and aggregation.function in PICKED)
 
 
 def is_folded(aggregation: Aggregation) -> bool:
-    """Return whether an aggregate takes the records of a group all at once."""
+    """Return whether an aggregate needs all records of a group together."""
     return aggregation.function in FOLDED
 
 
@@ -96,7 +96,7 @@ def _read_constant(term: Term) -> Any:
 def build_fold(
     function: str, name: str, result: pa.DataType, constants: tuple[Any, ...], kinds: Sequence[pa.DataType]
 ) -> WindowFunction:
-    """Return a fold with its constants as `operators.folds` has them."""
+    """Return a fold with its constants in the form that `operators.folds` reads."""
     if function == "quantile":
         is_between, down, *shares = constants
         is_list = pat.is_list(result) and (is_between or result != kinds[0])
@@ -189,7 +189,7 @@ def _aggregate_groups(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
 
 
 def _pick_first(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) -> Stream:
-    """Return the value of each key's first record in an order. If several come first, their least value counts."""
+    """Return the value of each key's first record in an order; among ties, the least value."""
     number, function = name[1:], aggregation.function
     value, order = f"v{number}_0", [(f"o{number}_{at}", key) for at, key in enumerate(aggregation.order)]
     down = [key.descending != (function == "last") for _, key in order]

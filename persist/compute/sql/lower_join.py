@@ -6,8 +6,8 @@ Let `join_semi` be the rows of the left with a partner. Then
     mark           true for semi; NULL for rows that would have a partner if some NULL were another value; else false
     single         as left join; and a row with two partners raises
 
-Keys that must be equal are looked up. Conditions that read one side only are done before; what else a pair must fulfil
-is looked at when it is found.
+Keys that must be equal are looked up. Conditions on one side only are tested before; other conditions are tested on
+each pair.
 """
 
 from dataclasses import dataclass, replace
@@ -118,7 +118,7 @@ class _Sides:
 
     Attributes:
         pairs: the names of the keys, of the left and of the right.
-        columns: what a join calls the columns of the right.
+        columns: the names of the right columns after the join.
     """
 
     left: Stream
@@ -170,7 +170,7 @@ def join_inner(left: Rows, right: Rows, on: On) -> Rows:
 
 
 def join_semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows:
-    """Return the left rows with a partner; has_one: whether none has two."""
+    """Return the left rows with a partner; has_one: no left row has two."""
     if on.residual:
         # Records that are equal in the columns of the condition all have a partner, or none has.
         width = len(left.columns)
@@ -190,7 +190,7 @@ def join_semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows
 
 
 def _join_with_mark(how: str, left: Rows, right: Rows, on: On) -> Rows:
-    """Return the left rows, with a column that says whether each matches."""
+    """Return the left rows, with a column for whether each has a partner."""
     with_partner = join_semi(left, right, on)
     unknown, unmatched = _find_unknown(left, right, on), _subtract(left, with_partner)
     if how == "unless":
@@ -207,7 +207,7 @@ def _append_mark(rows: Rows, left: Rows, name: str, value: bool | None) -> Strea
 
 
 def _find_unknown(left: Rows, right: Rows, on: On) -> Rows | None:
-    """Return the left rows for which NULLs leave a partner open, or None."""
+    """Return the left rows that may have a partner because of NULLs, or None."""
     width = len(left.columns)
     same = tuple(key for key in on.keys if key[2])
     equal = [key for key in on.keys if not key[2]]

@@ -105,7 +105,7 @@ _CLAUSES = {"state_export": "EXPORT_STATE", "index_type": "a field of a column"}
 def check_members(node: Json) -> None:
     """Raise InvalidUsage if a node of DuckDB's plan has members that are not translated.
 
-    `node`: of a relation or an expression. Its children are not looked at.
+    `node`: of a relation or an expression. Its children are not checked.
     """
     kind = node.get("expression_class") or node["type"]
     supported = _RELATIONS.get(kind) or f"{_EVERY} {_EXPRESSIONS.get(kind, '')}"

@@ -1,11 +1,11 @@
-"""The order of joins: a relation is joined next if what is kept in between then stays small.
+"""The order of joins: the next relation is the one that keeps the intermediate result smallest.
 
 The statistics of collections (rows, and the number of values within the bounds of whole numbers) and the form of
-conditions give an estimate of each relation, and of a join: |A| · |B| over the number of values of the key. From every
-relation on, the one is added next with which the join is smallest, a cross product last. The order with the least rows
-in between is taken. If nothing is known, all collections are taken for equally large.
+conditions give an estimate of each relation, and of a join: |A| · |B| over the number of values of the key. Beginning
+with each relation, the relation with the smallest join is added next, cross products last. The order with the fewest
+intermediate rows wins. Without statistics, all collections count as equally large.
 
-The estimates decide about speed and memory only. They may change from one start to the next, and results do not.
+Estimates affect only speed and memory. They may change from one start to the next; results do not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -136,7 +136,7 @@ def _shift_columns(statistics: Statistics, by: int) -> Statistics:
 def order_joins(node: Node, statistics: Known = NOTHING) -> Node:
     """Reorder inner joins so that intermediate results stay small.
 
-    `statistics`: what is known of the sizes of collections; it decides about speed only.
+    `statistics`: of collections; they affect speed only.
     """
     if not isinstance(node, Join) or node.how != "inner" or node.same:
         return replace_children(node, lambda child: order_joins(child, statistics))
@@ -199,7 +199,7 @@ def _flatten_joins(node: Node, start: int) -> tuple[list[Node], list[Term]]:
 
 
 def _choose_order(relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]) -> list[int]:
-    """Return the relations in an order; pairs are keys, with the relations that their sides read."""
+    """Return the best order of relations; pairs are keys, with the relations that each side reads."""
     orders = [_build_order(start, relations, pairs) for start in range(len(relations))]
     return min(orders)[-1]
 

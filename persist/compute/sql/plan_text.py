@@ -1,8 +1,8 @@
-"""The nodes of a plan as SQL texts of DuckDB, for contents at one time; `persist.compute.sql.first_build` runs them.
+"""Writes the nodes of a plan as DuckDB's SQL, for contents at one time; `persist.compute.sql.first_build` runs it.
 
-A text means exactly what our operators compute, or there is none. So nodes are left out that order records, look at
-times, or call functions that DuckDB may compute in another way. A text may raise where our operators would not: then
-they do the work. A record of multiplicity 2 is two rows.
+The SQL of a node means exactly what our operators compute. Nodes that order records, read times, or call functions that
+DuckDB may compute differently have no SQL. If the SQL raises, our operators do the work. A record of multiplicity 2 is
+two rows.
 
 - **Sums of floats are exact**, whatever their order. Each value is the sum of a multiple of 2**-8, one of 2**-36 and
   one of 2**-64, each cut off by adding and subtracting a large number. The sums of each kind need no rounding, and two
@@ -10,8 +10,8 @@ they do the work. A record of multiplicity 2 is two rows.
   Floating-Point Summation, 2013.)
 - **Means** are quotients of two whole numbers below 2**53, so DuckDB rounds once; otherwise they raise.
 - **Floats** have no -0.0 in our operators, so 0.0 is added wherever a float is read or computed.
-- **Records less others that share their keys** are an anti join. Other negated records have a column of weights, which
-  the next join or reduction sums up.
+- **A difference** whose subtracted records are those with some keys is an anti join. Other negated records have a
+  column of weights, which the next join or reduction sums up.
 """
 
 import re
@@ -75,12 +75,12 @@ _VARIABLE = re.compile(r"\b[a-z]\w*")
 
 
 class Untranslatable(Exception):
-    """A node has no text that surely means the same."""
+    """A node has no SQL that surely means the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """The contents of a node. `is_weighted`: whether the column WEIGHT has the multiplicity of each row."""
+    """The contents of a node, as SQL. `is_weighted`: the column WEIGHT has the multiplicity of each row."""
 
     text: str
     schema: pa.Schema
@@ -99,14 +99,14 @@ def is_plain(kind: pa.DataType) -> bool:
 
 
 def check_columns(schema: pa.Schema) -> None:
-    """Raise Untranslatable if a column has a name or type that DuckDB does not keep apart, or a name for texts."""
+    """Raise Untranslatable if DuckDB cannot represent the name or type of a column, or a name is reserved."""
     names = {name.casefold() for name in schema.names if not name.startswith(" ")}
     if len(names) < len(schema) or not all(map(is_plain, schema.types)):
         raise Untranslatable
 
 
 def write_node(plan: Plan, node: Node, inputs: Sequence[Relation], relations: Mapping[int, Relation]) -> Relation:
-    """Return the contents of a node from the contents of its inputs and of earlier nodes."""
+    """Return the SQL for the contents of a node, from that of its inputs and of earlier nodes."""
     check_columns(node.schema)
     relation = _write_operator(plan, node, inputs, relations)
     if relation.schema.names == node.schema.names:
@@ -171,7 +171,7 @@ def _concatenate(inputs: Sequence[Relation], schema: pa.Schema) -> Relation:
 
 
 def _find_anti_join(plan: Plan, node: Node, relations: Mapping[int, Relation]) -> Relation | None:
-    """Return a union that takes away the records with some keys, as an anti join; None for other unions."""
+    """Return a union that subtracts the records with some keys as an anti join; None for other unions."""
     if len(node.inputs) != 2:
         return None
     first, second = (plan.nodes[number] for number in node.inputs)
@@ -293,7 +293,7 @@ def _write_aggregate(kind: str, column: str, of_type: pa.DataType, result: pa.Da
 
 
 def _split_floats(text: str, column: str, at: int) -> str:
-    """Return a relation with the three parts of each finite float, and what remains of it."""
+    """Return a relation with the three parts of each finite float, and the remainder."""
     finite = f"CASE WHEN isfinite({column}) THEN CAST({column} AS DOUBLE) ELSE 0.0 END"
     text = f'SELECT *, {finite} AS " rest {at} 0" FROM ({text})'
     for number, digits in enumerate(_DIGITS):

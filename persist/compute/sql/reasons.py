@@ -22,15 +22,15 @@ from persist.compute.sql.order import NOTHING, Known, estimate_relation
 
 
 class UnboundedState(UserWarning):
-    """A view joins two inputs that grow without a key, so each change is compared with all of the other one."""
+    """A view joins two growing inputs without a key, so each change meets all records of the other input."""
 
 
 def list_unbounded_joins(plan: Node, statistics: Known = NOTHING) -> list[str]:
     """Return a warning for each join of growing inputs without a key.
 
     Args:
-        plan: as it is rewritten.
-        statistics: what is known of the sizes of collections, as for `rewritten`.
+        plan: a rewritten plan.
+        statistics: of collections, as for `rewrite_plan`.
     """
     return _Growth(statistics).describe_growing_joins(plan)
 

@@ -5,19 +5,19 @@ definition writes no rows. The next refresh computes the new contents beside the
 commits the difference at that time. A follower of the view sees the switch as changes of that one time.
 
 The views that depend on it are computed from the same inputs in the same steps, so they switch with it, in one commit.
-They get a next definition, too: the same query, with what it now depends on. All of them switch at one time, so all are
+They get a next definition, too: the same query with its new dependencies. All of them switch at one time, so all are
 refreshed before.
 
-Views begun anew: with a history of their own, computed from what their inputs hold by now, under the same names.
+**Recreated views** have a new history under the same name, computed from the present history of their inputs.
 
 A view's contents at a time are its definition's result on its inputs at that time (rule 19). If an erasure changes the
-inputs at sealed times (rule 23), the dependent views are wrong at those times, and may contain erased records. Their
-difference cannot be written, because it is of sealed times. So one commit drops them all and creates them with the same
-definitions, and the next refresh computes them from the earliest time that their inputs still have. In between they
-hold nothing, and never what is gone.
+inputs at sealed times (rule 23), the dependent views are wrong at those times, and may contain erased records. A
+correction cannot be written, because these times are sealed. So one commit drops them all and creates them with the
+same definitions, and the next refresh computes them from the earliest time that their inputs still have. In between
+they are empty, and never contain erased records.
 
-Comments, properties, retention, indexes and kept groups come along. A tag, or a hold with a name, is of a time of the
-old history: who has one must decide what becomes of it before.
+Comments, properties, retention, indexes and kept groups come along. A tag or a named hold refers to a time of the old
+history, so its owner must remove it before.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ from persist.engine.write.operations import Step
 class Dependent:
     """A view whose definition changes with another view, as it is now.
 
-    `name`: for errors; for a view's groups, the name of that view.
+    `name`: for errors; for stored groups, the name of their view.
     """
 
     handle: CollectionHandle
@@ -70,7 +70,7 @@ class Dependent:
 def load_dependents(engine: Engine, view: CollectionHandle, *, with_groups: bool = False) -> list[CollectionHandle]:
     """Return the views that depend on a collection, directly or not.
 
-    `with_groups`: and the arrangements that hold their groups.
+    `with_groups`: also the hidden views that store their groups.
     """
     dependents = []
     for hold in view.contents().holds:
@@ -121,7 +121,7 @@ def plan_redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple
 
 
 def load_dependent(view: CollectionHandle, name: str | None = None) -> Dependent:
-    """Return a view as it is now; name: its name in errors, if it differs."""
+    """Return a view with its present state. `name`: its name in errors, if it differs."""
     definition = load_definition(view)
     if definition is None:
         raise InvalidUsage(f"collection {view.name!r} is not a view: it is written by its users")
@@ -135,7 +135,7 @@ def _is_same_query(old: Definition, new: Definition) -> bool:
 
 
 def _check_same_kind(view: Dependent, draft: Draft) -> None:
-    """Raise InvalidUsage unless the answer of the new query fits the collection that is there."""
+    """Raise InvalidUsage unless the answer of the new query fits the existing collection."""
     old, new = dict(view.definition.columns), dict(draft.definition.columns)
     for name in view.definition.key:
         if to_arrow(new[name]) != to_arrow(old[name]):
@@ -187,7 +187,7 @@ def _check_columns(dependent: Dependent, changed: Dependent, draft: Draft) -> No
 def _list_inputs(
     catalog: Catalog, dependent: Dependent, changed: Dependent, draft: Draft, known: Mapping[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """Return the ids of all that a view depends on from now on."""
+    """Return the ids of the new dependencies of a view."""
     if dependent is changed:
         return draft.definition.inputs
     inputs: dict[str, None] = {}
@@ -219,7 +219,7 @@ def _make_next_definition(dependent: Dependent, wanted: Definition, inputs: tupl
 
 
 def _derive_next_schema(before: CollectionSchema, draft: Draft) -> dict[str, Any] | None:
-    """Return the next version of the schema of the view; None if its columns stay what they are."""
+    """Return the next version of the schema of the view; None if its columns do not change."""
     after = draft.readable.schema
     old, new = (dict(zip(schema.names, schema.declared.types, strict=True)) for schema in (before, after))
     # Texts stay texts, because earlier ones need not be documents.
@@ -242,9 +242,9 @@ def _derive_next_schema(before: CollectionSchema, draft: Draft) -> dict[str, Any
 def _make_hold_steps(
     engine: Engine, dependent: Dependent, definition: Definition, catalog: Catalog, *, renews: bool
 ) -> list[kinds.SetHold | kinds.ReleaseHold]:
-    """Return the steps that move the holds of a view to what it depends on from now on.
+    """Return the steps that move the holds of a view to its new dependencies.
 
-    `renews`: it reads with the newest schemas from now on; otherwise only what it does not read itself changes.
+    `renews`: the view reads with the newest schemas from now on; otherwise only holds on indirect inputs change.
     """
     hold, read = make_view_hold_name(dependent.id), list_columns_read(definition)
     steps: list[kinds.SetHold | kinds.ReleaseHold] = []
@@ -317,7 +317,7 @@ class RecreatedViews:
 
 
 def recreate_views(engine: Engine, collections: Iterable[CollectionHandle]) -> RecreatedViews:
-    """Return the steps that let all views that depend on some collections begin anew."""
+    """Return the steps that recreate all views that depend on some collections."""
     ids = {view.id: view for handle in collections for view in load_dependents(engine, handle)}
     every = sort_by_inputs([load_dependent(view) for view in ids.values()])
     for view in every:
@@ -341,7 +341,7 @@ def recreate_views(engine: Engine, collections: Iterable[CollectionHandle]) -> R
 
 
 def _check_can_recreate(view: Dependent) -> None:
-    """Raise InvalidUsage if a view cannot be made anew."""
+    """Raise InvalidUsage if a view cannot be recreated."""
     named = [hold for hold, hold_record in view.contents.holds.items() if hold_record.lease is None]
     holds = [hold for hold in named if not hold.startswith(LIBRARY_HOLDS)]
     if view.contents.tags or holds:

@@ -1,25 +1,27 @@
 """Rewriting of plans: the same rows, for less work. The plan is stored as it was bound; this is done at each start.
 
-1. *Conditions go down*, through projections, groups and set operations, to what they read. A cross product below a
-   condition becomes a join. A mark that is only used as a condition becomes a semijoin, its negation an antijoin. An
-   outer join without use of its NULLs becomes an inner one. Unneeded joins of correlated subqueries are removed. 2.
-   *Bounds of time* go below joins, so that these forget what is over. 3. *Joins are put in an order* in which what is
-   in between is small; see `persist.compute.sql.order`. Windows whose first rows suffice are computed on these.
+1. *Conditions move down*, through projections, groups and set operations, to the relations that they read. A cross
+   product below a condition becomes a join. A mark that is only used as a condition becomes a semijoin, its negation an
+   antijoin. An outer join without use of its NULLs becomes an inner one. Unneeded joins of correlated subqueries are
+   removed.
+2. *Bounds of time* move below joins, so that these forget records whose time is over.
+3. *Joins are ordered* so that intermediate results are small (`persist.compute.sql.order`). Windows whose first rows
+   suffice are computed on these.
 
 The dataflow leaves out unused columns (`persist.compute.dataflow.plan.optimise`).
 
 **Conditions that may raise come last.** Among the conditions that must all hold (in a WHERE and in the inner joins
-below it), the ones that cannot raise go down first, wherever they are in the text. The others see, in their order, only
-rows for which all of these hold. There is one exception: if a join has no other equality, an equality that may raise is
-its key, because a cross product is too slow. Those that stand before it then go down to the side that they read, in
+below it), the ones that cannot raise move down first, wherever they are in the text. The others see, in their order,
+only rows for which all of these hold. There is one exception: if a join has no other equality, an equality that may
+raise is its key, because a cross product is too slow. Earlier conditions then move down to the side that they read, in
 front of it. DuckDB, too, evaluates both on all rows of their side.
 
 **Correlated subqueries.** A subquery that reads columns of the surrounding rows is bound as a *domain* (the distinct
 values of these columns, as a relation of its own), the result of the subquery for each of them, and a join of that with
 the surrounding rows. Two parts of it are mostly not needed. The domain is joined again with a relation derived from it,
 by the columns that come from it: that join finds one partner for each row, and changes nothing (`drop_domain_joins`).
-Rows without a partner are kept with NULLs, of which a condition above then is not true: an inner join does, where no
-row can have a second partner (`_push_down`).
+An outer join keeps rows without a partner, with NULLs. If a condition above is not true of NULLs, an inner join
+suffices (`_push_down`).
 
 **First rows.** A condition on a row's place in its partition becomes the top rows of the partition. `row_number() OVER
 (PARTITION BY g ORDER BY x) <= 3` needs three rows of each partition. However it is written (`= 1`, `IN (1, 2)`,
@@ -28,7 +30,7 @@ only:
 
     Filter(Window(input, row_number), place <= 3)  =  Filter(Window(TopK(input, 3), row_number), place <= 3)
 
-For `rank` and `dense_rank`, rows that agree in the order are in or out together (`TopK.counted`).
+For `rank` and `dense_rank`, rows with equal ranks are selected or left out together (`TopK.counted`).
 
 That holds if all functions of the window have the same result on these rows: they have the same partitions and order,
 and do not use later rows. Ties are broken by the same columns in both.
@@ -86,7 +88,7 @@ Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # The path to a `Ref` in a
 
 
 def rewrite_plan(plan: Node, statistics: Known = NOTHING) -> Node:
-    """Return an equivalent, cheaper plan; `known` has statistics of collections."""
+    """Return an equivalent, cheaper plan. `statistics`: of collections."""
     pushed = _push_down(drop_domain_joins(plan), [])
     return order_joins(limit_windows(pushed), statistics)
 
@@ -94,7 +96,7 @@ def rewrite_plan(plan: Node, statistics: Known = NOTHING) -> Node:
 def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> Node:
     """Apply conditions to a relation, as far down as possible.
 
-    `known`: conditions that are done above, so rows for which they are not true need not be there.
+    `known`: conditions that are tested above, so rows that fail them may be dropped.
     """
     if isinstance(node, Join) and node.how in ("left", "single"):
         width = count_columns(node.left)
@@ -146,7 +148,7 @@ def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -
 
 
 def _push_bounds_down(node: Node, lower: Term | None, upper: Term | None) -> Node:
-    """Apply the time bounds of rows as far down as possible: less is arranged then."""
+    """Apply the time bounds of rows as far down as possible, so that less is arranged."""
     bounds = [bound for bound in (lower, upper) if bound is not None]
     reads = set().union(*map(list_places, bounds))
     if isinstance(node, Join) and node.how in ("inner", "left", "semi", "anti") and reads:
@@ -223,7 +225,7 @@ def _filter_by_mark(join: Join, conditions: list[Term], width: int) -> Node:
 def drop_domain_joins(node: Node, domains: Mapping[int, int] | None = None) -> Node:
     """Return an equivalent plan without joins of a domain with a relation derived from it.
 
-    `domains`: how many columns each relation has, by its number, that holds no row twice.
+    `domains`: the number of columns of each relation without repeated rows, by its number.
     """
     known_domains = domains or {}
     if isinstance(node, Let):
@@ -245,7 +247,7 @@ def drop_domain_joins(node: Node, domains: Mapping[int, int] | None = None) -> N
 
 
 def _rejects_nulls(condition: Term, first: int) -> bool:
-    """Return whether a condition is not true of a row whose columns from a number on are NULL."""
+    """Return whether a condition is never true if all columns from a number on are NULL."""
     if isinstance(condition, Call) and is_call(condition, "and", "or"):
         rejecting = [_rejects_nulls(part, first) for part in condition.arguments]
         return any(rejecting) if is_call(condition, "and") else all(rejecting)
@@ -306,7 +308,7 @@ def _find_origin_in_input(where: str, node: Node, expression: Term) -> Origin | 
 
 @dataclass(frozen=True, slots=True)
 class _WindowLimit:
-    """A function with a row's place, and the greatest place that is used."""
+    """A window function that numbers rows, and the greatest number that is used."""
 
     call: WindowCall
     most: int
@@ -330,7 +332,7 @@ def limit_windows(plan: Node) -> Node:
 
 
 def _drop_needless_order(shown: Project, top: TopK) -> Node:
-    """Return columns of first rows; if these are only partition columns, any row may be the first."""
+    """Drop the order of first rows if only partition columns are shown."""
     places = {term: Place(at) for at, term in enumerate(top.partition)}
     read = set().union(*map(list_places, shown.outputs))
     is_first = bool(places) and (top.limit, top.offset, top.counted) == (1, 0, "row_number")
@@ -341,7 +343,7 @@ def _drop_needless_order(shown: Project, top: TopK) -> Node:
 
 
 def _find_bound(window: Window, conditions: Sequence[Term]) -> _WindowLimit | None:
-    """Return the condition with the fewest first rows; None without one, or if others matter, too."""
+    """Return the tightest limit on first rows; None without one, or if later rows matter."""
     width = len(infer_types(window.input))
     bounds = []
     for call in dict.fromkeys(window.calls):
@@ -408,7 +410,7 @@ def _round_up(term: Term) -> float:
 
 
 def _to_number(term: Term) -> float:
-    """Return the number that a constant is, or infinity."""
+    """Return the value of a constant number, or infinity."""
     inner = term
     while isinstance(inner, Call) and is_call(inner, "cast"):
         [inner] = inner.arguments

@@ -1,7 +1,7 @@
 """A relation as a stream whose columns keep their names from operator to operator.
 
-A column of a plan is a place in a relation. Here it is a name of a stream's column, which joins, filters and groupings
-pass on. So a projection that computes nothing adds no operator, and users find the names of their columns in `explain`.
+A column of a plan is a place in a relation. Here it is the name of a stream's column, which joins, filters and
+groupings preserve. So a projection that computes nothing adds no operator, and `explain` shows users' column names.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -130,7 +130,7 @@ class Rows:
     def to_stream(self, names: Sequence[str] | None = None) -> Stream:
         """Return a stream with exactly the relation's columns, in order.
 
-        `names`: of its columns. Without them, they are called as they are, with numbers if they are not distinct.
+        `names`: of its columns. By default they keep their names, with numbers if these repeat.
         """
         names = choose_free_names(self.columns) if names is None else [*names]
         if names == self.stream.columns == [*self.columns]:

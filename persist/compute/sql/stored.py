@@ -1,4 +1,4 @@
-"""The plan that refreshes of a view run, as it is stored with the definition; so a refresh lowers and rewrites nothing.
+"""The plan that refreshes of a view run, stored with the definition, so that a refresh need not rewrite and lower it.
 
     program = { form, library, functions, rows, scopes, nodes, digest }
 
@@ -22,10 +22,10 @@ Fields:
     tuples are lists; texts, numbers and booleans stand for themselves
 
 The classes are in `persist.compute.dataflow.plan` and `persist.core.expression.term`. A source is called as the
-definition calls it. Its columns are all that is read of the collection.
+definition calls it. It has only the columns that the plan reads.
 
 The relation of the definition is what the view means, and the plan only a way to compute it. Both are in one record, so
-neither is ever older than the other. Raise FORM whenever one of the classes changes, or plans of before are wrong.
+neither is ever older than the other. Raise FORM whenever one of the classes changes, or earlier plans are wrong.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return plan
 
     def fits(self, statistics: Mapping[str, Statistics]) -> bool:
-        """Return whether the collections still have the sizes that ordered its joins."""
+        """Return whether the sizes that ordered its joins are still about the same."""
         return all(abs(_measure(statistics.get(name)) - rows) <= GROWTH_MAX for name, rows in self.rows.items())
 
 
@@ -102,7 +102,7 @@ def encode_plan(
     Args:
         plan: the answer is its last node.
         functions: of Python that it calls.
-        known: what is known of the collections whose sizes the order of its joins depends on.
+        known: statistics of the collections whose sizes determine the order of its joins.
     """
     try:
         nodes = tuple(

@@ -29,7 +29,7 @@ _MIRRORED = {
 
 
 def is_now(expression: Term) -> bool:
-    """Return whether an expression is `_now()`, as the binder sees it: an error of a certain text, cast to its type."""
+    """Return whether an expression is a bound `_now()`: a call of `error` with a certain text, cast to its type."""
     match expression:
         case Call("sql.cast", (Call("sql.error", (Lit(text),)),)):
             return bool(text.as_py() == MARK)

@@ -6,9 +6,9 @@
     list(type) map(type,type) struct("name" type,…)
 
 The fields of a struct without names, DuckDB's TUPLE, are called v1, v2, and so on. A list of a fixed length, its ARRAY,
-is a list, and a UUID is a text: wherever DuckDB computes, they are what they are there.
+is a list, and a UUID is a text; inside DuckDB's own expressions they keep their types.
 
-`hugeint`, which is what DuckDB adds integers up to, is decimal(38,0) in Arrow. A value beyond its 38 digits raises.
+`hugeint`, DuckDB's type of integer sums, is decimal(38,0) in Arrow. A value beyond its 38 digits raises.
 """
 
 import json
@@ -124,7 +124,7 @@ def _parse_nested(form: str, parts: Iterable[tuple[str, str]]) -> str:
 
 
 def from_arrow(kind: pa.DataType) -> str | None:
-    """Return the type that queries read a column of a collection as; None if they cannot."""
+    """Return the query type of a column's Arrow type; None if queries cannot read it."""
     if pat.is_decimal128(kind) and kind.scale >= 0:
         return f"decimal({kind.precision},{kind.scale})"
     nested = _name_nested(kind, from_arrow) if kind != INTERVAL else None
@@ -136,7 +136,7 @@ def from_arrow(kind: pa.DataType) -> str | None:
 
 
 def _name_nested(kind: pa.DataType, of: Callable[[pa.DataType], str | None]) -> str | None:
-    """Return the type of an Arrow type that is nested; None if it is not, or if one of its parts has none."""
+    """Return the query type of a nested Arrow type; None for other types, or if a part has none."""
     if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
         form, fields = "list", [("", kind.value_type)]
     elif pat.is_map(kind):
@@ -204,7 +204,7 @@ def _parse_scalar(kind: str, arrow: pa.DataType, text: str | None) -> pa.Scalar:
 
 
 def format_scalar(scalar: pa.Scalar) -> str | None:
-    """Return the text that `constant` parses; None for NULL."""
+    """Return the text that `parse_constant` reads; None for NULL."""
     if not scalar.is_valid:
         return None
     kind = scalar.type

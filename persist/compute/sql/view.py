@@ -1,4 +1,4 @@
-"""A view under its public face: the definition of a collection that holds the answer of a query, and its refreshes."""
+"""The implementation of `persist.View`: the definition of a view, and its refreshes."""
 
 import threading
 import warnings
@@ -64,7 +64,7 @@ class LiveView:
     Attributes:
         handle: the collection.
         definition: the query, its plan, and what it reads.
-        together: its refreshes.
+        together: runs its refreshes.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class LiveView:
         timeout_s: float | None = None,
         memory_limit: int | None = None,
     ) -> Refreshed:
-        """Bring the view, and the views that it reads, up to what their inputs have sealed; see `View.refresh`.
+        """Bring the view, and the views that it reads, up to the sealed times of their inputs; see `View.refresh`.
 
         Args:
-            first: tries to do it in another way; it returns None to leave it to this handle.
+            first: tries another way to refresh; returns None to leave it to this handle.
         """
         check_policy(policy)
         self.engine.writer("refresh")
@@ -113,7 +113,7 @@ class LiveView:
     def _refresh_from_cache(self, policy: Policy, first: "First | None") -> Refreshed | None:
         """Refresh without reading the log, if this client knows of new input.
 
-        It was, if the commit is the record that follows what was known: a look would have found nothing else.
+        If its commit is the next record of the log, a read of the log would have found nothing else.
         """
         follower = self.engine.follower
         ids = (self.handle.id, *self.definition.inputs)
@@ -144,7 +144,7 @@ class LiveView:
             warnings.warn(reason, InputBehind, stacklevel=4 + 3 * is_new)  # At the client's caller.
 
     def _explain_lag(self, *, is_new: bool = False) -> str | None:
-        """Return why the view lags behind its inputs; None if it does not, or if a new view will be filled."""
+        """Return why the view lags behind its inputs; None if it does not, or a new view will be filled."""
         peeked = [self.engine.follower.require(id_, id_) for id_ in self.definition.inputs]
         inputs = [contents for contents in peeked if contents.view is None]
         if is_new and any(contents.upper == 0 for contents in inputs):
@@ -191,7 +191,7 @@ class LiveView:
 
     @property
     def is_open(self) -> bool:
-        """Whether this handle keeps in memory what refreshes need, all of it or as far as it was requested."""
+        """Whether this handle keeps the state of refreshes in memory, fully or partially."""
         return self.together.is_open
 
     @property
@@ -241,7 +241,7 @@ class LiveView:
             )
 
     def _recreate_and_refresh(self, sql: str, start: Start) -> None:
-        """Make the view anew under its name, with a history of its own from another time on."""
+        """Recreate the view under its name, with a new history from another time on."""
 
         def submit_anew() -> Draft:
             self.engine.follower.refresh()
@@ -254,9 +254,9 @@ class LiveView:
             self.handle = CollectionHandle(self.engine, draft.readable.id, self.handle.name, draft.readable.schema)
 
     def _submit_anew(self, sql: str, start: Start) -> Draft:
-        """Commit the view anew, in place of the old one; return what it is.
+        """Commit the view again, in place of the old one; return its draft.
 
-        Raises Superseded: another client has made an index of the old view meanwhile, or dropped one.
+        Raises Superseded: another client has made or dropped an index of the old view meanwhile.
         """
         view = self.handle
         readers = [reader.name for reader in load_dependents(self.engine, view)]
@@ -277,7 +277,7 @@ class LiveView:
         return draft
 
     def _refresh_all(self) -> None:
-        """Bring the view, and all that depend on it, to one time; what fails stays where it is."""
+        """Refresh the view and its dependents to one time; views that fail stay behind."""
         views = [
             self,
             *(
@@ -309,7 +309,7 @@ class LiveView:
             return running.operators()
 
     def operators(self) -> list[OperatorReport]:
-        """Return what the operators of this handle keep and did since its first refresh; nothing before that."""
+        """Return reports of the operators since this handle's first refresh; none before it."""
         with self._lock:
             return [] if self.running is None else self.running.operators()
 
@@ -355,11 +355,11 @@ def _describe_definitions(definition: Definition) -> list[str]:
 
 
 class ViewsTogether(Closes):
-    """Several views that are refreshed as one: what they read is read once, and all of them move in one commit.
+    """Several views that are refreshed as one: common inputs are read once, and all views move in one commit.
 
-    Each view reads of the past what its own changes request. Past records stay in memory for the next refresh, up to
-    the memory budget. Make it with `persist.sql.open_together`; close it, or use it in a `with`. Not for use from
-    several threads at once.
+    Refreshes read only the past records that changes request. Past records stay in memory for the next refresh, up to
+    the memory budget. Make it with `persist.sql.open_together`; close it, or use it in a `with`. For one thread at a
+    time.
 
     Attributes:
         options: of `Program.open`, for the refreshes.
@@ -377,7 +377,7 @@ class ViewsTogether(Closes):
 
     @property
     def is_open(self) -> bool:
-        """Whether these views keep in memory what refreshes need; see `LiveView.is_open`."""
+        """Whether these views keep the state of refreshes in memory; see `LiveView.is_open`."""
         return self._running is not None
 
     @property
@@ -428,7 +428,7 @@ class ViewsTogether(Closes):
     def refresh_once(self, policy: Policy, first: "First | None" = None) -> Refreshed:
         """Refresh, and keep the state for the next refresh if it fits the memory budget.
 
-        `first`: tries to do it in another way; it returns None to leave it to this process.
+        `first`: tries another way to refresh; returns None to leave it to this process.
         """
         program = None if first is None else self._update_program()
         refreshed = None if first is None or program is None else first(program)
@@ -460,7 +460,7 @@ class ViewsTogether(Closes):
             self._running.run()
 
     def explain_refresh(self, policy: Policy = "auto") -> str:
-        """Return how `refresh` would go now, why, and what is read for each view; see `View.explain_refresh`."""
+        """Explain how `refresh` would proceed now, why, and what it reads; see `View.explain_refresh`."""
         self._follow_recreated()
         if self._running is not None:
             return str(replace(Refreshed.by(self._running, is_new=False), readings=(), bytes=0, reads="changes"))
@@ -497,19 +497,19 @@ class ViewsTogether(Closes):
         return {view.handle.id: view.handle.name for view in self._views}
 
     def _peek_uppers(self) -> list[int | None]:
-        """Return how far the views are sealed, as far as this client knows."""
+        """Return the uppers of the views in the known state."""
         entries = (self._engine.follower.entry(view.handle.id) for view in self._views)
         return [None if entry is None or entry.contents is None else entry.contents.upper for entry in entries]
 
     def _follow_recreated(self) -> bool:
-        """Load views that others have made anew; return whether any were."""
+        """Load views that other clients recreated; return whether any were."""
         anew = [view.follow_recreated() for view in self._views]
         if any(anew):
             self.close()
         return any(anew)
 
     def _has_changed_definition(self) -> bool:
-        """Return whether a view of the program has another definition by now, as far as this client knows.
+        """Return whether a view of the program has another definition in the known state.
 
         Raises CollectionNotFound: one was dropped.
         """
@@ -531,7 +531,7 @@ def open_together(
     """Refresh several views as one; see `ViewsTogether`. Each can be refreshed alone another time.
 
     Args:
-        memory_budget, spill_folder: of what they keep together, whatever each was opened with; see `Client.view`.
+        memory_budget, spill_folder: of all views together; those of the single views are ignored. See `Client.view`.
     """
     return ViewsTogether([*map(load_live_view, views)], collect_options(memory_budget, spill_folder))
 

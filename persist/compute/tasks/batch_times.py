@@ -4,7 +4,7 @@ Rows without times all get the time of the commit, which seals them. With times 
 
     "max"          to beyond the largest time of the batch
     "watermark"    up to the largest time minus a delay
-    "none"         nothing; somebody else seals
+    "none"         nothing; another client seals
 
 Tasks leave out updates that are late by what was sealed when they were planned (`LateFilter`). If another writer seals
 after that, before the commit, parts with late updates are rewritten. The committer reads and writes them in pieces,
@@ -14,9 +14,9 @@ Late events of a keyed collection may go to a collection of their own, by the co
 
     key columns of the keyed collection | columns of its events, late_deleted, late_time, late_reason
 
-It is plain, and made when there is something for it. Each commit adds what it left out at the upper of the moment, and
-seals that. `late_time` is the time that an event had; `late_reason` is "sealed", or "late" for the late bound; a
-partial event also has the columns that it leaves as they are there, as in "late; unchanged: a, b".
+It is plain, and created with the first late event. Each commit adds its late events at the upper of that collection,
+and seals it. `late_time` is the time that an event had; `late_reason` is "sealed", or "late" for the late bound; for a
+partial event it also names the unchanged columns, as in "late; unchanged: a, b".
 """
 
 from collections.abc import Callable, Sequence
@@ -95,7 +95,7 @@ class BatchTimes:
         )
 
     def find_seal(self, latest: int | None) -> int | None:
-        """Return the upper to seal to after a batch whose largest time that is; None if nothing is sealed."""
+        """Return the upper to seal to after a batch with this largest time; None not to seal."""
         if latest is None or self.seal == "none":
             return None
         is_beyond = self.is_plain or self.seal == "max"
@@ -169,7 +169,7 @@ def make_late_step_builder(engine: Engine, schema: CollectionSchema, form: Keyed
 
     Raises, when it is called:
         SchemaMismatch: there is a collection of that name with other columns.
-        UpdateNotBeyondUpper: that is complete for ever.
+        UpdateNotBeyondUpper: that collection is complete for ever.
     """
 
     def steps(late: pa.Table) -> tuple[list[Step], dict[str, str]]:

@@ -1,15 +1,15 @@
 """One micro-batch of a streaming query as one commit, once: updates for collections, or events for a keyed one.
 
-The record of the batch contains this for each collection (`persist.core.state_rules.annotations`), so it happens once:
-a batch whose outcome is unknown is run again, with the same query id and batch number. Then nothing is added; what its
-tasks uploaded is deleted.
+The record of a batch notes its query id and number in each collection (`persist.core.state_rules.annotations`). A batch
+whose outcome is unknown is run again with the same id and number. If it was committed before, nothing is added, and the
+new uploads are deleted.
 
-    1. if the batch is there already: say that this run goes on from it, and stop
-    2. choose what is late by the uppers there are; rows without times get that of the commit
-    3. commit; where another writer has sealed in between, go back to 2
+    1. if the batch is committed already: record that this run continues from it, and stop
+    2. determine late rows by the present uppers; rows without times get the time of the commit
+    3. commit; if another writer has sealed in between, go back to 2
 
 Until the record exists nothing is visible. Output that is rejected for good is deleted; after an error with an unknown
-outcome, everything stays for the next run to find out.
+outcome, everything stays until the next run resolves it.
 """
 
 import logging
@@ -177,7 +177,7 @@ def _replace(share: Share, old: list[Part], new: list[Part]) -> None:
 
 
 def _discard(target: Target, parts: Sequence[Part]) -> None:
-    """Delete parts that no record names, or will."""
+    """Delete parts that no record names or will name."""
     with target.open_writer() as writer:
         writer.discard(parts)
 
@@ -221,7 +221,7 @@ def commit_large_batch(
 
     Args:
         latest: the greatest time of the events; not needed where they have none.
-        store: has tasks store the events, or what they amount to.
+        store: has tasks store the events, or their updates.
 
     Raises:
         As `commit_keyed_batch`.

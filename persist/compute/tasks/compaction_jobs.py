@@ -4,8 +4,8 @@ A *job* is the work of one task: it writes parts (`Job`), or checks whether part
 sends both to tasks as pickles; a `JobResult` returns as JSON. Jobs are independent of each other, and a job that runs
 twice does no harm: uploads have distinct names.
 
-An error that would be the same each time is an answer, too, so that it reaches the caller at once and as what it is.
-Any other fails the task, and is tried again elsewhere.
+An error that would repeat is returned as a result, so that it reaches the caller at once, with its type. Any other
+error fails the task, which is tried again elsewhere.
 """
 
 import threading
@@ -84,7 +84,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result of a job.
 
     Attributes:
-        parts, added: of a `Job`: the parts that it made, and the sum of the diffs of the history that it read.
+        parts, added: of a `Job`: its parts, and the sum of the diffs of the history that it read.
         touched: of a `RegionCheck`, for each region.
         error: the name of a class in ANSWERED, and the arguments of its instance.
     """

@@ -2,8 +2,8 @@
 
 A task has all events of its keys. It looks up their present rows, computes the updates, and stores them. No data of the
 collection is shuffled, and only the row groups that may have one of these keys are read. Events after the seal are
-stored as events. The driver then commits all of it as one record, which is refused if a relevant seal or update came
-first. Then all events are added as they are, and the client that seals resolves them
+stored as events. The driver then commits everything as one record, which is refused if a relevant seal or update came
+first. In that case all events are added unresolved, and the client that seals resolves them
 (`persist.engine.collection.keyed_events`).
 """
 
@@ -50,14 +50,14 @@ ToEvents = Callable[[pa.Table], EventTable]
 
 @dataclass(frozen=True)
 class KeyedWork:
-    """A batch of events for one collection, as it was planned from one state.
+    """A batch of events for one collection, planned from one state.
 
     Attributes:
-        contents: of the collection, then.
+        contents: the state of the collection then.
         to_events: makes events of rows.
-        end: what is sealed to in the same commit; None for nothing.
-        collects: whether late events are left out and returned, instead of refused with all others.
-        is_done: the collection remembers the token: the batch was committed before.
+        end: the upper to seal to in the same commit; None not to seal.
+        collects: late events are left out and returned; otherwise they refuse the whole batch.
+        is_done: the collection has the token, so the batch was committed before.
     """
 
     target: Target
@@ -85,7 +85,7 @@ class KeyedWork:
 
     @property
     def needs_order(self) -> bool:
-        """Whether the order of arrival may decide which events count, so that a shuffle must keep it."""
+        """Whether the order of arrival may matter, so that a shuffle must keep it."""
         return self.form.ties == "last"
 
     def store_result(self, rows: pa.Table, *, resolves: bool) -> "Stored":
@@ -93,7 +93,7 @@ class KeyedWork:
 
         Args:
             rows: in the order of their arrival; or in any, with a column `_seq` that ascends in it.
-            resolves: work out the updates of what is sealed; otherwise all is stored as events.
+            resolves: compute the updates of sealed events; otherwise all are stored as events.
         """
         events, late = self.to_events(_sort_by_arrival(rows)), None
         digest = None if self.token is None else compute_events_digest(events)
@@ -111,7 +111,7 @@ class KeyedWork:
         return Stored(parts, pended, len(due), events.watermarks, times["min"], digest, sent)
 
     def _split_due(self, events: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Return the events that are resolved now, and those that wait."""
+        """Split events into those that are resolved now and those that stay pending."""
         assert self.end is not None
         mask = pc.less(events["_time"], self.end)
         return events.filter(mask), events.filter(pc.invert(mask))
@@ -126,7 +126,7 @@ class KeyedWork:
             yield from resolve_events(self.contents, target.schema, machine, self.end, reader, events)
 
     def _complete_partial(self, events: pa.Table) -> pa.Table:
-        """Return events to be stored, which parts can hold only if they are whole."""
+        """Complete partial events, because parts can store only complete ones."""
         if GIVEN not in events.column_names:
             return events
         if events[GIVEN].null_count < len(events):
@@ -150,9 +150,9 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         parts, pended: parts of updates, and of events.
-        resolved: how many events the updates are of.
+        resolved: how many events became updates.
         first: the least time of all events; None if there were none.
-        digest: of all events, if that is needed.
+        digest: of all events, if it is needed.
         late: the events that were left out, as Arrow streams.
     """
 
@@ -216,7 +216,7 @@ def commit_events(
 def commit_resolution(
     engine: Engine, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
 ) -> bool:
-    """Commit what tasks resolved, and the seal; return False if the plan is stale.
+    """Commit the updates that tasks resolved, and the seal; return False if the plan is stale.
 
     Args:
         more, late_to: as of `commit_events`.
@@ -248,7 +248,7 @@ def commit_pending_events(
 
 
 def seal_committed(engine: Engine, work: KeyedWork) -> None:
-    """Seal what was committed, unless it is sealed that far."""
+    """Seal to the planned end, unless the collection is sealed that far."""
     handle = build_handle(work, engine)
     if work.end is not None and work.end > handle.contents().upper:
         commit_seal(handle, work.end).result()
@@ -314,7 +314,7 @@ def _encode_late_events(late: pa.Table) -> bytes:
 
 
 def _check_size_of_late(streams: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Return late events as they are; raise InvalidUsage if they are more than the driver takes."""
+    """Return late events unchanged; raise InvalidUsage if they are too large for the driver."""
     size = sum(map(len, streams))
     if size > LATE_BYTES_MAX:
         raise InvalidUsage(

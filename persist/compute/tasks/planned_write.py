@@ -4,8 +4,8 @@ Names are drawn anew for every upload, so a task that fails, is killed or runs t
 that fails by itself deletes its own at once; others are garbage. Updates that come sorted by key become parts that do
 not overlap (see `persist.codecs.part.stream`), and while one part is uploaded the next is encoded.
 
-A write by many tasks is planned: its target, its time, and the contents of its one commit. It always has a token, the
-user's or a new one: so a commit that is repeated after an unknown outcome is recognised, and its parts are never
+A write by many tasks is planned first: its target, its time, and the contents of its one commit. It always has a token,
+the user's or a new one. So a commit that is repeated after an unknown outcome is recognised, and its parts are not
 deleted.
 """
 
@@ -87,8 +87,8 @@ def upload(target: Target, tables: Iterable[pa.Table]) -> tuple[Part, ...]:
     """Store the updates of one task; return the descriptors of their parts.
 
     Raises:
-        DiffOverflow, InvalidUpdate: of what `encode_parts` raises.
-        Unavailable: the store did not take a part.
+        DiffOverflow, InvalidUpdate: as `encode_parts`.
+        Unavailable: the store did not accept a part.
     """
     with target.open_writer() as writer, Uploads(writer, target.id) as uploads:
         stream = RunStream(target.schema)
@@ -174,10 +174,10 @@ class SinkOptions:
     """The target of a write, and its options.
 
     Attributes:
-        time: of all rows, or a moment that is one. Text that does not begin with a day is the name of the column that
-            has the time of each. None if rows have a column `_time`, or for the time of the commit.
-        seal: what to seal to in the same commit; None not to seal, or, to overwrite, to seal beyond time.
-        token: names the write; None to have one drawn.
+        time: of all rows, a number or a moment; or, if it is text that does not begin with a date, the column with each
+            row's time. None if rows have a column `_time`, or for the time of the commit.
+        seal: the upper to seal to in the same commit. None does not seal; an overwrite then seals beyond `time`.
+        token: names the write; None for a random one.
     """
 
     location: str
@@ -204,14 +204,13 @@ class PlannedWrite:
         time: of all rows; None if they have times of their own.
         at_commit: all rows get the time of the commit, which seals after it; until then it is 0.
         upper: the upper of the collection when this was planned.
-        unchanged: what must hold of the contents when this is committed, if it replaces some of them.
-        is_done: whether an earlier write has the token: then nothing more is uploaded.
-        is_compared: whether the token may name something else, so that the digest of the rows must be known.
+        unchanged: for a replacement, the precondition on the contents at the commit.
+        is_done: an earlier write has the token, so nothing more is uploaded.
+        is_compared: another write may have the token, so the digest of the rows is needed.
         overwrites_at: for the digest of an overwrite, the requested time; None for the time of the commit.
-        where: the text of the condition on the records that are replaced; None for all of them.
-        replaces: whether the updates are the difference to the last sealed contents, which no other client may have
-            extended.
-        refused: why the contents cannot be replaced: another client has added unsealed updates.
+        where: the text of the condition on the replaced records; None for all records.
+        replaces: the updates are the difference to the last sealed contents, which must not change before the commit.
+        refused: the error if another client has added unsealed updates, so that nothing can be replaced.
     """
 
     options: SinkOptions
@@ -318,10 +317,10 @@ class PlannedWrite:
                 self._check_seal(self.time)
 
     def commit_with_retries(self, attempt: Callable[["PlannedWrite"], None]) -> None:
-        """Compute and commit a difference, again after conflicts without a fixed time.
+        """Compute and commit a difference; repeat this after conflicts, unless the time is fixed.
 
         Args:
-            attempt: does so for a write as it is planned then.
+            attempt: computes and commits the difference for a planned write.
 
         Raises:
             UpperMismatch, UpdatesBeyondUpper: it names its time, and others came first; and what `check` raises.

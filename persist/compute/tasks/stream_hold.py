@@ -1,19 +1,19 @@
-"""How far a query has come, as its checkpoint keeps it, and the permanent hold that keeps history for it.
+"""The offset of a query, as its checkpoint stores it, and the permanent hold that keeps history for it.
 
-    {"version": 1, "location": id, "collection": id}                   nothing was read yet
+    {"version": 1, "location": id, "collection": id}                   nothing has been read
     {… , "as_of" | "from": time, "upper": time | "complete", "hold": name}
 
-The second: all updates at times not beyond `upper` have been read, the contents as of `as_of` first, or from the time
-`from` on. The first is the begin of every query; Spark does not store it, and requests it again when it repeats the
-first micro-batch. So how the query began is in the offset at which that ends, and what was chosen then stays.
+The second form: all updates at times before `upper` have been read: first the contents as of `as_of`, or from the time
+`from` on. The first form is where every query begins. Spark does not store it, and requests it again when it repeats
+the first micro-batch. So the offset at which that batch ends contains how the query began.
 
 The hold is in the log under a name that is in the query's checkpoint, at or before the time from which on the query may
 have to read again. It is made once the checkpoint that names it is written, and before anything is read; it is moved
-when a micro-batch will never be repeated. So a query that dies before its first micro-batch leaves nothing behind, and
-one that dies later finds its history.
+when a micro-batch will never be repeated. So a query that dies before its first micro-batch leaves no hold, and a query
+that dies later finds its history.
 
-Invariant: hold <= the last position committed <= where the next micro-batch begins. Another process moved a hold that
-is farther ahead, or not where this process left it.
+Invariant: hold <= the last position committed <= where the next micro-batch begins. A hold farther ahead, or not where
+this process left it, was moved by another process.
 """
 
 from collections.abc import Mapping
@@ -42,8 +42,8 @@ class Position:
     """How far a query has read a collection.
 
     Attributes:
-        as_of, lower: how it began: with the contents as of a time, or with the updates from one on; one of them.
-        upper: what it has read up to, exclusive; None for all there will ever be.
+        as_of, lower: how it began: with the contents as of a time, or with updates from a time on; one is None.
+        upper: the exclusive end of what it has read; None if it has read a complete collection.
         hold: the name of its hold, or "none".
     """
 
@@ -59,7 +59,7 @@ class Position:
 
     @property
     def reached(self) -> int:
-        """The time that since must not pass for what follows to be read: the last one whose contents are known."""
+        """The time that since must not pass for later reads: the last time that was read."""
         return TIME_MAX if self.upper is None else max(0, self.upper - 1)
 
     @property
@@ -127,16 +127,16 @@ class StreamHold:
     """The hold of one query on a collection."""
 
     def __init__(self, handle: CollectionHandle, anew: str = ANEW) -> None:
-        """Take a collection, and how one begins anew where history is lost."""
+        """`anew`: for messages, how to begin again if history is lost."""
         self._handle = handle
         self._anew = anew
         self._hold: Hold | None = None
 
     def acquire(self, at: Position) -> None:
-        """Make the hold of a query that begins, or find it if this repeats the first micro-batch; idempotent.
+        """Create the hold of a new query, or find it if the first micro-batch is repeated; idempotent.
 
         Raises:
-            HoldMoved: it is there, and not where the query began.
+            HoldMoved: it exists, but not where the query began.
             AsOfCompacted: the history to be held is gone.
             ReadOnlyStore, StoreMisconfigured: nothing can be written here.
         """

@@ -2,13 +2,12 @@
 
 Tasks get an address of the collection, and open its store themselves. A plan is a function of two offsets and the
 collection's history between them, which no compaction changes as long as since stays at or before the first. The
-permanent hold (`persist.compute.tasks.stream_hold`) sees to that. A claim of this process, by its lease, keeps the
+permanent hold (`persist.compute.tasks.stream_hold`) ensures that. A claim of this process, by its lease, keeps the
 blobs of a plan while tasks read them. It is released when there is nothing to do, because engines (such as Spark) kill
 this process without closing it.
 
-A micro-batch that may hold only so much ends at a time, and holds all updates before that. Their number follows from
-the descriptors of parts with one time only; of any other part the column `_time` is read, once, as far as needed to
-find the end.
+A limited micro-batch ends at a time, and has all updates before it. Descriptors give the number of updates of parts
+with one time. From other parts the column `_time` is read, once, as far as needed to find the end.
 """
 
 import uuid
@@ -45,7 +44,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """How much a micro-batch may hold; None for no limit."""
+    """The largest size of a micro-batch; None for no limit."""
 
     updates: int | None = None
     times: int | None = None
@@ -171,7 +170,7 @@ class CollectionAddress:
             storage.close()
 
     def _is_needed(self, key: str) -> bool:
-        """Tell whether the collection, as it is now, refers to a blob."""
+        """Return whether the present state of the collection names a blob."""
         with read_engine(self.url, self.storage) as engine:
             try:
                 return load_handle(engine, self.collection).needs(key)
@@ -189,10 +188,10 @@ class SourceOptions:
     Attributes:
         as_of: begin with the contents as of this time, or "latest".
         start: begin without contents, with the updates at this time and later.
-        rows_by_key: the form of rows by key: "transitions"; or "upserts", for a keyed collection, including tombstones.
+        rows_by_key: the form of rows by key: "transitions", or "upserts" including tombstones, for keyed collections.
             None for records and updates.
-        hold: the name of the permanent hold, "none" for no hold, None to have a name drawn.
-        partitions: into how many slices a micro-batch is cut, at most; None for what fits into memory.
+        hold: the name of the permanent hold, "none" for no hold, None for a random name.
+        partitions: the most slices of a micro-batch; None for slices that fit into memory.
         timeout_s: how long as_of may stay unsealed; None for no limit.
     """
 
@@ -218,9 +217,9 @@ SLICE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class PlannedSlice:
-    """One task's input: part of the contents as of a time, or, if that is None, of the updates of an interval.
+    """One task's input: a part of the contents as of a time, or, if `as_of` is None, of an interval's updates.
 
-    `events`: makes rows by key of it, if these are wanted.
+    `events`: turns it into rows by key, if requested.
     """
 
     scan: Scan
@@ -289,7 +288,7 @@ class StreamSource:
 
         Raises:
             HoldNotFound, HoldMoved: the hold is not there, or not behind start.
-            AsOfCompacted, AsOfNotSealed: what the query is to begin with cannot be read.
+            AsOfCompacted, AsOfNotSealed: the contents with which the query begins cannot be read.
             InvalidUsage: start is not of this collection.
         """
         self._check_collection(start)
@@ -309,7 +308,7 @@ class StreamSource:
         return self._seen
 
     def plan(self, start: Offset, end: Offset) -> list[PlannedSlice]:
-        """Return what is read between two offsets. Cost: a GET; and a commit before the first micro-batch."""
+        """Return the slices between two offsets. Cost: a GET; and a commit before the first micro-batch."""
         self._check_collection(start)
         self._check_collection(end)
         at, position_before = end.position, start.position
@@ -454,7 +453,7 @@ class StreamSource:
     def _claim(self, time: int) -> CollectionState:
         """Keep history from a time on for running tasks; return the contents.
 
-        Tasks of a plan run until the next one begins later: only then may what it names go.
+        Tasks of a plan may run until a later plan is made; only then may its blobs be deleted.
         """
         if self._reading is not None:
             try:
@@ -471,7 +470,7 @@ class StreamSource:
         return self._known
 
     def _release_claim(self) -> None:
-        """Give up the claim: all tasks have ended, and the engine may end this process next."""
+        """Release the claim: all tasks have ended, and the engine may end this process next."""
         if self._reading is not None:
             self._reading.close()
             self._reading = None

@@ -85,10 +85,12 @@ def drop_unfinished(source: Source, client: Client, target: Target) -> None:
     """Drop a target's collection if its interrupted copy cannot be continued."""
     if target.name not in client or (collection := client.load(target.name)).upper.time:
         return
-    if collection.about.properties.get(SOURCE) == source.name:
+    properties = collection.about.properties
+    if properties.get(SOURCE) == source.name:
         copied = CopyProgress.from_properties(collection)
         have = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
-        if copied is None or have != {**target.key, **target.value} or not (target.key or copied.is_done):
+        is_same = have == {**target.key, **target.value} and target.properties.items() <= properties.items()
+        if copied is None or not is_same or not (target.key or copied.is_done):
             collection.drop().result()
 
 

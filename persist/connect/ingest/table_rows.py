@@ -51,6 +51,7 @@ class TableRows:
         typed: makes arrays of values.
         piece: what the collection has of a transaction that is not sealed yet; so many changes of it are passed over.
         place: what the server calls the transaction of a time.
+        refresh: is called before rows become columns; it may set other `types`.
     """
 
     table: str
@@ -61,6 +62,7 @@ class TableRows:
     typed: Typed
     piece: Piece
     place: Callable[[int], str]
+    refresh: Callable[[], None] | None = None
     _rows: list[list[Any]] = field(default_factory=list)
     _times: list[int] = field(default_factory=list)
     _signs: list[bool] = field(default_factory=list)  # Whether the row is gone.
@@ -166,6 +168,8 @@ class TableRows:
         later = self._rows[count:], self._times[count:], self._signs[count:]
         partial = {at - count: key for at, key in self._partial.items() if at >= count}
         self._keep_first(count)
+        if self.refresh is not None:
+            self.refresh()
         table = self._make_table(collection, upper)
         self._rows, self._times, self._signs = later
         self._partial = partial

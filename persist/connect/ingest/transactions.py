@@ -88,7 +88,14 @@ class Transactions:
         """Whether no change waits to be committed."""
         return not self._count
 
-    def open_rows(self, name: str, table: str, types: dict[str, pa.DataType], typed: Typed) -> TableRows:
+    def open_rows(
+        self,
+        name: str,
+        table: str,
+        types: dict[str, pa.DataType],
+        typed: Typed,
+        refresh: Callable[[], None] | None = None,
+    ) -> TableRows:
         """Return the rows that collect the changes of a table with these columns."""
         rows = self._rows.get(name)
         if rows is not None and [*rows.types.items()] == [*types.items()]:
@@ -101,16 +108,33 @@ class Transactions:
         collection, copied = self._run.collections[name], self._copied[name]
         key = [*collection.schema.key_names] if collection.handle.keyed else []
         piece = (Piece.from_properties(collection) or Piece(-1)) if rows is None else rows.piece
-        rows = self._rows[name] = TableRows(table, types, key, copied.begin, copied.reached, typed, piece, self.place)
+        rows = self._rows[name] = TableRows(
+            table, types, key, copied.begin, copied.reached, typed, piece, self.place, refresh
+        )
         return rows
 
-    def evolve(self, collection: Collection, table: str, properties: Mapping[str, str], **changes: Any) -> None:
-        """Change the columns of a collection as its table did, with some properties."""
-        changes = {what: names for what, names in changes.items() if names}
+    def evolve(
+        self,
+        collection: Collection,
+        table: str,
+        properties: Mapping[str, str],
+        inner: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
+        """Change the columns of a collection as its table did, with some properties.
+
+        `inner` has changes of fields inside of columns, by their paths.
+        """
         for what in changes.keys() & {"add", "defaults"}:
             changes[what] = {quote_name(name): value for name, value in changes[what].items()}
         if "rename" in changes:
             changes["rename"] = {old: quote_name(new) for old, new in changes["rename"].items()}
+        for what, more in (inner or {}).items():
+            changes[what] = [*changes.get(what, ()), *more] if what == "drop" else {**changes.get(what, {}), **more}
+        changes = {what: names for what, names in changes.items() if names}
+        if not changes:
+            collection.describe(properties=properties).result()
+            return
         try:  # In one commit, so that a crash cannot separate properties and columns.
             collection.evolve(**changes, properties=properties)
         except InvalidUsage as error:
@@ -118,8 +142,7 @@ class Transactions:
                 f"{self.place(self.time)}: the table {table} changed its columns in a way that {collection.name!r} "
                 f"cannot follow: {error}. {advise_copy([collection.name])}"
             ) from error
-        if changes:
-            logger.warning("%s has other columns from here on: %s", table, changes)
+        logger.warning("%s has other columns from here on: %s", table, changes)
 
     def find_rows(self, name: str) -> TableRows | None:
         """Return the rows that collect changes of a collection, or None."""

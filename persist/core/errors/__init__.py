@@ -7,8 +7,8 @@
     ├── Indeterminate                   the write may have landed; read back before trying again
     └── Corruption                      bytes contradict themselves; stop, naming the blob
 
-Users import them from `persist.errors`. The layer that raises an error of storage or of columns defines it. All survive
-pickling, because they cross process boundaries in Spark.
+Users import them from `persist.errors`. The layers of storage and of columns define their own errors. All can be
+pickled, because they cross process boundaries in Spark.
 
 Promises: a message names the fault, the allowed values and the remedy.
 """

@@ -1,4 +1,4 @@
-"""Errors about what others did meanwhile: they were first, so read and try again; or the log has become another one."""
+"""Errors caused by other clients: they came first, so read and try again; or the log was replaced."""
 
 import shlex
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class CollectionExists(Conflict):
 class QueryMismatch(Conflict):
     """A batch of a streaming query cannot follow the last one committed here.
 
-    last is the batch committed last, None if there is none; run is the run that has taken over, if that is why.
+    `last` is the last committed batch, or None; `run` is the run that has taken over, if that is the reason.
     """
 
     query: str
@@ -63,7 +63,7 @@ class Locked(Conflict):
 
 @dataclass(eq=False, repr=False)
 class WriterFenced(Conflict):
-    """This exclusive client is no longer the newest one: its requests are refused, for ever (rule 12)."""
+    """A newer exclusive client has replaced this one, whose requests are refused for ever (rule 12)."""
 
     epoch: int
     newest: int
@@ -162,15 +162,15 @@ class UploadExpired(Conflict):
 
 @dataclass(eq=False, repr=False)
 class LogReplaced(Corruption):
-    """The log is another one: records that this client read are gone or replaced.
+    """The log was replaced: records that this client read are missing or different.
 
     The client stops for good, and does not acknowledge its pending operations.
 
     Attributes:
         url: of the location.
         seqno: of a record that the client knows.
-        known: the commit id that it knows the record by.
-        found: the commit id that is there now; None without a record.
+        known: the commit id of the record when it was read.
+        found: the present commit id; None without a record.
     """
 
     url: str
@@ -197,10 +197,10 @@ class LogInterrupted(Corruption):
 
     Attributes:
         url: of the location.
-        end: the seqno of the last record that follows from those before it; -1 if there is none.
-        first: the seqno of the first record beyond it, or of the newest checkpoint.
-        last: the seqno of the last one that was seen.
-        is_checkpoint: whether a checkpoint lies there; then the location cannot be read either.
+        end: the seqno of the last record before the gap; -1 if there is none.
+        first: the seqno of the first record beyond the gap, or of the newest checkpoint.
+        last: the seqno of the last record that was seen.
+        is_checkpoint: a checkpoint lies beyond the gap, so the location cannot be read either.
     """
 
     url: str

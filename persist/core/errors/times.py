@@ -1,4 +1,4 @@
-"""Errors that name times of one collection, which they show as moments where it has a timeline."""
+"""Errors that name times of one collection, and show them as moments if it has a timeline."""
 
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,8 +11,7 @@ from persist.core.timeline import Timeline
 class AboutTimes:
     """A mixin for errors that name times of one collection.
 
-    `timeline`: the unit of the collection's timeline, so that the times are shown as moments, too; None if they only
-    count.
+    `timeline`: the unit of the collection's timeline, to also show times as moments; None without one.
     """
 
     timeline: str | None = None
@@ -36,7 +35,7 @@ def attach_timeline(error: T, unit: str | None) -> T:
 
 @dataclass(eq=False, repr=False)
 class UpdateNotBeyondUpper(AboutTimes, InvalidUsage):
-    """A write holds an update at a time that was sealed already; the whole write was rejected (rule 2)."""
+    """A write has an update at a sealed time; the whole write was rejected (rule 2)."""
 
     time: int
     upper: Antichain
@@ -56,7 +55,7 @@ class UpdateNotBeyondUpper(AboutTimes, InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class PendingEvents(AboutTimes, InvalidUsage):
-    """A seal would pass events that are pending, without resolving them."""
+    """A seal would pass pending events without resolving them."""
 
     name: str
     upper: Antichain
@@ -86,7 +85,7 @@ class FrontierRegression(AboutTimes, InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class AsOfCompacted(AboutTimes, InvalidUsage):
-    """A read at a time before since (rule 3); lower is set for a read of changes."""
+    """A read at a time before since (rule 3). `lower` is set for a read of changes."""
 
     as_of: int
     since: Antichain
@@ -136,13 +135,13 @@ class BeforeViewBegan(AsOfCompacted):
 
 @dataclass(eq=False, repr=False)
 class AsOfNotSealed(AboutTimes, InvalidUsage):
-    """A read at a time that is not sealed, or was not within the caller's timeout (rule 3).
+    """A read at a time that was not sealed within the caller's timeout (rule 3).
 
     Attributes:
-        as_of: the time; None is the latest sealed one, of which there is none.
-        unsealed: what is there at times that are not sealed, in words; "" if that is nothing, or not known.
+        as_of: the time; None if the latest sealed time was requested and nothing is sealed.
+        unsealed: describes the unsealed updates; "" without any, or if unknown.
         until: the upper bound of a read of changes.
-        view: the name of the view that is read; "" of another collection, which its writers seal.
+        view: the name of the view; "" for a collection that its writers seal.
     """
 
     as_of: int | None
@@ -185,7 +184,7 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class UpperMismatch(AboutTimes, Conflict):
-    """A write or seal expected another upper: another writer was first. Nothing of it was applied."""
+    """A write or seal expected another upper, because another writer was first. Nothing was applied."""
 
     expected: Antichain
     actual: Antichain
@@ -198,7 +197,7 @@ class UpperMismatch(AboutTimes, Conflict):
 
 @dataclass(eq=False, repr=False)
 class _Moved(AboutTimes, Conflict):
-    """A name of a time is not where its owner left it."""
+    """A named hold or tag is not where its owner left it."""
 
     name: str
     expected: int | None
@@ -234,11 +233,11 @@ class TagMoved(_Moved):
 
 @dataclass(eq=False, repr=False)
 class UpdatesBeyondUpper(AboutTimes, Conflict):
-    """A commit had to be the only one to add to the sealed contents, and another writer has added updates.
+    """A commit must be the only addition to the sealed contents, but another writer has added updates.
 
     Attributes:
-        time: the latest of theirs; None if they come with the same record of the log.
-        first: the least time of the unsealed updates; updates is their number, as far as known.
+        time: of the latest such update; None if the updates are in the same record of the log.
+        first: the least time of the unsealed updates. `updates`: their number, if known.
     """
 
     upper: Antichain

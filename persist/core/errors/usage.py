@@ -1,6 +1,6 @@
-"""Mistakes of the caller that have nothing to do with times: the call is to be changed.
+"""Mistakes of the caller that do not concern times: the call must be changed.
 
-The errors of dataflows are among them. Each names the operator; persisted outputs stay at their last sealed time.
+They include the errors of dataflows, which name the operator; persisted outputs stay at their last sealed time.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class ViewWritten(InvalidUsage):
 class NotOneValue(InvalidUsage):
     """A collection cannot become keyed: keys have several values at a time, or are NULL.
 
-    keys are the first of them, each with a time at which that is so.
+    `keys` are the first such keys, each with a time of the fault.
     """
 
     name: str
@@ -75,8 +75,8 @@ class NotOneValue(InvalidUsage):
 class DuplicateKeys(InvalidUsage):
     """Rows repeat keys, and nothing was written. `keys` are the first ten.
 
-    action is the requested operation: "overwrite"; "keyed", which is an overwrite of a keyed collection; or "upsert".
-    It is "kept" if the condition of an overwrite leaves rows with keys of new rows.
+    `action` is the requested operation: "overwrite"; "keyed" for an overwrite of a keyed collection; or "upsert". It is
+    "kept" if rows outside of an overwrite's condition have keys of new rows.
     """
 
     name: str
@@ -130,7 +130,7 @@ class NotKeyed(InvalidUsage):
 class LateEvents(InvalidUsage):
     """Events are below the late bound by `order_by`. Events of the same call were refused, too.
 
-    watermark is the least of their values in the first column of `order_by`, as an integer.
+    `watermark` is the least value in the first column of `order_by`, as an integer.
     """
 
     watermark: int
@@ -176,7 +176,7 @@ class BeforeDiffers(InvalidUsage):
         key: of the event.
         time: of the event.
         said: the old row in the event; None for no row.
-        held: the row that is there; None for no row.
+        held: the stored row; None for no row.
     """
 
     key: Any
@@ -196,7 +196,7 @@ class BeforeDiffers(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class NegativeMultiplicity(InvalidUsage):
-    """Rows were requested, but some record has a negative multiplicity, which rows cannot show (rule 13)."""
+    """Rows were requested, but a record has a negative multiplicity, which rows cannot show (rule 13)."""
 
     example: str
     multiplicity: int
@@ -213,7 +213,7 @@ class CollectionNotFound(InvalidUsage):
     """The location has no such collection, or the collection of this handle was dropped.
 
     Attributes:
-        known: the collections that there are.
+        known: the names of the existing collections.
         remedy: what to do about it.
     """
 
@@ -366,7 +366,7 @@ def _format_known_names(names: Sequence[str]) -> str:
 
 @dataclass(eq=False, repr=False)
 class OperatorFailed(InvalidUsage):
-    """A function or expression raised, or returned a value that is not allowed."""
+    """A function or expression raised an error, or returned a value that is not allowed."""
 
     operator: str
     record: Any
@@ -408,7 +408,7 @@ class FunctionNotFound(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class WouldRecompute(InvalidUsage):
-    """A refresh that must not recompute needs a full input. Nothing was written."""
+    """A refresh that must not recompute would have to read a whole input. Nothing was written."""
 
     name: str
     problem: str

@@ -1,4 +1,4 @@
-"""Terms from filters of Arrow, and the text of a term that is the same in all releases, for digests.
+"""Converts Arrow filters to terms, and terms to a text for digests that is the same in all releases.
 
 PyArrow cannot list the parts of an expression, but it can pickle one: a record batch with the constants, and metadata
 that names the nodes in this order (`compute/expression.cc` of Arrow, `ExpressionToRecordBatch`):
@@ -6,16 +6,16 @@ that names the nodes in this order (`compute/expression.cc` of Arrow, `Expressio
     node    = "field_ref" name | "nested_field_ref" count, then so many field_refs | "literal" number of a column | call
     call    = "call" name, node …, ["options" number of a column,] "end" name
 
-Only the nodes are taken over: neither the order of bytes nor what else Arrow may write counts. A nested field is a call
-of "field" with its path as options. The functions keep Arrow's names. An option that is false, zero, empty or NULL is
-left out, so a function that gets another option in a later release keeps its term.
+Only the nodes are converted; byte order and other metadata do not matter. A nested field is a call of "field" with its
+path as options. The functions keep Arrow's names. An option that is false, zero, empty or NULL is left out, so the term
+stays the same if a later release adds an option to a function.
 
     text    = the nodes of a term as a list in JSON, arguments before their call
     node    = ["column", name] | ["literal", type, value] | ["call", name, count of arguments, [option, …]]
     option  = [name, type, value], or a name for "field"
 
-Types and values are written as in the log (`persist.codecs.types.arrow_types`). Text that was written once never
-changes, because digests of it are stored.
+Types and values are written as in the log (`persist.codecs.types.arrow_types`). The text of a term never changes
+between releases, because its digests are stored.
 """
 
 import ctypes
@@ -73,7 +73,7 @@ def parse_filter_term(filter: pc.Expression) -> Term:
 
 
 def format_term(term: Term) -> str:
-    """Return the text of a term for digests: equal for equal terms, in all releases, and another for others."""
+    """Return the text of a term for digests; equal in all releases exactly for equal terms."""
     written: list[Json] = []
     pending: list[Term] = [term]
     while pending:  # In place of recursion: terms may be deep. Calls come first until the end.
@@ -121,7 +121,7 @@ def _encode_json_value(value: pa.Scalar) -> Json:
 
 
 def _decode_options(column: pa.Array) -> tuple[tuple[str, Lit], ...]:
-    """Return the options of a call, by name, without those at their defaults."""
+    """Return the options of a call that differ from their defaults, by name."""
     (whole,) = column
     specified = [
         (name, Lit(value)) for name, value in whole.items() if name == _TO_TYPE or _is_not_default(name, value)
@@ -136,7 +136,7 @@ def _is_not_default(name: str, value: pa.Scalar) -> bool:
 
 
 def _iterate_metadata(schema: pa.Schema) -> Iterator[tuple[str, str]]:
-    """Yield the metadata of a schema in order, with names that repeat: Arrow's own dict of it keeps one of each.
+    """Yield the metadata of a schema in order, including repeated names, which Arrow's dict loses.
 
     It is read through Arrow's C data interface: count, then length and bytes of each name and value, as int32.
     """

@@ -22,7 +22,7 @@ def make_document_expression(function: str, document: pc.Expression, path: str |
 
     Args:
         function: json_extract or json_extract_string.
-        path: as DuckDB takes it.
+        path: in DuckDB's syntax.
     """
     _register_function(function)
     return pc.Expression._call(_PREFIX + function, [document, pc.scalar(_format_path(path))])
@@ -31,19 +31,20 @@ def make_document_expression(function: str, document: pc.Expression, path: str |
 def make_number_condition(value: pc.Expression, kind: str, sign: str, number: str, *, is_text: bool) -> pc.Expression:
     """Return the Arrow condition that compares a value of documents with a number.
 
-    It is true for each value that passes, and for texts that DuckDB does not cast.
+    It is true for each value that meets the condition, and for texts that DuckDB cannot cast.
 
     Args:
         value: of documents, as text.
         kind: the type of the cast; sign: of the comparison.
-        is_text: the text is cast, and not the document's value, of which only plain numbers are known to be alike.
+        is_text: the query casts the text. If it casts the document's value, only plain numbers surely give the same
+            result.
     """
     _register_function(_TEST)
     return pc.Expression._call(TEST, [value, pc.scalar(f"{kind} {sign} {number}{'' if is_text else ' document'}")])
 
 
 def join_paths(steps: Sequence[tuple[str, str | int]]) -> list[tuple[str, str | int]]:
-    """Return functions and their paths with fewer steps, where several look into objects alone."""
+    """Merge consecutive steps through objects; return functions and their paths."""
     joined: list[tuple[str, str | int]] = []
     for function, path in steps:
         outer, inner = to_full_path(joined[-1][1]) if joined else None, to_full_path(path)
@@ -55,12 +56,12 @@ def join_paths(steps: Sequence[tuple[str, str | int]]) -> list[tuple[str, str | 
 
 
 def has_simple_path(path: str | int) -> bool:
-    """Return whether a path goes through objects alone, so that its values may be stored beside documents."""
+    """Return whether a path goes through objects only, so that its values may be stored beside documents."""
     return to_full_path(path) is not None
 
 
 def register_functions(filter: pc.Expression | None) -> None:
-    """Register the functions of a filter that another process made."""
+    """Register the functions that a filter from another process calls."""
     for function in ("json_extract", "json_extract_string", _TEST):
         if f"persist_{function}(" in print_filter(filter):
             _register_function(function)
@@ -68,7 +69,7 @@ def register_functions(filter: pc.Expression | None) -> None:
 
 @lru_cache(1024)
 def check_path(function: str, path: str | int) -> None:
-    """Raise InvalidUsage unless DuckDB takes a path."""
+    """Raise InvalidUsage unless a path is valid in DuckDB."""
     if not isinstance(path, str | int):
         raise InvalidUsage(f"{path!r} is no path into a JSON document: an item has a whole number")
     try:

@@ -1,14 +1,15 @@
-"""Evaluate terms on Arrow columns: the meaning of each function, and its argument types.
+"""Evaluates terms on Arrow columns: the meaning of each function, and its argument types.
 
 The type of an expression is the type of its value on empty columns. So there is one source of truth: a program is
 accepted if Arrow's kernels accept it when it runs.
 
 Conditions are split into the parts that must all hold. A term that may raise must not be moved: a condition after a
 join sees only records that have a partner. Before the join it would see all records. If it raises, such as a cast of a
-text that is not a number, it would stop a program for a record that the join drops. So only what cannot raise is moved.
+text that is not a number, it would stop a program for a record that the join drops. So only terms that cannot raise are
+moved.
 
-A function of programs may raise unless it is known to be total. It is known which functions of queries raise. Sums and
-products raise on overflow, which no program relies on: queries compute them at the best place, as DuckDB does.
+A function of programs counts as raising unless it is known to be total; for functions of queries there is a list. Sums
+and products raise on overflow, but no program relies on that: queries compute them at the best place, as DuckDB does.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +48,7 @@ def evaluate(expression: Term, columns: Mapping[str, pa.Array]) -> Value:
 def evaluate_by_duckdb(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> dict[int, pa.Array]:
     """Evaluate, in one query, the expressions that DuckDB computes; return them by position.
 
-    A call of all takes little longer than of one. If there are not two, or one raises, they are left to `evaluate`.
+    One call for all takes little longer than for one. With fewer than two, or if one raises, `evaluate` computes them.
     """
     python_calls = {
         place: expression
@@ -208,7 +209,7 @@ def _divide_as_floats(one: Value, other: Value) -> Value:
 
 
 def _prepare_integer_division(dividend: Value, divisor: Value) -> tuple[Value, Value]:
-    """Return both as the same kind of number, a divisor of zero as NULL."""
+    """Return both as the same type of number, with NULL for a zero divisor."""
     for operand in (dividend, divisor):
         if not (pat.is_integer(operand.type) or pat.is_floating(operand.type)):
             raise TypeError(f"{operand.type} is not a number")
@@ -300,7 +301,7 @@ def _round_down(value: Value, unit: str | None) -> Value:
 
 
 def _count_bits(value: Value) -> Value:
-    """Return how many binary digits each whole number has."""
+    """Return the number of binary digits of each whole number."""
     if not pat.is_integer(value.type):
         raise TypeError(f"{value.type} is not a whole number")
     remaining_bits = pc.abs_checked(pc.cast(value, pa.int64()))
@@ -420,7 +421,7 @@ def split_conjuncts(condition: Term | None) -> list[Term]:
 
 
 def factor_conjuncts(condition: Term) -> list[Term]:
-    """Return the conjuncts, with those common to all branches of an OR: `a` of `a b OR a c`."""
+    """Return the conjuncts, also those common to all branches of an OR, such as `a` of `(a AND b) OR (a AND c)`."""
     if isinstance(condition, Call) and is_call(condition, "and"):
         return [part for argument in condition.arguments for part in factor_conjuncts(argument)]
     if isinstance(condition, Call) and is_call(condition, "or"):
@@ -437,7 +438,7 @@ def factor_conjuncts(condition: Term) -> list[Term]:
 
 
 def may_raise(term: Term, kinds: Kinds) -> bool:
-    """Return whether a term over columns of some types fails on some records, as far as that is known."""
+    """Return whether a term over columns of some types may raise on some records."""
     if not isinstance(term, Call):
         return False
     if any(may_raise(argument, kinds) for argument in term.arguments):

@@ -1,7 +1,7 @@
-"""Terms that Arrow evaluates itself, as filters of what is read; and conditions as people type them, as such filters.
+"""Filters of reads that Arrow evaluates, and the parser of conditions as text.
 
-Arrow's own engine evaluates a filter, because it also uses the statistics of files. Its terms are made here of text,
-such as `status = 'paid' and amount > 5`, and elsewhere of what Spark and Polars push down.
+Arrow's own engine evaluates a filter, because it also uses the statistics of files. This module makes terms from text,
+such as `status = 'paid' and amount > 5`; other modules make them from conditions of Spark and Polars.
 
     condition  = conjunct { "or" conjunct }
     conjunct   = factor { "and" factor }
@@ -93,7 +93,7 @@ class _Token:
 
 @dataclass(frozen=True)
 class _Operand:
-    """A column, or a literal that is still to become a value of the type that it is compared with."""
+    """A column, or a literal that is not yet converted to the type with which it is compared."""
 
     column: str | None
     value: Any = None
@@ -138,7 +138,7 @@ class _Parser:
         self._depth = 0
 
     def parse_all(self) -> Term:
-        """Parse a whole condition; refuse text behind it."""
+        """Parse a whole condition; refuse text after it."""
         condition = self._parse_condition()
         if self._next_token.kind != "end":
             raise self._make_unexpected_error("and, or, or the end")
@@ -177,7 +177,7 @@ class _Parser:
             raise InvalidUsage(f"the condition {self._text!r:.200} nests deeper than {DEPTH_MAX} levels")
 
     def _is_operand_next(self) -> bool:
-        """Return whether a parenthesis comes next that encloses an operand, and not a condition."""
+        """Return whether the next parenthesis encloses an operand, not a condition."""
         depth, at = 0, self._next
         while self._tokens[at].kind != "end":
             depth += {"(": 1, ")": -1}.get(self._tokens[at].text, 0) if self._tokens[at].kind == "sign" else 0
@@ -307,7 +307,7 @@ class _Parser:
         return operand
 
     def _parse_path_value(self, operand: _Operand, function: str) -> _Operand:
-        """Return a value of a document, whose path comes next."""
+        """Parse the path of a document's value; return the value as an operand."""
         if operand.column not in self._json:
             raise InvalidUsage(
                 f"the condition {self._text!r:.200} looks into {operand.column or operand.value!r}, which is no column "
@@ -406,12 +406,12 @@ def _make_call(function: str, *arguments: Term) -> Term:
 
 
 def _negate_condition(condition: Term) -> Term:
-    """Return a condition that is true where another one is false, and not where it is NULL."""
+    """Return the negation of a condition; NULL stays NULL."""
     return _make_call("not", _keep_nulls(condition))
 
 
 def _keep_nulls(condition: Term) -> Term:
-    """Return a condition that is NULL where SQL has NULL: Arrow's test of membership is false of NULL."""
+    """Make a membership test NULL for NULL, as in SQL; Arrow's test is false."""
     assert isinstance(condition, Call | Col)
     if isinstance(condition, Col) or condition.function not in ("and", "or", "among"):
         return condition
@@ -421,7 +421,7 @@ def _keep_nulls(condition: Term) -> Term:
 
 
 def _describe_value(value: Any) -> str:
-    """Return a literal as people typed it, for messages."""
+    """Return a literal as a user types it, for messages."""
     return f"{value}" if isinstance(value, Decimal) else f"{value!r:.80}"
 
 
@@ -453,7 +453,7 @@ def _convert_literal(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
 
 
 def _adapt_to_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Scalar:
-    """Return a literal with the order of a number among the integers of a type.
+    """Return a literal that compares with integers of a type as a number does.
 
     Arrow refuses to compare large integers with floats, and unsigned ones with signed ones. Decimals compare exactly.
     """
@@ -469,7 +469,7 @@ def _adapt_to_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Sc
 
 
 def _adapt_to_decimals(number: Decimal, target_type: pa.DataType) -> pa.Scalar:
-    """Return a literal with the order of a number among the decimals of a type."""
+    """Return a literal that compares with decimals of a type as a number does."""
     context = Context(prec=2 * DIGITS_MAX)
     limit = Decimal(1).scaleb(target_type.precision - target_type.scale)
     number = max(-limit, min(limit, number))
@@ -490,7 +490,7 @@ def _can_hold(kind: pa.DataType | None, value: pa.Scalar) -> bool:
 
 
 def _find_common_type(one: _Operand, other: _Operand) -> pa.DataType | None:
-    """Return the type in which two columns of numbers compare, if Arrow refuses large values of their own types.
+    """Return the type in which to compare two columns of numbers, if Arrow refuses large values of their own types.
 
     An integer that meets a float becomes the nearest float.
     """

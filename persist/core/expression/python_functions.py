@@ -1,9 +1,9 @@
-"""Functions of Python that queries call by name: they are in this process, and stored nowhere.
+"""Python functions that queries call by name; they exist in this process only.
 
 A view that calls one stores the name and the version, `Call("sql.python", (name, version, column, …))`, and never the
-code, because nothing that is stored may be executed. So each process that refreshes the view registers the function
-first. Only the author can ensure that a name and a version mean the same in two processes: change the version when the
-results change, and redefine the views that call the function.
+code, because no stored data may be executed. So each process that refreshes the view registers the function first. Only
+the author can ensure that a name and a version mean the same in two processes: change the version when the results
+change, and redefine the views that call the function.
 
 Invariants: names are lower case, as in SQL, and differ from DuckDB's functions. A name has any number of versions here;
 new queries bind to the last registered one. A function sees whole columns, and no empty ones.
@@ -30,10 +30,10 @@ _OWN = ("_now",)
 
 @dataclass(frozen=True, slots=True)
 class PythonFunction:
-    """A function of Python, as queries know it.
+    """A Python function that queries can call.
 
     Attributes:
-        name, version: what views store of it.
+        name, version: stored by views.
         compute: takes an Arrow array for each argument, all of one length, and returns an array of that length.
         arguments, returns: the types.
     """
@@ -141,14 +141,14 @@ def call_python_function(name: str, version: str, *arguments: Any) -> pa.Array:
 
     Raises:
         FunctionNotFound: this process does not have it.
-        ValueError: it raised, or gave something else than it was announced to give.
+        ValueError: it raised, or returned something else than declared.
     """
     *columns, _ = arguments
     return _find_version(name, version).call_on_columns(*columns)
 
 
 def check_functions(view: str, functions: Iterable[tuple[str, str]]) -> None:
-    """Raise FunctionNotFound unless this process has functions of some names and versions, which a view calls."""
+    """Raise FunctionNotFound unless this process has the functions that a view calls, by name and version."""
     for name, version in functions:
         _find_version(name, version, view)
 

@@ -1,19 +1,18 @@
-"""The functions of SQL, as DuckDB means them, for expressions that a query was translated to: `Call("sql.name", …)`.
+"""The functions of translated queries, `Call("sql.name", …)`, with DuckDB's meaning.
 
 These differ from the functions of programs: there `/ 0` is NULL, here infinite; here NaN equals itself, decimals are
 exact, and casts round. Each has one option, the type of its result. `case`, `and` and `or` evaluate the next argument
 only for the records that need it, as SQL does: so a guarded branch does not raise.
 
-Arrow and numpy compute the functions here, without DuckDB, and the same with every version of it: functions that nearly
-every query has, or that plans need. All else is left to DuckDB, `Call("sql.duckdb", (text, column, …))`: functions of
-texts, moments, lists, structs, maps, JSON and time zones, casts of texts, and what is done with intervals. The text is
-an expression of DuckDB's SQL with the columns `$1`, `$2`, and so on; the plan of a view stores it with all types
-written out. So one mechanism has all functions that depend on their arguments alone.
+Arrow and numpy compute functions that nearly every query has, or that plans need, independently of DuckDB's version.
+DuckDB computes all others, as `Call("sql.duckdb", (text, column, …))`: functions of texts, moments, lists, structs,
+maps, JSON and time zones, casts of texts, and operations on intervals. The text is an expression of DuckDB's SQL with
+the columns `$1`, `$2`, and so on; the plan of a view stores it with all types written out. So one mechanism covers all
+functions that depend on their arguments alone.
 
 DuckDB runs in memory, by one thread, in UTC, without files, settings or extensions of the user. Its functions may
-differ from one minor version to the next, so only the version that views are made with computes them. The last computed
-expressions of each thread stay bound to their columns. Cost: about 0.4 ms for each call, and less than 0.1 µs for each
-row.
+differ from one minor version to the next, so only the DuckDB version that creates views computes them. Each thread
+keeps its last expressions bound to their columns. Cost: about 0.4 ms for each call, and less than 0.1 µs for each row.
 """
 
 import re
@@ -44,7 +43,7 @@ DuckDBCall = tuple[str, Sequence[Any], pa.DataType]  # Text, columns, type.
 
 
 def compute_by_duckdb(text: str, *arguments: Any) -> pa.Array:
-    """Return the value of an expression for each row of some columns; the last argument is its type."""
+    """Return the value of an expression for each row of the arguments; the last argument is its type."""
     *columns, kind = arguments
     return compute_together([(text, columns or [pa.nulls(1, pa.int8())], kind)])[0]  # Constants have one value.
 
@@ -109,7 +108,7 @@ def _check_result(result: Any, kind: pa.DataType) -> pa.Array:
 
 
 def check_duckdb_version() -> None:
-    """Raise InvalidUsage unless the DuckDB that views are made with is there."""
+    """Raise InvalidUsage unless the DuckDB version that creates views is installed."""
     try:
         import duckdb
     except ImportError as error:
@@ -134,7 +133,7 @@ class _Given:
 
 
 class _Bound:
-    """Expressions over columns of some types, which DuckDB has understood once: that takes longer than a few rows."""
+    """Expressions that DuckDB has bound to column types, because binding costs more than computing a few rows."""
 
     def __init__(self, texts: Sequence[str], are_intervals: Sequence[bool], schema: pa.Schema) -> None:
         self._none = schema.empty_table()
@@ -150,7 +149,7 @@ class _Bound:
             self._values = self._values.project(projection)
 
     def compute(self, table: pa.Table) -> pa.Table:
-        """Return the values for the rows of a table. Only one thread may ask at a time."""
+        """Return the values for the rows of a table. Only one thread may call it at a time."""
         self._given.table = table
         try:
             return self._values.to_arrow_table()
@@ -178,7 +177,7 @@ _PARTS = ("year", "quarter", "month", "day", "hour", "minute", "second")
 
 
 def _make_comparison(function: Callable[..., pa.Array], sign: str) -> Callable[..., pa.Array]:
-    """Return a comparison; lists, structs and maps, which Arrow cannot order, DuckDB compares."""
+    """Return a comparison; DuckDB compares lists, structs and maps, which Arrow cannot order."""
 
     def compare(one: pa.Array, other: pa.Array, kind: pa.DataType = BOOLEAN) -> pa.Array:
         if pat.is_nested(one.type):
@@ -301,7 +300,7 @@ def _make_part(unit: str) -> Callable[..., pa.Array]:
 
 
 def _make_pattern_function(function: Callable[[pa.Array, str], pa.Array]) -> Callable[..., pa.Array]:
-    """Return a function of texts and a pattern that is the same for all."""
+    """Return a function of texts and one constant pattern."""
 
     def apply(text: pa.Array, pattern: pa.Array, kind: pa.DataType) -> pa.Array:
         if not len(text) or not pattern[0].is_valid:
@@ -312,10 +311,15 @@ def _make_pattern_function(function: Callable[[pa.Array, str], pa.Array]) -> Cal
 
 
 def _make_like(is_like: bool, ignore_case: bool) -> Callable[..., pa.Array]:
-    """Return LIKE or ILIKE without an escape: a backslash in a pattern is one of its characters."""
+    """Return LIKE or ILIKE without an escape: a backslash in a pattern is an ordinary character.
+
+    As in DuckDB, ILIKE compares lower-case letters: U+017F (long s) is not `s`, although both are S in upper case.
+    """
 
     def like(text: pa.Array, pattern: str) -> pa.Array:
-        matches = match_like_pattern(text, pattern, ignore_case=ignore_case)
+        if ignore_case:
+            text, pattern = pc.utf8_lower(text), pc.utf8_lower(pattern).as_py()
+        matches = match_like_pattern(text, pattern)
         return matches if is_like else pc.invert(matches)
 
     return _make_pattern_function(like)
@@ -406,8 +410,8 @@ def make_function(name: str) -> Callable[..., Any]:
     """Return the SQL function of a name, which takes arrays and scalars.
 
     Scalars are repeated to the length of the arrays. If all arguments are scalars, the result is one.
-    An argument that is wrong for any record raises for empty columns as well, so it is found when an expression gets
-    its type.
+    An argument that is wrong for all records also raises on empty columns, so it is found when the type of an
+    expression is inferred.
     """
     function = FUNCTIONS[name]
 

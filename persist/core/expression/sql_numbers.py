@@ -1,9 +1,9 @@
-"""Numbers as SQL (DuckDB's) means them: decimals are exact, integers raise where they do not fit, floats do not.
+"""Arithmetic and casts of numbers with DuckDB's meaning: decimals are exact, and integers raise on overflow.
 
 Every function takes arrays of one length, and the type of its result.
 
-Casts of numbers and moments round where digits are lost, and raise where a value does not fit. All other casts are done
-by DuckDB itself (`persist.core.expression.sql_functions`).
+Casts of numbers and moments round lost digits, and raise if a value does not fit. DuckDB itself does all other casts
+(`persist.core.expression.sql_functions`).
 """
 
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def convert_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def round_decimal(value: pa.Array, digits: int) -> pa.Array:
-    """Return decimals rounded to so many digits behind the point, as decimals of one digit more: 99.9 becomes 100.0."""
+    """Round decimals to so many digits after the point; the type has one digit more, because 99.9 becomes 100.0."""
     precision, scale = value.type.precision, value.type.scale
     if -digits > precision - scale:
         return pc.multiply(value, pa.scalar(Decimal(0), pa.decimal128(1, 0)))
@@ -94,12 +94,12 @@ def round_decimal(value: pa.Array, digits: int) -> pa.Array:
 
 
 def divide(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`/`, which is of floats: x/0 is infinite, 0/0 NaN."""
+    """Divide as floats (`/`): x/0 is infinite, 0/0 NaN."""
     return pc.divide(convert_number(one, pa.float64()), convert_number(other, pa.float64())).cast(kind)
 
 
 def divide_whole(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`//`: of whole numbers, towards zero; of floats, `/`; of decimals by DuckDB. A divisor of zero raises."""
+    """Divide (`//`) whole numbers towards zero, and floats as `/`. A zero divisor raises."""
     _check_no_zero(one, other)
     if pat.is_floating(kind):
         return pc.divide(convert_number(one, kind), convert_number(other, kind))
@@ -107,7 +107,7 @@ def divide_whole(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def compute_remainder(dividend: pa.Array, divisor: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`%`, with the sign of the dividend; a zero divisor raises unless it is a float."""
+    """Return the remainder (`%`), with the sign of the dividend; a zero divisor raises unless it is a float."""
     if pat.is_floating(kind):
         with np.errstate(invalid="ignore"):
             values = np.fmod(get_floats(convert_number(dividend, kind)), get_floats(convert_number(divisor, kind)))
@@ -126,7 +126,7 @@ def _check_no_zero(one: pa.Array, divisor: pa.Array) -> None:
 
 
 def _replace_zero(divisor: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return divisors, with NULL for zero where the dividend is NULL."""
+    """Return divisors, with NULL in place of zero if the dividend is NULL."""
     divisor = convert_number(divisor, kind)
     return pc.if_else(pc.equal(divisor, pa.scalar(0, kind)), pa.scalar(None, kind), divisor)
 
@@ -136,7 +136,7 @@ def negate(one: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def convert_number(value: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return numbers as another type, where that changes nothing or raises."""
+    """Cast numbers to another type; raise if a value would change."""
     return value if value.type == kind else pc.cast(value, kind)
 
 
@@ -148,7 +148,7 @@ def get_floats(value: pa.Array) -> Floats:
 
 
 def make_float_array(values: Floats, *given: pa.Array) -> pa.Array:
-    """Return floats as Arrow, NULL where one of the arguments was."""
+    """Return floats as Arrow, with NULL wherever an argument is NULL."""
     mask = np.zeros(len(values), np.bool_)
     for argument in given:
         if argument.null_count:
@@ -181,7 +181,7 @@ def _cast_boolean(value: pa.Array) -> pa.Array:
 
 
 def to_unscaled(value: pa.Array) -> npt.NDArray[np.int64]:
-    """Return decimals of at most 18 digits as whole numbers of their last digit; NULL as 0."""
+    """Return decimals of at most 18 digits as integers in units of the last digit; NULL as 0."""
     if isinstance(value, pa.ChunkedArray):
         value = value.combine_chunks()
     if value.null_count:
@@ -301,7 +301,7 @@ def cast_values(value: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def can_cast(source_type: pa.DataType, kind: pa.DataType) -> bool:
-    """Return whether values of one type are cast to another here, and not by DuckDB."""
+    """Return whether this module casts one type to another, without DuckDB."""
     if source_type == kind:
         return True
     families = [_get_family(arrow_type) for arrow_type in (source_type, kind)]
@@ -320,7 +320,7 @@ def _get_family(kind: pa.DataType) -> str:
 
 
 def has_extreme_moments(value: pa.Array) -> bool:
-    """Return whether there is an infinite date or timestamp, or one of a year that Arrow does not compute with."""
+    """Return whether an array has infinite dates or timestamps, or years beyond Arrow's range."""
     if pat.is_date32(value.type):
         bound = EXTREME_DAYS
     elif pat.is_timestamp(value.type):

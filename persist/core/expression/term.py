@@ -1,11 +1,12 @@
 """The one tree of every expression: columns, constants, and calls of functions.
 
-Python's operators, conditions in text, queries in SQL, and filters that Spark and Polars push down all become terms. A
+Python operators, conditions as text, SQL queries, and filters of Spark and Polars all become terms. A
 term does not define its computation: `evaluation` computes terms on Arrow columns, and `to_arrow_filter` translates
 filters of files for Arrow's own engine.
 
-Two families of functions share the tree. Programs name them as in `add`; queries name DuckDB's as in `sql.add`, and
-such a call has one option, the type of its value. The families mean different things in places; see `sql_functions`.
+Two families of functions share the tree. Those of programs have names such as `add`; those of queries, DuckDB's, have
+names such as `sql.add` and one option, the type of the value. Their meanings differ in some places; see
+`sql_functions`.
 
 Programs write terms as `col("delay") > 15`. The meaning is SQL's: NULL in, NULL out, except for `is_null`, `coalesce`,
 `when`, and the three-valued `&`, `|`, `~`. A filter keeps a record only if its condition is true. Integer arithmetic
@@ -30,14 +31,14 @@ INTERVAL = pa.struct([("interval_months", pa.int32()), ("interval_days", pa.int3
 
 
 class Term:
-    """A value for each record. Terms that are built alike are equal, and none is ever changed."""
+    """A value for each record. Terms are immutable, and equal if they have the same structure."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Col(Term):
-    """A column by its name, as programs and filters have them."""
+    """A column by its name, in programs and filters."""
 
     name: str
 
@@ -47,7 +48,7 @@ class Col(Term):
 
 @dataclass(frozen=True, slots=True)
 class Place(Term):
-    """A column by its place, as the plans of queries have them, whose columns have no names."""
+    """A column by its number, in plans of queries, whose columns have no names."""
 
     index: int
 
@@ -83,7 +84,7 @@ class Lit(Term):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call(Term):
-    """A function of other terms, with constant options. `at`: where it is in the text of a query, for messages."""
+    """A function of other terms, with constant options. `at`: its place in the text of a query, for messages."""
 
     function: str
     arguments: tuple[Term, ...]
@@ -110,7 +111,7 @@ class Call(Term):
 
     @property
     def kind(self) -> pa.DataType:
-        """The type of the value, of a function of queries."""
+        """The type of the value; only for functions of queries."""
         assert self.function.startswith(SQL)
         return self.options[0]
 
@@ -129,7 +130,7 @@ _SIGNS = {
 
 
 def is_call(term: Term, *functions: str) -> bool:
-    """Return whether a term is a call of one of some functions, of either family."""
+    """Return whether a term calls one of some functions, of either family."""
     return isinstance(term, Call) and term.function.removeprefix(SQL) in functions
 
 
@@ -165,19 +166,19 @@ def substitute_columns(term: Term, by: Mapping[str, Term]) -> Term:
 
 
 def replace_columns(term: Term, to: Callable[[int], Term]) -> Term:
-    """Return a term with the column of each place replaced by what a function of the place returns."""
+    """Return a term with each numbered column replaced by a function's result for its number."""
     if isinstance(term, Call):
         return Call(term.function, tuple(map(replace_columns, term.arguments, repeat(to))), term.options, term.at)
     return to(term.index) if isinstance(term, Place) else term
 
 
 def shift_columns(term: Term, by: int) -> Term:
-    """Return a term with its columns at places further on."""
+    """Return a term with its column numbers increased."""
     return replace_columns(term, lambda index: Place(index + by))
 
 
 def move_columns(term: Term, places: Mapping[int, int]) -> Term:
-    """Return a term with its columns at other places."""
+    """Return a term with its columns renumbered."""
     return replace_columns(term, lambda index: Place(places[index]))
 
 
@@ -315,7 +316,7 @@ class Expression:
         return Aggregate("count", self.term)
 
     def sum(self) -> "Aggregate":
-        """The sum of the values; exact, so what was added and taken away leaves nothing. NULL if there are none."""
+        """The exact sum of the values, so retracted values leave no residue. NULL without values."""
         return Aggregate("sum", self.term)
 
     def mean(self) -> "Aggregate":
@@ -347,7 +348,7 @@ class Aggregate:
 
 
 class When(Expression):
-    """A conditional that still lacks its `otherwise`; without it, NULL is the last resort."""
+    """A conditional without its `otherwise`; then other records get NULL."""
 
     __slots__ = ("_branches",)
 
@@ -356,11 +357,11 @@ class When(Expression):
         super().__init__(self._make_conditional(None))
 
     def when(self, condition: Expression, value: Any) -> "When":
-        """Add a branch that is taken if its condition is true, and those before are not."""
+        """Add a branch for records that meet its condition and no earlier one."""
         return When((*self._branches, (condition, value)))
 
     def otherwise(self, value: Any) -> Expression:
-        """Return the whole conditional."""
+        """Return the conditional, with a value for all other records."""
         return Expression(self._make_conditional(value))
 
     def _make_conditional(self, value: Any) -> Term:
@@ -384,7 +385,7 @@ def col(name: str) -> Expression:
 
 
 def lit(value: Any, kind: pa.DataType | None = None) -> Expression:
-    """Return a constant, of a type or of the type that Arrow infers; an expression stays as it is."""
+    """Return a constant, of a type or of the type that Arrow infers; an expression is returned unchanged."""
     if isinstance(value, Expression):
         return value
     if isinstance(value, Aggregate):

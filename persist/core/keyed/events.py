@@ -1,10 +1,10 @@
-"""Events as rows, which a keyed collection keeps until they are resolved, and what they then amount to.
+"""Events as rows, which a keyed collection stores until they are resolved, and their resolution.
 
     key columns, _seq, _deleted, event fields, _time, _diff
 
 `_seq` numbers the rows of a part in the order of their arrival; `_deleted` marks deletions of the key, whatever the
 event fields hold; `_diff` is 1. A part of events is an ordinary part, whose value columns are all columns between the
-key and `_time`: so its rows are sorted by (key, arrival), and are checked, pruned and read like updates.
+key and `_time`. So its rows are sorted by (key, arrival), and are verified, pruned and read like updates.
 
 That schema has the versions of the collection's schema, and the ids of its columns, so pending events of an earlier
 version are read as the newest version like any other part. `_seq` and `_deleted` have ids that no column of a
@@ -14,12 +14,12 @@ A tombstone is a row that marks a deleted key: it is stored like other rows, and
 rules that applies decides whether the tombstone column marks a deletion: a boolean does if it is true; a string, with a
 declared tombstone value, if it equals that; any other value if it is not NULL.
 
-Resolution is pure; the reading and the committing are elsewhere. `prepare_events` groups events by key and sorts the
+Resolution is a pure function; other modules read and commit. `prepare_events` groups events by key and sorts the
 events of a key by time, then `order_by`. Events that are equal in both stay in the order of arrival, which is the
-order of the input; with ties="greatest" they are sorted by their values instead, with deletions first. So whatever
-counts comes last. A partial event without the columns of `order_by` comes after all others of its time. The caller
+order of the input; with ties="greatest" they are sorted by their values instead, with deletions first. So the event
+that counts comes last. A partial event without the columns of `order_by` comes after all others of its time. The caller
 then looks up the rows of these keys, and `resolve_to_updates` calls the machine for the new ones. Memory and time are
-in proportion to the events, and sorting them is most of it.
+proportional to the events; most of the time is sorting.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def lift_events(events: pa.Table, written: CollectionSchema, schema: CollectionS
 
 
 def number_by_arrival(events: pa.Table) -> pa.Table:
-    """Return events that arrived in the order of their rows, with that order as `_seq`."""
+    """Add the order of rows, in which the events arrived, as `_seq`."""
     at = events.schema.get_field_index(SEQ)
     return events.set_column(at, events.schema.field(at), make_int64_array(np.arange(len(events), dtype=np.int64)))
 
@@ -110,13 +110,13 @@ def _get_tombstone_value(kind: pa.DataType, form: KeyedForm) -> pa.Scalar | None
 
 
 def mark_tombstones(column: pa.ChunkedArray, form: KeyedForm) -> pa.ChunkedArray:
-    """Return bool, without NULL: whether a row with that in its tombstone column deletes its key."""
+    """Return which values of a tombstone column mark deletions; without NULL."""
     value = _get_tombstone_value(column.type, form)
     return pc.is_valid(column) if value is None else pc.fill_null(pc.equal(column, value), False)
 
 
 def make_live_filter(schema: CollectionSchema, form: KeyedForm | None) -> pc.Expression | None:
-    """Return the filter that passes all rows but tombstones; None where there are none."""
+    """Return the filter that passes all rows but tombstones; None if there can be none."""
     if form is None or form.tombstone is None:
         return None
     kind, column = schema.arrow.field(form.tombstone).type, pc.field(form.tombstone)
@@ -134,9 +134,10 @@ def make_tombstone_filter(schema: CollectionSchema, form: KeyedForm) -> pc.Expre
 
 
 def mark_deletions(events: pa.Table, form: KeyedForm, deleted: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Return the tombstone column of events with deletions marked; None if some cannot be marked.
+    """Return the tombstone column of events, with deletions marked; None if a deletion cannot be marked.
 
-    A boolean can be marked, and so can a string with a declared value; otherwise a deletion must be marked already.
+    A boolean column, or a string column with a declared value, can be marked; otherwise events must mark their
+    deletions.
     """
     assert form.tombstone is not None
     column = events[form.tombstone]
@@ -156,7 +157,7 @@ class Prepared:
     Attributes:
         schema: of the collection.
         keys: the distinct keys, in order.
-        events: as `Touched` has them.
+        events: in the order of `Touched.events`.
     """
 
     schema: CollectionSchema
@@ -199,7 +200,7 @@ def _rank_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) ->
 
 
 def mark_lacking(events: pa.Table, schema: CollectionSchema, name: str) -> npt.NDArray[np.bool_]:
-    """Return bool[events]: whether an event leaves a value column as it is; some events are partial."""
+    """Return which events do not change a value column; some events are partial."""
     texts = combine_chunks(events[GIVEN]).dictionary_encode()
     at = schema.value_names.index(name)
     lacks = np.array([*(not has_column(text, at) for text in texts.dictionary.to_pylist()), False])
@@ -208,7 +209,7 @@ def mark_lacking(events: pa.Table, schema: CollectionSchema, name: str) -> npt.N
 
 
 def list_unchanged(events: pa.Table, schema: CollectionSchema) -> pa.Array:
-    """Return the value columns that each partial event leaves as they are, and NULL for whole events."""
+    """Return the value columns that each partial event does not change; NULL for whole events."""
     texts = combine_chunks(events[GIVEN]).dictionary_encode()
     names = [
         [name for at, name in enumerate(schema.value_names) if not has_column(text, at)]
@@ -223,9 +224,9 @@ def has_column(text: str, at: int) -> bool:
 
 
 def resolve_to_updates(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:
-    """Return the updates that events amount to, not consolidated.
+    """Return the updates that result from events, not consolidated.
 
-    `present`: the rows that the keys hold, in any order.
+    `present`: the present rows of the keys, in any order.
     """
     names = [*prepared.schema.names]
     present = present.select(names)
@@ -241,10 +242,10 @@ def resolve_to_updates(prepared: Prepared, machine: Machine, present: pa.Table) 
 def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
     """Return updates that replace the rows of keys by their events, not consolidated.
 
-    All rows of a key go with its first event, and each event with the next one. Events have no watermarks.
+    A key's first event retracts all its rows, and each event retracts the one before. Events have no watermarks.
 
     Args:
-        terms: rows of these keys with `_diff`, which add up to the contents.
+        terms: rows of these keys with `_diff`, not consolidated.
     """
     groups, times = (
         get_int64_values(combine_chunks(prepared.events[GROUP])),
@@ -273,7 +274,7 @@ def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
 
 
 def _sort_ties_by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], names: Sequence[str]) -> Ints:
-    """Return the order of events with ties sorted by their values, and deletions before them.
+    """Return the order of events with ties sorted by their values, deletions first.
 
     `starts`: bool[n]: whether an event, in that order, does not tie with the one before it.
     """
@@ -291,7 +292,7 @@ def _sort_ties_by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bo
 
 
 def _list_value_names(schema: CollectionSchema, form: KeyedForm) -> list[str]:
-    """Return the fields of an event in the order in which the collection got them, which an evolution leaves alone."""
+    """Return the fields of an event in the order in which the collection got them, which no evolution changes."""
     if form.fields is not None:
         return [name for name, _ in form.fields]
     ids = dict(zip(schema.names, schema.ids, strict=True))
@@ -302,7 +303,7 @@ _GROUP_FIELD = pa.field(GROUP, pa.int64(), nullable=False)
 
 
 def number_groups(rows: pa.Table, keys: pa.Table) -> Ints:
-    """Return the number of the key of each row, all of which are among the keys."""
+    """Return the number of each row's key; `keys` must include all of them."""
     if not len(rows):
         return np.zeros(0, np.int64)
     groups = SortedKeys(keys).count_less(SortedKeys(rows.select(keys.column_names)))
@@ -316,7 +317,7 @@ def number_groups(rows: pa.Table, keys: pa.Table) -> Ints:
 
 
 def _is_ascending(groups: Ints, times: Ints | None) -> bool:
-    """Whether rows are in the order of groups, and of times within these."""
+    """Return whether rows are sorted by group, then time."""
     same = groups[1:] == groups[:-1]
     if times is None:
         return bool((groups[1:] >= groups[:-1]).all())

@@ -1,4 +1,4 @@
-"""Declare how a collection takes events by key: `create_or_load(..., keyed=Keyed(...))`.
+"""The declaration of a keyed collection: `create_or_load(..., keyed=Keyed(...))`.
 
 A stored declaration names a machine: `upsert`, a built-in one, or the user's.
 """
@@ -29,7 +29,7 @@ Ties = Literal["last", "greatest"]
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A distance behind the greatest `order_by` value seen: a number, or a `timedelta` where these are times."""
+    """A distance behind the greatest `order_by` value seen: a number, or a `timedelta` for times."""
 
     distance: int | datetime.timedelta
 
@@ -39,25 +39,25 @@ class Keyed:
     """Makes a collection keyed: it takes events, and has one value per key, or the values that its machine computes.
 
     Attributes:
-        order_by: the columns that order the events of a key. Of two events, the one with the greater values counts, and
-            an event below the present row changes nothing at any time. The first column decides first; NULL is below
+        order_by: the columns that order the events of a key. Of two events, the one with the greater values counts; an
+            event below the present row changes nothing at any time. The first column decides first; NULL is below
             everything, NaN above every number.
         tombstone: the column that marks a row as a deletion of its key: a boolean if it is true, a string with
             `tombstone_value` if it equals that, any other value if it is not NULL. Tombstones are kept, and not shown.
-        tombstone_value: see there.
+        tombstone_value: see `tombstone`.
         late_bound: a value of the first column of order_by, which must be an integer, a date, a time or a timestamp:
             events below it are late and refused. Or `Behind` with a distance from the greatest value seen. It only
             moves forward.
-        ties: which of several events of a key counts that are equal in time and in order_by. "last": the event that
+        ties: which event counts among events of a key with equal time and order_by. "last": the event that
             arrived last, in the order of the log. "greatest": the one with the greatest value, and a deletion only if
-            there is nothing else, so that arrival makes no difference. Values are compared column by column, in the
-            order in which the collection got its columns, as they are sorted in storage: NULL after all else.
-        resolve: "seal": the client that seals turns the events into updates. "background": a seal does not, readers
-            work out what they need, and maintenance turns events into updates. Both show the same.
+            there is no other event, so that the order of arrival does not matter. Values are compared column by column,
+            in the order in which the collection got its columns; NULL is the greatest, as in storage.
+        resolve: "seal": the client that seals turns the events into updates. "background": a seal does not; readers
+        resolve the events that they need, and maintenance turns events into updates. Reads are the same with both.
         machine: computes the values of a key from an event; None is `upsert`: the event replaces the present row.
         groups: value columns with an order of their own (`persist.core.keyed.partial`): from the name of an ordering
             column, or a tuple of names, to the columns that it orders. All of them can be NULL. An event changes a
-            group unless the group's order in the present row is greater, whatever becomes of the other columns.
+            group unless the group's order in the present row is greater, independently of other columns.
     """
 
     order_by: Sequence[str] = ()
@@ -107,7 +107,7 @@ def _are_names(names: Any) -> bool:
 
 
 def build_form(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
-    """Return a declaration as it is stored, after checking that it fits a schema."""
+    """Return the stored form of a declaration, after checking that it fits a schema."""
     if not schema.key_names:
         raise SchemaMismatch("a keyed collection needs a key: give key= at least one column")
     if reserved := [name for name in (*schema.names,) if name in RESERVED]:
@@ -142,7 +142,7 @@ def build_form(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
 
 
 def _make_groups(keyed: Keyed, schema: CollectionSchema) -> tuple[GroupForm, ...]:
-    """Return the groups of a declaration as they are stored."""
+    """Return the stored form of a declaration's groups."""
     groups = tuple(
         GroupForm((order_by,) if isinstance(order_by, str) else tuple(order_by), tuple(columns))
         for order_by, columns in keyed.groups.items()
@@ -173,13 +173,13 @@ def _make_groups(keyed: Keyed, schema: CollectionSchema) -> tuple[GroupForm, ...
 
 
 def _sort_groups(groups: Sequence[GroupForm], names: Sequence[str]) -> tuple[GroupForm, ...]:
-    """Return groups and their columns in the order of names: the order in which they are declared means nothing."""
+    """Return groups and their columns in the order of names, because their declared order has no meaning."""
     whole = [GroupForm(group.order_by, tuple(sorted(group.columns, key=names.index))) for group in groups]
     return tuple(sorted(whole, key=lambda group: names.index(group.order_by[0])))
 
 
 def check_same_form(given: KeyedForm | None, stored: KeyedForm | None, collection: str) -> None:
-    """Raise SchemaMismatch if a collection was declared otherwise than it is stored; the message shows how."""
+    """Raise SchemaMismatch if a declaration differs from the stored one; the message shows the difference."""
     if given is not None and stored is not None:
         names = sorted({name for form in (given, stored) for group in form.groups for name in group.names})
         given, stored = (
@@ -235,12 +235,12 @@ def get_watermark_type(form: KeyedForm, schema: CollectionSchema) -> pa.DataType
 
 
 def is_integer_watermark(kind: pa.DataType) -> bool:
-    """Whether watermarks of a type are integers as stored, so that a late bound can be one."""
+    """Return whether watermarks of a type are stored as integers, so that a late bound is possible."""
     return bool(pat.is_integer(kind) or (pat.is_temporal(kind) and not pat.is_duration(kind)))
 
 
 def _parse_late(keyed: Keyed, events: dict[str, pa.DataType]) -> tuple[int | None, int | None]:
-    """Return the bounds of late events as integers of the watermark's unit."""
+    """Return the late bound and the distance of a declaration as integers in the watermark's unit."""
     if keyed.late_bound is None:
         return None, None
     kind = events[keyed.order_by[0]]
@@ -338,7 +338,7 @@ def make_machine_form(machine: Machine | None) -> MachineForm:
 
 
 def find_machine(form: KeyedForm, given: Machine | None, collection: str) -> Machine | None:
-    """Return the machine of a collection; None if it is not known here, which only matters to who resolves.
+    """Return the machine of a collection; None if this process lacks it, which matters only for resolution.
 
     Args:
         given: the user's machine.
@@ -366,6 +366,6 @@ def has_one_value(contents: CollectionState) -> bool:
 
 
 def describe_machine(form: MachineForm) -> str:
-    """Return a machine as messages name it."""
+    """Return the name of a machine for messages."""
     options = "".join(f", {name}={value!r}" for name, value in sorted(form.options.items()))
     return f"{form.name!r} version {form.version}{options}"

@@ -1,12 +1,12 @@
-"""Events in whatever form callers have them, to one checked table of `persist.core.keyed.events`.
+"""Converts events in any form to one checked table of `persist.core.keyed.events`.
 
     (key, value or None, time) tuples, or (key, value or None) with time=; None deletes, () is the value of no columns
     tables, frames, dicts of columns, lists of dicts: the columns of key and event, `_time` unless time= is given, and
     perhaps `_deleted`; where every row deletes, the event's columns may be left out
-    a column `_unchanged` of lists may name value columns that a row lacks, because they stay as they are: the row
-    becomes a partial event (`persist.core.keyed.partial`), whose key must hold a row
+    a column `_unchanged` of lists may name value columns that a row does not change: the row becomes a partial event
+    (`persist.core.keyed.partial`), whose key must have a row
 
-A deletion is marked twice afterwards: in `_deleted`, and in the tombstone column if there is one.
+Afterwards, deletions are marked in `_deleted`, and in the tombstone column if there is one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,8 +54,8 @@ class EventTable(msgspec.Struct, frozen=True):
         table: columns as in `persist.core.keyed.events`, copied, so that the caller cannot change them; `_seq` counts
             from 0. If some events are partial, it also has the column `GIVEN`, whose name is empty.
         watermarks: the least and the greatest value of the first ordering column, if these are integers.
-        at_commit: whether they get the time of their commit; until then it is 0.
-        ready: the same events by key, if they were needed before.
+        at_commit: the events get the time of their commit; until then it is 0.
+        ready: the prepared events, if they were needed before.
     """
 
     schema: CollectionSchema
@@ -69,7 +69,7 @@ class EventTable(msgspec.Struct, frozen=True):
 
     @property
     def is_partial(self) -> bool:
-        """Whether some events leave columns as they are, so that they must be resolved by the commit that adds them."""
+        """Whether some events are partial, so that the commit that adds them must resolve them."""
         return GIVEN in self.table.column_names
 
     def set_time(self, time: int) -> "EventTable":
@@ -95,11 +95,10 @@ def to_events(
 
     Args:
         schema: of the collection.
-        stamp: what the events lack, if they have no time of their own. Without it, events without a time get the time
-            of the commit.
-        machine: of the collection, if it is none of those in the box.
+        stamp: the time for events without one. Without it, they get the time of the commit.
+        machine: of the collection, if it is not a built-in one.
         may_delete: None in a tuple deletes the key; otherwise it is the value NULL.
-        columns: the value columns that must not be NULL where the schema says so; None for all.
+        columns: the value columns to check for NULLs that the schema forbids; None for all.
     """
     fields = list_event_fields(schema, form)
     if form.fields is None:
@@ -150,7 +149,7 @@ def bound_watermarks(column: pa.ChunkedArray) -> Watermarks | None:
 
 
 def mark_below(column: pa.ChunkedArray, bound: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return bool[events]: whether their watermark is below a late bound; NULL is below every one."""
+    """Return which events have a watermark below a late bound; NULL is below every bound."""
     if pa.types.is_temporal(column.type):
         column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
     limits = np.iinfo(column.type.to_pandas_dtype())
@@ -167,7 +166,7 @@ class _Needed:
 
     Attributes:
         live: of events that do not delete.
-        stored: of all events, because what deletes is kept as the row of its key.
+        stored: of all events, because a deletion is stored as the row of its key.
         may_delete: whether rows may have the column `_deleted`.
     """
 
@@ -185,9 +184,9 @@ class _Needed:
         return cls(live, form.tombstone is not None and form.machine.name == NAME, may_delete)
 
     def check_required(self, rows: pa.Table, deleted: pa.ChunkedArray, unchanged: "Mapping[str, pa.Array]") -> None:
-        """Raise InvalidUpdate for the first event without a value that it must have.
+        """Raise InvalidUpdate for the first event that lacks a required value.
 
-        `unchanged`: by column, which events leave it as it is.
+        `unchanged`: by column, which events do not change it.
         """
         for name in self.live:
             if not rows[name].null_count:
@@ -220,14 +219,14 @@ def _list_rows(data: Any, stamp: Stamp | None) -> Sequence[Any]:
 
 
 def _add_deleted(taken: CollectionSchema) -> CollectionSchema:
-    """Return a schema that knows `_deleted`, by which lists of dicts are converted."""
+    """Return the schema with `_deleted`, for the conversion of lists of dicts."""
     return CollectionSchema(taken.key, Side((*taken.value.fields, pa.field(DELETED, pa.bool_()))), taken.timeline)
 
 
 def _convert_tuples(
     rows: Sequence[Any], taken: CollectionSchema, stamp: Stamp | None, timeline: Timeline | None, *, may_delete: bool
 ) -> tuple[pa.Table, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Return tuples as updates with diff 1, and which of them delete; where they do, value columns are NULL."""
+    """Return tuples as updates with diff 1, and which of them delete; deletions have NULL in value columns."""
     size = 3 if stamp is None else 2
     for at, row in enumerate(rows):
         if not isinstance(row, (tuple, list)) or len(row) != size:
@@ -353,7 +352,7 @@ def _check_unchanged(names: Sequence[str], row: int, schema: CollectionSchema, f
 
 
 def make_deletion_error() -> SchemaMismatch:
-    """Return the error of rows with the column `_deleted` where no row deletes."""
+    """Return the error for a column `_deleted` in a call whose rows cannot delete."""
     return SchemaMismatch(
         f"these rows are events, as debezium() and other readers of change data return them: their column {DELETED!r} "
         "says which of them delete their key. A write of rows deletes nothing."
@@ -418,7 +417,8 @@ def check_keys(rows: pa.Table | pa.RecordBatch, schema: CollectionSchema) -> Non
 def _order_deletions(
     rows: pa.Table, deleted: "np.ndarray[Any, np.dtype[np.bool_]]", flags: pa.ChunkedArray, form: KeyedForm
 ) -> pa.Table:
-    """Give deletions the order that keeps them; raise InvalidUpdate without one."""
+    """Check that deletions have an order, which keeps late events from undoing them; raise InvalidUpdate without
+    one."""
     first = int(np.flatnonzero(deleted)[0])
     if form.is_ordered and form.tombstone is None:
         raise InvalidUpdate(

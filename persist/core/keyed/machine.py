@@ -1,24 +1,24 @@
-"""The seam between resolution and what it does to a key: a machine turns events into updates, many keys at a time.
+"""The protocol of machines, which turn events into updates for many keys at a time.
 
 A keyed collection has one machine. Resolution (`persist.core.keyed.events`) groups the sealed events by key, looks the
-keys up, and passes both to the machine, which returns the removed and the added values with their times. Replacing the
-value, which is what `upsert` means, is a machine like any other (`Replacing`): the newest event of a key is its value.
+keys up, and passes both to the machine, which returns the removed and the added values with their times. The machine of
+`upsert` is `Replacing`: the newest event of a key is its value.
 
 Promises of a machine, from which the promises of resolution follow:
 
-- *It is a function*: the same touched keys give the same updates, in every process and for ever. The collection stores
-  its name, version and options, like a codec's; another machine is refused. A change of its results needs a new
+- *It is a function*: equal keys with events result in equal updates, in every process and for ever. The collection
+  stores its name, version and options, like a codec's; another machine is refused. A change of its results needs a new
   version.
-- *Keys are alone*: what becomes of a key follows from the rows and events of that key.
+- *Keys are independent*: the result for a key depends only on the rows and events of that key.
 - *Steps compose*: resolving the events before a time, and then the other ones on that result, is the same as resolving
   all at once. So the results do not depend on the times of seals.
 - *Every update is at the time of an event of its key.*
 
 An incomplete event is refused at its arrival: fields of `event_fields` that are not nullable must have a value in
-events that do not delete. A machine may also raise `PersistError` for what it does not accept when it resolves: then
-nothing is resolved, and the seal fails with it. Such a machine has a method `may_refuse(schema)` that returns True, and
-needs resolve="seal": in the background, its events would be sealed already, and sealed contents could not be read any
-more.
+events that do not delete. A machine may also raise `PersistError` for events that it refuses in a resolution: then
+nothing is resolved, and the seal fails with this error. Such a machine has a method `may_refuse(schema)` that returns
+True, and needs resolve="seal": in the background, its events would be sealed already, so sealed contents would become
+unreadable.
 
 Among the events of one time, `Replacing` uses only the last in their order (`persist.core.keyed.events`). It changes
 nothing if its watermark, the columns of `order_by`, is below that of the present row. Otherwise the present row is
@@ -51,18 +51,18 @@ SEQ = "_seq"
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """Some keys that have events: what they hold before, and the events.
+    """Keys with events: their rows before, and the events.
 
     Attributes:
         schema: of the collection.
         groups: how many keys there are. They are numbered from 0, and each has at least one event.
         present: the key and value columns of `schema`, and `GROUP`, int64 and ascending: the rows that each key has
-            before the first of its events, with repetitions. A key that holds nothing has no row. With a tombstone
-            column, tombstones are rows like any other.
+            before the first of its events, with repetitions. A key without a value has no row. With a tombstone column,
+            tombstones are rows like any other.
         events: the key columns, the `event_fields`, `_time` (int64), `_deleted` (bool, without NULL: whether the key is
             deleted; then all event fields may be NULL) and `GROUP`. They are sorted by group, then time, then a
-            declared `order_by`, then arrival, or the values of events with ties="greatest" (deletions first). No two
-            rows are in doubt about their order.
+            declared `order_by`, then arrival, or the values of events with ties="greatest" (deletions first). The order
+            is total.
     """
 
     schema: CollectionSchema
@@ -78,7 +78,8 @@ class Machine(Protocol):
     Attributes:
         name: stored with the collection; 1 to 128 printable characters.
         version: stored with the collection; 0 or more.
-        has_one_value: whether a key holds at most one value, in one copy; `fsck` and the way back rely on it.
+        has_one_value: whether a key has at most one value, in one copy; `fsck` and a return to a plain collection rely
+            on it.
     """
 
     @property
@@ -101,10 +102,10 @@ class Machine(Protocol):
         """
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates that all events of some keys amount to: the columns of `touched.schema.arrow`, any order.
+        """Return the updates that result from events, with the columns of `touched.schema.arrow`, in any order.
 
-        Updates that cancel, or are the same, may be left as they are: they are consolidated afterwards. Vectorised: no
-        Python for each row. Memory in proportion to the input.
+        Equal updates, and updates that cancel, are consolidated afterwards. Implement it vectorised, without Python for
+        each row; memory proportional to the input.
         """
 
 
@@ -115,11 +116,11 @@ NAME, VERSION = "upsert", 1
 
 
 class Replacing:
-    """See the module's docstring.
+    """The machine of `upsert`; see the module's docstring.
 
     Args:
-        order_by: the columns of the watermark, the first decides first; none means that what arrived last is newest.
-        has_tombstone: whether deletions leave a row, marked as such.
+        order_by: the columns of the watermark, most significant first; without any, the last arrival is the newest.
+        has_tombstone: whether deletions leave a marked row.
     """
 
     name, version, has_one_value = NAME, VERSION, True
@@ -170,7 +171,7 @@ class Replacing:
 
 
 def rank_watermarks(rows: pa.Table, order_by: Sequence[str]) -> Ints:
-    """Return int64[rows]: equal for equal watermarks, and greater for greater ones; NULL is below everything."""
+    """Return the ranks of watermarks, int64[rows]; NULL is below everything."""
     columns = []
     for column in make_order_keys(rows, order_by):
         columns += [pc.is_valid(column), column]
@@ -192,7 +193,7 @@ def merge_present_first(present: Ints, groups: Ints) -> tuple[Ints, Ints]:
 
 
 def _mark_greatest_so_far(ranks: Ints, group: Ints) -> Flags:
-    """Return which rows, ordered by group, are not below one before them of their group."""
+    """Return which rows, sorted by group, are not below an earlier row of their group."""
     if not len(ranks):
         return np.zeros(0, np.bool_)
     width = int(ranks.max()) + 1
@@ -203,7 +204,7 @@ def _mark_greatest_so_far(ranks: Ints, group: Ints) -> Flags:
 def _make_updates(
     schema: CollectionSchema, rows: pa.Table, order: Ints, time: Ints, goes: Ints, comes: Ints
 ) -> pa.Table:
-    """Return the retractions of the rows before those at goes, and the insertions of those at comes."""
+    """Return updates: retract the row before each place in goes, and insert the row at each place in comes."""
     chosen = np.concatenate([order[goes - 1], order[comes]])
     times, diffs = np.concatenate([time[goes], time[comes]]), np.ones(len(chosen), np.int64)
     diffs[: len(goes)] = -1

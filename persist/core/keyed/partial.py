@@ -1,29 +1,29 @@
 """Events that change a part of a row: partial events, and the groups of columns with an order of their own.
 
-A partial event has some value columns, and leaves the others as they are:
+A partial event has some value columns, and does not change the others:
 
     key columns, _seq, _deleted, value columns, _time, _diff, and a column without a name
 
-The last column is NULL for a whole event. For a partial event it has the policy for a key that holds nothing, a space,
-and "1" or "0" for each value column: whether the event has it. Columns that an event lacks are NULL in the table.
+The last column is NULL for a whole event. For a partial event it has the policy for a key without a row, a space, and
+"1" or "0" for each value column: whether the event has it. Columns that an event lacks are NULL in the table.
 
 The value columns of a collection form units. Each declared group is one, with its ordering columns. All other columns
 are the first unit, which `order_by` orders. An event has a group whole or not at all.
 
-`complete_events` makes whole rows of events, once the rows that the keys hold are known. It takes the events of each
-key in the order of `persist.core.keyed.events.prepare_events`. Invariants, for each key:
+`complete_events` turns events into whole rows, given the present rows of the keys. It processes the events of each key
+in the order of `persist.core.keyed.events.prepare_events`. Invariants, for each key:
 
 - A unit of a row has the columns of the last event that set it, and whose order was not less than all before it. NULL
   is the least order. So units do not depend on each other, and a late event changes just the units in which it is not
   late.
 - A missing column has the value of the row before the event. An event without the ordering columns of a unit keeps the
   order of its row, and always counts there.
-- The first unit has the tombstone, so it determines whether the key holds a row. An event with groups alone never
-  brings a deleted key back. A partial deletion of a key without a row and without a tombstone obeys the policy.
-- A deletion leaves no values of the first unit. A group loses its values, too, unless the deletion has the group's
-  order and that is less than the group has. The order of each group stays in the tombstone, so older events of the
-  group stay late. While a key is deleted, later events of a group are kept in the tombstone.
-- The outcome has one row for each event that changes something, so the steps of resolution compose.
+- The first unit has the tombstone, so it determines whether the key has a row. An event with groups alone never
+  restores a deleted key. A partial deletion of a key without a row and without a tombstone obeys the policy.
+- A deletion removes the values of the first unit. A group loses its values, too, unless the deletion has a lower order
+  for the group than the group itself. The order of each group stays in the tombstone, so older events of the group stay
+  late. While a key is deleted, later events of a group are kept in the tombstone.
+- The result has one row for each event that changes something, so the steps of resolution compose.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ def to_partial_events(
 
     Args:
         data: dicts, which may have different columns; tables, frames and streams of these.
-        missing: what becomes of a row if its key holds nothing.
+        missing: the policy for a row whose key has no stored row.
     """
     if missing not in get_args(Missing):
         raise InvalidUsage(f'missing={missing!r} is not a policy for missing keys: use "error", "insert" or "ignore"')
@@ -102,7 +102,7 @@ def to_partial_events(
 def _check_columns(
     table: pa.Table, columns: Sequence[str], schema: CollectionSchema, form: KeyedForm, missing: Missing
 ) -> None:
-    """Raise SchemaMismatch unless the columns of partial rows are enough."""
+    """Raise SchemaMismatch unless partial rows have the required columns."""
     if DELETED in table.column_names:
         raise SchemaMismatch(
             f"the rows of an update have a column {DELETED!r}, and an update deletes nothing. Drop it."
@@ -141,7 +141,7 @@ class _Sequence:
         group: the number of the key at each place; first: the first place of that key.
         codes: the number of the text of `GIVEN` at each place; -1 for whole rows.
         texts: by that number.
-        deletes: whether the key holds nothing after the place.
+        deletes: whether the key has no row after the place.
     """
 
     rows: pa.Table
@@ -155,7 +155,7 @@ class _Sequence:
 
     @classmethod
     def of(cls, ready: Prepared, present: pa.Table, groups: Ints, form: KeyedForm) -> "_Sequence":
-        """Return the rows of both in their order; columns that events lack have their defaults."""
+        """Return the present rows and the events in order; columns that events lack have their defaults."""
         schema, events = ready.schema, ready.events
         texts, codes = list[str](), np.full(len(events), -1)
         if GIVEN in events.column_names:
@@ -191,12 +191,12 @@ class _Sequence:
         return self.expand_by_text([has_column(text, at) for text in self.texts])
 
     def find_last(self, flags: Flags) -> Ints:
-        """Return the last place up to each one, of the same key, at which a flag is set; -1 without one."""
+        """Return for each place the last flagged place of its key up to it; -1 without one."""
         places = np.maximum.accumulate(np.where(flags, np.arange(len(flags)), -1))
         return np.where(places >= self.first, places, -1)
 
     def find_last_before(self, flags: Flags) -> Ints:
-        """Return the last place before each one, of the same key, at which a flag is set; -1 without one."""
+        """Return for each place the last flagged place of its key before it; -1 without one."""
         places = np.append(-1, self.find_last(flags)[:-1])
         return np.where(places >= self.first, places, -1)
 
@@ -216,11 +216,11 @@ class _Units:
 
     Attributes:
         counts: whether the event changes the first unit.
-        begins: whether it does so for a key that held nothing.
-        is_first: whether it does so without a tombstone that leaves it an order.
+        begins: whether it does so for a key without a row.
+        is_first: whether it does so for a key without a row and without a tombstone that counts.
         grouped: for each column of a group, whether the event sets it.
-        earlier: the last place before it that may have made a row of its key; -1 without one.
-        refused: whether the key holds nothing, and the policy for that is "error".
+        earlier: the last earlier place that may have made a row of its key; -1 without one.
+        refused: whether the key has no row, and its policy is "error".
     """
 
     counts: Flags
@@ -275,7 +275,7 @@ def _group_setters(
 ) -> dict[str, Flags]:
     """Return for each column of a group whether the event at each place sets it.
 
-    `is_known`: whether the key may hold something; counts: whether the event changes the first unit.
+    `is_known`: whether the key may have a row; `counts`: whether the event changes the first unit.
     """
     setters = dict[str, Flags]()
     for group in form.groups:
@@ -302,15 +302,16 @@ def complete_events(
     on_refused: Callable[[pa.Table], object] | None = None,
     find_floor: Callable[[], pa.Scalar | None] = lambda: None,
 ) -> tuple[Prepared, pa.Table]:
-    """Return events as the whole rows that they make of what their keys hold, and these rows.
+    """Complete events from the present rows of their keys; return both.
 
-    Events that change nothing are left out, and keys without events. All that remain count, whatever their order.
+    Events that change nothing, and keys without remaining events, are left out. All other events count, whatever their
+    order.
 
     Args:
-        present: the rows that the keys hold, tombstones among them; perhaps with `_diff`.
+        present: the present rows of the keys, including tombstones; perhaps with `_diff`.
         name: of the collection, for errors.
         find_floor: returns the least order that a tombstone must have to count; called if it may matter.
-        on_refused: called with the events that a policy refuses, which are left out then.
+        on_refused: called with the events that a policy refuses, which are then left out.
     """
     is_partial = GIVEN in ready.events.column_names
     if not (is_partial or form.groups) or not len(ready.events):
@@ -349,7 +350,7 @@ def complete_events(
 
 
 def _depends_on_floor(rows: _Sequence, form: KeyedForm, schema: CollectionSchema) -> bool:
-    """Return whether a partial event comes after a tombstone, and deletes again or takes its order."""
+    """Return whether a partial event follows a tombstone, and deletes again or uses its order."""
     if not form.order_by:
         return False
     asks = (rows.codes >= 0) & (rows.deletes | ~rows.mark_having(form.order_by[0], schema))
@@ -367,7 +368,7 @@ def _find_setters(rows: _Sequence, units: _Units, form: KeyedForm, schema: Colle
 
 
 def _check_one_row(ready: Prepared, present: pa.Table, groups: Ints, partial: Ints, name: str) -> None:
-    """Raise InvalidUsage if a key with a partial event holds several rows."""
+    """Raise InvalidUsage if a key with a partial event has several rows."""
     diffs = (
         get_int64_values(combine_chunks(present["_diff"])) if "_diff" in present.column_names else np.ones(len(present))
     )

@@ -39,10 +39,10 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """The base of all kinds of mutations; `tag` is the name of a kind on storage.
 
     Attributes:
-        is_guarded: whether an exclusive writer excludes it. Readers' claims, compaction and garbage collection change
-            no contents, so other clients may always commit them.
+        is_guarded: whether only an exclusive writer, if there is one, may commit it. Readers' claims, compaction and
+            garbage collection change no contents, so any client may commit them.
         is_alone: whether it gets a record of its own, because its place among other operations matters.
-        is_sent: whether one client may ask another to commit it.
+        is_sent: whether one client may send it to another to commit.
         in_words: a description for people, formatted with the mutation and the name of its collection.
         came_with: the number of the format that introduced it, at least `FORMAT_MIN`.
     """
@@ -107,9 +107,9 @@ class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     Attributes:
         fields: of an event besides its key, (name, type) each; None if they are the value fields of the collection.
-        late_by: how far an event's watermark may lie behind the greatest that was seen; None if that is not declared.
-        late_bound: what the late bound is at first.
-        ties: which of several events of a key counts that are equal in time and in order_by.
+        late_by: how far an event's watermark may lie behind the greatest seen one; None if not declared.
+        late_bound: the initial late bound.
+        ties: which event counts among events of a key with equal time and order_by.
         groups: value columns with orders of their own; no column is in two of them, or in order_by.
     """
 
@@ -138,7 +138,7 @@ class Keyframe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokenMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A remembered write: its token, the least time of its updates, and its `Digest`."""
+    """A stored token: the token of a write, the least time of its updates, and its `Digest`."""
 
     token: str
     time_min: int
@@ -169,11 +169,11 @@ class Archiving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Deletes(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Rows of a part that a published table leaves out, as the table's format writes them: bytes of a blob.
+    """The deleted rows of a part in a published table, in the table's format: a range of a blob.
 
     Attributes:
-        start, bytes: where in the blob they are, and how long.
-        rows: how many rows that leaves out.
+        start, bytes: the range of the blob.
+        rows: how many rows are deleted.
     """
 
     blob: str
@@ -183,7 +183,7 @@ class Deletes(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class TableFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part that a published table names, by its number, and the rows of it that the table leaves out."""
+    """A part of a published table, by its number, and its deleted rows."""
 
     number: int
     deletes: Deletes | None = None
@@ -196,7 +196,7 @@ PIN_PREFIX = "iceberg@"
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A change of a description: None leaves the comment as it is, and removes a property."""
+    """A change of a description: a comment of None stays, a property of None is removed."""
 
     comment: str | None = None
     properties: dict[str, str | None] = {}
@@ -208,18 +208,18 @@ _Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The times and limits that all clients of a location share; durations in whole seconds.
 
-    The log stores all members. So a release with other defaults reads the same policy. A location whose log has none
-    goes by these defaults, which stay as they are for that reason.
+    The log stores all members, so a release with other defaults reads the same policy. A location without a policy in
+    its log uses these defaults, which therefore never change.
 
     Attributes:
-        lease_s: how long a reader that was lost without closing keeps since back.
-        clock_skew_s: how far the clocks of two clients may be apart: a lease is ended this much after its expiry.
-        grace_s: how long blobs that nothing refers to any more are kept for readers that hold no lease.
+        lease_s: how long a reader that vanished without `close` keeps history.
+        clock_skew_s: the greatest difference of two clients' clocks: a lease is ended so long after its expiry.
+        grace_s: how long unused blobs are kept for readers without a lease.
         orphan_grace_s: how long an upload may take from its first part to its commit.
         log_retention_s: log records are kept this long.
         log_retention_records: at least so many log records are kept, however old they are.
-        log_records_max, log_bytes_max: in a longer log, records that are older than `grace_s` and four minutes go,
-            in spite of log_retention_s. A writing client watches the number.
+        log_records_max, log_bytes_max: in a longer log, records older than `grace_s` and four minutes are deleted, in
+            spite of log_retention_s. Writing clients watch the number.
     """
 
     lease_s: Annotated[int, msgspec.Meta(ge=1, le=2**53)] = 600

@@ -3,15 +3,15 @@
     object   = body-open `,"checksum":"` 32 hex digits `"}` LF
     body-open = `{"persist":` kind `,"format":` version `,` … the kind's own fields, without the closing brace
 
-The checksum is xxh3_128 over all bytes before `,"checksum":`. It comes last so that it can be checked over raw
-bytes before anything is parsed, and the whole stays one line of JSON that any tool can read. It is verified before
-the version is looked at: damaged bytes are `CorruptBlob` and never mistaken for a newer version. This frame stays
-the same in every format version.
+The checksum is xxh3_128 over all bytes before `,"checksum":`. It comes last so that it can be checked over raw bytes
+before anything is parsed, and the object stays one line of JSON that any tool can read. It is verified before the
+version is read, so damaged bytes are `CorruptBlob` and never mistaken for a newer version. This frame stays the same in
+every format version.
 
 The number of a location is the number of its newest record (`persist.core.state_rules.state.State.format`). A writer
-uses it for all objects, not the number of its own release, so that older clients continue beside newer ones. The first
-record that needs a greater number raises it: an `Upgrade`, or a kind with a greater `Kind.came_with`. From there on,
-older clients stop with `IncompatibleVersion`. Rejected: `FORMAT` in all objects, as in earlier releases. Then the first
+uses this number for all objects, not that of its own release, so that older clients can work beside newer ones. The
+first record that needs a greater number raises it: an `Upgrade`, or a kind with a greater `Kind.came_with`. From there
+on, older clients stop with `IncompatibleVersion`. Rejected: `FORMAT` in all objects, as in earlier releases: the first
 write of a new release locked out all others.
 """
 
@@ -70,18 +70,18 @@ class _Head(msgspec.Struct):
 
 
 def encode_framed(value: Framed) -> bytes:
-    """Return value as one line of JSON with a checksum."""
+    """Encode a value as one line of JSON with a checksum."""
     body = msgspec.json.encode(value)[:-1]
     return b"".join((body, _OPEN, _compute_checksum(body), _CLOSE))
 
 
 def decode_framed(data: bytes, kind: type[F], key: str) -> F:
-    """Return the value in data that was read from the blob `key`.
+    """Decode data that was read from the blob `key`.
 
     Raises:
         CorruptBlob: data is not a whole, undamaged object of that kind.
-        IncompatibleVersion: it is undamaged, and of a newer format version, or has a member or kind of mutation that
-            this one does not know.
+        IncompatibleVersion: it is undamaged, but of a newer format version, or has an unknown member or kind of
+        mutation.
     """
     body = _verify_body(data, key) + b"}"
     try:
@@ -130,7 +130,7 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     """Return the object behind a pointer.
 
     Raises:
-        MissingBlob, CorruptBlob: it is missing, or its bytes are others than were stored.
+        MissingBlob, CorruptBlob: the object is missing or damaged.
     """
 
     def check(data: bytes) -> F:

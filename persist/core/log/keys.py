@@ -3,18 +3,18 @@
     log/<seqno>                                          a record
     checkpoint/<10**20 - 1 - seqno>-<seqno>.json         a checkpoint after that record; the newest is listed first
     directory/<seqno>-<checksum>.json                    entries of many collections, made for a checkpoint
-    directory/<seqno>-<checksum>.pages                   the same of very many, in pages that such an object lists
+    directory/<seqno>-<checksum>.pages                   pages of very many entries, which such an object lists
     state/<collection>/<seqno>-<checksum>.json           the contents of a collection, made for a checkpoint
     part/<collection>/<seqno>-<uuid>.parquet             updates; an upload
     part/<collection>/<seqno>-<checksum>.json            older tokens; an upload
     list/<collection>/<seqno>-<checksum>.json            descriptors of parts, too many for a record; an upload
-    part/<collection>/<seqno>/deletion_vector_<uuid>.bin rows that a published table leaves out; an upload
-    part/<collection>/metadata/<seqno>-<uuid>.avro       which files an Iceberg table has; an upload
-    part/<collection>/_delta_log/…, metadata/…           the rest of a published table: under names of its format
-    gc/clock                                             written to ask the store what time it is
+    part/<collection>/<seqno>/deletion_vector_<uuid>.bin deleted rows of a published table; an upload
+    part/<collection>/metadata/<seqno>-<uuid>.avro       the list of an Iceberg table's files; an upload
+    part/<collection>/_delta_log/…, metadata/…           other files of a published table, named by its format
+    gc/clock                                             written to read the store's clock
 
-A seqno has 20 digits, a collection 32 of hexadecimal. The name of an upload begins with the seqno that its writer
-thought was next: garbage collection declares old uploads void by it (`persist.core.state_rules.location`).
+A seqno has 20 digits, a collection 32 of hexadecimal. The name of an upload begins with the next seqno that its writer
+knew, so that garbage collection can declare old uploads void (`persist.core.state_rules.location`).
 
 Other names are refused in records, so no record makes a client read, write or delete a blob outside the folder of its
 collection. A clone also has parts in the folders of other collections, which its entry in the directory lists
@@ -102,8 +102,8 @@ def is_immutable(key: str) -> bool:
     """Return whether the blob at key never changes, and may be cached.
 
     This holds for parts, part lists and state objects, whose names are random or a checksum. Published tables have
-    fixed names. The name of a checkpoint returns if a location is emptied and made anew at the same URL, or if a bad
-    checkpoint is rebuilt. A client reads a checkpoint only when it opens.
+    fixed names. The name of a checkpoint is reused if a location is emptied and created again at the same URL, or if a
+    damaged checkpoint is rebuilt. A client reads a checkpoint only when it opens.
     """
     return key.startswith((PARTS, LISTS, STATES)) and _SHOWN.fullmatch(key) is None
 
@@ -115,7 +115,7 @@ def is_upload(key: str, *collections: str) -> bool:
 
 
 def is_table_key(key: str, collection: str) -> bool:
-    """Return whether key is a file by which readers find a collection's table."""
+    """Return whether a key is a metadata file by which readers find a collection's table."""
     match = _SHOWN.fullmatch(key)
     return match is not None and match["collection"] == collection
 
@@ -183,7 +183,7 @@ def make_part_key(collection: str, seqno: int) -> str:
 def make_vectors_key(collection: str, seqno: int, size: int | None = None) -> tuple[str, uuid.UUID]:
     """Return a new key for deletion vectors, and the id in it.
 
-    `size`: of the blob, below 2**32, for `size_of_vectors`; None if nobody asks for it.
+    `size`: of the blob, below 2**32, for `parse_vectors_size`; None if it is not needed.
     """
     id_ = uuid.uuid4()
     if size is not None:

@@ -1,8 +1,8 @@
-"""The mutations that a record of the log holds, all of them or none.
+"""All kinds of mutations; a record of the log applies its mutations as a whole.
 
     mutation = the tag of a kind as "kind", and the fields of its class below
 
-Mutations of a collection name it by its id, which is never used again. A frontier is a list of at most one time.
+Mutations of a collection name it by its id, which is never reused. A frontier is a list of at most one time.
 A long list of parts is stored outside the record (`parts_in`), and `persist.core.log.records` fills it in on reading.
 """
 
@@ -41,11 +41,10 @@ Mutation = CollectionMutation | LocationMutation
 
 
 class Create(CollectionMutation, frozen=True, tag="create"):
-    """Make a collection, with since and upper at 0.
+    """Create a collection, with since and upper at 0.
 
     Attributes:
-        view: the definition by which it is derived from others (`persist.compute.sql.definition`); None if users write
-        it.
+        view: the definition of a view (`persist.compute.sql.definition`); None if users write the collection.
     """
 
     name: str
@@ -59,16 +58,16 @@ class Create(CollectionMutation, frozen=True, tag="create"):
 
 
 class Clone(CollectionMutation, frozen=True, tag="clone"):
-    """Make a collection that holds what another one, its source, holds as of a sealed time; since is that time.
+    """Create a collection with the contents of another one, its source, as of a sealed time; since is that time.
 
-    It shares parts with the source: their blobs stay where they lie, in the folder of the source or of what that was
-    cloned from. Parts are numbered from 0 on, in the order in which they are listed.
+    It shares parts with the source: their blobs stay in the folder of the source, or of the collection from which that
+    was cloned. Parts are numbered from 0, in their order.
 
     Attributes:
-        source: the id of the collection that has all parts, except parts that were stored for the clone.
-        schema, earlier: the newest version of the schema, as of the source, and those before it.
-        keyed, late_bound: as of the source, if that is keyed.
-        runs: the history, with all updates up to as_of; with a keyframe, those after it.
+        source: the id of the collection with all parts that were not stored for the clone.
+        schema, earlier: the source's newest version of the schema, and the earlier versions.
+        keyed, late_bound: those of the source, if it is keyed.
+        runs: the history, with all updates up to as_of; with a keyframe, the updates after it.
         keyframe: as of a time up to as_of.
     """
 
@@ -108,15 +107,15 @@ class Append(CollectionMutation, frozen=True, tag="append"):
 class Replace(CollectionMutation, frozen=True, tag="replace"):
     """Replace runs of history and keyframes by merged ones.
 
-    Parts are named by their numbers in the collection. New parts are -1, -2, … in the order of `parts`. The removed
-    ones must still exist: if two records replace the same, the second is refused.
+    Parts are named by their numbers in the collection. New parts are -1, -2, … in the order of `parts`. Removed runs
+    and keyframes must still exist: if two records replace the same ones, the second is refused.
 
     Attributes:
         removed_runs: the first number of each removed run of history.
         runs: the new runs.
         removed_keyframes: the time of each removed keyframe.
         keyframes: the new keyframes.
-        history_from: updates before this time are only in keyframes from now on; None leaves it as it is.
+        history_from: updates before this time are only in keyframes from now on; None changes nothing.
         unused: the blobs to which nothing refers from now on.
     """
 
@@ -176,7 +175,8 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
 
 
 class Tokens(CollectionMutation, frozen=True, tag="tokens"):
-    """Remember writes, so that none is done again; `archiving` moves older ones out of the state into archives."""
+    """Store the tokens of writes, so that none is repeated; `archiving` moves older tokens out of the state into
+    archives."""
 
     tokens: tuple[TokenMark, ...]
     archiving: Archiving | None = None
@@ -191,7 +191,7 @@ class Tokens(CollectionMutation, frozen=True, tag="tokens"):
 
 
 class Batch(CollectionMutation, frozen=True, tag="batch"):
-    """Remember the last batch of a streaming query, and its run; with again, only the run is new."""
+    """Store the last batch of a streaming query, and its run; with again, only the run is new."""
 
     query: str
     batch: Seqno
@@ -210,7 +210,7 @@ class Seal(CollectionMutation, frozen=True, tag="seal"):
 
 
 class AllowCompaction(CollectionMutation, frozen=True, tag="allow_compaction"):
-    """Let since advance as far as this, once no hold keeps it back."""
+    """Let since advance to this frontier, as far as holds allow."""
 
     since: Frontier
 
@@ -219,7 +219,7 @@ class AllowCompaction(CollectionMutation, frozen=True, tag="allow_compaction"):
 
 
 class Destroy(CollectionMutation, frozen=True, tag="destroy"):
-    """Remove the collection; its name becomes free, its blobs are left to be collected."""
+    """Remove the collection; its name becomes free, and garbage collection deletes its blobs."""
 
     in_words: ClassVar[str] = "destroyed {name}"
 
@@ -228,10 +228,10 @@ class SetHold(CollectionMutation, frozen=True, tag="hold"):
     """Keep since at or before a time, from now on.
 
     Attributes:
-        hold: 32 hex digits for a hold that lives as long as a lease, or the name of a permanent one.
+        hold: 32 hex digits for a leased hold, or the name of a permanent one.
         expected: the present time of a permanent hold, for compare-and-set; None if it must not exist.
-        schema: the version of the schema under which its owner reads; None leaves it as it is.
-        columns: the ids of columns that may not be dropped meanwhile; None leaves them as they are.
+        schema: the version of the schema with which its owner reads; None changes nothing.
+        columns: the ids of columns that may not be dropped meanwhile; None changes nothing.
     """
 
     is_guarded: ClassVar[bool] = False
@@ -251,7 +251,7 @@ class SetHold(CollectionMutation, frozen=True, tag="hold"):
 
 
 class ReleaseHold(CollectionMutation, frozen=True, tag="release"):
-    """Give up a hold, if it exists; it must be at its expected time."""
+    """Release a hold, if it exists; it must be at its expected time."""
 
     is_guarded: ClassVar[bool] = False
     hold: str
@@ -260,10 +260,10 @@ class ReleaseHold(CollectionMutation, frozen=True, tag="release"):
 
 
 class Pend(CollectionMutation, frozen=True, tag="pend"):
-    """Add events to a keyed collection, all at times beyond upper, which wait to be resolved.
+    """Add pending events to a keyed collection, all at times beyond upper.
 
-    Parts are numbered as in an `Append`, and hold rows of `persist.core.keyed.events`. Events arrived in the order of
-    (number of their part, `_seq`).
+    Parts are numbered as in an `Append`, and have rows of `persist.core.keyed.events`. The order of arrival is (number
+    of the part, `_seq`).
     """
 
     is_sent: ClassVar[bool] = False
@@ -279,13 +279,13 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
     """Replace the events at `start <= time < end` by the updates that result from them.
 
     It is valid only if `start` is the present `resolved`, and `pending` has the numbers of all pending parts with a
-    time before end. So if two records resolve the same, or events came meanwhile, the second is refused. Upper moves to
-    end, unless it is beyond. Parts whose events are all resolved are not pending any more. In a part on both sides of
-    end, the rows before it do not count any more.
+    time before end. So if two records resolve the same events, or events arrived meanwhile, the second is refused.
+    Upper moves to end, unless it is beyond. Parts whose events are all resolved are no longer pending. In a part on
+    both sides of end, the rows before it no longer count.
 
     Attributes:
         parts: updates, as in an `Append`, in `[start, end)`.
-        watermarks: of events that came with this record and were not pending before.
+        watermarks: of events in this record that were not pending before.
         unused: the blobs to which nothing refers from now on.
     """
 
@@ -303,17 +303,17 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
 
 
 class Publish(CollectionMutation, frozen=True, tag="publish"):
-    """Record the next version of a published table, which readers see after that (`persist.services.publish`).
+    """Record the next version of a published table; readers see it afterwards (`persist.services.publish`).
 
-    Parts are named as in a `Replace`. Those that come with this record are in no run: only the table has them.
+    Parts are named as in a `Replace`. New parts are in no run: only the table has them.
 
     Attributes:
         id: of the table, the same in all versions.
         version: one more than the version before, or 0.
         files: the new parts, and parts with other deleted rows.
-        removed: parts of the version before that this one lacks.
+        removed: parts of the previous version that this version lacks.
         schema: the version of the schema whose columns the table has.
-        metadata: the blobs that list the table's files, instead of the blobs of the version before.
+        metadata: the blobs that list the table's files, in place of those of the previous version.
         blobs: new blobs of metadata and of deleted rows.
         options: the options of the table.
         digest: the digest of its rows, if it was computed.
@@ -347,7 +347,7 @@ class Publish(CollectionMutation, frozen=True, tag="publish"):
 
 
 class Unpublish(CollectionMutation, frozen=True, tag="unpublish"):
-    """Give up a published table, which is at its expected version; `unused` are the blobs that nothing names then."""
+    """Remove a published table at its expected version; `unused` are the blobs that nothing names afterwards."""
 
     is_guarded: ClassVar[bool] = False
     is_alone: ClassVar[bool] = True
@@ -359,14 +359,14 @@ class Unpublish(CollectionMutation, frozen=True, tag="unpublish"):
 
 
 class AdvanceLateBound(CollectionMutation, frozen=True, tag="late_bound"):
-    """Let events with a watermark below bound be late from now on; it never goes back."""
+    """Set the late bound: events with a lower watermark are late from now on. It never goes back."""
 
     bound: int
     in_words: ClassVar[str] = "moved the late bound of {name}"
 
 
 class Evolve(CollectionMutation, frozen=True, tag="evolve"):
-    """Make the next version of the schema, from the one before it.
+    """Add the next version of the schema, based on the previous one.
 
     `keyed`: how the collection resolves events from now on, if it was not keyed before.
     """
@@ -383,12 +383,12 @@ class Evolve(CollectionMutation, frozen=True, tag="evolve"):
 
 
 class Redefine(CollectionMutation, frozen=True, tag="redefine"):
-    """Give a view its next definition, which holds from start on.
+    """Set the next definition of a view, which applies from start on.
 
     Attributes:
         view: the definition, numbered one more than the one before.
-        start: what upper is now: of two that come at once, or where the view moved on meanwhile, the second loses.
-        schema: the next version of the schema, if its columns are others from now on.
+        start: the present upper. If another `Redefine` or a refresh came first, this record is refused.
+        schema: the next version of the schema, if the columns change.
     """
 
     is_alone: ClassVar[bool] = True
@@ -422,7 +422,7 @@ class Describe(CollectionMutation, frozen=True, tag="describe"):
 
 
 class SetTag(CollectionMutation, frozen=True, tag="tag"):
-    """Give a sealed time a name, and keep since at or before it. expected is where the tag is (None: there is none)."""
+    """Name a sealed time, and keep since at or before it. `expected`: the present time of the tag; None without one."""
 
     is_guarded: ClassVar[bool] = False
     is_alone: ClassVar[bool] = True
@@ -435,7 +435,7 @@ class SetTag(CollectionMutation, frozen=True, tag="tag"):
 
 
 class DropTag(CollectionMutation, frozen=True, tag="drop_tag"):
-    """Give up a tag, which is at its expected time."""
+    """Remove a tag, which is at its expected time."""
 
     is_guarded: ClassVar[bool] = False
     is_alone: ClassVar[bool] = True
@@ -445,7 +445,7 @@ class DropTag(CollectionMutation, frozen=True, tag="drop_tag"):
 
 
 class SetRetention(CollectionMutation, frozen=True, tag="retention"):
-    """Let compaction be allowed up to so many times before upper, now and with every seal; None ends that."""
+    """Allow compaction up to so many times before upper, now and with every seal; None ends this."""
 
     is_alone: ClassVar[bool] = True
     times: int | None = None
@@ -463,10 +463,9 @@ class Note(CollectionMutation, frozen=True, tag="note"):
 
 
 class GrantLease(LocationMutation, frozen=True, tag="lease"):
-    """Begin a lease, or prolong it if it renews one. It lasts until `EndLease`, which others commit after its expiry.
-
-    From now on, its holder reads states from reads_from on. With a consumer, it is the lease of that consumer alone,
-    and the next client with that name ends it.
+    """Begin a lease, or renew one. It lasts until `EndLease`, which other clients commit after its expiry. Its holder
+    now reads states from `reads_from` on. With a consumer, it is the lease of that consumer alone, and the next client
+    with that name ends it.
     """
 
     is_guarded: ClassVar[bool] = False
@@ -482,7 +481,7 @@ class GrantLease(LocationMutation, frozen=True, tag="lease"):
 
 
 class EndLease(LocationMutation, frozen=True, tag="end_lease"):
-    """End a lease and release its holds. By others than its holder with the expiry that they saw pass."""
+    """End a lease and release its holds. Other clients than its holder give the expiry that has passed."""
 
     is_guarded: ClassVar[bool] = False
     lease: str
@@ -491,7 +490,7 @@ class EndLease(LocationMutation, frozen=True, tag="end_lease"):
 
 
 class OpenWriter(LocationMutation, frozen=True, tag="open_writer"):
-    """Make the writer of this record the only one; the record's seqno is its epoch."""
+    """Make the writer of this record the exclusive one; the record's seqno is its epoch."""
 
     is_guarded: ClassVar[bool] = False
     is_sent: ClassVar[bool] = False
@@ -504,7 +503,7 @@ class OpenWriter(LocationMutation, frozen=True, tag="open_writer"):
 
 
 class CloseWriter(LocationMutation, frozen=True, tag="close_writer"):
-    """Let others write again."""
+    """Let other clients write again."""
 
     is_sent: ClassVar[bool] = False
     in_words: ClassVar[str] = "the exclusive writer closed"
@@ -529,7 +528,7 @@ class VoidUploads(LocationMutation, frozen=True, tag="void_uploads"):
 
 
 class TakeOver(LocationMutation, frozen=True, tag="take_over"):
-    """Declare that checkpoints from here on build on this one, or a later one."""
+    """Declare that checkpoints from here on build on a checkpoint, or on a later one."""
 
     is_guarded: ClassVar[bool] = False
     is_sent: ClassVar[bool] = False
@@ -538,7 +537,7 @@ class TakeOver(LocationMutation, frozen=True, tag="take_over"):
 
 
 class Collected(LocationMutation, frozen=True, tag="collected"):
-    """Forget what was dropped, (collection, seqno) each, because its blobs have been deleted."""
+    """Forget drops, each as (collection, seqno), because their blobs have been deleted."""
 
     is_guarded: ClassVar[bool] = False
     is_sent: ClassVar[bool] = False
@@ -558,7 +557,7 @@ class DescribeLocation(LocationMutation, frozen=True, tag="describe_location"):
 
 
 class Upgrade(LocationMutation, frozen=True, tag="upgrade"):
-    """Raise the number of the location's format, unless it has that already; clients that do not know it stop."""
+    """Raise the number of the location's format, if it is lower; clients that do not support it stop."""
 
     is_alone: ClassVar[bool] = True
     is_sent: ClassVar[bool] = False
@@ -572,7 +571,7 @@ class Upgrade(LocationMutation, frozen=True, tag="upgrade"):
 
 
 class SetPolicy(LocationMutation, frozen=True, tag="policy"):
-    """Replace the policy of the location; with at_once, no time of the one before it counts any more."""
+    """Replace the policy of the location; with at_once, the times of the previous policy no longer count."""
 
     is_alone: ClassVar[bool] = True
     is_sent: ClassVar[bool] = False

@@ -11,8 +11,8 @@ A record is
 
     { location, seqno, commit, previous, writer, epoch, written_ms, mutations, submitted? }
 
-    location    32 hex digits, drawn by the writer of seqno 0; every object of a location repeats it
-    commit      32 hex digits, drawn anew for every commit, by which a client recognises its own record
+    location    32 random hex digits of the writer of seqno 0; every object of a location repeats them
+    commit      32 random hex digits for every commit, by which a client recognises its own record
     previous    the commit of the record before this one, null at seqno 0: so the log is one chain, and a follower
                 notices lost or exchanged records, and a roll-back
     writer      free text naming the client and its release, for people
@@ -20,11 +20,11 @@ A record is
     written_ms  the writer's clock, milliseconds since 1970; for people and for retention, never for correctness
     submitted   the clients for which others committed these operations (`persist.engine.follow.log_queries`)
 
-A part list too large for its record is kept in an object of its own:
+A part list too large for its record is stored as a separate object:
 
     list/<collection>/<seqno known then, 20 digits>-<xxh3_128 of the object>.json     frame "parts"
 
-In memory a mutation that brings parts always has its `parts`. On storage, a long list is replaced by `parts_in`, a
+In memory a mutation with parts always has its `parts`. On storage, a long list is replaced by `parts_in`, a
 pointer with a checksum. The object is written before the record that points to it. Its name begins with a seqno, like
 an upload (see `persist.core.state_rules.location.check_uploaded`), and continues with its checksum. So writing it twice
 is harmless.
@@ -69,10 +69,9 @@ A = TypeVar("A", bound=BringsParts)
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The operations of another client in a record, for which its writer committed.
-
-    The client numbers its operations. The record holds those from first to last, none if first is beyond last.
-    Operations up to last are in no later record.
+    """The operations in a record that its writer committed for another client. The client numbers its operations. The
+    record has the numbers from `first` to `last`, none if first is beyond last. No later record has operations up to
+    `last`.
     """
 
     submitter: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
@@ -97,7 +96,7 @@ class Record(Framed, frozen=True, kw_only=True, tag="record"):
 def read_record(blob: Blob, seqno: int) -> Record | None:
     """Return the record at seqno with its part lists, or None if there is none.
 
-    Cost: one GET, and one for each part list outside.
+    Cost: one GET, and one for each separate part list.
 
     Raises:
         CorruptBlob, IncompatibleVersion: the record is damaged, or of a newer format.
@@ -129,9 +128,9 @@ class RecordReader:
     """Reads the next records of the log, in parallel from a remote store. Not for several threads.
 
     A remote store takes tens of milliseconds for a record, so a client that is far behind a busy log would never catch
-    up one by one. After `ONE_BY_ONE` records in a row, this reads `AHEAD_FIRST` slots at once, and twice as many each
-    time that all of them have records. The first free slot is the end of the log. Rejected: to list the log first. A
-    listing takes a round trip, in which a busy log grows, and costs as much as a dozen GETs. Memory: `AHEAD_MAX`
+    up record by record. After `ONE_BY_ONE` records in a row, this reads `AHEAD_FIRST` slots at once, and twice as many
+    each time that all of them have records. The first free slot is the end of the log. Rejected: to list the log first.
+    A listing takes a round trip, in which a busy log grows, and costs as much as a dozen GETs. Memory: `AHEAD_MAX`
     records.
     """
 
@@ -248,11 +247,11 @@ def encode_record(record: Record) -> bytes:
 
 
 def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float = COMMIT_DEADLINE_S) -> Record | None:
-    """Create record at its seqno; return None, or the record that was there first.
+    """Create a record at its seqno; return None, or the record that came first.
 
     Raises:
         InvalidUsage: the record is larger than readers accept.
-        StoreFull: the store has no room for it; this is not tried again.
+        StoreFull: the store has no room for it; there is no retry.
         Unavailable: the record is certainly not in the log.
         Indeterminate: within deadline_s, no answer showed whether the record is in the log.
         StoreMisconfigured: the store refuses the request, or reports an existing record that it does not have.
@@ -340,7 +339,7 @@ def store_part_list(blob: Blob, location: str, mutation: A, seqno: int, *, forma
     """Store a mutation's long part list as an object. Cost: one PUT, or nothing.
 
     Args:
-        seqno: where the record would go now.
+        seqno: the expected seqno of the record.
         format: the number of the location.
     """
     if len(mutation.parts) <= PARTS_INLINE_MAX:
@@ -352,14 +351,14 @@ def store_part_list(blob: Blob, location: str, mutation: A, seqno: int, *, forma
 
 
 def strip_part_list(mutation: M) -> M:
-    """Return mutation as the record stores it, without a separate part list."""
+    """Return a mutation in the form that the record stores, without a separate part list."""
     if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
         return msgspec.structs.replace(mutation, parts=())
     return mutation
 
 
 def load_part_list(blob: Blob, location: str, mutation: M) -> M:
-    """Return mutation with its part list. Cost: one GET if it is stored separately."""
+    """Return a mutation with its part list. Cost: one GET if the list is stored separately."""
     if not isinstance(mutation, BringsParts) or mutation.parts_in is None or mutation.parts:
         return mutation
     content = get_framed(blob, mutation.parts_in, PartList)

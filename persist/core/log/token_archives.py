@@ -2,13 +2,13 @@
 
     part/<collection>/<seqno known then, 20 digits>-<xxh3_128 of the object>.json     frame "tokens"
 
-An object is an upload like a part: the state of the collection names it, and it is collected like a part that nothing
-names. It holds 25 bytes for each write, sorted by the hash of the token:
+An object is an upload like a part: the state of the collection names it, and garbage collection deletes it like an
+unused part. It has 25 bytes for each write, sorted by the hash of the token:
 
     { location, collection, rows }    rows = base64 of count times (hash u8, time_min i8, digest u8, has_digest u1),
                                       little-endian; hash = blake2b of the token's UTF-8, 8 bytes, as an integer
 
-A hash of 64 bits instead of the token: of four million tokens, two have the same hash with a probability of 10^-6.
+The hash of 64 bits replaces the token: among four million tokens, two have the same hash with a probability of 10^-6.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ def read_archive(blob: Blob, location: str | None, collection: str, archive: Tok
     """Return the tokens of a stored archive. Cost: a GET.
 
     Raises:
-        MissingBlob, CorruptBlob: it is missing, or not what was stored there.
+        MissingBlob, CorruptBlob: the archive is missing or damaged.
     """
     stored = get_framed(blob, archive.stored, ArchiveObject)
     if (stored.location, stored.collection) != (location, collection):

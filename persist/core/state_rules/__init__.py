@@ -1,5 +1,5 @@
 """The pure rules: the effect of each record on the state of a location, and the records that are refused.
 
-Promises: the state is a function of the log alone. Nothing here does I/O, reads a clock or draws a random number. The
-rules of commits are checked here and nowhere else.
+Promises: the state is a function of the log alone. This package does no I/O, and uses no clock or random numbers. Only
+this package checks the rules of commits.
 """

@@ -1,33 +1,33 @@
 """Annotations beside the data: descriptions of a location, a collection or a column, and tokens of writes.
 
-*Descriptions* are a comment and properties. Nothing in them has a meaning to the package. A change may name the version
+*Descriptions* are a comment and properties. They have no meaning to the library. A change may name the version
 of the description that it is based on; it is refused if another change came first.
 
 *Tokens* identify retries: a write that is repeated with the same token happens once (rule 7). The contents of each
 collection in a commit include its token, with the least time written and a digest of the data, so every client sees the
 tokens of all others.
 
-- The same data under a known token is done already, in whatever order, form and batches it comes. Other data is refused
+- The same data under a known token counts as done, in any order, form and batches. Other data is refused
   (`TokenReused`). Seals and expected uppers are not compared. Data whose digest is unknown counts as the same.
-- A commit to several collections is refused if only some know its token: it is not a repetition.
-- The contents hold the newest `TOKENS_KEPT` at most. The record that would exceed this moves the older half into an
-  archive (`persist.core.log.token_archives`). A client that validates a commit also looks there.
-- A collection remembers `ARCHIVED_MAX` tokens. Beyond that, its oldest archives are forgotten. A token does not have an
-  age, so each unknown one may be a forgotten one from then on, and is refused (`TokenForgotten`).
-- Before format 10 there were no archives: the oldest tokens of sealed writes were dropped without a trace.
+- A commit to several collections is refused if only some have its token, because it is not a repetition.
+- The contents have at most the newest `TOKENS_KEPT` tokens. The record that would exceed this moves the older half into
+  an archive (`persist.core.log.token_archives`). A client that validates a commit reads the archives, too.
+- A collection keeps `ARCHIVED_MAX` tokens. Beyond that, its oldest archives are forgotten. Tokens have no age, so from
+  then on each unknown token may be a forgotten one, and is refused (`TokenForgotten`).
+- Before format 10 there were no archives: the oldest tokens of sealed writes were dropped without a note.
 
-*Batches* of streaming queries: a query numbers its batches, and runs the last one again if it does not know whether it
-was committed. The record that adds a batch therefore has its number, under the query's id, and:
+*Batches* of streaming queries: a query numbers its batches, and runs the last one again if its outcome is unknown. The
+record that adds a batch therefore has its number, under the query's id, and:
 
     batch > last        it is new
-    batch == last       it was done; a run that is new says by a record of its own that it goes on here
-    batch < last        a query never goes back: this is another one with the same id, or an old checkpoint
-    run displaced       another run has taken over since, so two are running with one id
+    batch == last       it was done; a new run records that it continues here
+    batch < last        another query has the same id, or its checkpoint is old
+    run displaced       another run has taken over since, so two runs have one id
 
 So a batch is a token with a number, of which a collection keeps the last one for each of `QUERIES_KEPT` queries.
 Rejected: a text token for each batch. A query of one batch a second would make the collection forget tokens after 48
-days (`ARCHIVED_MAX`), and it would then refuse every unknown token. A copied checkpoint would also go unnoticed: its
-batches would count as repetitions.
+days (`ARCHIVED_MAX`), and it would then refuse every unknown token. A copied checkpoint would not be detected either:
+its batches would count as repetitions.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -72,8 +72,8 @@ def apply_description(about: About, words: Words, columns: Mapping[str, Words], 
     """Return a description with a step's changed comments and properties.
 
     Raises:
-        DescriptionMoved: a version was expected, and it is another one now.
-        InvalidUsage: it would take more than `ABOUT_BYTES_MAX`, or a property has no name.
+        DescriptionMoved: the expected version is not the present one.
+        InvalidUsage: the description would exceed `ABOUT_BYTES_MAX`, or a property has no name.
     """
     if version not in (None, about.version):
         raise DescriptionMoved(version, about.version)
@@ -95,7 +95,7 @@ def apply_description(about: About, words: Words, columns: Mapping[str, Words], 
 
 
 def drop_columns(about: About, ids: Container[str]) -> About:
-    """Return about without the descriptions of some columns. The version grows if there were any."""
+    """Remove the descriptions of some columns. The version grows if there were any."""
     remaining = {id_: about_column for id_, about_column in about.columns.items() if id_ not in ids}
     if len(remaining) == len(about.columns):
         return about
@@ -112,7 +112,7 @@ def _merge_descriptions(comment: str, properties: Mapping[str, str], words: Word
 
 
 def check_note(note: kinds.Note) -> None:
-    """Raise InvalidUsage if a note is too large to be kept in the log."""
+    """Raise InvalidUsage if a note is too large for the log."""
     size = len(note.message.encode()) + sum(len(k.encode()) + len(v.encode()) for k, v in note.metadata.items())
     if size > NOTE_BYTES_MAX:
         raise InvalidUsage(
@@ -142,7 +142,7 @@ def add_tokens(
 
     Args:
         upper: times before it are sealed.
-        archives: those before the commit, None if there never was one.
+        archives: those before the commit; None if there never was one.
     """
     tokens = {**before, **{mark.token: Remembered(mark.time_min, mark.digest) for mark in step.tokens}}
     if step.archiving is not None:
@@ -189,7 +189,7 @@ def plan_archiving(
 ) -> tuple[list[TokenMark], int, int] | None:
     """Return the tokens to archive, and how many archives to merge and forget.
 
-    None if the contents have room for its tokens.
+    None if the contents have room for the new tokens.
     """
     after = {**tokens, **{mark.token: Remembered(mark.time_min, mark.digest) for mark in step.tokens}}
     if len(after) <= TOKENS_KEPT:
@@ -228,13 +228,13 @@ def are_tokens_used(
     """Return whether a commit was done before, by the digests of its tokens.
 
     Args:
-        before: tokens of commits that are not in the log yet.
-        remembered: returns the name of a collection, what it remembers of a token, and how many it has forgotten.
+        draft_tokens: tokens of earlier operations that are not in the log yet.
+        find_token: returns the name of a collection, its earlier use of a token, and how many tokens it has forgotten.
 
     Raises:
         TokenReused: a token names other data.
-        TokenForgotten: a token is unknown, and the collection has forgotten some.
-        InvalidUsage: some of the collections know the token, and others do not.
+        TokenForgotten: a token is unknown, and the collection has forgotten tokens.
+        InvalidUsage: only some of the collections have the token.
     """
 
     def is_token_used(used: Used, digest: str | None) -> bool:

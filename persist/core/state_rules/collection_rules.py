@@ -1,12 +1,12 @@
 """The rules for a commit to one collection, and its result: rules 1, 2 and 4, conditions, holds, tokens.
 
-Rules of keyed collections are in `persist.core.state_rules.keyed_rules`. Tags are holds that have the name of a time.
-Retention is compaction that each seal allows, so since follows upper whoever seals, at most as far as holds and tags
-let it.
+Rules of keyed collections are in `persist.core.state_rules.keyed_rules`. Tags are named times that act as holds.
+Retention is compaction that each seal allows, so since follows upper after any client's seal, as far as holds and tags
+allow.
 
-The same function answers a reader that replays the log and a writer that drafts a commit, so that they cannot
-disagree. A draft has steps that are not mutations: appends whose parts are not encoded yet, and conditions. The
-conditions hold because the record's slot in the log is the compare-and-set.
+Readers that replay the log and writers that draft a commit use the same function, so that they cannot disagree. A draft
+has steps that are not mutations: appends whose parts are not encoded yet, and conditions. The conditions hold because
+the record's slot in the log is the compare-and-set.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -234,7 +234,7 @@ def _apply_append(contents: CollectionState, step: kinds.Append) -> CollectionSt
 
 
 def _check_planned_append(contents: CollectionState, step: PlannedAppend) -> CollectionState:
-    """Check an append before its parts are encoded; the contents stay."""
+    """Check an append before its parts are encoded; return the contents unchanged."""
     check_plain(contents)
     check_beyond_upper(contents, step.time_min)
     check_writable_version(contents, step.schema)
@@ -300,7 +300,7 @@ def _apply_note(contents: CollectionState, step: kinds.Note) -> CollectionState:
 
 
 def _advance_since(contents: CollectionState) -> CollectionState:
-    """Return contents with since as far as compaction is allowed and the holds let it (rule 4)."""
+    """Advance since as far as compaction is allowed and holds permit (rule 4)."""
     hold_times = [*map(attrgetter("time"), contents.holds.values()), *contents.tags.values()]
     reach = min(contents.allowed, compute_since_max(contents), *hold_times)
     return _replace_fields(contents, since_times=encode_frontier(reach)) if reach > contents.since else contents
@@ -421,8 +421,8 @@ def _check_forward(frontier: str, current: int, requested: int) -> None:
 def _apply_set_holds(contents: CollectionState, step: SetHolds) -> CollectionState:
     """Return contents with several holds set, in order.
 
-    Since never passes a hold, so a hold that moves forward is valid wherever since is: since moves once, after all of
-    them. It moves sooner before a hold that is new or goes back, because whether that is allowed depends on since.
+    Since never passes a hold, so moving a hold forward is always valid, and since advances once, after all holds.
+    Before a hold that is new or goes back, since advances first, because it determines whether the hold is allowed.
     """
     holds, is_since_late = dict(contents.holds), False
     for place, set_hold in enumerate(step.steps):
@@ -456,7 +456,7 @@ def _apply_release_hold(contents: CollectionState, step: kinds.ReleaseHold) -> C
 
 
 def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHold) -> None:
-    """Raise an error if a hold may not be set in the place of `held`."""
+    """Raise an error if a step may not set a hold; `held`: the present one."""
     to_time_integer("hold time", step.time, most=END)
     if step.time < contents.since:
         raise AsOfCompacted(step.time, to_antichain(contents.since))
@@ -512,7 +512,7 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
 
 
 def check_contents(contents: CollectionState) -> None:
-    """Raise ValueError if contents that were read break an invariant, as far as the parts' descriptors show."""
+    """Raise ValueError if stored contents break an invariant, by the parts' descriptors."""
     check_runs(contents)
     check_versions(contents)
     check_pending(contents)

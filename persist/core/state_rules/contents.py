@@ -1,10 +1,10 @@
-"""One collection at one point of the log: its frontiers, and the parts that hold its updates.
+"""The state of one collection: its frontiers, and the parts with its updates.
 
     history     runs of updates, each update in exactly one of them
     keyframes   consolidated runs, each the whole contents as of one time
 
 Every part has a number, assigned in the order of arrival and never reused; runs and keyframes list numbers, so
-keyframes share parts, and a merge names few numbers. A history run is known by the number of its first part.
+keyframes share parts, and a merge names few numbers. The number of its first part identifies a history run.
 
 Invariants:
 - the parts of a run do not overlap in key and are in key order;
@@ -12,17 +12,17 @@ Invariants:
 - all updates at times `>= history_from` are in the history, and none at earlier times;
 - if `history_from > 0`, there is a keyframe as of `history_from - 1`, and since is not before that time: so for every
   readable time there is a keyframe, or the complete history, at or before it;
-- keyframes are of sealed times, ascending, none before `history_from - 1`; the rows of a keyframe have times up to its
-  own, which have no meaning: they only record when a part was made.
+- keyframes are of sealed times, ascending, none before `history_from - 1`; the times of a keyframe's rows, at or before
+  its own, have no meaning: they only record when a part was made.
 
 The contents at a time are then a keyframe plus the history after it, or minus the history between the time and it.
 
 Parts that only a published table names (`persist.core.state_rules.publications`) are *kept*: they are in no run, and
-nothing is read from them. So no blob that a part, or a published table, names is unused.
+reads do not use them. So no blob of a part or of a published table counts as unused.
 
-A keyed collection also has *pending* parts, which hold events and not updates: they are in no run, and no sum or
-statistic counts them. `persist.core.state_rules.keyed_rules` has their invariants. Up to `resolved`, which is not
-beyond upper, all events have become updates; the invariants of sealed times above hold for these times.
+A keyed collection also has *pending* parts with events: they are in no run, and no sum or statistic counts them.
+`persist.core.state_rules.keyed_rules` has their invariants. Up to `resolved`, which is not beyond upper, all events
+have become updates; the invariants of sealed times above hold for these times.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,7 +53,7 @@ from persist.core.timeline import Timeline
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A hold: since stays at or before time. It lives as long as its lease, or is permanent if it has none.
+    """A hold: since stays at or before its time. It ends with its lease, or is permanent without one.
 
     Attributes:
         schema: the version of the schema that its owner uses; None if unknown.
@@ -67,20 +67,21 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class PublishedFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part that a table names; version is the one from which on it leaves out these rows of it."""
+    """A part of a published table. `version`: the first with these deleted rows."""
 
     version: int
     deletes: Deletes | None = None
 
 
 class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A table; see `persist.core.state_rules.publications`, and for its members `persist.core.log.kinds.Publish`.
+    """A published table; see `persist.core.state_rules.publications`, and for its members
+    `persist.core.log.kinds.Publish`.
 
     Attributes:
-        files: the parts that the present version has, by their numbers.
-        before: the files of the previous version that are gone or exclude other rows now, as they were.
-        metadata_before: the metadata of the version before.
-        is_renewed: whether the version has other columns or options than the one before.
+        files: the parts of the present version, by number.
+        before: the previous version's files that were removed, or have other deleted rows now.
+        metadata_before: the metadata of the previous version.
+        is_renewed: whether columns or options differ from the previous version.
     """
 
     id: str
@@ -97,7 +98,7 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @property
     def numbers(self) -> set[int]:
-        """The parts that this version, or the one before, has."""
+        """The parts of this version and of the previous one."""
         return {*self.files, *self.before}
 
     @property
@@ -111,8 +112,7 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class Erasure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One time that records were erased; see `persist.core.state_rules.erasures`, and for its members
-    `persist.core.log.kinds.Erase`.
+    """One erasure; see `persist.core.state_rules.erasures`, and for its members `persist.core.log.kinds.Erase`.
 
     Attributes:
         number: counts the erasures of the collection from 1.
@@ -126,7 +126,8 @@ class Erasure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See the module's docstring. Stored as it is, see `persist.engine.follow.checkpoint`."""
+    """The state of one collection; see the module's docstring. It is stored in this form
+    (`persist.engine.follow.checkpoint`)."""
 
     id: str
     name: str
@@ -184,24 +185,24 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def timeline(self) -> str | None:
-        """The unit of its timeline, None if its times only count."""
+        """The unit of its timeline; None without one."""
         return self.schema_json.get("timeline")
 
     @property
     def schema(self) -> CollectionSchema:
-        """The newest version, which knows those before it; see `persist.core.state_rules.schemas`."""
+        """The newest version of the schema, with the earlier ones; see `persist.core.state_rules.schemas`."""
         if not self.earlier:
             return CollectionSchema.from_json(self.schema_json)
         return _load_versions(msgspec.json.encode([*self.earlier, self.schema_json]))
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All parts that hold updates, of history and keyframes, in the order in which they came."""
+        """All parts with updates, of history and keyframes, in the order of arrival."""
         return tuple(self.numbered.values())
 
     @property
     def stored_parts(self) -> tuple[Part, ...]:
-        """All parts that it refers to: those with updates, those with events that are pending, and those kept."""
+        """All parts that it refers to: with updates, with pending events, and of published tables."""
         return (*self.numbered.values(), *self.pending.values(), *self.kept.values())
 
     @property
@@ -231,7 +232,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.list_parts(chain.from_iterable(self.history))
 
     def get_part(self, number: int) -> Part:
-        """Return the part of a number, also if only a published table names it."""
+        """Return the part of a number, also a kept one."""
         return self.numbered[number] if number in self.numbered else self.kept[number]
 
     def list_parts(self, numbers: Iterable[int]) -> tuple[Part, ...]:
@@ -255,7 +256,7 @@ def get_last_sealed(contents: CollectionState) -> int:
 
 
 def get_first_time(contents: CollectionState) -> int:
-    """Return the first readable time; 0 if there is none. So a read at 0 raises the error."""
+    """Return the first readable time; 0 without one, so that a read at 0 raises the error."""
     return 0 if contents.since == END else contents.since
 
 
@@ -265,7 +266,7 @@ def get_view_start(contents: CollectionState) -> int:
 
 
 def check_readable(contents: CollectionState, as_of: int) -> None:
-    """Raise AsOfCompacted if `as_of` is before since. Raises BeforeViewBegan if the view had no answer yet."""
+    """Raise AsOfCompacted if `as_of` is before since, or BeforeViewBegan if it is before a view's start."""
     if as_of < contents.since:
         raise _build_unreadable_error(contents, as_of, None)
 
@@ -281,7 +282,7 @@ def _build_unreadable_error(contents: CollectionState, as_of: int, lower: int | 
 def check_changes_readable(contents: CollectionState, lower: int) -> None:
     """Raise AsOfCompacted unless updates from lower on are still distinguishable.
 
-    They can if since is at most `lower - 1`, or if lower is 0 and nothing was compacted: nothing came before then.
+    They are if since is at most `lower - 1`, or if lower is 0 and nothing was compacted, because no update is earlier.
     """
     if lower == 0 and contents.since == 0:
         return
@@ -306,8 +307,9 @@ def apply_replacement(contents: CollectionState, step: kinds.Replace) -> Collect
     """Apply a compaction, and check its list of unused blobs.
 
     Raises:
-        Superseded: something that it replaces, or builds on, is gone, or other blobs become unused than it names.
-        ValueError: it breaks an invariant, which no compaction that was planned on these contents does.
+        Superseded: a run or keyframe that it replaces or builds on does not exist any more, or it names the wrong
+        unused blobs.
+        ValueError: it breaks an invariant, which no compaction of these contents does.
     """
     after, unused = compute_replacement(contents, step)
     if set(unused) != set(step.unused):
@@ -319,8 +321,8 @@ def compute_replacement(contents: CollectionState, step: kinds.Replace) -> tuple
     """Return contents after a compaction, and the blobs that become unused.
 
     Raises:
-        Superseded: something that it replaces, or builds on, is not there any more.
-        ValueError: it breaks an invariant, which no compaction that was planned on these contents does.
+        Superseded: a run or keyframe that it replaces or builds on does not exist any more.
+        ValueError: it breaks an invariant, which no compaction of these contents does.
     """
     numbered = {**contents.numbered, **dict(enumerate(step.parts, contents.next_number))}
 
@@ -414,10 +416,10 @@ def check_beyond_upper(contents: CollectionState, time: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Unsealed:
-    """The updates at times beyond upper, which are not readable yet, as far as the parts' descriptors show.
+    """The updates at times beyond upper, which are not readable yet, by the parts' descriptors.
 
     Attributes:
-        updates: their number if is_exact; otherwise an upper bound, because some parts also hold sealed ones. In a
+        updates: their number if is_exact; otherwise an upper bound, because some parts also have sealed updates. In a
             keyed collection, events are counted.
         first, last: the least and the greatest of their times; first is a bound, too, unless is_exact.
         timeline: of the collection, to show the times as moments.

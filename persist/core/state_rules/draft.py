@@ -1,4 +1,4 @@
-"""A state with operations that are not in the log yet: which of them would be valid, in the order they came in."""
+"""Validates operations that are not in the log yet against a state, in their order."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
@@ -39,7 +39,7 @@ class Draft:
 
     Args:
         epoch: of the writer, if it opened the location exclusively.
-        find_token: returns the record of a token that is not among the newest of its collection.
+        find_token: returns the earlier use of a token that is not among the newest of its collection.
     """
 
     def __init__(
@@ -59,14 +59,13 @@ class Draft:
         self._now = StateChanges(MapChanges(state.entries), MapChanges(state.ids), state.control, _apply_step)
 
     def extend(self, steps: Sequence[DraftStep]) -> bool:
-        """Add all steps of one operation, or none of them if one is not valid.
+        """Add all steps of one operation, or none if a step is invalid.
 
         Returns:
-            False if all its tokens, or its batch of a query, were seen already: it was done before, and nothing was
-            added.
+            False if the operation was done before, by its tokens or its batch of a query; then nothing was added.
 
         Raises:
-            InvalidUsage, Conflict: what the operation would get if it came next in the log.
+            InvalidUsage, Conflict: the error that the operation would get as the next record.
         """
         now = self._now
         check_writer(now.control.writer, now.control.epoch, self._epoch, steps)
@@ -93,7 +92,7 @@ class Draft:
         return True
 
     def check_only_operation(self, steps: Sequence[DraftStep]) -> bool:
-        """Check the only operation of a record, except for the rules that `apply` checks of the record.
+        """Check the only operation of a record, except for rules that `apply` checks.
 
         It checks the rights of the writer, tokens, batches, views, conditions, and writes before they are encoded.
         `apply` checks the mutations, so each is applied once. A condition must come before all changes of its

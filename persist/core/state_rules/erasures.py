@@ -3,19 +3,18 @@
 A sealed time reads the same for ever, and this is the one exception (rule 23). So it has its own kind of
 record, and the collection remembers the time, the client, the number of updates and the reason, but not the records.
 
-Records are erased by what they are: whether a record goes depends on its key and value alone. So each record that stays
-keeps all of its updates, and is there as often as before, at every time. Parts that held one of the others are written
-anew without them (`persist.engine.compact.eraser`), and one record exchanges them all, in history, keyframes and what
-is pending. Invariants:
+Whether a record is erased depends on its key and value alone. So each other record keeps all its updates, and its
+multiplicity at every time. Parts with an erased record are rewritten without it (`persist.engine.compact.eraser`), and
+one log record replaces them all, in history, keyframes and pending events. Invariants:
 
 - runs and keyframes have the same times as before; empty ones are removed;
-- results that were computed from the collection before, and are not in the log yet, are refused: compactions and
-  differences name the erasures that they know (`ExpectErasures`);
-- pending events get new numbers, in their order, so that no resolution of what was pending before is valid;
-- published tables are given up, because erased records may be in them, in their metadata, and in parts that only they
+- earlier results that are not in the log yet are refused: compactions and differences expect a number of erasures
+  (`ExpectErasures`);
+- pending events get new numbers, in their order, so that no earlier resolution is valid;
+- published tables are removed, because erased records may be in them, in their metadata, and in parts that only they
   name.
 
-Since, upper, holds and tags stay where they are.
+Since, upper, holds and tags stay.
 """
 
 from itertools import chain
@@ -32,7 +31,7 @@ REASON_CHARS_MAX = 1000
 
 
 def count_erasures(contents: CollectionState) -> int:
-    """Return how often something was erased from a collection."""
+    """Return the number of erasures of a collection."""
     return contents.erasures[-1].number if contents.erasures else 0
 
 
@@ -49,7 +48,7 @@ def apply_erasure(contents: CollectionState, step: kinds.Erase) -> CollectionSta
     """Apply an erasure, and check its list of unused blobs.
 
     Raises:
-        Superseded: a part that it replaces is gone, or it leaves other blobs unused than it lists.
+        Superseded: a part that it replaces does not exist any more, or it lists the wrong unused blobs.
         ValueError: no writer makes such a step.
     """
     after = replace_erased_parts(contents, step)

@@ -26,7 +26,7 @@ GROWN_MAX = 1024
 
 
 class Below(Protocol[V_co]):
-    """The map below another one. Errors of reading pass through its methods, and change nothing."""
+    """The protocol of a map below another one. Its methods may raise errors of reads, which change nothing."""
 
     def get(self, key: str) -> V_co | None:
         """Return the value of key, or None."""
@@ -39,7 +39,7 @@ class Below(Protocol[V_co]):
 
 
 class FrozenMap(Mapping[str, V]):
-    """An immutable map. Its order is arbitrary, and the same for the same construction."""
+    """An immutable map. Its order is arbitrary, but the same for the same construction."""
 
     __slots__ = ("_below", "_last", "_shards")
 
@@ -54,16 +54,16 @@ class FrozenMap(Mapping[str, V]):
 
     @property
     def is_all_in_memory(self) -> bool:
-        """Whether nothing lies below, so that nothing of it is ever read."""
+        """Whether there is no map below, so that no access needs a read."""
         return self._below is None
 
     @property
     def below(self) -> Below[V] | None:
-        """The map that lies below, if one does."""
+        """The map below, or None."""
         return self._below
 
     def shares_base_with(self, other: "FrozenMap[V]") -> bool:
-        """Return whether both maps lie over the same base. Then their differences are in memory."""
+        """Return whether both maps have the same map below, so that their differences are in memory."""
         return self._below is other._below
 
     def with_changes(self, changes: Mapping[str, V | None]) -> "FrozenMap[V]":
@@ -87,11 +87,11 @@ class FrozenMap(Mapping[str, V]):
         return after
 
     def changes_since(self, before: "FrozenMap[V]") -> dict[str, V | None]:
-        """Return the changes that make this map of another.
+        """Return the changes that turn another map into this one.
 
         A value counts as changed unless it is the same object.
 
-        Cost: O(changes) shards, if the same lies below both; otherwise all that is in either is read.
+        Cost: O(changes) shards if both have the same map below; otherwise all items of both are read.
         """
         changes: dict[str, V | None] = {}
         if self._below is not before._below:
@@ -112,11 +112,11 @@ class FrozenMap(Mapping[str, V]):
         return value
 
     def get(self, key: str, default: V | None = None) -> V | None:  # type: ignore[override]
-        """Return the value of key, or default. It never raises and catches KeyError, which `Mapping.get` does."""
+        """Return the value of a key, or default; faster than `Mapping.get`, which catches a KeyError."""
         last = self._last
         if last[0] is key:
             return last[1]
-        shard = self._shards.get(crc32(key.encode(errors="surrogatepass")) % SHARDS)  # As `_shard`, without a call.
+        shard = self._shards.get(crc32(key.encode(errors="surrogatepass")) % SHARDS)  # Without a call, for speed.
         if shard is not None and key in shard:
             value = shard[key]
         elif self._below is not None:
@@ -143,7 +143,7 @@ class FrozenMap(Mapping[str, V]):
         return self.iterate_in_memory() if self._below is None else self.iterate_prefix("")
 
     def iterate_in_memory(self) -> Iterator[tuple[str, V]]:
-        """Yield the keys and values that do not come from below."""
+        """Yield the keys and values in memory, not those below."""
         items = chain.from_iterable(shard.items() for shard in self._shards.values())
         return ((key, value) for key, value in items if value is not None)
 
@@ -157,14 +157,14 @@ class FrozenMap(Mapping[str, V]):
         return ((key, value) for key, value in merge_sorted(iter(ours), below) if value is not None)
 
     def iterate_marked(self, mark: str) -> Iterator[tuple[str, V]]:
-        """Yield all keys whose values have a mark, and perhaps others. All that are in memory are among them."""
+        """Yield all keys whose values have a mark, and perhaps others; all items in memory are yielded."""
         yield from self.iterate_in_memory()
         for key in self._below.list_marked(mark) if self._below is not None else ():
             if key not in self._shards.get(_compute_shard(key), ()) and (value := self.get(key)) is not None:
                 yield key, value
 
     def __len__(self) -> int:
-        """How many there are. Cost: where something lies below, all of it is read."""
+        """Return the number of keys. Cost: a map below is read as a whole."""
         return sum(map(len, self._shards.values())) if self._below is None else sum(1 for _ in self.iterate_all())
 
     def __repr__(self) -> str:
@@ -187,11 +187,11 @@ class MapChanges(dict[str, V | None]):
         return self.below.look_up(key) if isinstance(self.below, MapChanges) else self.below.get(key)
 
     def iterate_in_memory(self) -> Iterator[tuple[str, V]]:
-        """Yield what `FrozenMap.iterate_in_memory` does, with the changes."""
+        """Yield the items of `FrozenMap.iterate_in_memory`, after the changes."""
         return self._merge_changes(self.below.iterate_in_memory())
 
     def iterate_marked(self, mark: str) -> Iterator[tuple[str, V]]:
-        """Yield what `FrozenMap.marked` does, with the changes."""
+        """Yield the items of `FrozenMap.iterate_marked`, after the changes."""
         return self._merge_changes(self.below.iterate_marked(mark))
 
     def _merge_changes(self, below: Iterator[tuple[str, V]]) -> Iterator[tuple[str, V]]:
@@ -200,7 +200,7 @@ class MapChanges(dict[str, V | None]):
 
 
 class _GrowingValues(ValuesView[V_co]):
-    """The values of a `GrowingMap`. To iterate takes a fraction of the time of looking each of them up."""
+    """The values of a `GrowingMap`, for fast iteration without look-ups."""
 
     def __init__(self, values: "GrowingMap[V_co]") -> None:
         super().__init__(values)
@@ -211,9 +211,9 @@ class _GrowingValues(ValuesView[V_co]):
 
 
 class GrowingMap(Mapping[int, V]):
-    """An immutable map of many numbers, which shares all but its last few items with the map that it continues.
+    """An immutable map with numbers as keys, which shares all but its last few items with the map that it extends.
 
-    Invariant: the shared numbers are less than the others, of which there is at least one.
+    Invariant: the shared keys are less than the others, of which there is at least one.
     """
 
     __slots__ = ("_last", "_shared")
@@ -248,7 +248,7 @@ def get_values(values: Mapping[int, V], numbers: Iterable[int]) -> tuple[V, ...]
 def extend_map(values: Mapping[int, V], new: dict[int, V]) -> Mapping[int, V]:
     """Return a map with new numbers, which are greater than all numbers of another map.
 
-    Cost: at most `GROWN_MAX` items are copied, and all of them once in so many calls.
+    Cost: at most `GROWN_MAX` copied items, and a copy of all items once in so many calls.
     """
     if len(values) < GROWN_MAX or not new:
         return {**values, **new}

@@ -1,17 +1,17 @@
-"""The rules for a commit to a keyed collection: declaring it, adding events, resolving them, and refusals.
+"""The rules for a commit to a keyed collection: declarations, new events, and resolutions.
 
-Events are not updates. They wait in pending parts, beside the history and never in it, until one `Resolve` puts what
-they amount to in their place. Invariants of a keyed collection, in addition to `persist.core.state_rules.contents`:
+Events are not updates. They stay in pending parts, beside the history and never in it, until one `Resolve` replaces
+them by updates. Invariants of a keyed collection, in addition to `persist.core.state_rules.contents`:
 
-- only a `Resolve` adds updates to it: a plain append is refused, because the present contents are not known yet;
+- only a `Resolve` adds updates to it: a plain append is refused, because the contents are unknown until then;
 - `resolved` is at or before upper; with the policy "seal" it is upper, so that a seal past pending events is refused;
 - all updates are at times before `resolved`, and every event at a time beyond `resolved` is in a pending part;
-- each pending part holds an event at a time beyond `resolved`; its rows before `resolved` do not count;
-- since is before `resolved`: what is resolved next begins with the contents as of the last resolved time;
-- the late bound never goes back, and no event came whose watermark was below it.
+- each pending part has an event at a time beyond `resolved`; its rows before `resolved` do not count;
+- since is before `resolved`: the next resolution begins with the contents as of the last resolved time;
+- the late bound never goes back, and no event was added whose watermark was below it.
 
-Arrival is the order of (number of the part, `_seq` in it). Numbers are drawn in the order of the log, so the outcome
-depends neither on who resolves nor on when.
+Arrival is the order of (number of the part, `_seq` in it). Numbers are assigned in the order of the log, so the result
+depends neither on the resolving client nor on the time.
 """
 
 from collections.abc import Iterable
@@ -81,7 +81,7 @@ def check_new_names(names: Iterable[str]) -> None:
 
 
 def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
-    """Raise ValueError if a stored declaration does not fit the schema that is stored with it."""
+    """Raise ValueError if a stored declaration does not fit its schema."""
     fields = {name: schema.arrow.field(name).type for name in schema.value_names}
     events = fields if keyed.fields is None else {name: decode_type(kind) for name, kind in keyed.fields}
     if not schema.key_names:
@@ -114,9 +114,9 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
 
 
 def load_form(contents: CollectionState, schema: CollectionSchema, *, resolves: bool = True) -> KeyedForm | None:
-    """Return how contents resolve events, with the column names of a schema.
+    """Return the keyed form of contents, with the column names of a schema.
 
-    `resolves`: whether events are to be resolved. A reader needs no watermarks.
+    `resolves`: whether the form is for a resolution; plain reads need no watermarks.
     """
     if contents.keyed is None or schema.version == len(contents.earlier) + 1:
         return contents.keyed
@@ -125,7 +125,7 @@ def load_form(contents: CollectionState, schema: CollectionSchema, *, resolves: 
 
 
 def _rename_form_columns(form: KeyedForm, before: CollectionSchema, after: CollectionSchema) -> KeyedForm:
-    """Return a declaration with the names that its columns have in another version."""
+    """Return a declaration with its columns' names in another version."""
     if form.fields is not None:
         return form  # Its events have columns of their own.
     named = dict(zip(after.ids, after.names, strict=True))
@@ -152,7 +152,7 @@ def _rename_form_columns(form: KeyedForm, before: CollectionSchema, after: Colle
 
 
 def evolve_form(contents: CollectionState, after: CollectionSchema) -> KeyedForm | None:
-    """Return how contents resolve events under another version of their schema."""
+    """Return the keyed form of contents under another version of their schema."""
     form = contents.keyed
     if form is None:
         return None
@@ -194,12 +194,12 @@ def evolve_form(contents: CollectionState, after: CollectionSchema) -> KeyedForm
 
 
 def make_keyed(contents: CollectionState, form: KeyedForm) -> CollectionState:
-    """Return plain contents as those of a keyed collection.
+    """Turn plain contents into those of a keyed collection.
 
-    The rows are not checked here: the caller has checked them (`persist.engine.collection.evolution`).
+    The caller has checked the rows (`persist.engine.collection.evolution`).
 
     Raises:
-        InvalidUsage: they are keyed, or since is not before upper.
+        InvalidUsage: they are keyed already, or since is not before upper.
         UpdatesBeyondUpper: there are unsealed updates, which are not events.
         ValueError: the declaration does not fit the schema.
     """
@@ -228,16 +228,15 @@ def make_keyed(contents: CollectionState, form: KeyedForm) -> CollectionState:
 
 
 def get_keyed_form(contents: CollectionState) -> KeyedForm:
-    """Return how contents resolve events. Raises NotKeyed: they do not."""
+    """Return the keyed form of contents; raise NotKeyed without one."""
     if contents.keyed is None:
         raise NotKeyed(contents.name)
     return contents.keyed
 
 
 def add_planned_events(contents: CollectionState, step: PlannedPend) -> CollectionState:
-    """Return contents with a placeholder part for events not encoded yet.
-
-    Commits that do not know of these events lose.
+    """Return contents with a placeholder part for events that are not encoded yet. Resolutions without these events
+    lose.
     """
     part = Part(
         bytes=0,
@@ -270,9 +269,9 @@ def add_events(contents: CollectionState, step: kinds.Pend) -> CollectionState:
 def list_due_parts(contents: CollectionState, end: int) -> tuple[int, ...]:
     """Return the pending parts with an unresolved event before end.
 
-    They are numbers of parts, in order of arrival.
+    The result has their numbers, in order of arrival.
 
-    In a part on both sides of the resolved times, the later events count, whose times are not known exactly.
+    A part on both sides of the resolved times counts by its later events, whose exact times are unknown.
     """
     if end <= contents.resolved:
         return ()
@@ -294,8 +293,8 @@ def resolve_events(contents: CollectionState, step: kinds.Resolve) -> Collection
     """Return contents after a resolution.
 
     Raises:
-        Superseded: something else is resolved, or other events are pending, than it was made for.
-        FrontierRegression: it ends before upper, with the policy "seal", or before what is resolved.
+        Superseded: the resolved time or the pending events have changed since it was made.
+        FrontierRegression: it ends before the resolved time or, with the policy "seal", before upper.
         ValueError: its updates are at times that it does not resolve.
     """
     keyed = get_keyed_form(contents)
@@ -326,7 +325,7 @@ def resolve_events(contents: CollectionState, step: kinds.Resolve) -> Collection
 def seal_contents(contents: CollectionState, upper: Frontier) -> CollectionState:
     """Return contents sealed to upper, which is not behind the present one.
 
-    Raises PendingEvents: events before upper are pending, and are to be resolved with the seal.
+    Raises PendingEvents: events before upper are pending, which the seal must resolve.
     """
     after = msgspec.structs.replace(contents, upper_times=upper)
     if contents.keyed is None:
@@ -342,7 +341,7 @@ def seal_contents(contents: CollectionState, upper: Frontier) -> CollectionState
 
 
 def compute_since_max(contents: CollectionState) -> int:
-    """Return the greatest possible since: the last resolved time, if keyed."""
+    """Return the greatest possible since: of a keyed collection, the last resolved time."""
     return END if contents.keyed is None else max(0, contents.resolved - 1)
 
 

@@ -4,15 +4,15 @@ Like the collections, this is a pure function of the log. Invariants:
 
 - `epoch` is the seqno of the newest exclusive opening. While `writer` is set, only its records may change contents.
   After it has closed, records of earlier exclusive writers stay refused;
-- the holds that live by a lease are noted with their collections (`CollectionEntry.leased`), not here;
+- leased holds are noted with their collections (`CollectionEntry.leased`), not here;
 - `dropped` lists destroyed collections, and blobs that a compaction left unused: the seqno, and the leases with holds
   on the collection at the time. The blobs are deleted when a grace period has passed, and each of these leases has
-  ended or reads later states only. Blobs that another collection names stay: a clone, its source, or another clone;
+  ended or reads later states only. Blobs that a clone, its source, or another clone names stay;
 - before `erased`, the log may hold data that compaction has destroyed since;
-- `erasures` are the records that erased something, as (seqno, collection). Up to `log_floor`, only the last is kept;
+- `erasures` lists erasures as (seqno, collection). Up to `log_floor`, only the last is kept;
 - `policies` are set by the first record that sets a policy; until then the location has the defaults;
 - `about` is the description of the location;
-- the floors never go back. Below `log_floor` the log is not read any more. `check_uploaded`
+- the floors never go back. Below `log_floor` the log is not read. `check_uploaded`
   refuses a blob whose name begins with a seqno below `upload_floor`. So if nothing refers to it, it may be deleted,
   whatever its writer and all clocks do;
 - `taken_over` names the basis of checkpoints from its seqno on: that checkpoint, or one from that seqno on. It only
@@ -46,9 +46,9 @@ class ExclusiveWriter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A reader that is alive, or was until not long ago.
+    """The lease of a reader.
 
-    It reads from the state at seqno reads_from, and later ones. It may be the lease of one consumer alone.
+    The reader uses the states from the seqno `reads_from` on. With `consumer`, it is the lease of that consumer alone.
     """
 
     holder: str
@@ -58,10 +58,10 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Blobs that were given up at seqno, and the leases of the collection's readers at that time.
+    """Blobs that became unused at a seqno, and the leases of the collection's readers then.
 
-    These are the listed blobs, which compaction left unused. If the list is empty, the collection was destroyed, and
-    all of its blobs are meant. Blobs of a clone may also lie in the folders of other collections.
+    Compaction left the listed blobs unused. An empty list means that the collection was destroyed, with all its blobs.
+    Blobs of a clone may also be in the folders of other collections.
     """
 
     seqno: int
@@ -88,7 +88,8 @@ class TakenOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See the module's docstring. The epoch is None if no client has ever opened exclusively."""
+    """The state of a location itself; see the module's docstring. The epoch is None if no client has ever opened
+    exclusively."""
 
     epoch: int | None = None
     writer: ExclusiveWriter | None = None
@@ -114,7 +115,7 @@ def check_uploaded(control: LocationState, mutation: BringsParts) -> None:
     """Check that new blobs lie in their collection's folder, and still exist.
 
     Raises:
-        UploadExpired: it was uploaded before the floor, or it was dropped and waits to be deleted.
+        UploadExpired: a blob was uploaded before the floor, or was dropped.
         ValueError: no writer makes such a name.
     """
     keys = check_keys(mutation)
@@ -134,12 +135,12 @@ def check_writer(
 
     Args:
         writer: the exclusive writer, None if there is none.
-        newest: the epoch of the last one, None if there never was one.
-        epoch: the client's, None if it did not open exclusively.
+        newest: the epoch of the last exclusive writer; None if there never was one.
+        epoch: that of the client; None if it did not open exclusively.
 
     Raises:
-        Locked: it is not an exclusive one, and another client is.
-        WriterFenced: it is one, and not the newest.
+        Locked: another client is the exclusive writer.
+        WriterFenced: it is an exclusive writer, but not the newest one.
     """
     may_write = epoch is None if writer is None else epoch == newest
     if may_write or all(
@@ -168,9 +169,8 @@ def _grant_lease(control: LocationState, mutation: kinds.GrantLease, _: int) -> 
 
 
 def _end_lease(control: LocationState, mutation: kinds.EndLease, _: int) -> LocationState:
-    """Return control without a lease, if it is there. The caller releases its holds.
-
-    Raises Conflict: it was renewed meanwhile.
+    """Return control without a lease, if it exists. The caller releases its holds. Raises Conflict: the lease was
+    renewed meanwhile.
     """
     lease = control.leases.get(mutation.lease)
     if lease is None:
@@ -192,7 +192,7 @@ def _open_writer(control: LocationState, mutation: kinds.OpenWriter, seqno: int)
 
 
 def _truncate_log(control: LocationState, mutation: kinds.TruncateLog, seqno: int) -> LocationState:
-    """Return control with a higher log floor; older erasures than it are forgotten."""
+    """Return control with a higher log floor; erasures before it are forgotten, except the last."""
     floor = max(control.log_floor, min(mutation.floor, seqno))
     passed = [erasure for erasure in control.erasures if erasure[0] <= floor]
     erasures = (*passed[-1:], *control.erasures[len(passed) :])
@@ -264,7 +264,7 @@ def add_destroyed(
     seqno: int,
     written_ms: int,
 ) -> LocationState:
-    """Return control after a collection was destroyed. Its blobs wait for the leases of its readers."""
+    """Return control after the drop of a collection, whose blobs stay for the leases of its readers."""
     dropped = Dropped(seqno, written_ms, collection, readers, folders=folders)
     return msgspec.structs.replace(control, dropped=(*control.dropped, dropped))
 
@@ -277,7 +277,7 @@ def add_unused(
     seqno: int,
     written_ms: int,
 ) -> LocationState:
-    """Return control after a mutation that leaves blobs unused. These wait for the leases of their readers."""
+    """Return control after a mutation that leaves blobs unused, which stay for the leases of their readers."""
     is_kept = not isinstance(mutation, kinds.Replace) or mutation.history_from is None
     erased = control.erased if is_kept else seqno
     dropped = control.dropped

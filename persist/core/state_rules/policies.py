@@ -2,14 +2,14 @@
 
     record 40    grace_s 3600 -> 60      a reader that planned before record 40 relies on 3600 s
 
-A longer time holds from its record on, without a wait. A client that does not know the record yet only deletes blobs
-that were dropped or uploaded before it. A reader that planned before it relies on the earlier time only.
+A longer time applies from its record on, at once. A client that has not read the record yet deletes only blobs that
+were dropped or uploaded before it. A reader that planned before it relies on the earlier time only.
 
 A shorter time takes effect when the longer one has passed since its record. By then, all work that began before the
-record has had the time that it relies on. The collector of garbage measures that by the store's dates, as far as the
-log reaches back. The log loses a record only after the `grace_s` in force, so that time has passed by then. After the
-loss, no follower from before that record can rely on `log_retention_s` either. There are two exceptions. The policy in
-the first record of a location takes effect at once, as does a policy that was declared so for an unused location.
+record has had the time that it relies on. Garbage collection measures this by the store's dates, as far back as the log
+reaches. The log loses a record only after the `grace_s` in force, so that time has passed by then. Nor can a follower
+from before a lost record rely on `log_retention_s`. There are two exceptions: the policy in the first record of a
+location takes effect at once, as does a policy that is set with `at_once` for an unused location.
 
 The name of an upload shows which records its writer had read. So its `orphan_grace_s` is the longest among the policies
 that may have been the newest for that writer.
@@ -45,13 +45,11 @@ class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return Policies(policy, earlier)
 
     def get_policy_in_force(self, log_floor: int, is_old: Callable[[int, float], bool]) -> Policy:
-        """Return the policy that decides now what may be deleted.
-
-        Uploads have `orphan_grace_s`.
+        """Return the policy that determines which blobs may be deleted now. For uploads, see `get_orphan_grace_s`.
 
         Args:
             log_floor: the first record of the log.
-            is_old: whether the record at a seqno is certainly at least so many seconds old.
+            is_old: tests whether the record at a seqno is certainly at least so many seconds old.
         """
         times = {name: getattr(self.newest, name) for name in AGES}
         for seqno, policy in self.before:
@@ -62,7 +60,7 @@ class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return msgspec.structs.replace(self.newest, **times)
 
     def get_orphan_grace_s(self, seqno: int) -> int:
-        """Return the seconds that an upload may take which began at a seqno."""
+        """Return the seconds that an upload may take if it began at a seqno."""
         earlier = (policy.orphan_grace_s for replaced_at, policy in self.before if seqno <= replaced_at)
         return max(self.newest.orphan_grace_s, *earlier, 0)
 

@@ -1,14 +1,14 @@
 """Published tables of a collection, in the formats of other programs.
 
 A table has versions, and each has the contents of the collection as of one time: the numbers of parts, and the deleted
-rows of each part. A reader of the table holds no lease, and may begin with one version while the next one is being
+rows of each part. A reader of the table has no lease, and may begin with one version while the next one is being
 published. So the log keeps the blobs of two versions:
 
 - the version in the newest record. The table shows it after the record was made, perhaps much later;
 - the version before it (`before`), which readers see until then.
 
 A publisher first ensures that the table shows the present version, and then commits the next one. From then on, blobs
-that only the version before needs are unused, and wait for the grace period like all dropped blobs.
+that only the previous version needs are unused, and stay for the grace period like all dropped blobs.
 
 Invariants:
 - the parts that a table names are files, and each of their rows counts once;
@@ -33,7 +33,7 @@ def add_table_version(contents: CollectionState, step: kinds.Publish) -> Collect
     """Return contents with the next version of a published table.
 
     Raises:
-        Superseded: another client has published, or compacted, since it was planned.
+        Superseded: another client has published or compacted since the plan.
         AsOfNotSealed: the collection may still change at its time.
         ValueError: no writer makes such a step.
     """
@@ -88,7 +88,7 @@ def remove_table(contents: CollectionState, step: kinds.Unpublish) -> Collection
     """Return contents without a published table.
 
     Raises:
-        Superseded: it has another version, or is gone, by now.
+        Superseded: it has another version now, or was removed.
         ValueError: no writer makes such a step.
     """
     present_publication = contents.published.get(step.table)
@@ -109,7 +109,7 @@ def list_unused_blobs(contents: CollectionState, step: kinds.Publish | kinds.Unp
 
 
 class UnusedBlobsDiffer(Superseded):
-    """A step lists other unused blobs than it leaves."""
+    """A step lists the wrong unused blobs."""
 
     def __init__(self, blobs: tuple[str, ...]) -> None:
         super().__init__("other blobs become unused than expected: another client published or compacted first")

@@ -1,8 +1,8 @@
-"""The schema of a collection and its changes: numbered versions, of which the newest holds for all clients.
+"""The schema of a collection and its changes: numbered versions, the newest of which applies to all clients.
 
 `persist.codecs.evolution` has the rules for columns. A commit may make the next version from the newest one. It may add
-parts that were written with an older version, if later versions only add columns. Then their updates mean the same
-under the newest.
+parts that were written with an older version, if later versions only add columns. Then their updates have the same
+meaning under the newest.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from persist.core.state_rules.keyed_rules import evolve_form, make_keyed
 
 
 def load_schema_version(contents: CollectionState, version: int) -> CollectionSchema:
-    """Return a version of a collection's schema, which knows all others."""
+    """Return a version of a collection's schema, with all other versions attached."""
     newest = contents.schema
     schema = next((known_schema for known_schema in newest.known or (newest,) if known_schema.version == version), None)
     if schema is None or type(version) is not int:
@@ -37,9 +37,9 @@ def load_schema_version(contents: CollectionState, version: int) -> CollectionSc
 
 
 def attach_versions(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
-    """Return a schema that knows the other versions of a collection's.
+    """Attach the other versions of a collection's schema to a schema.
 
-    Parts of other versions need that. The codecs of the schema stay.
+    Reading parts of other versions needs them. The codecs of the schema stay.
     """
     if len(schema.known) == len(contents.earlier) + 1 or not contents.earlier:
         return schema
@@ -59,10 +59,10 @@ def load_newest_schema(schema: CollectionSchema, contents: CollectionState) -> C
 def reconcile_schema(caller_schema: CollectionSchema, contents: CollectionState, collection: str) -> CollectionSchema:
     """Return the stored version of a caller's schema, with the caller's codecs.
 
-    That is the newest, or an older one if columns were only added since: such a caller writes with the older one.
+    It is the newest, or an older one if columns were only added since: then the caller writes with the older version.
 
     Raises:
-        CodecMismatch, SchemaMismatch: it is none of these; the message has the difference to the newest.
+        CodecMismatch, SchemaMismatch: there is no such version; the message has the difference to the newest.
     """
     newest = contents.schema
     try:
@@ -79,7 +79,7 @@ def apply_evolve(contents: CollectionState, step: kinds.Evolve) -> CollectionSta
     """Return contents with the next version of their schema.
 
     Raises:
-        SchemaMoved: it is based on another version than the newest: another client was first.
+        SchemaMoved: another client was first, so it is not based on the newest version.
         SchemaMismatch: it may not follow the newest.
         InvalidUsage: it is a view; or what `evolve_form` and `make_keyed` raise.
         ValueError: it is not a valid schema.
@@ -126,7 +126,7 @@ def add_schema_version(
 
 
 def check_based_on_newest(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
-    """Raise SchemaMoved unless a schema was made from the newest version."""
+    """Raise SchemaMoved unless a schema is based on the newest version."""
     if after.version != len(contents.earlier) + 2:
         base = next(
             (known_schema for known_schema in contents.schema.known if known_schema.version == after.version - 1), None
@@ -138,7 +138,7 @@ def check_based_on_newest(contents: CollectionState, after: CollectionSchema, *,
 
 
 def build_schema_moved(contents: CollectionState, base_version: int, own_changes: Sequence[str]) -> SchemaMoved:
-    """Return the error for a change that is based on an old version. It lists the changes of both sides."""
+    """Return the error for a change that is based on an old version, with the changes of both sides."""
     newest = contents.schema
     base_schema = next((schema for schema in newest.known if schema.version == base_version), None)
     other_changes = () if base_schema is None else tuple(describe_changes(base_schema, newest))
@@ -177,8 +177,6 @@ def find_columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> di
     """Return held columns that a schema drops, with the names of holds.
 
     A column that loses an inner field counts as dropped.
-
-    A column of which only fields inside are dropped counts, too.
     """
     if not any(hold_state.columns for hold_state in contents.holds.values()):
         return {}

@@ -1,9 +1,8 @@
 """The state of a location as a pure function of its commit log: `apply(state, record) -> state`.
 
-Nothing is written here, and nothing is read but entries of a large directory (`persist.core.state_rules.frozen_map`).
-Every rule about what a commit may do is checked here and nowhere else, so that a writer validating its own commit and a
-reader replaying the log cannot disagree. All values are immutable; a reader keeps the `CollectionState` it started
-from for as long as it likes.
+This module writes nothing, and reads only entries of a large directory (`persist.core.state_rules.frozen_map`). Every
+rule for commits is checked here and nowhere else, so that a writer that validates its commit and a reader that replays
+the log cannot disagree. All values are immutable, so a reader can keep a `CollectionState` for any time.
 
 A location may hold many collections of which a client uses few. A `CollectionEntry` is therefore a *base* plus the
 mutations *pending* since then. The base is pointers to a stored `CollectionState`, or the `CollectionState` itself if
@@ -15,12 +14,12 @@ fetched.
 Invariants, for every state reachable by `apply`:
 - `since` and `upper` of a collection never go back;
 - when an `Append` was applied, all its times were beyond the upper of that moment;
-- `since` is the least of what compaction was allowed up to and every hold, or beyond it;
-- a token is remembered as long as a write with its times could be applied once more;
-- names are unique among the collections that exist, ids for ever;
+- `since` is at or beyond the least of every hold and the time up to which compaction was allowed;
+- a token is kept as long as a write with its times could be applied once more;
+- names are unique among existing collections, ids for ever;
 - an entry's `leased` are the holds with a lease in its contents, and these leases exist;
-- an entry's blobs lie in its own folder and its `folders`. Those in the latter were named by the source of the clone
-  when the clone was made, so what no entry names will never be named again;
+- an entry's blobs lie in its own folder and its `folders`. The source of a clone named those in the latter when the
+  clone was made, so a blob that no entry names will never be named again;
 - if `contents` is present, it equals the fold of `pending` over the base.
 
 The rules for one collection are in `persist.core.state_rules.collection_rules`, its contents in
@@ -77,14 +76,13 @@ PENDING_MAX = 64  # Mutations an entry keeps before it takes its contents for it
 
 
 class CollectionEntry(msgspec.Struct, frozen=True):
-    """One collection: see the module's docstring.
+    """One collection of a state; see the module's docstring.
 
     Attributes:
-        leased: (hold, lease) of each hold that lives by a lease. It is kept here, and not with the leases, so that a
-            client that reads thousands of collections has no list of them all in the location's own state.
-        folders: the other collections, sorted, whose folders may have its parts, because it is a clone or derived from
-            one.
-        levels: pointers to what changed in the base since it was stored, oldest first.
+        leased: (hold, lease) of each leased hold. It is kept here, not with the leases, so that reads of thousands of
+            collections make no long list in the location's own state.
+        folders: the other collections, sorted, whose folders may have its parts, because it is a clone or was cloned.
+        levels: pointers to the stored changes of the base, oldest first.
     """
 
     id: str
@@ -98,16 +96,16 @@ class CollectionEntry(msgspec.Struct, frozen=True):
 
     @property
     def stored(self) -> tuple[BlobRef, ...]:
-        """The pointers to the stored objects that the base consists of."""
+        """The pointers to the stored objects of the base."""
         return (self.base, *self.levels) if isinstance(self.base, BlobRef) else ()
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """The leases by which holds on this collection live, each once."""
+        """The leases with holds on this collection, each once."""
         return tuple(dict.fromkeys(lease for _, lease in self.leased))
 
     def attach_contents(self, base: CollectionState | None) -> "CollectionEntry":
-        """Return this entry with its contents, replayed over its stored base. The base is None if there is none."""
+        """Return this entry with its contents: the pending mutations applied to its base (None without one)."""
         contents = base
         for step in merge_holds(self.pending):
             contents = apply_step(contents, step)
@@ -120,9 +118,9 @@ class CollectionEntry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state after all records up to and including seqno, whose commit id is commit; -1 and None for an empty log.
+    """The state after all records up to `seqno`, whose commit id is `commit`; -1 and None for an empty log.
 
-    The format is the location's number: the greatest of its records, and the newest one for a location that begins.
+    `format` is the location's number: the greatest of its records; for an empty log, the newest.
     """
 
     location: str | None = None
@@ -138,17 +136,17 @@ class State:
         return tuple(sorted(self.ids))
 
     def list_names_in_memory(self) -> tuple[str, ...]:
-        """Return the sorted names that are known without reading. Errors show a few of them."""
+        """Return the sorted names that are in memory; errors show a few of them."""
         return tuple(sorted(name for name, _ in self.ids.iterate_in_memory()))
 
     def iterate_stored_parts(self) -> Iterator[Part]:
-        """Yield the parts of all collections whose contents are known."""
+        """Yield the parts of all collections with loaded contents."""
         for entry in self.entries.values():
             if entry.contents is not None:
                 yield from entry.contents.stored_parts
 
     def list_blobs(self) -> set[str]:
-        """Return the blob keys that collections with known contents refer to."""
+        """Return the blob keys of collections with loaded contents."""
         known_contents = [entry.contents for entry in self.entries.values() if entry.contents is not None]
         return {key for contents in known_contents for key in contents.named_blobs}
 
@@ -161,19 +159,19 @@ class State:
 
 
 class DoesNotFollow(ValueError):
-    """A record names another predecessor than the last known one. One of the two does not belong to this log."""
+    """A record does not follow the last known one, so one of the two does not belong to this log."""
 
 
 def apply_record(state: State, record: Record) -> State:
     """Return the state after record.
 
-    Cost: O(mutations), and for the end of a lease O(collections in memory). No I/O, but for what
-    `persist.core.state_rules.frozen_map` reads of a directory that is not all in memory.
+    Cost: O(mutations), and for the end of a lease O(collections in memory). I/O only for entries of a directory that
+    are not in memory (`persist.core.state_rules.frozen_map`).
 
     Raises:
-        InvalidUsage, Conflict: one of the rules does not allow it; the state is unchanged. A record in the log never
+        InvalidUsage, Conflict: a rule does not allow it; the state is unchanged. A record in the log never
             raises these, because its writer applied it before creating it.
-        DoesNotFollow: the record was made after another one than the last that state knows.
+        DoesNotFollow: the record's predecessor is not the last record of the state.
         ValueError: the record belongs to another location or position, or no writer would make it.
     """
     if record.seqno != state.seqno + 1:
@@ -267,7 +265,7 @@ class StateChanges:
 
         Each view has a permanent hold on it, which is named by the view's id.
 
-        If the contents are not known, this is a replay of a record whose writer knew them.
+        Without loaded contents, this is a replay of a record whose writer has checked it.
         """
         holds = entry.contents.holds if entry.contents is not None else {}
         readers = {reader.name for hold in holds if (reader := self._find_reader(hold)) is not None}
@@ -292,7 +290,7 @@ class StateChanges:
         return entry if owner is None else self.entries.look_up(owner)
 
     def _release_lease(self, lease: str) -> None:
-        """Release all holds that live by a lease."""
+        """Release all holds of a lease."""
         concerned = [
             entry for _, entry in self.entries.iterate_marked(lease) if entry.leased and lease in entry.readers
         ]
@@ -325,8 +323,8 @@ class StateChanges:
     def _check_clone_folders(self, step: kinds.Clone) -> tuple[str, ...]:
         """Check a clone against its source; return the folders that have its parts.
 
-        The source is among them also if the clone has no part there: what is erased from one is erased from the others.
-        A blob that nothing names is never named again. If the contents are not known, see `_check_not_needed`.
+        They include the source's even without a part there, because an erasure covers all of them.
+        A blob that nothing names is never named again. Without loaded contents, see `_check_not_needed`.
         """
         source, folders = self.entries.look_up(step.source), get_shared_folders(step)
         if source is None:
@@ -362,7 +360,7 @@ def _remove_leased_hold(entry: CollectionEntry, hold: str) -> CollectionEntry:
 
 
 def _extend_entry(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
-    """Return entry with a step's mutations pending, and applied to known contents."""
+    """Return an entry with a step's mutations pending, and applied to loaded contents."""
     assert not isinstance(step, Planned | Condition)
     if isinstance(step, kinds.Note):
         check_note(step)

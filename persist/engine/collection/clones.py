@@ -1,27 +1,26 @@
 """Clones: another collection with the same contents as of one sealed time, which shares the blobs of its source.
 
     parts of the source at as_of            in the clone
-    all rows are at times that are wanted   named as they are: no blob is read or written
+    all rows are at requested times         shared unchanged: no blob is read or written
     no row is                               left out
     some are (they straddle a bound)        rewritten: these rows become new parts, in the clone's own folder
 
-Wanted are the rows after some keyframe up to `as_of`, with that keyframe, or all rows up to `as_of` without one. The
-way with the fewest bytes to rewrite is chosen. It is mostly none: a commit writes one time, and a merge crosses no
+The requested rows are a keyframe and the rows after it up to `as_of`, or all rows up to `as_of`. The choice with the
+fewest bytes to rewrite is taken. Mostly nothing is rewritten: a commit writes one time, and a merge crosses no
 keyframe. An old time between keyframes may lie in the middle of a large merged part, though.
 
 The clone is one record, whatever its size, and a part list if it is long. That record holds only if the source still
-names all that is shared (`persist.core.state_rules.state`). If a compaction came first, all is planned again. From the
-record on,
-the two know nothing of each other: each has its own schema, frontiers, events, compaction and end. Blobs are deleted
-when no collection names them any more (`persist.engine.upkeep.garbage`).
+names all that is shared (`persist.core.state_rules.state`). If a compaction came first, the clone is planned again.
+After the record, the two are independent: each has its own schema, frontiers, events, compaction and end.
+Blobs are deleted when no collection names them any more (`persist.engine.upkeep.garbage`).
 
-A clone does not take over what belongs to one collection alone: holds, tags, tokens, published tables, events that are
+A clone does not copy what belongs to one collection alone: holds, tags, tokens, published tables, events that are
 not resolved, the definition of a view. It keeps descriptions, the retention and, if it is keyed, the declaration and
 the present late bound: with an earlier one, late events could restore deleted rows.
 
 Rejected: an upper bound in the descriptor of a shared part. Every reader, sum, statistic and published table would have
-to know of it. Rejected: a keyframe after `as_of` minus the history between, by which a clone would need times that it
-has not sealed.
+to apply it. Rejected: a keyframe after `as_of` minus the history between, by which a clone would need times that it has
+not sealed.
 """
 
 import threading
@@ -103,8 +102,8 @@ class _Shares:
     """The parts of its source that a clone as of a time shares.
 
     Attributes:
-        runs: of the history, by the source's numbers, without what straddles.
-        straddling: parts of which only the rows at `lower <= time <= as_of` are wanted.
+        runs: of the history, by the source's numbers, without straddling parts.
+        straddling: parts that also have rows outside of `lower <= time <= as_of`.
     """
 
     as_of: int
@@ -119,7 +118,7 @@ class _Shares:
 
 
 def _choose_cheapest(contents: CollectionState, as_of: int) -> _Shares:
-    """Return the way that rewrites the fewest bytes, and among equals the one with the latest keyframe."""
+    """Return the shares with the fewest bytes to rewrite; among equals, those with the latest keyframe."""
     # As of 0, nothing was compacted, and a keyframe would keep the history from being read from 0 on.
     keyframes = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= as_of] if as_of else []
     ways = [_plan_shares(contents, as_of, keyframe) for keyframe in reversed(keyframes)]

@@ -2,18 +2,18 @@
 
 The block keeps, in call order, the steps of collections that take updates, and for each keyed collection a `_Draft`:
 its events in the order of their arrival, and the upper to seal to. When the block ends, the drafts are planned from the
-newest contents (`persist.engine.collection.planned_commits.submit_all`), and all of it is one record.
+newest contents (`persist.engine.collection.planned_commits.submit_all`), and one record commits everything.
 
-- Before the block ends nothing reaches the log, and no event is stored. If it raises, what `write` has uploaded is
+- Before the block ends nothing reaches the log, and no event is stored. If it raises, the uploads of `write` are
   deleted.
 - A seal of a keyed collection resolves what was pending before it, together with the events of the block.
 - Steps on a keyed collection are checked in their order: an event before a seal of the block is refused, and so is a
-  seal to an earlier time. The last seal counts, and a condition is about what was there before the block.
-- If another client changes one of the collections first, everything is validated again, and resolved again where it
-  changed. An upsert of a plain collection, and an overwrite or a delete without a time, is the difference to the
-  contents when the block ends, and is computed again then. With a time, it is the difference to the contents when the
-  block called it, so a change in between refuses the commit.
-- With a token, each collection remembers it with the digest of its own part, so that a repetition does nothing.
+  seal to an earlier time. The last seal counts, and a condition is about the contents before the block.
+- If another client changes one of the collections first, everything is validated again, and changed collections are
+  resolved again. An upsert of a plain collection, and an overwrite or a delete without a time, is the difference to the
+  contents when the block ends, and is computed again after a conflict. With a time, it is the difference to the
+  contents when the block called it, so a change in between refuses the commit.
+- Each collection stores a token with the digest of its part of the commit, so that a repetition does nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,8 +73,8 @@ class _Draft:
     """The block's steps on a keyed collection.
 
     Attributes:
-        end: the upper that it is to be sealed to; None if it is not sealed.
-        change: a change of all its contents; there are no events then.
+        end: the upper to seal to; None not to seal.
+        change: a change of its contents, in place of events.
     """
 
     handle: CollectionHandle
@@ -87,8 +87,8 @@ class _Draft:
 
         Raises:
             UpdateNotBeyondUpper: the block has sealed their time.
-            SchemaMismatch: they are of another version of the schema than those before them.
-            InvalidUsage: some of all events have no time, and others do.
+            SchemaMismatch: earlier events have another version of the schema.
+            InvalidUsage: only some of the events have a time.
         """
         if self.change is not None:
             raise InvalidUsage(
@@ -110,7 +110,7 @@ class _Draft:
         self.events.append(events)
 
     def set_upper(self, end: int) -> None:
-        """Let the collection be sealed to end; raise FrontierRegression if that goes back."""
+        """Set the upper to seal to; raise FrontierRegression if that goes back."""
         if self.end is not None and end < self.end:
             error = FrontierRegression("upper", to_antichain(end), to_antichain(self.end))
             raise attach_timeline(error, self.handle.schema.timeline)
@@ -130,11 +130,11 @@ class _Draft:
 class Commit:
     """Collects steps in a `with` block and commits them when it ends: all of them, or none (rule 6).
 
-    Nothing happens if the block raises. If it does not, leaving it waits until the commit is durable and raises its
-    error if it was rejected. Memory: everything written in the block.
+    If the block raises, nothing happens. Otherwise its end waits until the commit is durable, and raises the error of a
+    rejected commit. Memory: everything written in the block.
 
     Attributes:
-        committed: where the commit is, once the block has ended; as in `CommitFuture`, if the commit changed nothing.
+        committed: the place of the commit, once the block has ended; as in `CommitFuture`.
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class Commit:
         action: str = "multi_write",
         is_single: bool = False,
     ) -> None:
-        """Begin with nothing; errors are those of `Client.multi_write`.
+        """Begin an empty commit; errors are those of `Client.multi_write`.
 
         Args:
-            options: of all steps; a time is passed with each step, and not here.
-            action: what errors call it.
-            is_single: it is committed before its caller has control again, so no rows are copied.
+            options: of all steps, without a time, which each step has.
+            action: its name in errors.
+            is_single: it is committed before its caller continues, so no rows are copied.
         """
         engine.writer(action)
         self.options = options or WriteOptions()
@@ -189,7 +189,7 @@ class Commit:
         digest: int | None = None,
         at_commit: bool = False,
     ) -> None:
-        """Add parts that are stored; see `MultiWrite.add_parts`.
+        """Add stored parts; see `MultiWrite.add_parts`.
 
         `at_commit`: their rows have 0 as their time, and get the time of the commit, which seals after it.
         """
@@ -258,7 +258,7 @@ class Commit:
         )
 
     def restore(self, handle: CollectionHandle, as_of: int | Moment, *, time: int | Moment | None = None) -> None:
-        """Make the contents what they were; see `Collection.restore`."""
+        """Restore the contents of an earlier time; see `Collection.restore`."""
         handle = self.check_time(handle, time)
         if handle.contents().view is not None:
             raise InvalidUsage(
@@ -274,7 +274,7 @@ class Commit:
             self.overwrite(handle, contents_then.to_batches(), time=time)
 
     def rewrite(self, handle: CollectionHandle, rewritten: Rewritten, *, time: int | Moment | None = None) -> None:
-        """Replace rows of the contents as a function decides, and of no others; see `rewrite`."""
+        """Replace rows that a function selects; see `rewrite`."""
         if handle.keyed is None:
             self._add_difference(handle, time, partial(make_rewrite_steps, handle, rewritten, time))
             return
@@ -290,7 +290,7 @@ class Commit:
     def _add_difference(
         self, handle: CollectionHandle, time: int | Moment | None, steps: Callable[[], list[Step]]
     ) -> None:
-        """Add a difference to what a plain collection holds: made now if it has a time, else when all is committed."""
+        """Add a difference to a plain collection's contents: computed now if it has a time, else at the commit."""
         if time is not None:
             self.add(handle, steps())
             return
@@ -320,7 +320,7 @@ class Commit:
         self.add_events(handle, convert_partial_events(handle, rows, stamp, missing))
 
     def check_unwritten(self, handle: CollectionHandle) -> None:
-        """Raise InvalidUsage if the block has done something with a collection, or cannot."""
+        """Raise InvalidUsage if the block has changed a collection already, or may not change it."""
         self.check(handle)
         if handle.id in self._names:
             raise InvalidUsage(
@@ -338,11 +338,11 @@ class Commit:
             self._get_draft(handle).set_upper(upper)
 
     def changes(self, handle: CollectionHandle) -> bool:
-        """Return whether there are events of a collection already, a change, or a seal of a keyed one."""
+        """Return whether the block has events, a change or a keyed seal of a collection."""
         return handle.id in self._drafts or handle.id in self._changes or handle.id in self._upserts
 
     def call_when_durable(self, call: Callable[[], None]) -> None:
-        """Call this once the commit is durable."""
+        """Call a function once the commit is durable."""
         self._committed.append(call)
 
     def check(self, handle: CollectionHandle) -> None:
@@ -377,12 +377,12 @@ class Commit:
             call()
 
     def abandon(self) -> None:
-        """Delete what has been stored for a commit that is not to be."""
+        """Delete the uploads of a commit that is given up."""
         with self._needed:
             self._engine.abandon(self._steps)
 
     def submit(self) -> CommitFuture:
-        """Queue all that was added as one commit, and return its future."""
+        """Queue all steps as one commit, and return its future."""
         with self._needed as needed:
             asks = [(draft.handle, draft.to_request(self.options.token)) for draft in self._drafts.values()]
             changes = [*self._changes.values(), *(self._make_upsert(*upsert) for upsert in self._upserts.values())]
@@ -404,7 +404,7 @@ class Commit:
         return handle, PlainChange(steps, events.at_commit)
 
     def _make_change_request(self, handle: CollectionHandle, change: PlainChange) -> AskedEvents:
-        """Return a change whose token remembers, too, what else the block adds to the collection."""
+        """Return the request of a change, with the block's other additions to the collection in its digest."""
         beside = [step for step in self._steps if isinstance(step, Asked) and step.collection == handle.id]
         whole = msgspec.structs.replace(change, steps=lambda: [*change.steps(), *beside])
         return AskedEvents(None, None, self.options.token, plain=whole)
@@ -413,7 +413,7 @@ class Commit:
 def commit_one(
     handle: CollectionHandle, action: str, options: WriteOptions, add: Callable[[Commit], object]
 ) -> CommitFuture:
-    """Commit what a function adds to a commit of its own; return the future."""
+    """Make a commit of the steps that a function adds; return the future."""
     commit = Commit(handle.engine, options, action=action, is_single=True)
     try:
         add(commit)
@@ -424,12 +424,13 @@ def commit_one(
 
 
 def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:
-    """Replace rows of the contents as a function decides, in one commit: again if others come first.
+    """Replace rows that a function selects, in one commit; repeat this after conflicts.
 
-    These are the last sealed contents or, if the collection is keyed, the contents after all events up to the new time.
+    The function sees the last sealed contents or, if the collection is keyed, the contents after all events up to the
+    new time.
 
     Args:
-        rewritten: takes a function that reads the contents; returns the rows that go and come, or None to leave all.
+        rewritten: gets a reader of the contents; returns the removed and the new rows, or None for no change.
         time: of the difference; None for the time of the commit.
     """
     future = commit_one(handle, "sql", WriteOptions(), lambda commit: commit.rewrite(handle, rewritten, time=time))

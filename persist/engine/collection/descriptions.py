@@ -36,7 +36,7 @@ def take_hold(
 ) -> Hold:
     """Keep since at or before a time, durably; see `Collection.hold` for arguments, cost and errors.
 
-    `schema`: the version of the schema that the owner of a new named hold stays with.
+    `schema`: the version of the schema with which the owner of a new named hold reads.
     """
     leases = handle.engine.writer("hold").leases
     if isinstance(time, Antichain) and time.time is not None:
@@ -52,7 +52,7 @@ def take_hold(
 
 
 def allow_compaction(handle: CollectionHandle, since: int | Moment | Antichain) -> CommitFuture:
-    """Let since advance as far as no hold needs what is before; see `Collection.allow_compaction`."""
+    """Let since advance as far as holds allow; see `Collection.allow_compaction`."""
     # A moment stays readable: the last time that is not after it does.
     reach = handle.as_time("since", since) if is_moment(since) else since
     step = kinds.AllowCompaction(handle.id, encode_frontier(handle.frontier("since", reach)))
@@ -60,7 +60,7 @@ def allow_compaction(handle: CollectionHandle, since: int | Moment | Antichain) 
 
 
 def list_holds(handle: CollectionHandle) -> list[HoldInfo]:
-    """Return all holds on a collection, of whatever client, least time first. Cost: one GET."""
+    """Return the holds of all clients on a collection, least time first. Cost: one GET."""
     contents = handle.contents()
     leases = handle.engine.follower.state.control.leases
     holds = [HoldInfo(name, time, is_tag=True) for name, time in contents.tags.items()]
@@ -74,7 +74,7 @@ def list_holds(handle: CollectionHandle) -> list[HoldInfo]:
 
 
 def set_hold_schema(handle: CollectionHandle, name: str, schema: int) -> None:
-    """Let the owner of a named hold, if there is one, stay with another version of the schema."""
+    """Set the schema version with which the owner of a named hold reads, if the hold exists."""
     hold = handle.contents().holds.get(name)
     if hold is not None and hold.schema != schema:
         handle.submit("hold", [kinds.SetHold(handle.id, name, hold.time, None, hold.time, schema)]).result()
@@ -131,9 +131,9 @@ class Retained(Shown):
 
     Attributes:
         times: how many times before upper stay readable.
-        since, upper: the frontiers at the moment.
-        waits_for: the holds and tags that keep since from where the retention would have it.
-        unresolved_from: the first time whose events do, because they are not resolved yet; None if there are none.
+        since, upper: the present frontiers.
+        waits_for: the holds and tags that keep since behind the retention.
+        unresolved_from: the first time with pending events, which also keep since; None without any.
         timeline: of the collection.
     """
 
@@ -252,7 +252,7 @@ def set_tag(handle: CollectionHandle, name: str, time: int | Moment | None, *, m
 
 
 def untag(handle: CollectionHandle, name: str) -> CommitFuture:
-    """Give up a tag; errors as of `Collection.untag`."""
+    """Remove a tag; errors as of `Collection.untag`."""
     handle.engine.writer("untag")
     if not isinstance(name, str):
         check_tag_name(name)

@@ -1,11 +1,11 @@
 """Change the schema of a collection: from a user's request to a mutation, with its checks of stored data.
 
-- Times in a finer unit have a smaller range: the statistics of the parts show whether all stored values fit, or else
-  the parts themselves. Pending events are stored values, too, and are checked.
+- Times in a finer unit have a smaller range: the statistics of the parts show whether all stored values fit; otherwise
+  the parts are read. Pending events are stored values, too, and are checked.
 - A collection that becomes keyed must have one value per key at every distinguishable time, because later events
   retract the one row of their key.
 
-The commit is refused if anything was added after the look.
+The commit is refused if anything was added after the check.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,13 +58,13 @@ def parse_declaration(keyed: Any, schema: CollectionSchema) -> KeyedForm:
 def check_one_value(
     handle: CollectionHandle, contents: CollectionState, then: CollectionState, keyed: Keyed, form: KeyedForm
 ) -> ExpectNothingBeyondUpper:
-    """Check that a collection has one value per key; return the condition under which that stays true.
+    """Check that a collection has one value per key; return the condition that keeps this true.
 
     Args:
-        then: the contents when they are keyed.
+        then: the state after the collection becomes keyed.
 
     Raises:
-        NotOneValue: some keys have several, or are NULL; the first ten are named.
+        NotOneValue: some keys have several values, or are NULL; the error names the first ten.
         InvalidUsage: some rows would be tombstones, which no read shows.
     """
     machine = find_machine(form, keyed.machine, handle.name)
@@ -197,7 +197,7 @@ def _evolve_schema(before: CollectionSchema, evolution: WantedEvolution, content
 
 
 def _check_machine(handle: CollectionHandle, contents: CollectionState, after: CollectionSchema) -> None:
-    """Raise SchemaMismatch if the machine of a keyed collection cannot go on with another schema."""
+    """Raise SchemaMismatch if the machine of a keyed collection cannot continue with another schema."""
     if contents.keyed is None:
         return
     machine = find_machine(contents.keyed, handle.machine, handle.name)
@@ -230,7 +230,7 @@ def _check_changes(evolution: WantedEvolution, comments: Mapping[str, str] | Non
 
 
 def _convert_types(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:
-    """Return Arrow types for whatever `create_or_load` takes for types."""
+    """Return Arrow types for the types that `create_or_load` accepts."""
     types = {}
     for name, kind, nullable in parse_fields(given, "value") if given else ():
         if not nullable:
@@ -253,7 +253,7 @@ def _make_comment_steps(
 
 
 def _find_risky_changes(before: CollectionSchema, after: CollectionSchema) -> dict[str, tuple[Node, Node]]:
-    """Return the columns, before and after, in which something gets a type where stored values may have no place."""
+    """Return the columns, before and after, whose new types may be too narrow for stored values."""
     names, risky = dict(zip(after.ids, after.names, strict=True)), {}
     for id_, name in zip(before.ids, before.names, strict=True):
         if id_ in names:
@@ -270,7 +270,7 @@ def _check_fits(
     schema: CollectionSchema,
     shapes: Mapping[str, tuple[Node, Node]],
 ) -> None:
-    """Raise SchemaMismatch if a time that is stored has no place in a finer unit. Cost: reading these columns."""
+    """Raise SchemaMismatch if a stored time does not fit a finer unit. Cost: reading these columns."""
     reader = handle.engine.reader()
     scan = Scan(schema, contents.history_parts, 0, TIME_MAX + 1, tuple(shapes))
     base = tuple(part for keyframe in contents.keyframes for part in contents.list_parts(keyframe.parts))
@@ -289,7 +289,7 @@ def _check_fits(
 def _iterate_pending_rows(
     reader: PartReader, contents: CollectionState, schema: CollectionSchema, columns: list[str]
 ) -> Iterator[pa.Table]:
-    """Yield value columns of the events that wait to be resolved: under another schema, each must still be readable."""
+    """Yield value columns of the pending events, which must be readable under another schema, too."""
     if contents.keyed is None or not contents.pending:
         return
     events = make_event_schema(schema, list_event_fields(schema, contents.keyed))

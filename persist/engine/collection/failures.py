@@ -1,15 +1,15 @@
-"""The last failure of the process that fills a collection, or of a sink, among the collection's properties.
+"""Stores the last failure of a collection's source or sink in the collection's properties.
 
-A refresh or a source that fails writes one record with the property `failed` of the collections that it fills: when, in
-which process, and what the error was. A sink writes `failed.<its hold>` of the first of its collections. The next
-success takes it back. So there are no writes or requests while all goes well, and every client of the location can see
-why a vanished process stopped.
+A refresh or a source that fails sets the property `failed` of the collections that it fills, in one record: the time,
+the process and the error. A sink sets `failed.<its hold>` of the first of its collections. The next success removes it.
+So nothing is written or requested without failures, and every client of the location can see why a vanished process
+stopped.
 
 - The same failure is stored again after `RETOLD_S` at the earliest: a process that restarts again and again does not
   fill the log.
-- Conflicts with other clients are not stored, nor failures of the location's own store, which could not take them.
-- The text is short. Passwords, what is in quotation marks, and the numbers that a function or another library speaks
-  of, are left out of it, because they may be values of rows. Names of collections and columns stay.
+- Conflicts with other clients are not stored, nor failures of the location's own store, which could not store them.
+- The text is short. Passwords, quoted texts, and numbers in the messages of functions and other libraries are left out,
+  because they may be values of rows. Names of collections and columns stay.
 """
 
 import logging
@@ -53,9 +53,9 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def load_failures(contents: CollectionState) -> dict[str, Failure]:
-    """Return the last failure of each sink, by its hold, and of what fills the collection, by ""; none that is over.
+    """Return the present failure of each sink, by its hold, and of the collection's source, by "".
 
-    A property that a user wrote under such a name is left out.
+    A property of such a name that a user wrote is left out.
     """
     failures = {}
     for name, text in contents.about.properties.items():
@@ -72,9 +72,9 @@ def is_failure_property(name: str) -> bool:
 
 @contextmanager
 def record_failures(handles: Sequence[CollectionHandle], sink: str = "") -> Iterator[None]:
-    """Store a failure of this block in the collections, or its success after a failure.
+    """Store a failure of this block in the collections; after a success, remove it.
 
-    `sink`: the hold of the sink that fails, or "" if it is what fills them.
+    `sink`: the hold of the failing sink, or "" for a source or a refresh.
     """
     try:
         yield
@@ -86,7 +86,7 @@ def record_failures(handles: Sequence[CollectionHandle], sink: str = "") -> Iter
 
 
 def store_failure(handles: Sequence[CollectionHandle], error: Exception, sink: str = "") -> None:
-    """Store a failure in collections. If that fails, too, it is logged, and no error."""
+    """Store a failure in collections; if that fails, too, only log it."""
     if not handles:
         return
     engine = handles[0].engine
@@ -123,7 +123,7 @@ def _store_text(handles: Sequence[CollectionHandle], sink: str, text: str | None
 
 
 def _redact_error(error: Exception, names: set[str]) -> str:
-    """Return an error as a text that may be kept: one line, without what may be a secret or the value of a row."""
+    """Return an error as one line, without possible secrets or values of rows."""
     if isinstance(error, OperatorFailed):
         text, is_ours = f"operator {error.operator} failed: {error.problem}", False
     else:

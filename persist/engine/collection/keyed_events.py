@@ -50,11 +50,11 @@ ReadRows: TypeAlias = Callable[[pc.Expression | pa.Table | None], Iterator[pa.Ta
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Rows that take the place of others.
+    """Rows to remove, and rows that replace them.
 
     Attributes:
-        before: the rows that go; None for all rows.
-        after: the rows that come.
+        before: the removed rows; None for all rows.
+        after: the new rows.
     """
 
     before: pa.Table | None
@@ -71,7 +71,7 @@ Rewritten: TypeAlias = Callable[[ReadRows], Rewrite | None]  # None leaves the c
 
 
 class Unchanged(InvalidUsage):
-    """Contents are to be left as they are, so there is nothing to commit; it never leaves the engine."""
+    """Raised inside the engine if contents stay unchanged, so there is nothing to commit."""
 
 
 def read_rows(scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
@@ -96,7 +96,7 @@ def make_row_reader(scan: Callable[[pc.Expression | None], Scan], reader: PartRe
 
 
 def _select_matching_slices(scan: Scan) -> list[Scan]:
-    """Return slices of keys that may have rows which pass the filter; the whole scan unless they are a small part."""
+    """Return the slices that may have matching rows, or the whole scan if these are not a small part of it."""
     keys = scan.schema.key_names
     if scan.filter is None or not {*keys[:1]} & {*list_referenced_columns(scan.filter, scan.schema.arrow)}:
         return [scan]
@@ -111,10 +111,10 @@ class KeyedChange:
     """Replaces the contents of a keyed collection, or a part of them, after all events up to its time.
 
     Attributes:
-        new: rows as `compute_differences` takes them, which no other code changes; or a function that computes them
-            from the contents.
-        time: when; None for the time of the commit.
-        where: replaces only what it is true for; None for all.
+        new: rows for `compute_differences`, which no other code changes; or a function that computes them from the
+            contents.
+        time: of the change; None for the time of the commit.
+        where: only rows for which this is true are replaced; None for all.
         digest: of the complete request.
     """
 
@@ -171,10 +171,10 @@ def convert_partial_events(handle: CollectionHandle, data: Any, stamp: Stamp | N
 
 
 class PlainChange(msgspec.Struct, frozen=True):
-    """The difference to what a collection holds that is not keyed, made when it is committed.
+    """The difference to a plain collection's contents, computed at the commit.
 
     Attributes:
-        steps: makes it, of the newest contents.
+        steps: computes it from the newest contents.
         at_commit: whether it gets the time of the commit.
     """
 
@@ -183,17 +183,16 @@ class PlainChange(msgspec.Struct, frozen=True):
 
 
 class AskedEvents(msgspec.Struct, frozen=True):
-    """A request to one collection as one commit: events, a seal, or both, for a keyed one; or a change.
+    """The part of a commit for one collection: events and a seal of a keyed collection, or a change.
 
     Attributes:
-        marks: what makes the collection remember the token: the digest is of all events, late ones among them.
-        also: steps of the same commit: what must hold of upper, and notes.
-        late: counts the events that are late, by reason, which are left out then; None refuses all if some are.
-        late_steps: makes more steps of the same commit from the late events, and returns the names of their
-            collections.
+        marks: the steps that store the token; the digest includes late events.
+        also: other steps of the same commit: conditions on upper, and notes.
+        late: counts late events by reason, and leaves them out; None refuses everything if an event is late.
+        late_steps: makes further steps of the commit from the late events; also returns the names of their collections.
         is_least: whether an upper already beyond end counts as done.
         change: a change of the contents after all events before end are resolved; then there are no own events.
-        plain: the request to a plain collection; then there is nothing else.
+        plain: the change of a plain collection; the other fields are empty then.
     """
 
     events: EventTable | None
@@ -209,7 +208,7 @@ class AskedEvents(msgspec.Struct, frozen=True):
 
     @property
     def at_commit(self) -> bool:
-        """Whether there are events, or a change, that get the time of the commit, which seals after them."""
+        """Whether its events or its change get the time of the commit, which then seals after them."""
         if self.plain is not None:
             return self.plain.at_commit
         if self.change is not None:
@@ -217,13 +216,13 @@ class AskedEvents(msgspec.Struct, frozen=True):
         return self.events is not None and self.events.at_commit
 
     def at(self, time: int) -> "AskedEvents":
-        """Return the same with events, or the change, at a time, which is sealed."""
+        """Return the request with its events or change at a time, which it seals."""
         events = None if self.events is None else self.events.set_time(time)
         change = None if self.change is None else replace(self.change, time=time)
         return msgspec.structs.replace(self, events=events, change=change, end=time + 1)
 
     def bind_to(self, contents: CollectionState) -> "AskedEvents":
-        """Return the request against contents as they are."""
+        """Return the request, bound to the present contents."""
         return (
             msgspec.structs.replace(self, end=max(self.end, contents.upper))
             if self.is_least and self.end is not None
@@ -235,7 +234,7 @@ Asks: TypeAlias = Sequence[tuple[CollectionHandle, AskedEvents]]  # Each collect
 
 
 def get_keyed_form(handle: CollectionHandle) -> KeyedForm:
-    """Return how a collection resolves events; raise NotKeyed if it does not."""
+    """Return the keyed form of a collection; raise NotKeyed without one."""
     if handle.keyed is None and handle.as_keyed().keyed is not None:
         raise InvalidUsage(f"the collection {handle.name!r} has become keyed since it was loaded: load it again")
     if handle.keyed is None:
@@ -271,7 +270,7 @@ def check_event_times(handle: CollectionHandle, events: EventTable) -> None:
 
 
 def compute_events_digest(events: EventTable) -> int:
-    """Return the digest of events for a token, which is the sum of those of any batches of them."""
+    """Return the digest of events for a token: the sum of the digests of any batches of them."""
     columns = [*(name for name in events.schema.names if name != SEQ), "_time"]
     if not events.is_partial:
         return compute_digest(events.table, columns) % DIGEST_MODULUS

@@ -1,14 +1,14 @@
-"""Overwriting, deleting and restoring plain rows: the difference to what is there, as updates of one commit.
+"""Overwriting, deleting and restoring plain rows: the difference to the contents, as updates of one commit.
 
-History is never rewritten. The present contents are the last sealed ones. Records with the right multiplicity are not
-touched; others are retracted or inserted at the new time. The commit must be alone: it is rejected if another client
-has sealed or added anything since, even unsealed, because the difference would be wrong. It seals the new time, so that
-the next difference is to what this one left.
+History is never rewritten. The present contents are the last sealed ones. Records with the right multiplicity stay;
+others are retracted or inserted at the new time. The commit must be alone: it is rejected if another client has sealed
+or added anything since, even unsealed, because the difference would be wrong. It seals the new time, so that the next
+difference builds on this one.
 
-New rows that fit in memory are compared as they are. Larger rows are stored as parts that no record names, so a stream
-may be larger than memory. They are deleted when the difference is known; after a crash, garbage collection deletes
-them. The difference is made slice by slice of the key space. Memory: the client's budget. Cost: reading what is there,
-writing the difference and, of new rows that do not fit, writing and reading them once.
+New rows that fit in memory are compared directly. Larger input is stored as parts that no record names, so a stream may
+be larger than memory. They are deleted when the difference is known; after a crash, garbage collection deletes them.
+The difference is made slice by slice of the key space. Memory: the client's budget. Cost: reading the contents, and
+writing the difference; new rows that do not fit are also written and read once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +80,7 @@ from persist.engine.write.write_options import compute_delete_digest, compute_ov
 
 
 def make_restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None, token: str | None) -> list[Step]:
-    """Return the steps that take back all that has changed since a sealed time. Cost: what has changed.
+    """Return the steps that revert all changes since a sealed time. Cost: these changes.
 
     Raises: the errors of `make_overwrite_steps`; AsOfCompacted, if the old contents are compacted.
     """
@@ -102,10 +102,10 @@ def make_restore_steps(handle: CollectionHandle, then: int, time: int | Moment |
 
 
 def make_rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> list[Step]:
-    """Return the steps that replace rows of the contents as a function decides; none if it leaves them.
+    """Return the steps that replace rows that a function selects; none if it selects nothing.
 
     Args:
-        rewritten: takes a function that reads the contents, and returns the rows that go and come.
+        rewritten: gets a reader of the contents, and returns the removed and the new rows.
         time: of the difference; None for the time of the commit.
     """
     contents = _read_after_requests(handle)
@@ -131,7 +131,7 @@ def make_overwrite_steps(
     *,
     multiset: bool = False,
 ) -> list[Step]:
-    """Return the steps that make rows the contents from a time on, or that part of them for which where is true.
+    """Return the steps that replace the contents, or the rows for which where is true, by rows.
 
     With a token that was used before, only the request is returned, so that the commit recognises it as done.
 
@@ -140,8 +140,8 @@ def make_overwrite_steps(
         multiset: whether keys may have several rows.
 
     Raises:
-        DuplicateKeys: rows repeat a key, or have the key of a row that stays, and may not.
-        InvalidUsage: where is not true for some of the rows, or time is none.
+        DuplicateKeys: rows repeat a key, or have the key of a remaining row, without multiset.
+        InvalidUsage: where is not true for some of the rows, or time is not a time.
         UpdateNotBeyondUpper: the time is sealed.
         UpdatesBeyondUpper: another client has written unsealed updates.
         SchemaMismatch, InvalidUpdate: the rows do not fit.
@@ -152,7 +152,7 @@ def make_overwrite_steps(
 
 
 class NewContents:
-    """The new rows of an overwrite, which are read once, for as many differences as it takes."""
+    """The new rows of an overwrite, read once for any number of attempts."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class NewContents:
         self._stack.close()
 
     def steps(self, where: pc.Expression | None) -> list[Step]:
-        """Return the difference to what is there now; see `make_overwrite_steps`."""
+        """Return the difference to the present contents; see `make_overwrite_steps`."""
         handle, contents = self._handle, _read_after_requests(self._handle)
         text = format_filter(where, self._token)
         if handle.remembers_token(contents, self._token):
@@ -219,7 +219,7 @@ class NewContents:
             return [request, *_make_difference_steps(handle, contents, self._at, writes, is_single=is_single)]
 
     def read(self) -> None:
-        """Read the rows now, because the difference is made when the caller may use the buffers again."""
+        """Read the rows now, because the caller may reuse their buffers before the difference is computed."""
         new, digest = self._get_new_rows()
         if isinstance(new, pa.Table):
             self._held = copy_table(new), digest
@@ -265,7 +265,7 @@ def make_delete_steps(
     time: int | Moment | None,
     token: str | None = None,
 ) -> list[Step]:
-    """Return the steps that retract all records with the keys wanted, or else those for which where is true.
+    """Return the steps that retract the records with some keys, or those for which where is true.
 
     They are retracted at a time, or at the time of the commit.
 
@@ -298,7 +298,7 @@ def make_delete_steps(
 def make_keyed_deletion(
     handle: CollectionHandle, where: pc.Expression, time: int | Moment | None, token: str | None
 ) -> KeyedChange:
-    """Return the change that deletes from a keyed collection what a condition is true for, at a time."""
+    """Return the change that deletes the rows of a keyed collection that meet a condition, at a time."""
     check_upserts(handle, "delete(where=…)")
     at = None if time is None else handle.to_exact_time("time", time)
     return KeyedChange((), at, where, compute_delete_digest(0, at, format_filter(where, token)))
@@ -377,7 +377,7 @@ def _upsert_form(schema: CollectionSchema) -> KeyedForm:
 
 
 def make_upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None = None) -> list[Step]:
-    """Return the steps that give keys of a plain collection other rows, or none, in the place of what they hold.
+    """Return the steps that replace the rows of keys of a plain collection, or delete them.
 
     Raises: as `make_overwrite_steps`, for the first of their times.
     """
@@ -440,7 +440,7 @@ def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: in
 
 
 def find_refusal(contents: CollectionState) -> UpdatesBeyondUpper | None:
-    """Return why nothing can be written as the difference to contents; None if all is sealed."""
+    """Return the error if contents have unsealed updates, so that no difference can be written; None otherwise."""
     hidden = summarize_unsealed(contents)
     if hidden is None:
         return None
@@ -450,7 +450,7 @@ def find_refusal(contents: CollectionState) -> UpdatesBeyondUpper | None:
 
 
 def expect_unchanged(contents: CollectionState) -> tuple[Condition, ...]:
-    """Return the conditions of a commit that adds the difference to contents: nothing was added or erased since."""
+    """Return the conditions that nothing was added to contents or erased from them."""
     return (
         ExpectNothingBeyondUpper(contents.id, contents.upper_times),
         ExpectErasures(contents.id, count_erasures(contents)),
@@ -465,7 +465,7 @@ def _make_difference_steps(
     *,
     is_single: bool = False,
 ) -> list[Step]:
-    """Return the steps of a difference to contents; is_single: it leaves each key that it touches with one row."""
+    """Return the steps of a difference to contents; is_single: it leaves one row for each changed key."""
     return [
         *_list_creation_steps(handle),
         *expect_unchanged(contents),
@@ -485,14 +485,14 @@ def _list_stamp_steps(handle: CollectionHandle, at: int | None) -> list[Step]:
 def _plan_present(
     handle: CollectionHandle, contents: CollectionState, filter: pc.Expression | None, stack: ExitStack
 ) -> Scan:
-    """Return the plan of what is there; it can be read until the stack is left."""
+    """Return a plan that reads the contents; it is valid until the stack is left."""
     return _make_scan_planner(handle, contents, stack)(filter)
 
 
 def _make_scan_planner(
     handle: CollectionHandle, contents: CollectionState, stack: ExitStack
 ) -> Callable[[pc.Expression | None], Scan]:
-    """Return a function that plans reads of the contents, by a filter; they can be read until the stack is left."""
+    """Return a function that plans filtered reads of the contents; the plans are valid until the stack is left."""
     schema = handle.schema
     if contents.upper == 0:
         none = Scan(schema, (), 0, 0, schema.names)

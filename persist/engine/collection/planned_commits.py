@@ -1,21 +1,20 @@
-"""Commits whose steps depend on the contents: what is read, made, uploaded and committed for them, and again.
+"""Commits whose steps depend on the contents: they are planned, uploaded and committed, again after conflicts.
 
 With the policy "seal", a seal of a keyed collection resolves it. The pending events before the new upper, and the
 events with the seal, become updates in the one record that advances upper. That record is refused if any of its inputs
-has changed (`persist.core.state_rules.keyed_rules`). The loser deletes its parts and looks again. Nothing is claimed
-meanwhile: unused parts stay for the grace period, and a blob that is missing after that also means a lost race.
+has changed (`persist.core.state_rules.keyed_rules`). The loser deletes its parts and plans again. No claim is needed
+meanwhile: deleted parts stay for the grace period, and a blob that is missing after that also means a lost race.
 
-A client's requests to one collection are committed in call order. Events go straight to the committer, unless a seal of
-the same collection is under way: then they come after it. One thread per client resolves
-(`persist.engine.location.resolver`).
+A client's requests to one collection are committed in call order. Events go straight to the committer; if a seal of the
+same collection is under way, they follow it. One thread per client resolves (`persist.engine.location.resolver`).
 
-Events without a time get the time of the commit. If the commit resolves them, they must have it before. So it is chosen
-with the plan, from the contents of the plan, and another one if these have moved on by then.
+Events without a time get the time of the commit. A commit that resolves them needs this time before it is written. So
+the time is chosen with the plan, from its contents, and chosen again if these have changed by then.
 
 Several collections go into one record (`submit_all`). Each is planned from its own contents. If one of them has
-changed, the record is refused whole, so all of them are right or nothing happened. Differences to what plain
-collections hold (`persist.engine.collection.plain_rows`) are planned in the same way. If there is nothing else, the
-caller's thread plans them.
+changed, the record is refused whole, so all of them are right or nothing happened. Differences to the contents of plain
+collections (`persist.engine.collection.plain_rows`) are planned in the same way. If there is nothing else, the caller's
+thread plans them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,7 +86,7 @@ def submit_all(
     """Queue requests to keyed collections, and other steps, as one atomic commit.
 
     Args:
-        beside: steps that come first. Their uploads stay until the commit is done, or refused for good.
+        beside: steps that come first. Their uploads stay until the commit is done or finally refused.
         names: of the collections of these steps, by id.
     """
     names = dict(names or {})
@@ -118,7 +117,7 @@ def submit_all(
 
 
 def _prepare_request(handle: CollectionHandle, request: AskedEvents) -> AskedEvents:
-    """Return the request with its plain change ready to be planned."""
+    """Prepare the plain change of a request for planning."""
     check_token(request.token)  # Before anything is uploaded.
     if request.events is not None and not len(request.events.table):
         request = msgspec.structs.replace(request, events=None)
@@ -157,10 +156,10 @@ def commit_seal(
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """The steps of one collection's part, valid for these contents only if it resolves.
+    """The steps of one collection; if they resolve events, they are valid for these contents only.
 
     Attributes:
-        names: of the collections that the steps are of.
+        names: of the collections that the steps change, by id.
         late: the events that were left out.
     """
 
@@ -187,7 +186,7 @@ _LOST = (
 
 @dataclass(slots=True)
 class _Commit:
-    """Commits requests to some collections together, with other steps beside.
+    """Commits requests to several collections together with other steps.
 
     A plan is made for each collection from its contents. If the record is refused because some of them have changed,
     these are planned again, and the plans of the others stay. Nothing that a plan has stored is deleted before that.
@@ -207,7 +206,7 @@ class _Commit:
     times: dict[str, int] = field(default_factory=dict)
 
     def commit_with_retries(self, future: CommitFuture) -> Committed:
-        """Plan and commit, again after each lost race; return the seqno; report late events to future."""
+        """Plan and commit, again after each lost race; return the place of the commit. Late events go to future."""
         writer = self.engine.writer(self.action)
         # Earlier events of this client that are not committed yet are unknown here.
         writer.committer.settle(SETTLE_S)
@@ -218,9 +217,10 @@ class _Commit:
         return committed
 
     def run(self) -> CommitFuture:
-        """Plan and commit in this thread until that is not lost to others; return the future of the last commit.
+        """Plan and commit in this thread, again after each lost race; return the future of the last commit.
 
-        It is resolved, unless this thread may not wait: then there is one attempt. Errors of a plan are raised.
+        The future is resolved. If this thread may not wait, it is that of the only attempt. Errors of a plan are
+        raised.
         """
         last: CommitFuture | None = None
 
@@ -275,7 +275,7 @@ class _Commit:
             self._drop_plans()
 
     def _submit(self) -> CommitFuture:
-        """Plan what has no plan, and submit all plans with the steps beside."""
+        """Make the missing plans, and submit all plans with the other steps."""
         self.times = self.times or self._assign_times()
         for handle, request in self.asks:
             if handle.id not in self.plans:
@@ -299,12 +299,12 @@ class _Commit:
         return 0 if contents is None else contents.upper
 
     def _must_choose_again(self, chosen: tuple[str, int]) -> bool:
-        """Return whether upper has passed a chosen time, and later times exist."""
+        """Return whether upper has passed a chosen time, and a later time exists."""
         collection, time = chosen
         return time < self._get_upper(collection) <= TIME_MAX
 
     def _submit_plans(self) -> CommitFuture:
-        """Submit all plans, with the steps beside, as one commit."""
+        """Submit all plans and the other steps as one commit."""
         times, names = self.times, self.names
         # Differences to the earlier contents come first, and check that these are still there.
         first, last = list[Step](), list[Step]()
@@ -327,7 +327,7 @@ class _Commit:
     def _may_succeed(
         self, error: BaseException, before: Mapping[str, CollectionState], newest: Mapping[str, CollectionState]
     ) -> bool:
-        """Return whether what was refused may succeed with the newest contents. Nobody is refused for an old state."""
+        """Return whether a refused commit may succeed on the newest contents."""
         if isinstance(error, UploadExpired):
             return not any(isinstance(step, Write) and isinstance(step.data, Future) for step in self.beside)
         if isinstance(error, Superseded):
@@ -376,7 +376,7 @@ def _plan_commit(
 
 
 def _lift_events(contents: CollectionState, request: AskedEvents) -> AskedEvents:
-    """Return the request with its events as the newest schema has them."""
+    """Convert the events of a request to the newest schema."""
     events = request.events
     if events is None or events.schema.version == len(contents.earlier) + 1:
         return request
@@ -403,7 +403,7 @@ def _split_late_events(
 
 
 def _make_resolving_steps(handle: CollectionHandle, contents: CollectionState, request: AskedEvents) -> list[Step]:
-    """Return the steps that commit events with a seal, against contents as they are."""
+    """Return the steps that commit events with a seal, for these contents."""
     end = request.end
     assert end is not None
     if handle.remembers_token(contents, request.token):
@@ -444,7 +444,7 @@ def _make_plain_steps(handle: CollectionHandle, request: AskedEvents) -> list[St
 
 
 def _make_token_steps(handle: CollectionHandle, request: AskedEvents) -> list[kinds.Tokens]:
-    """Return the step that makes the collection remember the request's token."""
+    """Return the step that stores the request's token in the collection."""
     if request.token is None or request.plain is not None:  # Its steps are known only with its plan.
         return []
     if request.events is None:

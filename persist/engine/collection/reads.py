@@ -1,6 +1,6 @@
 """Reads of collections: as of a time, changes between times, and listens, several of them at one point of the log.
 
-An as-of join is a read, too: a frame with what a collection held at the time of each of its rows.
+An as-of join is a read, too: it adds to each row of a frame the contents of a collection at the row's time.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,11 +81,10 @@ def snapshot(
 def open_snapshots(
     wanted: Sequence[tuple[CollectionHandle, int | Moment | None]], timeout_s: float | None = READ_TIMEOUT_S
 ) -> list[Snapshot]:
-    """Return the contents of collections of one engine as of times, None for the latest in one state of the location.
+    """Open snapshots of collections of one engine, from one state of the location; a time of None is the latest.
 
-    All claims are made in one record first. So the claims of the single snapshots cost nothing.
-
-    Cost: one look at the log, and one commit. Errors are those of `snapshot`; after one, nothing stays claimed.
+    One record makes all claims first, so those of the single snapshots cost nothing. Cost: one refresh of the log, and
+    one commit. Errors are those of `snapshot`; after an error, no claim remains.
     """
     if not wanted:
         return []
@@ -198,7 +197,7 @@ def difference(
     timeout_s: float | None = 0.0,
     schema: int | None = None,
 ) -> Difference:
-    """Return what differs between the contents as of two times; see `Collection.diff`."""
+    """Return the difference between the contents as of two times; see `Collection.diff`."""
     read_as = handle.get_reading_schema(schema)
     values = read_as.names if columns is None else read_as.check_distinct("columns", columns)
     names = list(dict.fromkeys((*read_as.key_names, *values)))
@@ -236,11 +235,11 @@ def open_listen(
     *,
     whole_times: bool = False,
 ) -> Listen:
-    """Return a listen that yields first, if that is something, and then the updates at times >= lower, or columns.
+    """Return a listen that yields the pieces of `first`, and then the updates at times >= lower.
 
     Args:
         filter: of the updates after first.
-        whole_times: never cut a time into several pieces, whatever memory it takes.
+        whole_times: never split the updates of a time, whatever memory they take.
     """
     unread = UnreadParts()
 
@@ -286,9 +285,9 @@ def read_as_updates(
     *,
     whole_times: bool = False,
 ) -> Sequence[Piece]:
-    """Return the contents of a collection as of a time, as the updates of that time that would make them.
+    """Return the contents as of a time as insertions at that time.
 
-    They are one piece, or several within the budget, of which the last one completes that time.
+    They are one piece, or several within the memory budget; the last one completes the time.
     """
     scan = plan_snapshot(handle.fold(contents), handle.schema, time, None, None)
     slices = [scan] if whole_times else scan.cut_into_slices(reading().changes_slice_bytes)
@@ -315,8 +314,7 @@ def begin_listen(
 ) -> Listen:
     """Return a listen of the updates after as_of, None for all; see `Collection.listen`, and `Engine.claim_all`.
 
-    With columns, only these are read, and whatever becomes of the others is not noticed. A filter has no sets of
-    floats.
+    With columns, only these are read, and changes of other columns do not matter. A filter has no sets of floats.
     """
     lower = 0 if as_of is None else handle.as_time("as_of", as_of) + 1
     if not handle.is_kept:  # What cannot be read is refused before a commit claims it.
@@ -337,7 +335,7 @@ def begin_subscription(
     timeout_s: float | None,
     consumer: str = "",
 ) -> Listen:
-    """Return a listen of the contents as of a time, then of what follows; see `Collection.subscribe`."""
+    """Return a listen of the contents as of a time and of later updates; see `Collection.subscribe`."""
     contents, time, reading = handle.wait_and_claim(as_of, timeout_s, consumer)
     try:
         first = read_as_updates(handle, contents, time, reading, moments, whole_times=bool(consumer))
@@ -399,7 +397,7 @@ def open_listens(wanted: Sequence[WantedListen], *, contents: bool) -> list[List
 
 
 def _find_first_time(state: CollectionState, as_of: int | None, *, contents: bool) -> int:
-    """Return the first time of what follows as_of, after checking that it can be read."""
+    """Return the first time after as_of; raise an error if it cannot be read."""
     if contents:
         as_of = get_last_sealed(state) if as_of is None else as_of
         check_readable(state, as_of)
@@ -417,7 +415,7 @@ def as_of_join(
     columns: Sequence[str] | None,
     timeout_s: float | None,
 ) -> pa.Table:
-    """Return a frame with what its keys held at its rows' times; see `Collection.as_of_join`."""
+    """Add to each row of a frame the values of its key at its time; see `Collection.as_of_join`."""
     schema = handle.schema
     table = _to_table(frame)
     value_columns = schema.value_names if columns is None else schema.check_distinct("columns", columns)
@@ -470,7 +468,7 @@ def _to_table(frame: Any) -> pa.Table:
 
 
 def _select_keys(table: pa.Table, on: Sequence[str] | None, time: str, handle: CollectionHandle) -> pa.Table:
-    """Return the columns of a frame that stand for the key fields, in their order and types."""
+    """Return the columns of a frame that match the key, in its order and with its types."""
     fields = handle.schema.key.fields
     if not (on is None or isinstance(on, str | Sequence)) or not isinstance(time, str):
         raise InvalidUsage(
@@ -487,7 +485,7 @@ def _select_keys(table: pa.Table, on: Sequence[str] | None, time: str, handle: C
 
 
 def _get_times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedArray:
-    """Return the time of each row, int64: of a moment, the last time that is not after it."""
+    """Return the time of each row, int64; for a moment, the last time not after it."""
     column = _get_column(table, name)
     if (plain := get_stored_type(column.type)) != column.type:
         column = cast_column(column, plain, name)

@@ -1,11 +1,11 @@
 """A collection's updates beyond its upper, for readers that work ahead of the seal.
 
-There are two kinds of pieces: parts of the history with times beyond the upper, and writes of this client that are
-under way, which are not durable yet. Each result is the difference to the earlier results. So a write that fails, or a
-part that is erased or compacted, is retracted, and a write that becomes a part changes nothing. Nothing here is
-definite. For a sealed time, the reader must retract all of it, and read that time as every reader does.
+There are two kinds of pieces: parts of the history with times beyond the upper, and unfinished writes of this client,
+which are not durable yet. Each result is the difference to the earlier results. So a write that fails, or a part that
+is erased or compacted, is retracted, and a write that becomes a part changes nothing. Nothing here is definite. For a
+sealed time, the reader must retract all of it, and read that time as every reader does.
 
-A write that gets its time from its commit is seen when it is durable: before that it has no time.
+A write that gets its time from its commit appears once it is durable: before that it has no time.
 """
 
 from collections.abc import Hashable, Sequence
@@ -29,8 +29,8 @@ Pieces = dict[Hashable, "int | tuple[Write, CommitFuture]"]
 
 
 class UnsealedUpdates:
-    """The updates of one collection beyond a time, as they come and go. Memory: the updates that were returned and are
-    not retracted.
+    """Tracks the unsealed updates of one collection beyond a time. Memory: the updates that were returned and not
+    retracted.
 
     Args:
         columns: the columns to read.
@@ -52,11 +52,11 @@ class UnsealedUpdates:
         self._writes: dict[Hashable, CommitFuture] = {}  # The writes already returned.
 
     def have_changed(self, lower: int) -> bool:
-        """Return whether pieces have come or gone since `changes`."""
+        """Return whether pieces have appeared or vanished since `compute_changes`."""
         return self._list_pieces(lower)[1].keys() != self._told.keys()
 
     def compute_changes(self, lower: int) -> pa.Table | None:
-        """Return what came and went at times >= lower, as updates: columns, `_time`, `_diff`; None if nothing did."""
+        """Return the changes at times >= lower since the last call, with `_time` and `_diff`; None without any."""
         contents, pieces = self._list_pieces(lower)
         come = {
             key: self._read_part(contents, piece, lower)

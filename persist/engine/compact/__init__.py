@@ -1,7 +1,7 @@
-"""Make reads cheap and destroy deleted data: keyframes, merges, and their parts.
+"""Compaction makes reads cheap and destroys deleted data: keyframes, merges, and their parts.
 
-Promises: the contents at every readable time stay the same; if two compactors do the same work, one finds that it is
-second, and deletes its output.
+Promises: the contents at every readable time stay the same; if two compactors do the same work, the second one deletes
+its output.
 """
 
 from persist.engine.compact.compactor import CompactionReport, Compactor, release_unused_memory

@@ -1,15 +1,15 @@
-"""Compaction carried out: a part maker makes new parts out of old ones, and one record puts the result in place.
+"""Runs compactions: a part maker makes new parts from old ones, and one record replaces the old ones.
 
 Nothing is replaced before all output is written, and only if all inputs are still there: the record names them, and
-loses otherwise (`persist.core.state_rules.contents`). Any number of compactors may therefore run; a loser deletes what
-it made. A part found missing or damaged ends the compaction with an error that names it. Before the commit the sums of
-diffs are held against each other: a slice that was lost or read twice would show.
+loses otherwise (`persist.core.state_rules.contents`). Any number of compactors may therefore run; a loser deletes its
+output. A part found missing or damaged ends the compaction with an error that names it. Before the commit the sums of
+diffs are compared, which shows a slice that was lost or read twice.
 
 After large work, and after each collection of garbage, `release_unused_memory` returns memory to the operating system.
-Allocators keep freed memory for later: after a compaction that is often ten times the memory in use, and the next
-compaction may be hours away. The remains of many small pieces of work are scattered over the heaps of all threads, and
-grow for months. Reads and writes do not give back: they follow each other, and to get the same pages again costs them
-more than it spares others.
+Allocators keep freed memory for reuse. After a compaction that is often ten times the memory in use, and the next
+compaction may be hours away. Small pieces of work also leave free memory in the heaps of all threads, which grows for
+months. Reads and writes return nothing: they follow each other, and getting the same pages again costs more than it
+saves.
 """
 
 import ctypes
@@ -51,14 +51,14 @@ class CompactionReport(Shown):
     """The work of one compaction.
 
     Attributes:
-        keyframes: those made, by their times.
+        keyframes: the times of the new keyframes.
         forgotten: the time up to which history was dropped, None if none was.
-        runs_merged: runs of history that became fewer.
-        keyframes_dropped: the keyframes that were not needed any more, or too many.
-        parts_read, rows_read, bytes_read: what it read, of parts; rows and bytes of whole parts.
-        parts_written, rows_written, bytes_written: what it wrote.
+        runs_merged: how many runs of history were merged.
+        keyframes_dropped: how many keyframes were dropped, as not needed or too many.
+        parts_read, rows_read, bytes_read: the parts that it read, with their total rows and bytes.
+        parts_written, rows_written, bytes_written: the same of the parts that it wrote.
         parts_shared: parts of an earlier keyframe that a new one also lists.
-        superseded: pieces of work that another compactor was faster to do.
+        superseded: pieces of work that another compactor did first.
     """
 
     keyframes: tuple[int, ...] = ()
@@ -102,7 +102,7 @@ class CompactionReport(Shown):
 
 
 def add_read_parts(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
-    """Return report with parts added to what it read."""
+    """Return a report with more parts counted as read."""
     return report + CompactionReport(
         parts_read=len(parts),
         rows_read=sum(part.rows for part in parts),
@@ -111,7 +111,7 @@ def add_read_parts(parts: Sequence[Part], report: CompactionReport) -> Compactio
 
 
 def add_written_parts(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
-    """Return report with parts added to what it wrote."""
+    """Return a report with more parts counted as written."""
     return report + CompactionReport(
         parts_written=len(parts),
         rows_written=sum(part.rows for part in parts),
@@ -136,7 +136,7 @@ def release_unused_memory() -> None:
 
 
 class Compactor:
-    """Compacts the collections of one location, for one client; from any thread, one collection at a time."""
+    """Compacts the collections of one location, one at a time; any thread may call it."""
 
     def __init__(
         self,
@@ -164,18 +164,18 @@ class Compactor:
         self._clock = clock
 
     def is_due(self, contents: CollectionState, *, destroy: bool = False) -> bool:
-        """Tell whether `compact` would find something to do. Cost: no request."""
+        """Return whether `compact` would find work. Cost: no request."""
         return choose_next_work(contents, self._tuning, destroy=destroy) is not None
 
     def compact(
         self, id_: str, name: str, *, full: bool = False, destroy: bool = False, merge_bytes_max: int | None = None
     ) -> CompactionReport:
-        """Do all that is due in one collection; see `persist.engine.compact.planner.choose_next_work`.
+        """Do all due work in one collection; see `persist.engine.compact.planner.choose_next_work`.
 
         Raises:
             CollectionNotFound: it was destroyed.
-            CorruptBlob: a part cannot be believed; nothing that it is part of was replaced.
-            DiffOverflow: a sum of diffs does not fit int64; that piece of work was not done, all else was.
+            CorruptBlob: a part is damaged; the work that reads it was not committed.
+            DiffOverflow: a sum of diffs does not fit int64; only that piece of work was not done.
             Unavailable, Indeterminate: the store did not answer.
             ClientClosed: the client was closed meanwhile.
         """
@@ -208,7 +208,7 @@ class Compactor:
         return report
 
     def close(self) -> None:
-        """Let what is under way end soon, with ClientClosed; idempotent."""
+        """Let running work end soon, with ClientClosed; idempotent."""
         self._stop.set()
 
     def _load_contents(self, id_: str, name: str) -> CollectionState:
@@ -247,7 +247,7 @@ class Compactor:
         return any(part.blob == blob for part in contents_now.stored_parts)
 
     def _commit_step(self, contents: CollectionState, step: kinds.Replace, attempt: "_Attempt") -> None:
-        """Commit step, which names the attempt's parts, as long as its inputs are still there."""
+        """Commit a step that names the attempt's parts, if its inputs still exist."""
         conditions = attempt.make_conditions(step)
 
         def check_newest() -> Step:
@@ -279,7 +279,7 @@ class Compactor:
     def _make_runs(
         self, contents: CollectionState, runs: Iterable[Iterable[RunPiece]], attempt: "_Attempt"
     ) -> list[MadeRun]:
-        """Have the parts of runs made; note them in the attempt."""
+        """Make the parts of runs; note them in the attempt."""
         made_runs = self._maker.make(contents.id, runs, contents.parts)
         for maker_output in made_runs:
             attempt.parts += maker_output.new
@@ -313,7 +313,7 @@ class Compactor:
         )
 
     def _select_disjoint_parts(self, contents: CollectionState, numbers: Sequence[int]) -> Numbers | None:
-        """Return parts in key order, if they may stay as they are: of fair size, and without a key in common."""
+        """Return parts in key order if they may stay: large enough, and without common keys; otherwise None."""
         keyed = []
         for number in numbers:
             part = contents.numbered[number]
@@ -329,7 +329,7 @@ class Compactor:
     def _rewrite_runs(
         self, contents: CollectionState, runs: Sequence[Sequence[int]], lower: int, attempt: "_Attempt"
     ) -> tuple[Numbers, ...]:
-        """Write the updates of some runs from time lower on; return the runs that they are now, if anything is left."""
+        """Rewrite the updates of runs from time lower on; return the new runs, if any updates remain."""
         schema = contents.schema
         parts = [contents.list_parts(run) for run in runs]
         scans = [Scan(schema, run_parts, lower, TIME_MAX + 1, schema.names).prune() for run_parts in parts]
@@ -365,10 +365,10 @@ class Compactor:
 class _Attempt:
     """The parts made for one piece of work, and its progress.
 
-    A part that was made is named by -1, -2, … in the order of parts.
+    New parts have the numbers -1, -2, … in the order of `parts`.
 
     Attributes:
-        parts: all that were made, and are stored.
+        parts: all new parts, which are stored.
         may_be_committed: whether a record may name them, so that they must stay.
     """
 
@@ -378,23 +378,23 @@ class _Attempt:
         self._contents = contents
 
     def make_conditions(self, step: kinds.Replace) -> tuple[ExpectErasures, ExpectRuns]:
-        """Return the conditions of a step: nothing was erased, and what it removes has the parts that it had.
+        """Return the conditions of a step: nothing was erased, and the runs that it removes have the same parts.
 
-        Others may have put a run together with more, under the name of its first part.
+        Another compactor may have merged a run with others, under the name of its first part.
         """
         runs = tuple(run for run in self._contents.history if run[0] in step.removed_runs)
         id_ = self._contents.id
         return ExpectErasures(id_, count_erasures(self._contents)), ExpectRuns(id_, runs)
 
     def list_part_numbers(self, run: MadeRun) -> Numbers:
-        """Return the numbers and names of the parts of a run that was made."""
+        """Return the numbers of the parts of a new run."""
         names = {part.blob: -1 - at for at, part in enumerate(self.parts)}
         return tuple(names[part.blob] if isinstance(part, Part) else part for part in run.parts)
 
     def check(self, run: Numbers, diff_sum: int) -> None:
         """Raise AssertionError unless the diffs of a run sum to this, and its parts are in order without common keys.
 
-        The sums of diffs do not show a slice that went beyond its keys: what it read too much is in both of them.
+        The sums of diffs cannot show a slice that read beyond its keys, because both include the excess.
         """
         parts = [self._contents.numbered[n] if n >= 0 else self.parts[-1 - n] for n in run]
         total = sum(part.diff_sum for part in parts)

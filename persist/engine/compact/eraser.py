@@ -1,20 +1,19 @@
-"""Erasure worked out: which parts of a collection hold records that must go, and the parts that take their places.
+"""Plans erasures: the parts of a collection that contain records to erase, and the parts that replace them.
 
-Erasure is a rewrite like compaction, made by the same part maker, with one difference: some rows are left out. Key and
-value alone decide about a record (`ErasedRecords`), so its part, time and diff do not matter. Each part is looked at by
-itself, by the columns that decide. If it holds such a record, it is written anew under the newest schema, and its
-neighbours stay as they are.
+Erasure is a rewrite like compaction, by the same part maker, with one difference: some rows are left out. Key and
+value alone decide about a record (`ErasedRecords`), so its part, time and diff do not matter. The deciding columns of
+each part are read by themselves. A part with such a record is rewritten under the newest schema; its neighbours stay.
 
 In a keyed collection, a condition erases everything of each key that has a record, or a pending event, for which it is
-true. A deletion event is not a record, so its NULLs match nothing. If one event of a key were erased alone, what the
-others give would depend on whether they have been resolved. If all are erased, the key holds nothing at any time.
+true. A deletion event is not a record, so its NULLs match nothing. If one event of a key were erased alone, the result
+of the others would depend on whether they have been resolved. If all are erased, the key has no row at any time.
 
 Like a merge, the work is checked by sums: the diffs of a new part sum to the old part's, less the diffs of the erased
 rows.
 
-Writers go on meanwhile. Parts never change, so what was worked out of one holds as long as the collection names it. A
-`PartEraser` therefore keeps what it knows by part. The committing code (`persist.services.erase`) calls it again for
-newer parts, until no other record comes first.
+Writers continue meanwhile. Parts never change, so the result for a part is valid as long as the collection names it. A
+`PartEraser` therefore caches results by part. The committing code (`persist.services.erase`) calls it again for newer
+parts, until no other record comes first.
 
 Memory: a slice, a row group, and a part in progress, as for compaction.
 """
@@ -52,8 +51,8 @@ class ErasedRecords:
 
     Attributes:
         keys: the key columns, as `persist.engine.read.lookups.requested_keys.find_distinct_keys` returns them; or None.
-        where: instead of these.
-        ids: the ids of where's columns, by name: in relatives, they must be the same.
+        where: a condition, in place of keys.
+        ids: the ids of where's columns, by name; clones and views must have the same ids.
     """
 
     keys: pa.Table | None
@@ -72,7 +71,7 @@ class ErasedRecords:
 
     @cached_property
     def filter(self) -> pc.Expression:
-        """A filter that is true for all of these records, and maybe for others: it excludes parts."""
+        """A filter that is true for these records, and maybe for others, to skip parts."""
         if self.where is not None:
             return add_both_zeros(self.where)
         assert self.keys is not None
@@ -98,9 +97,9 @@ class ErasedRecords:
         return rows.filter(goes), rows.filter(~goes)
 
     def of(self, schema: CollectionSchema) -> "ErasedRecords":
-        """Return the same of a relative: its key columns may have other names, and wider or narrower types.
+        """Return these records for a related collection, whose key columns may have other names and types.
 
-        Keys that do not fit its types are not there.
+        Keys that do not fit its types are left out.
         """
         if self.keys is None:
             return self
@@ -129,7 +128,7 @@ class ErasedRecords:
     def check(self, schema: CollectionSchema, name: str) -> None:
         """Raise InvalidUsage unless rows of a schema have the columns that decide, with fitting types.
 
-        A column of the same name that is another one decides nothing: in a clone, names may have been exchanged.
+        A different column of the same name does not count: in a clone, names may have been exchanged.
         """
         if self.where is not None and not (
             self.is_about(schema) and _list_ids(self.columns(schema), schema) == self.ids
@@ -142,7 +141,7 @@ class ErasedRecords:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The result for a part: the number of erased rows, and its replacement; None if it stays as it is."""
+    """The result for a part: the number of erased rows, and its replacement; None if it stays."""
 
     rows: int
     parts: tuple[Part, ...] | None
@@ -152,7 +151,7 @@ _Known = tuple[str, str, int, int]
 
 
 class PartEraser:
-    """Works out the erasure of some records of one collection, for as many states of it as it takes.
+    """Plans the erasure of some records of one collection, for one state of it after another.
 
     Args:
         collection: its id.
@@ -181,14 +180,14 @@ class PartEraser:
     def step(
         self, contents: CollectionState, *, by: str, at_ms: int, reason: str, reads_blobs: bool = True
     ) -> kinds.Erase | None:
-        """Return what erases the records from contents; None if there are none.
+        """Return the step that erases the records from contents; None if there are none.
 
         Cost: reading the deciding columns of new parts, and rewriting parts with erased rows.
 
         Raises:
-            Superseded: a part that it has not seen lies in a blob, and it reads none.
+            Superseded: an unseen part is in a blob, and reads_blobs is false.
             InvalidUsage: its events, or its rows, lack a column that decides.
-            CorruptBlob: a part is missing, or cannot be believed.
+            CorruptBlob: a part is missing or damaged.
         """
         schema, self._reads_blobs = contents.schema, reads_blobs
         if self._schema != schema:
@@ -284,7 +283,7 @@ class PartEraser:
     def _find_touched_parts(
         self, parts: Mapping[int, Part], schema: CollectionSchema, inline_bytes: int
     ) -> Iterator[tuple[int, Part, _Outcome]]:
-        """Yield the parts that hold records which go, with what is known of them."""
+        """Yield the parts with records to erase, and their outcomes."""
         new = [part for part in parts.values() if _identify_part(part) not in self._outcomes]
         may_match = (
             {_identify_part(part) for part in select_matching_parts(new, self._records.filter, schema)}
@@ -304,7 +303,7 @@ class PartEraser:
                 yield number, part, outcome
 
     def _examine_part(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> _Outcome:
-        """Return how many rows of a part go, and what replaces it."""
+        """Return how many rows of a part are erased, and its replacement."""
         self._check_read(part)
         rows = diffs = 0
         columns = [*self._records.columns(schema), "_diff"]
@@ -325,7 +324,7 @@ class PartEraser:
             raise Superseded("a part has come that has not been looked at: try again")
 
     def _write_remaining(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> tuple[Part, ...]:
-        """Return the parts that hold what stays of a part; none if that is nothing."""
+        """Store the remaining rows of a part; return their parts, none if no row remains."""
         if not part.inline:
             scan = Scan(schema, (part,), 0, TIME_MAX + 1, schema.names).prune()
             (run,) = self._maker.make(self._collection, [[Rewrite(scan, keep=self._records.drop_erased)]], [part])
@@ -358,5 +357,5 @@ def load_events_schema(contents: CollectionState) -> CollectionSchema:
 
 
 def _identify_part(part: Part) -> _Known:
-    """Return the identity of a part in its collection: the same bytes may stand under two schemas."""
+    """Return the identity of a part in its collection: two schemas may use the same bytes."""
     return part.blob, part.checksum, part.time_min, part.schema

@@ -6,29 +6,29 @@ work:
 | work | why | when |
 |---|---|---|
 | keyframe | reads near it cost a scan of their result | the history since the last one has grown past a share of it |
-| forget | drop history, and keyframes, that nobody may read any more | since has passed a keyframe |
+| forget | drop history and keyframes that can no longer be read | since has passed a keyframe |
 | merge | few runs to read and to look a key up in | an interval has many runs of similar size (size-tiered) |
 | thin | old keyframes must not outgrow the history they serve, nor the state | since stays behind for long |
 
-A merge never crosses a keyframe's time: a reader near a keyframe would decode what it must then drop. It puts together
-runs that follow each other in time, for the same reason. Levels are sizes: a run is of level n if it has at least
-`LEVEL_BYTES * merge_runs**n` bytes. `merge_runs` consecutive runs of one level, and any smaller ones between them,
-become one run of the next level; or of a later one at once, if very many small runs have piled up. So an update is
-rewritten at most once for each level (O'Neil et al., The log-structured merge-tree, 1996, in its size-tiered form), and
-each level has at most `merge_runs` runs for each interval.
+A merge never crosses a keyframe's time: a reader near a keyframe would decode updates only to drop them. For the same
+reason it merges runs that are adjacent in time. Levels are sizes: a run is of level n if it has at least `LEVEL_BYTES *
+merge_runs**n` bytes. `merge_runs` consecutive runs of one level, and any smaller ones between them, become one run of
+the next level; or of a later level at once, if very many small runs have accumulated. So an update is rewritten at most
+once for each level (O'Neil et al., The log-structured merge-tree, 1996, in its size-tiered form), and each level has at
+most `merge_runs` runs for each interval.
 
 If no update retracts another, the history equals the contents, and no keyframe is made.
 
-A new keyframe shares the parts whose keys no update has touched, so it costs what the other parts have. It is due when
+A new keyframe shares the parts whose keys no update has touched, so it costs the other parts only. It is due when
 the history since the last one has `keyframe_fraction` of the rows of all parts. It is also due when the history has
 `HISTORY_TIMES` the rows of the parts that it touches, however large the rest is. So frequently changed keys are
 rewritten often: the latest contents of a small range of keys stay cheap to read in a large collection, and such
-keyframes add at most 1 / `HISTORY_TIMES` to the incoming bytes. Each of them names all parts, and planning a read looks
-at all that they name. So the names of all keyframes together are bounded by a multiple of the parts that there are
+keyframes add at most 1 / `HISTORY_TIMES` to the incoming bytes. Each of them names all its parts, and planning a read
+costs all these names. So the names in all keyframes together are bounded by a multiple of the existing parts
 (`NAMES_TIMES`).
 
-Retracted records must be destroyed once since has passed the retraction. A keyframe as of since then takes the place of
-all history before it, whatever little there is of it.
+Retracted records must be destroyed once since has passed the retraction. A keyframe as of since then replaces all
+history before it, however little that is.
 """
 
 from bisect import bisect_right
@@ -55,14 +55,14 @@ NAMES_TIMES = 4  # Names of parts in keyframes, for each part.
 
 @dataclass(frozen=True)
 class MergeRuns:
-    """Put the runs with these first numbers together."""
+    """Merge the runs with these first numbers."""
 
     runs: Numbers
 
 
 @dataclass(frozen=True)
 class MakeKeyframe:
-    """Write down the contents as of a time."""
+    """Write the contents as of a time as a keyframe."""
 
     as_of: int
 
@@ -93,13 +93,13 @@ def choose_next_work(
     merge_bytes_max: int | None = None,
     without: "frozenset[Work]" = frozenset(),
 ) -> Work | None:
-    """Return what should be done first, None if nothing is due.
+    """Return the work to do first, or None if nothing is due.
 
     Args:
-        full: all of the following, and a keyframe as of the last sealed time, however little has changed since.
-        destroy: what since has passed must be destroyed now.
-        merge_bytes_max: only merge runs of at most this size together; None for all work, of any size.
-        without: work that could not be done, and what it merges.
+        full: do all work, and make a keyframe as of the last sealed time, however little has changed.
+        destroy: retracted records that since has passed must be destroyed now.
+        merge_bytes_max: only merges of at most this total size; None for all work.
+        without: work that failed; its runs are not merged.
     """
     if merge_bytes_max is not None:
         runs = _find_due_merge(contents, tuning, _list_merged_runs(without), full=False)
@@ -130,7 +130,7 @@ def _list_merged_runs(works: "frozenset[Work]") -> frozenset[int]:
 
 
 def must_destroy(contents: CollectionState) -> int | None:
-    """Return the time up to which history must be dropped, because it holds what was retracted; None if it need not."""
+    """Return the time up to which history must be dropped to destroy retracted records; None if there are none."""
     last = find_last_readable_time(contents)
     if last is None:
         return None
@@ -185,7 +185,7 @@ def _find_due_keyframe(contents: CollectionState, tuning: Tuning, *, full: bool)
 
 
 def _count_touched_rows(contents: CollectionState, base: Sequence[Part], history: Sequence[Part]) -> int:
-    """Return how many rows those parts of a keyframe have in whose range of keys some history may be.
+    """Count the rows in the parts of a keyframe whose key ranges history may touch.
 
     The range of a part ends where the next one begins, as in `persist.engine.compact.rewriter`. Cost: O(parts), and a
     binary search for each part of the history.
@@ -252,8 +252,8 @@ def _get_run_times(contents: CollectionState, run: Numbers) -> tuple[int, int]:
 def _find_similar_runs(sizes: list[int], merge_runs: int, bytes_max: int) -> tuple[int, int] | None:
     """Return the interval of the first runs in a row to merge: merge_runs of one level, and smaller ones between.
 
-    There are at most twice as many, or as many as have bytes_max: what small runs have piled up is merged once, and not
-    once for each level.
+    The interval has at most twice as many runs, or as many as have bytes_max, so that accumulated small runs are merged
+    once, not once for each level.
     """
     levels = [_compute_level(size, merge_runs) for size in sizes]
     for level in sorted(set(levels)):
@@ -277,7 +277,7 @@ def _compute_level(size: int, merge_runs: int) -> int:
 
 
 def _find_too_dense_keyframes(contents: CollectionState, tuning: Tuning) -> Numbers:
-    """Return which keyframes to drop: always the one whose neighbours have the least history between them."""
+    """Return the keyframes to drop: repeatedly the one whose neighbours have the least history between them."""
     keyframes, history = [*contents.keyframes], contents.history_parts
     if len(keyframes) < 2:
         return ()
@@ -300,7 +300,7 @@ def _find_too_dense_keyframes(contents: CollectionState, tuning: Tuning) -> Numb
 
 
 def _sum_older_bytes(contents: CollectionState, keyframes: Sequence[Keyframe]) -> int:
-    """Return how many bytes keyframes take that the newest of them does not."""
+    """Return the bytes of keyframes that the newest one does not share."""
     *older, newest = keyframes
     numbers = {*chain.from_iterable(keyframe.parts for keyframe in older)}.difference(newest.parts)
     return sum(part.bytes for part in contents.list_parts(numbers))

@@ -1,4 +1,4 @@
-"""Parts made anew out of parts: read, merged, encoded and stored, slice by slice of the key space.
+"""Rewrites parts: reads, merges, encodes and stores them, slice by slice of the key space.
 
 A planned run is a sequence of *pieces* in key order:
 
@@ -8,14 +8,14 @@ A planned run is a sequence of *pieces* in key order:
 A `PartMaker` makes runs of them. `persist.engine.compact.compactor` decides which runs to make and commits them, so one
 process (`LocalPartMaker`) and the tasks of a cluster (`persist.spark.compact`) use the same code.
 
-A new keyframe shares parts with the one before it (`plan_keyframe`). A keyframe is written by the plan of a read at
-its time. If no history touches the keys of an old keyframe's part, the new keyframe lists that part. A small part is
-rewritten with its rewritten neighbours, if these are at least as large: so small parts stay few, and the work at most
-doubles. If history touches only a few keys of a large part, the other keys get their own parts. They are written anew
-this once, and are shared from then on.
+A new keyframe shares parts with the one before it (`plan_keyframe`). The plan of a read at its time determines what a
+keyframe contains. If no history touches the keys of an old keyframe's part, the new keyframe lists that part. A small
+part is rewritten with its rewritten neighbours, if these are at least as large: so small parts stay few, and the work
+at most doubles. If history touches only a few keys of a large part, the other keys get their own parts. They are
+rewritten this once, and shared from then on.
 
 Invariants of a run that was made: its parts are stored, have no key in common and are in key order. A part maker that
-fails leaves nothing behind that it could delete.
+fails deletes what it can of its output.
 """
 
 import threading
@@ -49,9 +49,9 @@ class Rewrite:
     """The rows of scan, consolidated.
 
     Attributes:
-        as_of: the time that all of them get, None if they keep those they have.
-        is_quiet: no history touches them. No part has quiet rows and others.
-        keep: leaves out the rows that are to be erased, of a table of one part; None if all stay.
+        as_of: the time that all rows get; None if they keep their own.
+        is_quiet: no history touches the rows. Quiet and other rows never share a part.
+        keep: removes the rows to erase from a table of one part; None if all stay.
     """
 
     scan: Scan
@@ -65,11 +65,11 @@ RunPiece = int | Rewrite
 
 @dataclass(frozen=True)
 class MadeRun:
-    """A run that was made.
+    """A new run.
 
     Attributes:
         parts: numbers of the parts that stay, and the new parts, in key order.
-        added: the sum of the diffs of all updates that were read of the history.
+        added: the sum of the diffs of all updates that were read from the history.
     """
 
     parts: tuple[int | Part, ...]
@@ -77,12 +77,12 @@ class MadeRun:
 
     @property
     def new(self) -> tuple[Part, ...]:
-        """The parts that were stored for it."""
+        """The new parts."""
         return tuple(part for part in self.parts if isinstance(part, Part))
 
 
 class PartMaker(Protocol):
-    """Makes parts in this process, or in the tasks of a cluster."""
+    """The protocol of part makers: one process, or the tasks of a cluster."""
 
     def build_change_test(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
         """Return a function that determines whether the history changes anything in a region."""
@@ -92,22 +92,22 @@ class PartMaker(Protocol):
 
         Args:
             collection: its id.
-            runs: of pieces, which are consumed one by one, as the work proceeds.
+            runs: of pieces, consumed one by one as the work proceeds.
             sources: parts that the rows come from, and maybe others; a hint (see `PartStream`).
 
         Raises:
-            CorruptBlob: a part cannot be believed; it is a MissingBlob if it is not there.
+            CorruptBlob: a part is damaged, or missing (then a MissingBlob).
             DiffOverflow: a sum of diffs does not fit int64.
             Unavailable: the store did not answer.
             ClientClosed: the client is closing.
         """
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """Delete parts that were made and are not wanted."""
+        """Delete new parts that are not needed."""
 
 
 class LocalPartMaker:
-    """The part maker that one process is: slices one after the other, while parts are uploaded.
+    """Makes parts in this process, slice after slice, while finished parts are uploaded.
 
     Small parts join across slices, whatever pieces they come from. Memory is a slice, a row group and a part in
     progress, and a part in upload, whatever the size of the collection.
@@ -139,7 +139,7 @@ class LocalPartMaker:
         return self.is_touched
 
     def is_touched(self, region: Scan) -> bool:
-        """Tell whether the history of a region changes anything in it. Cost: reading it until something does."""
+        """Return whether history changes anything in a region. Cost: reading it up to the first change."""
         for slice_ in self._cut_slices(region):
             if len(self._consolidate(replace(slice_, base=()), region.schema.names, [])):
                 return True
@@ -197,7 +197,7 @@ class LocalPartMaker:
             yield slice_
 
     def _merge_slice(self, scan: Scan, piece: Rewrite) -> tuple[pa.Table, int]:
-        """Return what one slice of a piece amounts to, and the sum of the diffs of its history."""
+        """Return the consolidated rows of one slice, and the sum of the diffs of its history."""
         names, sums = scan.schema.names, list[int]()
         if piece.as_of is None:
             return self._consolidate(scan, [*names, "_time"], sums, piece.keep), sum(sums)
@@ -226,7 +226,7 @@ class LocalPartMaker:
 
 
 def _has_one_row_per_key(rows: pa.Table, keys: Sequence[str]) -> bool:
-    """Return whether rows, which are sorted by key, have one row for each, which is there once."""
+    """Return whether rows sorted by key have one row per key, of multiplicity 1."""
     if not keys or not all(diff == 1 for diff in pc.min_max(rows["_diff"]).as_py().values()):
         return not len(rows)
     differs = [mark_changes(key) for key in make_order_keys(rows.select(keys), keys)]
@@ -234,7 +234,7 @@ def _has_one_row_per_key(rows: pa.Table, keys: Sequence[str]) -> bool:
 
 
 class _Uploads:
-    """Parts of one collection under way to the store, one at a time, because each takes memory."""
+    """Uploads parts of one collection, one at a time, because each takes memory."""
 
     def __init__(self, writer: PartWriter, executor: Executor, collection: str) -> None:
         self._writer = writer
@@ -243,7 +243,7 @@ class _Uploads:
         self._begun: list[Future[Part]] = []
 
     def begin(self, encoded: list[tuple[bytes, Part]]) -> list[Future[Part]]:
-        """Upload what was encoded, while the caller goes on."""
+        """Upload encoded parts while the caller continues."""
         begun = []
         for data, part in encoded:
             if self._begun:
@@ -253,7 +253,7 @@ class _Uploads:
         return begun
 
     def finish(self) -> list[Part]:
-        """Return all that was stored, once nothing is under way."""
+        """Wait for the uploads, and return all stored parts."""
         return [upload.result() for upload in self._begun if upload.exception() is None]
 
 
@@ -265,8 +265,8 @@ def plan_keyframe(scan: Scan, numbers: Mapping[str, int], part_bytes: int, maker
 
     Args:
         numbers: of parts, by their blobs.
-        part_bytes: what a part should have.
-        maker: looks at what the history changes, where that has to be known.
+        part_bytes: the target size of a part.
+        maker: tests whether the history changes a region.
     """
     regions, whole_bytes = _cut_regions(scan), part_bytes // WHOLE_FRACTION
     touches = maker.build_change_test([region for region in regions if _is_worth_testing(region)])
@@ -286,7 +286,7 @@ def plan_keyframe(scan: Scan, numbers: Mapping[str, int], part_bytes: int, maker
 
 
 def _cut_stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
-    """Cut a region where so many bytes of its part of the keyframe lie between keys that the history touches.
+    """Cut a region at untouched stretches of its keyframe part with at least so many bytes.
 
     Only the part's sampled keys are known, so a touched stretch has up to two thirty-seconds of the part more.
     """
@@ -314,7 +314,7 @@ def _cut_stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
 
 
 def _estimate_base_bytes(scan: Scan) -> int:
-    """Return about how many bytes the parts of the keyframe have in a slice of the key space."""
+    """Estimate the bytes that the keyframe has in a slice of the key space."""
     return sum(part.bytes * scan.bound_row_count(part) // part.rows for part in scan.base)
 
 
@@ -342,7 +342,7 @@ def _can_list_parts(region: Scan) -> bool:
 
 
 def _is_worth_testing(region: Scan) -> bool:
-    """Tell whether to look if history changes anything in a region costs far less than to write it anew."""
+    """Return whether testing a region for changes costs far less than rewriting it."""
     if not region.base or not region.parts or not _can_list_parts(region):
         return False
     return sum(region.bound_row_count(part) for part in region.parts) <= region.base[0].rows // 4

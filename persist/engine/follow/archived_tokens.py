@@ -1,7 +1,7 @@
-"""Find earlier uses of a token, in a collection's contents or in archives, which a client reads once.
+"""Finds earlier uses of a token, in a collection's state or in archives, which a client reads once.
 
-Archives never change, so a client that writes with tokens pays one GET for each of them, and later one for each that
-others add. Memory: 25 bytes for each token, as far as the client's cache has room.
+Archives never change, so a client that writes with tokens pays one GET for each archive, also for archives that others
+add. Memory: 25 bytes for each token, if the client's cache has room.
 """
 
 from persist.blob.lru import Cache, Kind
@@ -20,10 +20,10 @@ class TokenMemory:
         self._archives: Kind[str, ArchivedTokens] = cache.add_kind(lambda tokens: int(tokens.rows.nbytes))
 
     def find(self, location: str | None, contents: CollectionState, token: str | None) -> Remembered | None:
-        """Return what contents remember of a token, None if nothing. Cost: a GET for each archive not read before.
+        """Return the earlier use of a token, or None. Cost: a GET for each archive not read before.
 
         Raises:
-            MissingBlob, CorruptBlob: an archive is missing, or not what was stored there.
+            MissingBlob, CorruptBlob: an archive is missing or damaged.
         """
         if token is None or token in contents.tokens:
             return None if token is None else contents.tokens[token]

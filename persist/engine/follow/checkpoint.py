@@ -7,17 +7,17 @@ The first half of a checkpoint's name makes the newest one the first in a listin
 there are. The directory has, for each collection, the pointers to its state objects and the mutations since
 (`persist.core.state_rules.state.CollectionEntry` without its contents). Only when those have grown past
 `STORED_PENDING_MAX` or `STORED_PENDING_BYTES_MAX` is a new state object written. A checkpoint has the entries that
-changed lately, and points to the other ones (`persist.engine.follow.directory`), so it costs one PUT and a fraction of
-one per collection changed, however many there are. It can therefore be made every `INTERVAL` records, which bounds the
-GETs of opening.
+changed lately, and points to the other ones (`persist.engine.follow.directory`), so it costs one PUT, and a fraction of
+a PUT for each changed collection, however many collections there are. It can therefore be made every `INTERVAL`
+records, which bounds the GETs of opening.
 
 A checkpoint is computed from the newest one that `list_reusable_levels` allows and the records after it, not from its
-maker's memory. So all clients refer to the same state and directory objects. An object that the newest checkpoints do
-not refer to stays unused for good and can be collected (`persist.engine.upkeep.garbage` explains why, however late its
-maker is). If none is left that is allowed, everything is written anew. A maker may cache only the contents of such
+maker's memory. So all clients refer to the same state and directory objects. If the newest checkpoints do not refer to
+an object, no later one will, and it can be deleted (`persist.engine.upkeep.garbage` explains why, however late its
+maker is). If no checkpoint is allowed, everything is written again. A maker may cache only the contents of such
 objects.
 
-Checkpoints and state objects contain nothing that the log does not, as long as it has not been truncated. They are
+As long as the log has not been truncated, it contains all that checkpoints and state objects contain. They are
 never changed, and any client that can write may create them. Rejected: one state object per collection and checkpoint,
 which costs 200 PUTs each time when 200 collections are sealed together.
 """
@@ -78,9 +78,8 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
-    """The directory of a location after the record at seqno, whose commit id is commit.
-
-    It consists of the objects in directory and the changes since.
+    """The directory of a location after the record at `seqno`, whose commit id is `commit`. It consists of the objects
+    in `directory` and the changes since.
     """
 
     location: str
@@ -101,15 +100,15 @@ def is_checkpoint_due(seqno: int) -> bool:
 def write_checkpoint(
     blob: Blob, state: State, recent: Mapping[int, Record], known_levels: KnownLevels | None = None
 ) -> bool:
-    """Store a checkpoint of state, unless there is one already; return whether this call stored one.
+    """Store a checkpoint of a state, unless one exists; return whether this call stored it.
 
     Cost: two pages of LIST, two GETs and a PUT of at most `INLINE_BYTES_MAX` and the size of `LocationState`; now and
     then a PUT of a directory object. Each collection with too many pending mutations costs a PUT, and perhaps a GET.
-    Each record since the newest checkpoint that is not in recent, and each directory object that is not known, costs a
-    GET.
+    Each record since the newest checkpoint that is not in `recent`, and each directory object that is not in
+    `known_levels`, costs a GET.
 
     Raises:
-        CorruptBlob: the log between the newest checkpoint and state differs from recent.
+        CorruptBlob: the log between the newest checkpoint and the state differs from `recent`.
     """
     assert state.location is not None, "an empty log needs no checkpoint"
     known_levels = known_levels or KnownLevels()
@@ -141,7 +140,7 @@ def write_checkpoint(
 
 
 def _replay_records(blob: Blob, replayed: State, state: State, recent: Mapping[int, Record]) -> State:
-    """Return state as the records after an earlier one give it."""
+    """Return the state after replaying the log from an earlier state; check it against `state`."""
     # After a roll-back of the location, cached records must not replace missing ones. All of them must be in the log,
     # whoever wrote the first ones beyond the hole. One record is read although it is cached, because the store may have
     # another one in its place.
@@ -163,7 +162,7 @@ def _replay_records(blob: Blob, replayed: State, state: State, recent: Mapping[i
 
 
 def _verify_log(blob: Blob, state: State) -> State:
-    """Return state, if the log still has its record."""
+    """Return a state, after checking that the log still has its record."""
     if (present := read_commit_id(blob, state.seqno)) != state.commit:
         raise CorruptBlob(
             make_record_key(state.seqno), f"it is commit {present} now, and was commit {state.commit} when it was read"
@@ -210,7 +209,7 @@ def read_newest_checkpoint(
 ) -> State:
     """Return the state of the newest checkpoint, or the empty one.
 
-    Cost: one page of LIST, a GET, and one for each directory object that is not known.
+    Cost: one page of LIST, a GET, and one for each directory object that is not in `known_levels`.
 
     Args:
         page_of: called with the seqno of the newest checkpoint (-1 without one), before that is read; returns a page of
@@ -223,11 +222,11 @@ def read_newest_checkpoint(
 
 
 def list_checkpoints_beyond_log(blob: Blob) -> list[int]:
-    """Return the seqnos of the newest checkpoints that were made after records which are not in the log, newest first.
+    """Return the seqnos of checkpoints of records that the log lacks, newest first.
 
     A client whose location was rolled back while it wrote a checkpoint leaves such a checkpoint, and perhaps records
-    after it. None counts if the log does not tell its state without them. Cost: a page of LIST and three GETs, if there
-    is none.
+    after it. The list is empty if the log alone does not determine the state. Cost: a page of LIST and three GETs if
+    there are none.
     """
 
     def is_there(seqno: int) -> bool:
@@ -268,7 +267,7 @@ def _load_newest(
     """Return the state of the newest checkpoint, and its levels; the empty state if there is none.
 
     Args:
-        until, takeover: of the checkpoints before this seqno, only those count that are allowed.
+        until, takeover: of checkpoints before the seqno `until`, only those that `takeover` allows count.
     """
     for stored in iterate_checkpoints(blob, skip_damaged=skip_damaged, page_of=page_of):
         checkpoint, pointer = stored.checkpoint, stored.pointer
@@ -293,7 +292,7 @@ def _load_newest(
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint that has been read, and the pointer to what was read."""
+    """A checkpoint that was read, with a pointer to its object."""
 
     checkpoint: Checkpoint
     pointer: BlobRef
@@ -302,14 +301,14 @@ class StoredCheckpoint:
 def iterate_checkpoints(
     blob: Blob, *, skip_damaged: bool = False, page_of: Callable[[int], LogPage] | None = None
 ) -> Iterator[StoredCheckpoint]:
-    """Yield the checkpoints, the newest first; page_of is the argument of `read_newest_checkpoint`.
+    """Yield the checkpoints, newest first; `page_of` is as for `read_newest_checkpoint`.
 
-    One that has gone since it was listed was collected, because there are newer ones: then all are listed again. So
-    the first that is yielded was the newest one of all at some time after this was called.
+    If a listed checkpoint was deleted meanwhile, there are newer ones, and all are listed again. So the first result
+    was the newest checkpoint at some time after the call.
 
     Raises:
-        MissingBlob: none could be read, and the log does not begin at 0.
-        CorruptBlob: one is damaged, unless those are to be skipped.
+        MissingBlob: no checkpoint could be read, and the log does not begin at 0.
+        CorruptBlob: a checkpoint is damaged, without `skip_damaged`.
     """
     collected: set[str] = set()
     is_any = is_whole = False
@@ -344,7 +343,7 @@ def iterate_checkpoints(
 
 
 def load_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
-    """Return the checkpoint at key, or None if there is none (any more); raises CorruptBlob if it is damaged."""
+    """Return the checkpoint at a key, or None if it does not exist; raise CorruptBlob if it is damaged."""
     data = get_at_most(blob, key, CHECKPOINT_BYTES_MAX)
     if data is None:
         return None
@@ -359,7 +358,7 @@ def load_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
 
 
 def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
-    """Return what `stored_checkpoint` does, without the pointer."""
+    """Return the result of `load_checkpoint`, without the pointer."""
     stored = load_checkpoint(blob, key)
     return None if stored is None else stored.checkpoint
 
@@ -393,10 +392,10 @@ def _check_checkpoint(checkpoint: Checkpoint) -> None:
 
 
 def load_state(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None = None) -> State:
-    """Return the state of a checkpoint, without contents. Cost: a GET for each level that is not known.
+    """Return the state of a checkpoint, without contents. Cost: a GET for each level not in `known_levels`.
 
     Raises:
-        MissingBlob, CorruptBlob: a directory object is missing, or cannot be believed.
+        MissingBlob, CorruptBlob: a directory object is missing or damaged.
     """
     return _restore_levels(blob, checkpoint, known_levels)[0]
 
@@ -431,8 +430,8 @@ def _restore_levels(
 def load_contents(
     blob: Blob, location: str, entry: CollectionEntry, known_levels: KnownLevels | None = None
 ) -> CollectionEntry:
-    """Return entry with its contents. Cost: nothing if it has them; otherwise the cost of `load_base`, and a GET for
-    each part list.
+    """Return an entry with its contents. Cost: nothing if it has them; otherwise `load_base`, and a GET for each part
+    list.
     """
     if entry.contents is not None:
         return entry
@@ -457,7 +456,8 @@ def load_contents(
 def load_base(
     blob: Blob, location: str, entry: CollectionEntry, known_levels: KnownLevels | None = None
 ) -> CollectionState | None:
-    """Return what an entry's base points to, None if it points to none. Cost: a GET for each state object, at once."""
+    """Return the contents that an entry's base points to, or None without a base. Cost: a GET for each state object, in
+    parallel."""
     if not entry.stored:
         return None
     base = (known_levels or KnownLevels()).contents.read(blob, location, entry)[-1].contents
@@ -485,7 +485,7 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
 def _rebase_entry(
     blob: Blob, state: State, entry: CollectionEntry, known_levels: KnownLevels, *, always: bool
 ) -> CollectionEntry:
-    """Store an entry's contents as its new base, if that is worth it."""
+    """Store an entry's contents as its new base, if enough is pending or always is set."""
     assert state.location is not None
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
     # After a compaction, parts that it replaced must not survive in pending mutations.

@@ -1,8 +1,8 @@
-"""Whether a client's clock is years ahead: the times that it seals are sealed for ever, for all clients.
+"""Detects a client's clock that is far ahead: the times that it seals are sealed for ever, for all clients.
 
 The clock is compared with the date that the store gave the newest record, and if that is old, with the date of an
-object written now. Only a store with a clock of its own can tell: a folder has that of the machine, and what it held
-before tells only while it is younger than `AHEAD_S`.
+object written now. Only a store with its own clock can show this. A folder has the machine's clock, and its earlier
+dates help only while they are younger than `AHEAD_S`.
 """
 
 import threading
@@ -25,9 +25,9 @@ class ClockCheck:
         self._dated_s = float("-inf")  # The newest date of an object in the store.
 
     def make_error(self, seqno: int, *, may_write: bool = True) -> ClockAhead | None:
-        """Return what is wrong if the clock is more than a day ahead of the store's; None if it is not, or unknown.
+        """Return an error if the clock is more than a day ahead of the store's; None if not, or if unknown.
 
-        Cost: nothing within a day of the last look; otherwise a LIST, and where the newest record is old, a PUT and
+        Cost: nothing within a day of the last check; otherwise a LIST, and if the newest record is old, a PUT and
         another LIST.
 
         Args:

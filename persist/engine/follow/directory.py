@@ -5,25 +5,25 @@
 
     directory/<seqno, 20 digits>-<xxh3_128 of the object>.json         frame "directory"
 
-If several of these have an entry for a collection, the last one counts. A checkpoint takes over the directory objects
-of the one before it, and holds by itself what changed since. When the inline changes exceed `INLINE_BYTES_MAX`, they
-become a directory object of their own. It is merged with the objects before it that are less than `RATIO` times as
-large as the merged ones. So each object is at least `RATIO` times as large as the next. A directory of n bytes has at
-most `log2(n / INLINE_BYTES_MAX)` objects, and a change is rewritten about as often, however large the directory is. All
-of a small location is in its checkpoint, one object.
+If several of these have an entry for a collection, the last one counts. A checkpoint names the directory objects of the
+one before it, and contains the changes since. When the inline changes exceed `INLINE_BYTES_MAX`, they become a
+directory object of their own. It is merged with the objects before it that are less than `RATIO` times as large as the
+merged ones. So each object is at least `RATIO` times as large as the next. A directory of n bytes has at most `log2(n /
+INLINE_BYTES_MAX)` objects, and a change is rewritten about as often, however large the directory is. The whole
+directory of a small location is in its checkpoint.
 
 An object of up to `WHOLE_BYTES_MAX` holds its entries, and is read when the location is opened. A larger one lists
 pages (`persist.engine.follow.directory_pages`), which are read when a collection is touched. So opening reads the
-latest changes and a list of pages, and a client keeps in memory the entries that it used. Two things follow:
+latest changes and a list of pages, and a client keeps only used entries in memory. Two things follow:
 - a change to a stored page must name the names that it frees, because no reader looks up a collection's former name;
-- what a reader checks of all entries at once, it checks of those in memory. `persist fsck` checks the others.
+- checks over all entries cover those in memory. `persist fsck` checks the others.
 
-A directory object may hold what later ones replace, such as the inline updates of a collection that was destroyed
-since. Nothing stays as it is that is older than the log that is kept (`log_floor`), so it lives no longer than there.
-Nothing stays either that is older than the last erasure, because nothing else would ever replace it. All is merged
-into one object then, which lists again those pages of which nothing was replaced.
+A directory object may contain data that later ones replace, such as the inline updates of a destroyed collection. No
+object older than the log floor (`log_floor`) is reused, so such data lives no longer than in the log. Nor is an object
+older than the last erasure, because nothing else would ever replace it. Then all objects are merged into one, which
+lists the unchanged pages again.
 
-A location of a format before `PAGES` has no pages. Its objects are whole, of at most `OBJECT_BYTES_MAX`.
+A location of a format before `PAGES` has no pages. Its objects contain their entries, of at most `OBJECT_BYTES_MAX`.
 
 Rejected: pages by ranges of ids, each rewritten when something in it changed. Sixteen records that touch sixteen of ten
 thousand collections would rewrite sixteen pages, hundreds of times as much as they changed.
@@ -86,10 +86,10 @@ class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 class DirectoryObject(Framed, frozen=True, kw_only=True, tag="directory"):
-    """The collections that changed up to the record at seqno, since the objects before it, and ids of those gone.
+    """The collections that changed since the earlier objects, up to a seqno, and the ids of dropped ones.
 
-    They are in collections and gone, or in pages: entries by id, and ids by name; null for what is gone. If there are
-    pages in an object before it, freed are the names that collections had before and none has now.
+    They are in `collections` and `gone`, or in `pages`: entries by id, and ids by name, null for dropped ones. If an
+    earlier object has pages, `freed` lists the former names that no collection has now.
     """
 
     location: str
@@ -111,7 +111,7 @@ class Directory:
     def with_changes(
         self, collections: Iterable[DirectoryEntry], gone: Iterable[str], freed: Iterable[str] | UnsetType = UNSET
     ) -> "Directory":
-        """Return the directory after changes that have been read; raise ValueError if no writer would make them."""
+        """Apply changes that were read; raise ValueError if no writer would make them."""
         is_paged = not self.entries.is_all_in_memory
         entries: dict[str, CollectionEntry | None] = {}
         for stored in collections:
@@ -150,12 +150,12 @@ class Changes:
 
     @property
     def collections(self) -> tuple[DirectoryEntry, ...]:
-        """The entries that come, as they are stored."""
+        """The new and changed entries, in their stored form."""
         return tuple(_to_directory_entry(entry) for entry in self.entries.values() if entry is not None)
 
     @property
     def gone(self) -> tuple[str, ...]:
-        """The ids of collections that are gone."""
+        """The ids of dropped collections."""
         return tuple(id_ for id_, entry in self.entries.items() if entry is None)
 
     def list_freed_names(self, levels: "Sequence[Level]") -> tuple[str, ...] | UnsetType:
@@ -179,7 +179,7 @@ EMPTY = Directory(FrozenMap(), FrozenMap())
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One directory object, and the directory that it makes with those before it; its pages, if it has any."""
+    """One directory object, its pages if any, and the directory up to and including it."""
 
     pointer: BlobRef
     directory: Directory
@@ -192,7 +192,7 @@ class Level:
 
     @property
     def blobs(self) -> Iterator[str]:
-        """The keys of the object and of those with its pages."""
+        """The keys of the object and of its pages' objects."""
         yield self.pointer.blob
         yield from (pages.blob for table in self.tables or () for pages in table.objects)
 
@@ -205,11 +205,10 @@ class Level:
 
 
 class KnownLevels:
-    """The levels that a client saw last, so that it need not read them for each checkpoint that names them again.
+    """A cache of the levels that a client saw last, because later checkpoints name them again.
 
-    In `contents` are the state objects that they point to.
-
-    They are immutable, and known by the checksum of their bytes. Safe to use from many threads.
+    `contents` caches the state objects that they point to. Both are immutable, and identified by checksum. Safe to use
+    from many threads.
 
     Args:
         pool: fetches several objects at once; None for one after the other.
@@ -222,10 +221,10 @@ class KnownLevels:
         self.contents = KnownContents(pool, cache)
 
     def read(self, blob: Blob, location: str, pointers: Sequence[BlobRef]) -> tuple[Level, ...]:
-        """Return the levels that a checkpoint points to. Cost: a GET for each that this client has not seen, at once.
+        """Return the levels that a checkpoint points to. Cost: a GET for each uncached one, in parallel.
 
         Raises:
-            MissingBlob, CorruptBlob: one is missing, or not what was stored there.
+            MissingBlob, CorruptBlob: a level is missing or damaged.
         """
         levels: list[Level] = []
         for level, pointer in zip(self._levels, pointers, strict=False):
@@ -244,9 +243,9 @@ class KnownLevels:
 
 
 def list_reusable_levels(levels: tuple[Level, ...], control: LocationState) -> tuple[Level, ...]:
-    """Return the levels that a new checkpoint may name again as they are.
+    """Return the levels that a new checkpoint may reuse.
 
-    These are none if the oldest is older than the log that is kept, or than the last erasure.
+    None may be reused if the oldest is older than the log floor, or than the last erasure.
     """
     last_erasure = control.erasures[-1][0] if control.erasures else 0
     return () if levels and levels[0].seqno < max(control.log_floor, last_erasure) else levels
@@ -254,11 +253,11 @@ def list_reusable_levels(levels: tuple[Level, ...], control: LocationState) -> t
 
 @dataclass(frozen=True, slots=True)
 class NewDirectory:
-    """The directory as a checkpoint represents it.
+    """The directory in the form that a checkpoint stores.
 
     Attributes:
         levels: the directory objects that it points to, oldest first.
-        collections, gone: what has changed since.
+        collections, gone: the changes since.
     """
 
     levels: tuple[Level, ...]
@@ -275,14 +274,14 @@ def store_directory(
     reused: tuple[Level, ...],
     store: Callable[[str, bytes], object],
 ) -> NewDirectory:
-    """Return how a checkpoint of state represents its directory, which extends the last of levels.
+    """Return the directory of a new checkpoint, which extends the last of levels.
 
-    All bases of entries that differ from the levels are stored. New directory objects are passed to store first, one at
-    a time. Cost: proportional to the changes, and to the levels that are merged with them.
+    The bases of changed entries must be stored already. New directory objects are passed to store first, one at a time.
+    Cost: proportional to the changes, and to the levels that are merged with them.
 
     Args:
         levels: the levels of the checkpoint that the new one extends.
-        reused: the levels that may be reused as they are; all of them, or none.
+        reused: the levels that may be reused: all of them, or none.
     """
     assert state.location is not None
     changes = directory.changes_since(levels[-1].directory if levels else EMPTY)
@@ -366,7 +365,7 @@ def _make_level(
     levels: Sequence[Level],
     directory: Directory | None = None,
 ) -> Level:
-    """Return what a directory object makes of the levels before it; directory: it, if that is known."""
+    """Return the level of a directory object; directory: the result, if the caller has it."""
     if (stored.location, stored.seqno) != (location, parse_directory_seqno(pointer.blob)):
         raise CorruptBlob(pointer.blob, "it belongs to another location or checkpoint, so blobs were exchanged")
     directory_before = levels[-1].directory if levels else EMPTY
@@ -411,7 +410,7 @@ def check_pointers(pointers: Sequence[BlobRef], seqno: int) -> None:
 
 
 def _read_entry(entry: DirectoryEntry) -> CollectionEntry:
-    """Return an entry that was read; raise ValueError if no writer would make it."""
+    """Convert a stored entry; raise ValueError if no writer would make it."""
     _check_entry(entry)
     return CollectionEntry(
         entry.id, entry.name, entry.base, entry.pending, None, entry.leased, entry.folders, entry.levels
@@ -457,7 +456,7 @@ def _check_entry(entry: DirectoryEntry) -> None:
 
 
 def check_leases(directory: Directory, leases: Mapping[str, object]) -> None:
-    """Raise ValueError if a hold of a collection in memory lives by a lease that is not there."""
+    """Raise ValueError if a hold of a loaded collection refers to a missing lease."""
     for _, entry in directory.entries.iterate_in_memory():
         if entry.leased and not all(lease in leases for _, lease in entry.leased):
             raise ValueError(f"a hold of collection {entry.id} lives by a lease that does not exist")

@@ -12,9 +12,9 @@ for each collection that is used.
 
 Invariants:
 - keys ascend over all pages of a table;
-- an object is taken over into a later table if nothing later speaks of a key in its range. So no object in a table has
-  an entry that the same table replaces: destroyed data does not survive beside idle data;
-- entries that have holds which live by leases are listed with their object, so that the end of a lease reads no others.
+- a later table reuses an object if no later item has a key in its range. So no object in a table has an entry that the
+  same table replaces: destroyed data does not survive beside idle data;
+- entries with leased holds are listed with their object, so that the end of a lease reads no others.
 
 Rejected: a filter of keys for each object. A directory has few levels of pages, and a key that is not in one of them
 costs a page of it, once.
@@ -58,7 +58,7 @@ class Page(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One object of pages, in order, without gaps; and (lease, key) of entries with holds that live by a lease."""
+    """One object of pages, in order, without gaps; and (lease, key) pairs of entries with leased holds."""
 
     blob: str
     pages: tuple[Page, ...]
@@ -75,12 +75,12 @@ class _Leased(msgspec.Struct):
 
 
 class Table(Generic[V]):
-    """All pages of one table, over a map of older values; itself the lower layer of another map.
+    """All pages of one table, above a map of older values; a map may be layered above it.
 
     Safe to use from many threads. Cost of a look-up: nothing, or a GET of a page, and then a look-up in `before`.
 
     Args:
-        decode: makes a value of a key and its JSON; raises ValueError if no writer would store that.
+        decode: returns the value of a key and its JSON; raises ValueError if no writer would store it.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Table(Generic[V]):
         )
 
     def list_marked(self, mark: str) -> Iterator[str]:
-        """Yield the ids of entries that may have a hold which lives by a lease."""
+        """Yield the ids of entries that may have a hold of a lease."""
         yield from (key for pages in self.objects for lease, key in pages.leased if lease == mark)
         yield from (key for key, _ in self.before.iterate_marked(mark))
 
@@ -215,7 +215,7 @@ class Writing:
         self._made.append(pages)
 
     def finish(self) -> tuple[Pages, ...]:
-        """Store what is left, and return all objects in order."""
+        """Store the remaining items, and return all objects in order."""
         self._end_object()
         return tuple(self._made)
 
@@ -243,9 +243,9 @@ class Writing:
 def rewrite_table(
     writing: Writing, newer: Iterator[Item], oldest: Table[Any] | None, *, keeps_gone: bool
 ) -> tuple[Pages, ...]:
-    """Return the objects of a table with the items of an oldest one and newer items, in ascending order of keys.
+    """Merge an oldest table with newer items, and return its objects in key order.
 
-    Objects of the oldest one are taken over where nothing newer has a key in their range. Cost: reading and writing the
+    Objects of the oldest table are reused if no newer item has a key in their range. Cost: reading and writing the
     others.
 
     Args:
@@ -298,7 +298,7 @@ def _check_present(pages: Pages, data: bytes | None) -> bytes:
 
 
 def _decode_page(pages: Pages, n: int, data: bytes) -> dict[str, Any]:
-    """Return what the bytes of a page hold."""
+    """Decode the bytes of a page."""
     page = pages.pages[n]
     checksum = xxhash.xxh3_64_hexdigest(data)
     if len(data) != page.bytes or checksum != page.checksum:

@@ -1,13 +1,13 @@
-"""A client's view of the log: the newest state it knows, kept up to date by reading the next seqno.
+"""A client's view of the log: the newest known state, kept up to date by reading the next seqno.
 
 One `Follower` per client, used from many threads. The state is replaced as a whole and only ever moves forward.
 `refresh` is linearizable: it returns a state that includes every record created before the call.
 
 Old records are truncated, and their slots are free again. If a client has not seen the end of the log for
-`STALE_AFTER_S` (far less than any retention), its next slot may have been truncated. Before the client trusts what it
-finds or creates in that slot, it must look at the newest checkpoint: `refresh` does so by itself, and a writer calls
-`was_truncated` after its create, which also notices that another thread has refreshed meanwhile. The time is the longer
-one of the monotonic and the wall clock's, so that a machine that was suspended notices.
+`STALE_AFTER_S` (far less than any retention), its next slot may have been truncated. Before the client trusts a record
+that it finds or creates in that slot, it must read the newest checkpoint: `refresh` does so by itself, and a writer
+calls `was_truncated` after its create, which also detects that another thread has refreshed meanwhile. The longer time
+of the monotonic and the wall clock counts, so that a suspended machine notices.
 """
 
 import logging
@@ -52,7 +52,7 @@ THREADS_MAX, CACHE_BYTES = 16, 32 << 20  # For a follower without the pool and t
 
 
 class Follower(KnownCollections):
-    """Reads the log and answers what the state is."""
+    """Follows the log and returns its newest state."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class Follower(KnownCollections):
         """Read the newest checkpoint and the records after it.
 
         Args:
-            poll_s: the longest pause of who waits for a record; see `Settings.poll_s`.
-            pool: makes several requests at once. Its waiters hold a lock, so it must compute what they wait for.
+            poll_s: the longest pause of threads that wait for a record; see `Settings.poll_s`.
+            pool: makes several requests at once. Its waiters have a lock, so its threads must not wait for that.
             cache: keeps state objects and tokens.
             policy: of a location whose log has none; see `Tuning.policy`.
 
-        Cost: two pages of LIST, and a GET for the checkpoint, each of its directory objects, and each record after it,
-        or its own record. At a remote store, they take as long as three or four requests.
+        Cost: two pages of LIST, and a GET for the checkpoint, for each of its directory objects, and for each later
+        record, or else its own record. At a remote store, they take as long as three or four requests.
         """
         by_store_s = POLL_MAX_S if is_remote(blob) else POLL_FIRST_S
         pause_s = by_store_s if poll_s == "by store" else poll_s
@@ -93,7 +93,7 @@ class Follower(KnownCollections):
         self._is_opening = False
 
     def _begin(self) -> bool:
-        """Read the newest checkpoint and the records after it; return False if it was collected meanwhile.
+        """Read the newest checkpoint and the records after it; return False if it was deleted meanwhile.
 
         A remote store lists the log while the checkpoint is read. The listing has all records created before it.
         """
@@ -125,9 +125,9 @@ class Follower(KnownCollections):
         return True
 
     def _verify_checkpoint(self, newest: State) -> bool:
-        """Return False if a checkpoint was collected meanwhile.
+        """Return False if a checkpoint was deleted meanwhile.
 
-        Raises CorruptBlob if neither its own record nor one that follows exists. The checkpoint may then belong to
+        Raises CorruptBlob if neither its own record nor a later one exists. The checkpoint may then belong to
         another location, whose rows must not be mixed with this one's, or the log alone was rolled back.
         """
         if self._state.seqno != newest.seqno or newest.location is None:
@@ -140,11 +140,11 @@ class Follower(KnownCollections):
         return False
 
     def _find_later_records(self, listed: Sequence[int]) -> None:
-        """Find records beyond the end of the log, so that no write goes over them.
+        """Find records beyond the end of the log, so that no write overlaps them.
 
         An open client may have written them after a backup was restored in place, or the log may have lost a record.
-        Only the last listed page is examined. Such a client may also have written the newest checkpoint, with records
-        after it: then the record of the checkpoint itself is missing.
+        Only the last listed page is examined. Such a client may also have written the newest checkpoint and later
+        records: then the record of the checkpoint is missing.
         """
         if not self._is_stale() and (not listed or listed[-1] <= self._state.seqno):
             return
@@ -169,11 +169,11 @@ class Follower(KnownCollections):
 
     @property
     def state(self) -> State:
-        """The newest state this client knows, without asking the store."""
+        """The newest known state, without a request."""
         return self._state
 
     def refresh(self) -> State:
-        """Return the state after all present records; `looks` decides which calls may skip the look.
+        """Return the state after all present records; `looks` decides which calls may skip the read.
 
         Cost: a GET for each record, and one that finds none; up to 32 after many records of a remote store.
         """
@@ -208,9 +208,8 @@ class Follower(KnownCollections):
                 raise
 
     def restart(self) -> State:
-        """Take over the newest checkpoint, because state objects that only older ones refer to may be gone.
-
-        Cost: a page of LIST, a GET, and what it takes to read the contents of collections again.
+        """Continue from the newest checkpoint, because state objects of older ones may be deleted. Cost: a page of
+        LIST, a GET, and reading the contents of collections again.
         """
         with self._lock:
             newest = self._load_newest_checkpoint()
@@ -249,9 +248,8 @@ class Follower(KnownCollections):
         return read_newest_control(self._blob).log_floor > seqno
 
     def get_newest_record(self) -> Record | None:
-        """Return the newest record of the log, as far as this client has read it; None if it is not there any more.
-
-        Cost: mostly nothing, because it was read to know the state.
+        """Return the record of the newest known state; None if it was truncated. Cost: mostly nothing, because it was
+        read before.
         """
         with self._lock:
             if self._is_stale():
@@ -304,12 +302,12 @@ class Follower(KnownCollections):
         self._state = newest
 
     def _verify_newest(self) -> None:
-        """Stop, with LogReplaced, if the newest record that this client knows is gone or another one."""
+        """Stop, with LogReplaced, if the newest known record is missing or differs."""
         if self._state.commit is not None:
             self.past.verify(self._state.seqno, self._state.commit)
 
     def apply_winner(self, winner: Record) -> None:
-        """Apply a record that was there where this client wanted to create its own, unless that was done already."""
+        """Apply a record that another client created in this client's slot, unless it was applied already."""
         with self._lock:
             if winner.seqno == self._state.seqno + 1:
                 self.past.note_continuation(self._state)
@@ -360,7 +358,7 @@ class Follower(KnownCollections):
             self.on_advance(record.seqno)
 
     def load_submissions(self, after: int) -> Submissions:
-        """Refresh, and return the submissions in all records after a seqno, as far as the log still has them.
+        """Refresh, and return the submissions in all records of the log after a seqno.
 
         Cost: a `refresh`. If seqno is far away, a LIST and a GET replace the older records; then a GET for each record
         between it and the checkpoint from which this client continued.
@@ -381,7 +379,7 @@ class Follower(KnownCollections):
             return self.submissions
 
     def _does_not_follow(self, record: Record) -> LogReplaced | LogInterrupted | CorruptBlob:
-        """Return the error for a next record that was made after another one than the last that is known."""
+        """Return the error for a next record whose predecessor is not the last known one."""
         seqno, commit = self._state.seqno, self._state.commit
         if commit is None:
             return CorruptBlob(

@@ -26,7 +26,7 @@ OVER_ALL_MAX = 10
 
 
 class KnownCollections(AwaitedLog):
-    """The part of a view of the log that looks up collections; most contents are read when they are needed first."""
+    """The part of a view of the log that looks up collections; most contents are read at their first use."""
 
     def __init__(
         self, blob: Blob, clock: Clock, longest_pause_s: float, policy: Policy, pool: Executor, cache: Cache
@@ -43,7 +43,7 @@ class KnownCollections(AwaitedLog):
 
     @abstractmethod
     def restart(self) -> State:
-        """Take over the newest checkpoint, because state objects that only older ones refer to may be gone."""
+        """Continue from the newest checkpoint, because state objects of older ones may be deleted."""
 
     def load(self, id_: str) -> CollectionState | None:
         """Return the contents of a collection in the newest known state; None if it does not exist."""
@@ -68,7 +68,7 @@ class KnownCollections(AwaitedLog):
         return self.apply_to_state(lambda state: state.ids.get(name))
 
     def entry(self, id_: str) -> CollectionEntry | None:
-        """Return the newest known entry of a collection; None if it is gone. Waits for no other thread."""
+        """Return the newest known entry of a collection; None if it was dropped. Waits for no other thread."""
         try:
             return self._state.entries.get(id_)
         except MissingBlob:
@@ -77,8 +77,8 @@ class KnownCollections(AwaitedLog):
     def apply_to_state(self, look: Callable[[State], T]) -> T:
         """Return the result of look on the newest known state; it may read all collections of that state.
 
-        Cost: the reads of look; each page of a directory that is not all in memory. If pages were collected meanwhile,
-        look is called again with a newer state.
+        Cost: the reads of look, and the missing pages of the directory. If pages were deleted meanwhile, look is called
+        again with a newer state.
         """
         state = self._state
         for _ in range(OVER_ALL_MAX):
@@ -103,7 +103,7 @@ class KnownCollections(AwaitedLog):
     def refresh_and_load(self, ids: Iterable[str], threads: Executor) -> State:
         """Refresh; on a remote store, also load unknown contents of collections at the same time.
 
-        `load` handles collections that are gone or unreadable. Cost: a GET for each state object, in parallel.
+        `load` handles dropped or unreadable collections. Cost: a GET for each state object, in parallel.
         """
         entries = [entry for entry in map(self._state.entries.get, ids) if entry is not None and entry.contents is None]
         location = self._state.location
@@ -122,7 +122,7 @@ class KnownCollections(AwaitedLog):
     def refresh_and_require(self, id_: str, name: str) -> CollectionState:
         """Refresh, and return the contents of a collection.
 
-        Raises CollectionNotFound: it does not exist, or not any more.
+        Raises CollectionNotFound: it does not exist (any more).
         """
         self.refresh()
         return self.require(id_, name)
@@ -135,7 +135,7 @@ class KnownCollections(AwaitedLog):
         return contents
 
     def peek(self, id_: str, name: str) -> CollectionState:
-        """Like `require`, but keep nothing of it: for a look at each of very many collections."""
+        """Like `require`, but cache nothing, to read very many collections one by one."""
         entry = self.entry(id_)
         location = self._state.location
         if entry is None or location is None:
@@ -153,5 +153,5 @@ class KnownCollections(AwaitedLog):
             return self._state.seqno, [self.require(id_, name) for id_, name in ids_and_names]
 
     def find_token(self, contents: CollectionState, token: str | None) -> Remembered | None:
-        """Return what contents remember of a token; see `TokenMemory.find`."""
+        """Return the earlier use of a token, or None; see `TokenMemory.find`."""
         return self.tokens.find(self._state.location, contents, token)

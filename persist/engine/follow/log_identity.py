@@ -3,12 +3,12 @@
 A location may be rolled back under an open client: a backup is restored in place. The client would continue beyond a
 hole, and its writes would be acknowledged and never read. Four things prevent that:
 
-- Each record names the commit before it, so no record that was made after the roll-back is taken for the next one.
-- A checkpoint's maker first makes sure that all records in it exist
-  (`persist.engine.follow.checkpoint.write_checkpoint`), so that memory bridges no hole.
+- Each record names the commit before it, so a record made after the roll-back cannot pass for the next one.
+- A checkpoint's maker first checks that all its records exist (`persist.engine.follow.checkpoint.write_checkpoint`), so
+  no checkpoint bridges a hole.
 - Nothing is acknowledged before the client has seen, after the request, that its predecessors still exist:
-  `determine_fate` looks for the record before, and for the last records known when records of others were read. One of
-  these is the last that was taken away, if there is a hole. See `persist.engine.write.store_checks`.
+  `determine_fate` looks for the record before, and for the last records known when records of others were read. If
+  there is a hole, one of these is its last missing record. See `persist.engine.write.store_checks`.
 - From time to time a client checks this without a commit, so that no client writes beyond a hole and readers notice
   one. A writer checks before it creates a record, at most every `PROVE_AFTER_S`; a reader after it has read on, at most
   every `PROVE_READS_AFTER_S`.
@@ -68,7 +68,7 @@ class Past:
             self._add_mark(state)
 
     def note_continuation(self, state: State) -> None:
-        """Note that a record after state was read, which another client may have written beyond a hole."""
+        """Note that another client's record after state was read, which may lie beyond a hole."""
         if state.commit is not None:
             self._tops = [*self._tops[1 - TOPS_MAX :], (state.seqno, state.commit)]
 
@@ -79,9 +79,9 @@ class Past:
             return [*self._tops, *([] if before.commit is None else [(before.seqno, before.commit)])]
 
     def check_fates(self, looks: list[tuple[Mark, Fate]]) -> bool:
-        """Note the fates of tops; return whether all of them are in the log.
+        """Note the fates of the records of `list_tops`; return whether all are in the log.
 
-        Raises LogReplaced: one of them is gone, or another one is there; the client stops.
+        Raises LogReplaced: a record is missing or differs; the client stops.
         """
         are_there = True
         with self._lock:
@@ -95,31 +95,30 @@ class Past:
         return are_there
 
     def check_tops(self, before: State) -> bool:
-        """Look for the tops of a state, as `check_fates` does. Cost: a GET of a few bytes for each."""
+        """Look for the records of `list_tops`, and call `check_fates`. Cost: a GET of a few bytes for each."""
         return self.check_fates([(top, determine_fate(self._blob, top)) for top in self.list_tops(before)])
 
     def prove(self, state: State, now: Moment) -> None:
-        """Make sure that what is committed next will be read by others. Cost: nothing, or a GET now and then.
+        """Check that other clients will read the next commit. Cost: nothing, or a GET now and then.
 
         Raises:
             LogInterrupted: records lay beyond the end of the log when it was opened.
-            LogReplaced: the log is another one.
+            LogReplaced: the log is not the one that this client has read.
         """
         with self._lock:
             self.check(state, now, PROVE_AFTER_S)
             self._check_whole()
 
     def prove_now(self, state: State) -> None:
-        """Like `prove`, whenever that was done before. Cost: one GET. The records for the next check stay the same."""
+        """Like `prove`, but always check. Cost: one GET. The records for the next check stay the same."""
         with self._lock:
             self.check_stopped()
             self._verify_marks(state, self._marks[-1:])
             self._check_whole()
 
     def prove_known(self, state: State) -> None:
-        """Make sure that the log still is the one that this client knows, before it deletes anything by a state.
-
-        Cost: a GET of a few bytes for each record that is looked for, mostly two.
+        """Check that the log is the one that this client knows, before it deletes blobs by its state. Cost: a GET of a
+        few bytes for each checked record, mostly two.
 
         Raises:
             LogReplaced, LogInterrupted: as `prove`.
@@ -160,7 +159,7 @@ class Past:
                 self.verify(seqno, commit)
 
     def verify(self, seqno: int, commit: str) -> None:
-        """Raise LogReplaced, now and from now on, unless the record at seqno is that commit or has been truncated."""
+        """Raise LogReplaced, now and in later checks, unless the record at seqno is that commit or was truncated."""
         fate = determine_fate(self._blob, (seqno, commit))
         if isinstance(fate, tuple):
             raise self.stop(*fate)
@@ -171,15 +170,15 @@ class Past:
         return LogReplaced(self._blob.url, *self._lost)
 
     def check_stopped(self) -> None:
-        """Raise LogReplaced if it was found out before that the log is another one."""
+        """Raise LogReplaced if an earlier check found another log."""
         if self._lost is not None:
             raise LogReplaced(self._blob.url, *self._lost)
 
 
 def determine_fate(blob: Blob, mark: Mark) -> Fate:
-    """Return whether a record is there or has been truncated, or what to stop with if neither is so.
+    """Return whether a record exists or was truncated; otherwise the error to stop with.
 
-    Cost: a GET of a few bytes, if it is there. Needs no lock.
+    Cost: a GET of a few bytes, if it exists. Needs no lock.
     """
     seqno, commit = mark
     if matches_commit(blob, seqno, commit):
@@ -203,10 +202,10 @@ def is_past(then: Moment, now: Moment, after_s: float) -> bool:
 
 
 def load_record(blob: Blob, newest: State) -> Record | None:
-    """Return the record after which the newest checkpoint was made, or None if there is none any more.
+    """Return the record after which the newest checkpoint was made, or None if it was truncated.
 
     Raises:
-        CorruptBlob: it is of another location, or another commit.
+        CorruptBlob: it belongs to another location, or is another commit.
         LogInterrupted: as `check_not_beyond`.
     """
     record = read_record(blob, newest.seqno)
@@ -228,7 +227,7 @@ def check_not_beyond(blob: Blob, newest: State) -> None:
 
 
 def make_contradiction_error(record: Record | None, state: State) -> CorruptBlob:
-    """Return the error for a record that is not of the state that it was found with; or for none, where one must be."""
+    """Return the error for a record that contradicts the state, or is missing (None)."""
     checkpoint = make_checkpoint_key(state.seqno)
     if record is None:
         return MissingBlob(make_record_key(state.seqno), f"it is missing, and {checkpoint} was made after it")

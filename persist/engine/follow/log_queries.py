@@ -1,20 +1,20 @@
 """Facts that only the log's records have, not the state: authors of changes, and outcomes of operations.
 
-- `build_log_table` returns the records as a table, for people. It begins where the log does, which is kept for a
-  while (`Settings.log_retention_s`).
-- `Submissions` keeps which operations that clients had committed by others are in the log, as far as one reader of it
-  knows. A client whose operations a server commits sends each with its own id and a number
-  (`persist.engine.write.relay`). A record with operations of others names them (`persist.core.log.records.Submitted`).
-  Both sides read that, and nothing else, to find out what became of an operation:
+- `build_log_table` returns the records as a table, for people. It begins with the first record that is kept
+  (`Settings.log_retention_s`).
+- `Submissions` records which operations of other clients are in the log, as far as one reader has read it. A client
+  whose operations a server commits sends each with its own id and a number (`persist.engine.write.relay`). A record
+  with such operations names them (`persist.core.log.records.Submitted`). Both sides use only this to learn the outcome
+  of an operation:
 
-  - a client that lost the answer finds its number in the log. Otherwise it commits by itself, and that record also
-    declares that none of its operations up to a number will follow;
+  - a client that lost the answer looks for its number in the log. If it is missing, the client commits by itself, and
+    that record also declares that none of its operations up to a number will follow;
   - a server commits an operation only if no record since the request declares this.
 
-  Both need the slot of the log after the records that they have read, so only one of the two can get it, and the other
-  reads the decision. This needs no state in checkpoints, because only records after a seqno are needed: `knows` returns
-  whether all of these were read here. Rejected: a token in the state for each such operation. An operation may concern
-  no collection, and the tokens of busy servers would make collections forget those of their users.
+  Both need the slot of the log after the records that they have read, so only one side can get it, and the other reads
+  the decision. This needs no state in checkpoints, because only records after a seqno matter: `knows` returns whether
+  all of them were read here. Rejected: a token in the state for each such operation. An operation may concern no
+  collection, and the tokens of busy servers would make collections forget those of their users.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,12 +50,12 @@ Map = Callable[[Callable[[int], dict[str, Any] | None], Sequence[int]], Iterator
 
 
 def build_log_table(blob: Blob, state: State, last: int | None, collection: str | None, map_all: Map) -> pa.Table:
-    """Return a row for each of the last records up to state, or for those among them that name a collection.
+    """Return a row for each of the last records up to a state; only those of a collection, if given.
 
     Cost: a GET for each record, and one for each long part list.
 
     Args:
-        last: how many records are looked at; None for all that are kept.
+        last: how many records are read; None for all.
         map_all: calls a function for each of some items, perhaps in parallel, and returns the results in order.
     """
     if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
@@ -98,7 +98,7 @@ RANGES_MAX = 4096  # Ranges of one submitter; all operations of one request have
 
 
 class Submissions:
-    """The submissions in records since a seqno. One thread adds to it at a time; others may read.
+    """The submissions in records since a seqno. One thread at a time adds; others may read.
 
     Records are noted before the state moves, so a reader misses none that its state includes.
     """
@@ -108,7 +108,7 @@ class Submissions:
         self._ranges: dict[str, tuple[tuple[int, int, int], ...]] = {}  # (first, last, seqno), the newest last.
 
     def note(self, record: Record) -> None:
-        """Take in a record, which follows the one before."""
+        """Add the submissions of the next record."""
         if record.submitted is UNSET:
             return
         for submitted in record.submitted:
@@ -125,14 +125,14 @@ class Submissions:
         self._since = max(self._since, seqno)
 
     def knows(self, after: int) -> bool:
-        """Whether all records after this one have been taken in."""
+        """Return whether all records after a seqno were added."""
         return self._since <= after
 
     def find_seqno(self, submitter: str, number: int) -> int | None:
-        """Return the record that holds an operation; None if none does that was taken in."""
+        """Return the seqno of the record with an operation; None if no added record has it."""
         ranges = self._ranges.get(submitter, ())
         return next((seqno for first, last, seqno in ranges if first <= number <= last), None)
 
     def is_past(self, submitter: str, number: int) -> bool:
-        """Whether an operation that no record holds yet is in none that follows, either."""
+        """Return whether an operation without a record can no longer get one."""
         return any(last >= number for _, last, _ in self._ranges.get(submitter, ()))

@@ -1,8 +1,8 @@
-"""A client's view of one point of the log, which never moves: for consistent reads of several collections.
+"""A fixed view of one point of the log, for consistent reads of several collections.
 
 The state after a record is that of the newest checkpoint at or before it, and the records since. Checkpoints and
-records are kept for a while (`Settings.log_retention_s`, see `persist.engine.upkeep.garbage`); a point that lies
-further back is refused, never guessed at.
+records are kept for a while (`Settings.log_retention_s`, see `persist.engine.upkeep.garbage`); an older point is
+refused.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class PinnedFollower(Follower):
     Cost: a page of LIST, a GET of a checkpoint, and a GET for each record between it and the seqno.
 
     Raises:
-        InvalidUsage: there is no such record yet, or the log has not kept the needed records.
+        InvalidUsage: the record does not exist yet, or needed records were truncated.
         Corruption: a stored object is damaged.
     """
 

@@ -1,4 +1,4 @@
-"""The contents of one collection on storage: what changed is written, and not all of it again.
+"""Stores the state of one collection as objects, of which later ones have changes only.
 
     contents  =  [state object, state object, …]  +  the mutations since, in its entry of the directory
                   oldest, whole   changes to it
@@ -7,20 +7,19 @@
 
 A collection may consist of very many parts, each with a descriptor of some 900 bytes, of which a commit touches a few.
 So a state object either is whole, or has the changes since the earlier ones and a member `gone`. Its maps hold new and
-changed items, and `gone` the deleted keys; all other members have their present values. Runs and keyframes are taken
-for maps, by the number of the first part and by time. A reader first removes deleted keys, then replaces changed items,
-and then adds new ones in the order of the object. So all maps have the order of the contents.
+changed items, and `gone` the deleted keys; all other members have their present values. Runs and keyframes count as
+maps, by the number of the first part and by time. A reader first removes deleted keys, then replaces changed items, and
+then adds new ones in the order of the object. So all maps have the order of the contents.
 
-New changes are written together with those before them that are less than `RATIO` times as large, and the whole is
-written anew when it is less than that. So each object is at least `RATIO` times as large as the next, there are few of
-them, and each change is rewritten a few times for each, however many parts there are. The whole is also written anew
-when less than half as many parts are left as it has. An object smaller than `WHOLE_BYTES_MAX` is always written as a
-whole: most collections have one object.
+New changes are merged with earlier ones that are less than `RATIO` times as large, and with the whole object if it is
+less than that. So each object is at least `RATIO` times as large as the next, there are few objects, and each change is
+rewritten a few times for each, however many parts there are. The whole object is also rewritten when less than half of
+its number of parts is left. A state smaller than `WHOLE_BYTES_MAX` is always one whole object, as for most collections.
 
-An older object may hold what later ones take away. If a compaction that forgets history, or an erasure, destroyed data,
-no earlier object is reused, so none keeps that data (`persist.engine.follow.checkpoint`).
+An older object may contain data that later ones remove. After an erasure, or a compaction that forgets history, no
+earlier object is reused, so none keeps destroyed data (`persist.engine.follow.checkpoint`).
 
-Rejected: to store the mutations themselves, since the fold of thousands of them takes seconds in a large collection.
+Rejected: to store the mutations themselves, because applying thousands of them takes seconds in a large collection.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +61,7 @@ class Gone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class StateObject(Framed, frozen=True, kw_only=True, tag="state"):
-    """The contents of one collection at some seqno, or what changed in them since the objects before it."""
+    """The state of one collection at a seqno, or its changes since the earlier objects."""
 
     location: str
     collection: CollectionState
@@ -71,20 +70,19 @@ class StateObject(Framed, frozen=True, kw_only=True, tag="state"):
 
 @dataclass(frozen=True, slots=True)
 class StateLevel:
-    """One state object, and the contents that it makes with those before it."""
+    """One state object, and the state up to and including it."""
 
     pointer: BlobRef
     contents: CollectionState
 
 
 class KnownContents:
-    """The state objects of large collections that a client saw last, so that it need not read them to make the next.
-
-    They are immutable, and known by the checksums of their bytes. Safe to use from many threads.
+    """A cache of the state objects of large collections, from which a client makes the next ones. They are immutable,
+    and identified by the checksums of their bytes. Safe to use from many threads.
 
     Args:
         pool: fetches several objects at once; None for one after the other.
-        cache: keeps them; None for one of their own.
+        cache: stores them; None for a new cache.
     """
 
     def __init__(self, pool: Executor | None = None, cache: Cache | None = None) -> None:
@@ -94,10 +92,10 @@ class KnownContents:
         )
 
     def read(self, blob: Blob, location: str, entry: CollectionEntry) -> tuple[StateLevel, ...]:
-        """Return the levels that an entry points to. Cost: a GET for each that this client has not seen, at once.
+        """Return the levels that an entry points to. Cost: a GET for each uncached one, in parallel.
 
         Raises:
-            MissingBlob, CorruptBlob: one is missing, or not what was stored there.
+            MissingBlob, CorruptBlob: a state object is missing or damaged.
         """
         levels: list[StateLevel] = []
         known_levels = self._levels.get(entry.id) or ()
@@ -118,7 +116,7 @@ class KnownContents:
         return tuple(levels)
 
     def keep(self, collection: str, levels: Sequence[StateLevel]) -> None:
-        """Remember the levels of a collection, in place of what was known of it, unless they are small."""
+        """Replace the cached levels of a collection, unless the new ones are small."""
         if sum(level.pointer.bytes for level in levels) > WHOLE_BYTES_MAX:
             self._levels.put(collection, tuple(levels))
         else:
@@ -128,7 +126,7 @@ class KnownContents:
 def make_levels(
     location: str, seqno: int, contents: CollectionState, levels: Sequence[StateLevel], *, format: int
 ) -> tuple[tuple[StateLevel, ...], bytes]:
-    """Return the levels that represent the contents in a checkpoint at seqno, given the reused levels.
+    """Return the levels for the contents in a checkpoint at seqno, after the reused levels.
 
     The last one must be stored first; its bytes are the second result. Cost: O(parts) comparisons, and the encoding of
     the differences.
@@ -146,7 +144,7 @@ def make_levels(
 
 
 def encode_changes(location: str, contents: CollectionState, before: CollectionState | None) -> StateObject:
-    """Return the state object that makes contents of those before, or is whole if there are none."""
+    """Return the state object with the changes from an earlier state, or a whole one without it."""
     if before is None:
         return StateObject(
             location=location, collection=msgspec.structs.replace(contents, numbered=dict(contents.numbered))
@@ -164,7 +162,7 @@ def encode_changes(location: str, contents: CollectionState, before: CollectionS
 
 
 def apply_changes(before: CollectionState | None, stored: StateObject) -> CollectionState:
-    """Return the contents that a state object makes of those before; raise ValueError if it does not fit to them."""
+    """Apply a state object to an earlier state; raise ValueError if it does not fit."""
     if (stored.gone is UNSET) != (before is None):
         raise ValueError("the first state object of a collection is whole, and others say what changed")
     if before is None or isinstance(stored.gone, UnsetType):
@@ -201,7 +199,7 @@ def _get_map(contents: CollectionState, name: str) -> Mapping[Any, Any]:
 
 
 def _list_unmoved_first_keys(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> set[Any]:
-    """Return the keys with which a map begins in the order that they had; others are taken out and come last."""
+    """Return the first keys of a map that keep their order; other keys are removed and appended again."""
     order = iter(then)
     stays: set[Any] = set()
     for key in now:

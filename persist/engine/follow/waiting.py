@@ -1,13 +1,13 @@
-"""Threads that wait for new records of the log: they look again when a hint comes, and at intervals.
+"""Waits for new records of the log: threads read it again after a hint, and at intervals.
 
 Invariants:
-- a hint may be wrong, so it only makes waiting threads look; no state is taken from it;
-- a waiting thread looks again after each record that this client commits, and after the longest pause at the latest;
+- a hint may be wrong, so it only makes waiting threads read the log;
+- a waiting thread reads the log after each commit of this client, and after the longest pause at the latest;
 - `close` ends each wait.
 
-Waiting callers share one look, if it began after their call. In `LookSharing.share_look`, only the first call of a
-thread looks. A caller that is about to commit may skip that look with `skip_refresh`: a record that it creates at the
-next seqno shows that nothing else has come.
+A *look* is one read of the log's next records. Waiting callers share a look that began after their call. In
+`LookSharing.share_look`, only the first call of a thread looks. A caller that is about to commit may skip that look
+with `skip_refresh`: if it creates the record at the next seqno, no other record has come.
 """
 
 import itertools
@@ -43,8 +43,8 @@ class LookSharing:
 
     @contextmanager
     def share_look(self) -> Iterator[None]:
-        """Look at the log at most once in this block, however often a thread asks. This client's own commits and their
-        conflicts are seen; a caller that waits for a change looks again.
+        """Look at the log at most once in this block, however often the thread refreshes. This client's own commits and
+        their conflicts are seen; a caller that waits for a change looks again.
         """
         if hasattr(self._here, "has_looked"):
             yield
@@ -66,27 +66,27 @@ class LookSharing:
             self._here.has_looked, self._here.elsewhere = True, self._elsewhere
 
     def require_new_look(self) -> None:
-        """Let every thread look again: another client has made a commit for this one, which has not read it."""
+        """Make every thread look again, because another client has committed for this one."""
         self._elsewhere += 1
 
     def skip_refresh(self) -> bool:
-        """In `share_look`, do as if this thread had looked, until `force_next_look`; return whether it had not."""
+        """In `share_look`, count as having looked until `force_next_look`; return whether this changed anything."""
         is_first = not getattr(self._here, "has_looked", True)
         self.note()
         return is_first
 
     def force_next_look(self) -> None:
-        """Let the next call look, even in `share_look`."""
+        """Make the next call look, even in `share_look`."""
         if hasattr(self._here, "has_looked"):
             self._here.has_looked = False
 
     def take_ticket(self) -> int:
-        """Return a number for a call that is about to look, unless a look that begins from now on serves it."""
+        """Return a ticket for a call that needs a look that begins from now on."""
         self._issued = next(self._tickets)
         return self._issued
 
     def serve(self, ticket: int) -> int | None:
-        """Return whom a look serves that begins now; None if the one with the ticket is served."""
+        """Begin a look; return the last ticket that it serves, or None if an earlier look served this ticket."""
         return None if self._served >= ticket else self._issued
 
     def finish_look(self, issued: int) -> None:
@@ -98,8 +98,8 @@ class AwaitedLog(ABC):
     """The waiting part of a view of the log.
 
     Attributes:
-        is_told: whether a notifier has promised a hint for each record.
-        longest_pause_s: the longest pause of who waits for a record; see `Settings.poll_s`.
+        is_told: whether a notifier promises a hint for each record.
+        longest_pause_s: the longest pause of a waiting thread; see `Settings.poll_s`.
     """
 
     _state: State
@@ -118,7 +118,7 @@ class AwaitedLog(ABC):
 
     @property
     def policies(self) -> Policies:
-        """The policy of the location, and those before it."""
+        """The policy of the location, and earlier policies."""
         return self._state.control.policies or self._usual
 
     @abstractmethod
@@ -131,13 +131,13 @@ class AwaitedLog(ABC):
 
     @abstractmethod
     def _read_hinted(self) -> None:
-        """Read up to the record that a hint spoke of."""
+        """Read the log up to the hinted record."""
 
     def hint(self, seqno: int) -> None:
         """Make waiting threads look now, because a record at seqno was announced.
 
-        A hint may be wrong. Until its record appears, and for `HINT_S`, no other hint counts: so a liar costs one look
-        a second.
+        A hint may be wrong. Until its record appears, or `HINT_S` passes, no other hint counts, so false hints cost one
+        look a second.
         """
         with self._lock:
             now_s = self._clock.monotonic_s()
@@ -148,14 +148,14 @@ class AwaitedLog(ABC):
                 self._advanced.notify_all()
 
     def wake(self) -> None:
-        """Make waiting threads look now, because something other than the log has changed."""
+        """Wake the waiting threads, because something other than the log has changed."""
         with self._lock:
             self._hints += 1
             self._advanced.notify_all()
 
     @property
     def first_pause_s(self) -> float:
-        """How long a thread waits after its first look that found nothing new."""
+        """How long a thread waits after a first look without news."""
         return min(TOLD_FIRST_S if self.is_told else POLL_FIRST_S, self.longest_pause_s)
 
     def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:

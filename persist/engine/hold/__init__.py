@@ -1,7 +1,7 @@
-"""Keep history readable: one lease per client, and durable holds on collections.
+"""Keeps history readable: one lease per client, and durable holds on collections.
 
 Promises: while a claim is open, `since` stays where its reader needs it and its blobs are not deleted; a reader whose
-lease ran out gets an error before any result.
+lease has ended gets an error before any result.
 """
 
 from persist.engine.hold.holds import ConsumerLeases, Hold, HoldInfo, LeasedHold, NamedHold

@@ -1,14 +1,13 @@
-"""Claims of readers that have a name or a handle of their own: explicit holds, and the leases of consumers.
+"""Explicit holds with a handle, and the leases of named consumers.
 
 A hold keeps since at or before a time. A leased hold lives as long as its client renews its lease. A named hold is
 permanent: it belongs to all processes that know its name, such as a consumer that may be down for days. It is moved by
 compare-and-set, so two processes with the same name notice each other.
 
-A client's reads share one lease, which other clients may not end before it has run out. A process that was killed would
-so keep history for ten minutes. A consumer that resumes by its name is known to be dead or replaced as soon as another
-one of that name appears. So each consumer has a lease of its own with its name, and begins by ending earlier leases of
-that name, in the commit that grants it (`Leases`). One that is alive all the same, in this client or another, finds its
-lease gone with its next read, and gets `LeaseExpired`.
+A client's reads share one lease, which other clients may not end before it expires. So a killed process would keep
+history for ten minutes. If another consumer of the same name appears, the earlier one is dead or replaced. So each
+consumer has its own lease with its name, and begins by ending earlier leases of that name, in the commit that grants
+its own (`Leases`). If the earlier consumer is alive, its next read gets `LeaseExpired`.
 """
 
 import threading
@@ -31,7 +30,7 @@ Shown = Callable[[int], str]  # A time as people read it.
 
 @dataclass(frozen=True, slots=True)
 class HoldInfo:
-    """A hold as the log knows it.
+    """A hold, as the log has it.
 
     Attributes:
         name: of a permanent hold; None for a leased one.
@@ -49,7 +48,7 @@ class HoldInfo:
 
     @property
     def kept(self) -> int | None:
-        """The time for display: None if there is none, because a view only needs the collection to exist."""
+        """The time for display; None if the hold only keeps a view's input from being dropped."""
         return None if self.time == TIME_MAX else self.time
 
 
@@ -78,17 +77,17 @@ class Hold(Closes):
 
     @abstractmethod
     def release(self) -> None:
-        """Give the hold up for good; idempotent.
+        """Release the hold for good; idempotent.
 
         Raises HoldMoved: a named hold is not where this handle left it; it stays.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release a leased hold; leave a named one where it is, for the next to load it."""
+        """Release a leased hold; leave a named one in place, for the next process."""
 
     def _check_later(self, what: str, time: int | Moment) -> int:
-        """Return the new time of the hold, which must be later."""
+        """Return the new time of the hold as a number; raise FrontierRegression if the hold is later."""
         time = self._to_time("hold time", time)
         if time < self._time:
             raise FrontierRegression(what, to_antichain(time), to_antichain(self._time))
@@ -96,7 +95,7 @@ class Hold(Closes):
 
 
 class LeasedHold(Hold):
-    """A hold that lives by its client's lease."""
+    """A hold that ends with its client's lease."""
 
     def __init__(
         self, leases: Leases, collection: str, claim: Claim, time: int, to_time: ToTime, shown: Shown = str
@@ -163,7 +162,7 @@ class NamedHold(Hold):
         self._compare_and_set(self._give_up)
 
     def _compare_and_set(self, attempt: Callable[[int], object]) -> None:
-        """Call attempt with the expected time; again if a move without an answer has succeeded."""
+        """Call attempt with the expected time; repeat it if an earlier move without an answer has succeeded."""
         try:
             attempt(self._time)
         except HoldMoved as error:
@@ -214,7 +213,7 @@ class ConsumerLeases:
         return frozenset(leases.lease_id for leases in self.list_all())
 
     def counts(self) -> dict[str, int]:
-        """Return what `Leases.counts` does, in all."""
+        """Return the sums of `Leases.counts` over all consumers."""
         total = dict.fromkeys(("granted", "holds", "reads"), 0)
         for leases in self.list_all():
             for what, count in leases.counts().items():
@@ -222,12 +221,12 @@ class ConsumerLeases:
         return total
 
     def tick(self) -> None:
-        """Do what is due, for each of them."""
+        """Call `Leases.tick` for each consumer."""
         for leases in self.list_all():
             leases.tick()
 
     def settle_soon(self, collection: str) -> None:
-        """Do what `Leases.settle_soon` does, for each of them."""
+        """Call `Leases.settle_soon` for each consumer."""
         for leases in self.list_all():
             leases.settle_soon(collection)
 

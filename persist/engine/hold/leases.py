@@ -4,26 +4,27 @@ Every open read has a `Claim`: since must stay at or before its time. Holds cost
 collection share a durable hold at or before the least of them:
 
     claims of a collection   {5, 9, 9}      in memory
-    its durable hold         3 <= 5         in the log, and it lives by the client's lease
+    its durable hold         3 <= 5         in the log, until the client's lease ends
 
 A new claim at or after the hold costs nothing. A hold that is too far back, or that no claim needs, is moved or
 released only after `hold_linger_s` without a new claim, because the next read probably needs it. With a constant flow
-of claims it is moved every tenth of a lease. It is moved at once when this client allows compaction, closes an explicit
-hold, or is closed. The lease is granted with the first hold, renewed every third of its duration while there is any,
-and ended with the last.
+of claims it is moved every tenth of a lease. A hold is moved at once when this client allows compaction, closes an
+explicit hold, or is closed. The lease is granted with the first hold, renewed every third of its duration while there
+is a hold, and ended with the last hold.
 
-Joint claims (`claim_all`), and all holds that are due to move, are one record, however many collections it concerns.
+Joint claims (`claim_all`), and all holds that are due to move, are one record for any number of collections.
 Claims of several threads while the store is busy share the next record, like all commits.
 
 The log decides whether a lease has expired: a client whose clock is past the expiry and the declared skew writes a
-record. Until then it can be renewed, however late. A reader that finds its lease gone gets `LeaseExpired`. So clocks
-that are wrong may cost a reader its lease, and never make it read something wrong: parts are immutable and verified.
+record. Until then it can be renewed, however late. A reader that finds its lease gone gets `LeaseExpired`. So a wrong
+clock may cost a reader its lease, but never returns wrong rows: parts are immutable and verified.
 
 Each grant names the seqno of the oldest state that an open read was planned on. Blobs that compaction left unused
 before that need not be kept for this client, however long it lives.
 
 Invariant: for every claim that was returned and neither released nor lost, the durable hold is at or before its time.
-Releases come from finalizers, which may run inside any other call of the same thread: they are queued, without a lock.
+Finalizers, which may run inside any other call of the same thread, release claims. So releases are queued, without a
+lock.
 """
 
 import collections
@@ -58,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class OwnLease:
-    """This client's lease, as far as it knows."""
+    """This client's lease, as last known."""
 
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
@@ -77,9 +78,9 @@ class _SharedHold:
     """The durable hold of one collection and the claims it is for.
 
     Attributes:
-        durable: the confirmed time of the hold, or None; `in_log` is True if there may be one at all.
+        durable: the confirmed time of the hold, or None; `in_log` is True if the log may have the hold.
         claims: by number, the time of each and the seqno of the oldest state that it may read from.
-        is_gone: the collection was destroyed, and its holds with it. Its blobs stay for the lease of who reads it, so
+        is_gone: the collection was destroyed, and its holds with it. Its blobs stay for the leases of its readers, so
             the claims keep the lease alive.
         moving: locked while the hold is being changed.
     """
@@ -97,7 +98,8 @@ class _SharedHold:
 
 
 class Claim:
-    """A read that since must wait for. Without `leases`, of a client that only reads: nothing is kept for it."""
+    """A time that since must not pass while a read is open. Without `leases`, in a read-only client, it keeps
+    nothing."""
 
     def __init__(
         self, leases: "Leases | None", collection: str, number: int = 0, lease: OwnLease | None = None
@@ -108,12 +110,12 @@ class Claim:
         self._lease = lease
 
     def check(self) -> None:
-        """Raise LeaseExpired if what this relies on is not kept any more. Cost: nothing, or a late renewal."""
+        """Raise LeaseExpired if the claim is no longer kept. Cost: nothing, or a late renewal."""
         if self._leases is not None and self._lease is not None:
             self._leases._check_lease(self._lease)
 
     def move(self, time: int, *, has_planned: bool = False) -> None:
-        """Let since advance up to a later time, soon; with has_planned, what is read next was planned before."""
+        """Move the claim to a later time. has_planned: the next read uses an earlier plan."""
         if self._leases is not None:
             # Reads from now on use this state or a later one.
             seqno = 0 if has_planned else self._leases._follower.state.seqno
@@ -127,7 +129,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class WantedClaim:
-    """The claim that since of a collection, shown as name, stays at or before time."""
+    """A requested claim: keep the since of a collection at or before a time; errors show the name."""
 
     collection: str
     name: str
@@ -147,13 +149,12 @@ class Leases:
         holder: str,
         consumer: str = "",
     ) -> None:
-        """Begin without any.
+        """Begin without claims.
 
         Args:
             hold_linger_s: see `Tuning.hold_linger_s`.
-            holder: what people call this client.
-            consumer: these are the claims of that consumer alone. Its lease is its own, and ends all earlier leases of
-                that name, alive or not.
+            holder: this client's name for people.
+            consumer: the only consumer whose claims these are. Its own lease ends all earlier leases of that name.
         """
         self._consumer = consumer
         self._follower = follower
@@ -189,23 +190,22 @@ class Leases:
         return self.claim_all([WantedClaim(collection, name, time)], reads=reads)[0]
 
     def claim_all(self, requests: Sequence[WantedClaim], *, reads: bool = True) -> list[Claim]:
-        """Return a claim for each of wanted once all are durable, or none. Cost: nothing, or one commit for all.
+        """Return a claim for each request, once all are durable. Cost: nothing, or one commit for all.
 
         Args:
             requests: collections, each once.
-            reads: whether something will be read from the state as it is now; or else since is all that is kept back.
+            reads: whether parts of the present state will be read; otherwise only since is kept.
 
         Raises:
             AsOfCompacted: since has passed one of the times; a note names the collection.
             CollectionNotFound: a collection was destroyed.
-            Unavailable, Indeterminate: the store did not take it.
+            Unavailable, Indeterminate: the commit failed.
         """
         return self._commit_claims(requests, self._follower.state.seqno if reads else SEQNO_MAX)[0]
 
     def claim_unseen(self, request: WantedClaim) -> Claim | None:
-        """Return a claim if it takes a commit, whose record this client has read then: nothing before that is unknown.
-
-        Such a claim needs no earlier look at the log. None if the claim would be free, or the record was not read.
+        """Return a claim if it needs a commit, whose record shows the newest state, so that no earlier refresh is
+        needed. None if the claim would be free, or the record was not read.
 
         Raises: as `claim_all`.
         """
@@ -221,7 +221,7 @@ class Leases:
         return None
 
     def _commit_claims(self, requests: Sequence[WantedClaim], reads_from: int) -> tuple[list[Claim], int]:
-        """Return claims, and the seqno of the record that was made for them; -1 if none was."""
+        """Return claims, and the seqno of their record; -1 without one."""
         while True:
             lease, claims, uncovered = self._note_claims(requests, reads_from)
             try:
@@ -241,7 +241,7 @@ class Leases:
     def _note_claims(
         self, requests: Sequence[WantedClaim], reads_from: int
     ) -> tuple[OwnLease, list[Claim], dict[str, _SharedHold]]:
-        """Note claims; return the lease they are by, the claims, and the holds that must be moved to cover them."""
+        """Note claims; return their lease, the claims, and the holds that must move to cover them."""
         claims: list[Claim] = []
         uncovered: dict[str, _SharedHold] = {}
         with self._lock:
@@ -262,7 +262,7 @@ class Leases:
         return lease, claims, uncovered
 
     def settle(self, collection: str) -> None:
-        """Bring the durable hold of a collection to where its claims need it. Cost: nothing, or a commit."""
+        """Move the durable hold of a collection to its least claim. Cost: nothing, or a commit."""
         with self._lock:
             shared_hold = self._held.get(collection)
         if shared_hold is not None:
@@ -313,11 +313,11 @@ class Leases:
 
     @property
     def lease_id(self) -> str:
-        """The id of the lease that these claims live by, or will."""
+        """The id of the lease of these claims, present or next."""
         return self._lease.id
 
     def end_expired(self, spared: Collection[str] = ()) -> None:
-        """End the leases of others that ran out, by this client's clock and the declared skew; not the spared ones."""
+        """End others' expired leases, by this client's clock and the declared skew, except spared ones."""
         leases = self._follower.refresh().control.leases
         limit_ms = self._clock.wall_ms() - int(self._policy.clock_skew_s * 1000)
         renewed_ids = {self._lease.id, *spared}  # However late, they are renewed rather than ended.
@@ -334,7 +334,7 @@ class Leases:
                 raise error
 
     def close(self) -> None:
-        """End the lease, and with it all holds. Cost: a commit, if there is any."""
+        """End the lease, and with it all holds. Cost: a commit, if there is a lease."""
         lease = self._lease
         with self._lock:
             self._is_closed = True
@@ -381,12 +381,12 @@ class Leases:
             self._note_grant(lease, grant)
 
     def _note_grant(self, lease: OwnLease, grant: kinds.GrantLease) -> None:
-        """Note the end of the lease from a grant in the log, whatever the policy is now."""
+        """Note the expiry of the lease from a grant in the log, because the policy may have changed."""
         lease.expires_ms, lease.renewed_s = grant.expires_ms, self._clock.monotonic_s()
         lease.lasts_s = (grant.expires_ms - self._clock.wall_ms()) / 1000
 
     def _end_unused_lease(self, lease: OwnLease) -> bool:
-        """End the lease if it has no claim and no read; return whether."""
+        """End the lease if it has no claim and no read; return whether it ended."""
         with self._lock:
             if self._held or self._lease is not lease:
                 return False
@@ -400,7 +400,7 @@ class Leases:
         return self._lease
 
     def _has_ended(self, lease: OwnLease) -> bool:
-        """Whether the log has its end, as far as this client has read it."""
+        """Return whether the known log ends the lease."""
         state = self._follower.state
         return state.seqno >= lease.granted_at and lease.id not in state.control.leases
 
@@ -415,14 +415,14 @@ class Leases:
             self._held = {}
 
     def _make_grant(self, lease: OwnLease, *, renews: bool) -> kinds.GrantLease:
-        """Return what begins or prolongs the lease; the caller has the lock."""
+        """Return the step that grants or renews the lease; the caller has the lock."""
         expires_ms = self._clock.wall_ms() + int(self._policy.lease_s * 1000)
         open_reads = [seqno for shared_hold in self._held.values() for _, seqno in shared_hold.claims.values()]
         reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
         return kinds.GrantLease(lease.id, self._holder, expires_ms, renews, reads_from, self._consumer)
 
     def _move_holds(self, holds: Mapping[str, _SharedHold], *, eager: bool) -> int:
-        """Commit the steps of `_steps` for holds, in one record; a refused hold does not affect the others.
+        """Commit the steps of `_plan_hold_steps` for holds, in one record; a refused hold does not affect the others.
 
         Return the seqno of the record; -1 if there was nothing to commit.
         """
@@ -444,7 +444,7 @@ class Leases:
     def _commit_together(
         self, holds: Mapping[str, _SharedHold], planned: Mapping[str, list[Step]]
     ) -> tuple[dict[str, BaseException], int]:
-        """Commit the steps of each collection, together if that is possible, and take the results in.
+        """Commit the steps of each collection, in one record if possible, and note the results.
 
         Return the errors by collection, and the seqno of the record; -1 unless all steps are in one.
         """
@@ -465,7 +465,7 @@ class Leases:
     def _submit_groups(
         self, holds: Mapping[str, _SharedHold], planned: Mapping[str, list[Step]], groups: Sequence[Sequence[str]]
     ) -> list[Future[int]]:
-        """Ask for each group of collections at once, all or none of a group; return what became of each."""
+        """Submit each group of collections as one commit; return the result for each collection."""
         lease = next(iter(holds.values())).lease
         begins = self._list_beginning_steps(lease, [step for steps in planned.values() for step in steps])
         alone = self._commit(begins, {}) if begins and len(groups) > 1 else None
@@ -479,9 +479,9 @@ class Leases:
         return futures
 
     def _plan_hold_steps(self, collection: str, shared_hold: _SharedHold, *, eager: bool) -> list[Step]:
-        """Return what brings the durable hold to the least claim, or only as far back as needed unless eager.
+        """Return the steps that move the hold to the least claim; without eager, only to an earlier time.
 
-        From here on no new claim relies on where the hold has been.
+        From here on no new claim relies on the old time of the hold.
         """
         with self._lock:
             self._process_queue()
@@ -521,7 +521,7 @@ class Leases:
         ]
 
     def _note_lease_start(self, lease: OwnLease, steps: Sequence[Step], grant: Future[int]) -> None:
-        """Note whether the log took the lease that steps were to begin."""
+        """Note whether the log accepted the steps that begin the lease."""
         error = grant.exception()
         with self._lock:
             for step in steps:
@@ -534,7 +534,7 @@ class Leases:
     def _note_hold_result(
         self, collection: str, shared_hold: _SharedHold, steps: list[Step], error: BaseException | None
     ) -> None:
-        """Note whether the log took the steps of a shared hold."""
+        """Note whether the log accepted the steps of a shared hold."""
         with self._lock:
             if isinstance(error, CollectionNotFound):
                 shared_hold.is_gone, shared_hold.in_log = True, False
@@ -568,5 +568,5 @@ class Leases:
 
 
 def make_empty_claim(collection: str) -> Claim:
-    """Return the claim of a client that only reads."""
+    """Return the claim of a read-only client, which keeps nothing."""
     return Claim(None, collection)

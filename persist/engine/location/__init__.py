@@ -1,5 +1,5 @@
 """An open location: the engine, its handles on collections, and the threads of a client that writes.
 
-Promises: callers need no other way to the log, the store or a client's threads. Every operation raises ClientClosed
-after `close`, and ReadOnly if a client of mode "read" would write.
+Promises: callers access the log, the store and a client's threads only through this package. Every operation raises
+ClientClosed after `close`, and ReadOnly if a client of mode "read" would write.
 """

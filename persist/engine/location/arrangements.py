@@ -8,12 +8,12 @@ Invariants:
 
 - An arrangement has a definition, as a view has (`CollectionState.view`). The `inputs` of the definition are the ids of
   the collections that the arrangement reads.
-- It has one permanent hold on each of these, called after its id. The hold keeps the input of its next refresh.
+- It has one permanent hold on each of these, named by its id. The hold keeps the input of its next refresh.
 - Only its last sealed time is readable. A reader at another time adds or subtracts the changes in between.
 - Its name has the id of the owner, so no collection lists its arrangements. Listings leave an arrangement out, and
   errors name its owner.
-- A commit that drops the owner also drops the arrangement. A commit that makes a view anew does the same.
-- An erasure erases nothing from an arrangement. Its record drops the arrangement, and a later commit makes it again.
+- A commit that drops the owner also drops the arrangement. A commit that recreates a view does the same.
+- An erasure erases nothing from an arrangement. Its record drops the arrangement, and a later commit recreates it.
 
 An index is a hint: a client refreshes it when that pays (`persist.compute.index`). The groups of a view are its state,
 and move in its commits (`persist.compute.sql.groups`).
@@ -33,7 +33,7 @@ from persist.engine.write.operations import Step
 def list_arrangements(
     engine: Engine, owner: str, prefixes: Sequence[str] = ARRANGEMENT_PREFIXES
 ) -> list[CollectionState]:
-    """Return the arrangements of a collection, as far as this client knows; prefixes: of the kinds that are wanted."""
+    """Return the known arrangements of a collection; prefixes: of the requested kinds."""
     ids = engine.follower.apply_to_state(
         lambda state: [id_ for prefix in prefixes for _, id_ in state.ids.iterate_prefix(f"{prefix}{owner}.")]
     )

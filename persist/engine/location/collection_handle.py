@@ -1,6 +1,6 @@
 """One collection of an engine, with the basic operations for reads and writes.
 
-It identifies that very collection by id: after its destruction, it does not refer to a new one of the same name.
+It identifies the collection by id: after a drop, it does not refer to a new collection of the same name.
 """
 
 from collections.abc import Sequence
@@ -57,19 +57,19 @@ from persist.engine.write.operations import Asked, AtCommit, Step, Write
 
 @dataclass(frozen=True, slots=True)
 class CollectionHandle(CollectionTimes):
-    """A collection by id, with its user's schema.
+    """A collection by id, with the schema that its user has.
 
     Attributes:
-        engine: what it is read and written with.
+        engine: reads and writes it.
         id: unique in the location, for ever.
-        loaded_as: what it was called when it was loaded.
+        loaded_as: its name when it was loaded.
         schema: its key and value columns.
         keyed: how it resolves events, if it is keyed.
-        machine: which it does that with, if that is known here.
-        is_kept: whether reads claim nothing, because a permanent hold keeps what they read as long as they are of use.
-            Blobs outlive what refers to them by the grace period, so such a read is short.
-        allow_future: whether a clock that is far ahead may give writes their time.
-        create: what makes the collection, in the first commit, if there is none yet.
+        machine: resolves its events, if this process has it.
+        is_kept: reads claim nothing, because a permanent hold keeps their history. Such reads must be shorter than the
+            grace period, for which unused blobs are kept.
+        allow_future: whether writes may get their time from a clock that is far ahead.
+        create: the step that creates the collection in the first commit; None if it exists.
     """
 
     engine: Engine
@@ -83,12 +83,12 @@ class CollectionHandle(CollectionTimes):
     create: kinds.Create | None = None
 
     def with_future_times(self, *, allow_future: bool) -> "CollectionHandle":
-        """Return the same collection for writes whose time a clock that is far ahead may give, or not."""
+        """Return the handle with another `allow_future`."""
         return self if allow_future == self.allow_future else replace(self, allow_future=allow_future)
 
     @property
     def name(self) -> str:
-        """Its name, as far as this client knows; if it is gone, the name that it was loaded by."""
+        """Its known name; if it was dropped, the name that it was loaded by."""
         entry = self.engine.follower.entry(self.id)
         return self.loaded_as if entry is None else entry.name
 
@@ -103,7 +103,7 @@ class CollectionHandle(CollectionTimes):
         return self.engine.follower.refresh_and_require(self.id, self.loaded_as)
 
     def get_known_state(self) -> CollectionState:
-        """Return its state as this client knows it, without asking the store.
+        """Return its known state, without a request.
 
         Raises CollectionNotFound: it was dropped.
         """
@@ -113,11 +113,11 @@ class CollectionHandle(CollectionTimes):
         return self.engine.follower.require(self.id, self.loaded_as) if contents is None else contents
 
     def remembers_token(self, contents: CollectionState, token: str | None) -> bool:
-        """Return whether contents remember a write with a token; cost and errors as of `TokenMemory.find`."""
+        """Return whether contents have a write with a token; cost and errors as of `TokenMemory.find`."""
         return self.engine.follower.find_token(contents, token) is not None
 
     def get_reading_schema(self, version: int | None = None) -> CollectionSchema:
-        """Return the newest schema, as far as this client knows, or a version of it, with the codecs of its user."""
+        """Return the newest known schema, or a version of it, with the codecs of its user."""
         return self.load_schema(self.get_known_state(), version)
 
     def load_schema(self, contents: CollectionState, version: int | None) -> CollectionSchema:
@@ -125,11 +125,11 @@ class CollectionHandle(CollectionTimes):
         return load_newest_schema(self.schema, contents) if version is None else load_schema_version(contents, version)
 
     def newest(self) -> "CollectionHandle":
-        """Return a handle on the same collection as it is now, with its newest schema."""
+        """Return a handle on the same collection with its newest schema."""
         return self.adapt_to(self.get_known_state())
 
     def adapt_to(self, contents: CollectionState) -> "CollectionHandle":
-        """Return a handle on the same collection as it is in some state, with the newest schema of that state."""
+        """Return a handle on the same collection with the newest schema of a state."""
         schema = load_newest_schema(self.schema, contents)
         if schema is self.schema and contents.keyed == self.keyed:
             return self
@@ -139,13 +139,13 @@ class CollectionHandle(CollectionTimes):
         return replace(self, schema=schema, keyed=contents.keyed, machine=machine)
 
     def as_keyed(self) -> "CollectionHandle":
-        """Return the newest handle, if the collection is known to have become keyed since it was loaded."""
+        """Return a new handle if the collection has become keyed since it was loaded, by the known state."""
         entry = None if self.keyed is not None else self.engine.follower.entry(self.id)
         is_later = entry is not None and entry.contents is not None and entry.contents.keyed is not None
         return self.newest() if is_later else self
 
     def get_current_schema(self, contents: CollectionState) -> CollectionSchema:
-        """Return the user's schema if it is the newest: for writes of a difference to the contents."""
+        """Return the user's schema; raise an error if it is not the newest, because differences need that."""
         if contents.keyed is not None and self.keyed is None:
             raise KeyedCollection(self.name, "what this handle asks for")
         if self.schema.version != len(contents.earlier) + 1:
@@ -161,12 +161,12 @@ class CollectionHandle(CollectionTimes):
     def wait_sealed(
         self, as_of: int | Moment | None, timeout_s: float | None, *, until: int | None = None
     ) -> tuple[CollectionState, int]:
-        """Return the state of a moment at which as_of is sealed, and the time to read; after all own writes (rule 3).
+        """Wait until as_of is sealed; return the state then, and the time to read. It includes own writes (rule 3).
 
         Args:
             timeout_s: how long to wait for the seal; None without a limit.
             as_of: None means the latest sealed time; if nothing is sealed, that is not waited for.
-            until: the upper bound of the changes that this is for; for the error.
+            until: for the error, the upper bound of the requested changes.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read, or not within timeout_s.
@@ -215,7 +215,7 @@ class CollectionHandle(CollectionTimes):
         return self.as_time("as_of", as_of) if time is None else time
 
     def claim(self, time: int, consumer: str = "", *, end: int | None = None) -> tuple[CollectionState, ClaimedRead]:
-        """Keep since at or before time; return the state of a moment after that, and what to read its parts with.
+        """Claim a time; return a state after the claim, and a reader of its parts.
 
         Args:
             consumer: see `Engine.claim_all`.
@@ -239,10 +239,10 @@ class CollectionHandle(CollectionTimes):
         return contents, ClaimedRead(self.engine.reader, claim, self.needs, contents.name)
 
     def fold(self, contents: CollectionState, *, end: int | None = None) -> CollectionState:
-        """Return contents as they are once all sealed events are resolved; as they are, if they are already.
+        """Return contents with all sealed events resolved.
 
-        Their updates are in parts that only this client has. Cost: reading the events and what their keys hold, the
-        first time.
+        The updates are in parts that only this client has. Cost: the first time, reading the events and the rows of
+        their keys.
 
         Args:
             end: only times before it are read; None for all. A machine that fails on later events then does not fail
@@ -253,18 +253,18 @@ class CollectionHandle(CollectionTimes):
         return self.engine.folds.fold(contents, lambda: self.load_machine(contents), self.engine.reader, end)
 
     def load_machine(self, contents: CollectionState) -> Machine:
-        """Return the machine that a keyed collection, in some state, resolves events with."""
+        """Return the machine with which a keyed collection resolves events."""
         assert contents.keyed is not None
         return require_machine(find_machine(contents.keyed, self.machine, self.name), contents.keyed, self.name)
 
     def make_pend_step(self, events: EventTable) -> Write:
-        """Return the step that adds events, of which there are some, to a commit; start their upload."""
+        """Return the step that adds events to a commit, and start their upload."""
         return self.engine.writer("upsert").committer.write_steps.of_events(self.id, events)
 
     def wait_and_claim(
         self, as_of: int | Moment | None, timeout_s: float | None, consumer: str = ""
     ) -> tuple[CollectionState, int, ClaimedRead]:
-        """Wait for a sealed time, then claim it. Cost: a commit, or a look if the claim is free."""
+        """Wait for a sealed time, then claim it. Cost: a commit, or a refresh if the claim is free."""
         check_timeout(timeout_s)
         early = None if consumer else self._claim_unseen(as_of)
         if early is not None:
@@ -274,10 +274,8 @@ class CollectionHandle(CollectionTimes):
         return contents, time, reading
 
     def _claim_unseen(self, as_of: int | Moment | None) -> tuple[CollectionState, int, ClaimedRead] | None:
-        """Do the work of `wait_and_claim` for the latest time, or a time known to be sealed, without a look.
-
-        None if a look is needed. The state includes the record of the claim, and so everything committed before the
-        call.
+        """Do `wait_and_claim` without a refresh, for the latest time or a time known to be sealed. None if a refresh is
+        needed. The state includes the record of the claim, and so everything committed before the call.
         """
         self.engine.check_open("reading")
         exact_as_of = as_of if type(as_of) is int and as_of >= 0 else None
@@ -310,7 +308,7 @@ class CollectionHandle(CollectionTimes):
         return contents, time, reading
 
     def needs(self, blob: str) -> bool:
-        """Return whether the collection, in its newest state, refers to a blob. Cost: one GET."""
+        """Return whether the newest state of the collection refers to a blob. Cost: one GET."""
         self.engine.follower.looks.force_next_look()
         try:
             contents = self.contents()
@@ -319,9 +317,8 @@ class CollectionHandle(CollectionTimes):
         return any(part.blob == blob for part in contents.stored_parts)
 
     def stamp(self, time: int | Moment | None, diff: int | None) -> Stamp | None:
-        """Return the time and diff for plain rows, as far as passed; None if neither is, so that these may be updates.
-
-        Text that is not a number, a moment or a word for a time is the name of a column.
+        """Return the stamp of plain rows from a time or a diff; None without both, so that rows may be updates. A text
+        that is not a number, a moment or a word for a time is the name of a column.
         """
         if time is None:
             return None if diff is None else Stamp(None, diff)
@@ -330,8 +327,8 @@ class CollectionHandle(CollectionTimes):
     def write_steps(self, updates: Any, stamp: Stamp | None = None, *, token: str | None = None) -> list[Step]:
         """Return the steps that add updates, or plain rows with a stamp, to a commit; start their upload.
 
-        They may be of any form that `Collection.write` takes. Plain rows without a time get the time of the commit,
-        which seals after it. With a token, their digest is also included.
+        The input may have any form that `Collection.write` accepts. Plain rows without a time get the time of the
+        commit, which seals after it. With a token, their digest is also included.
 
         Raises:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection.
@@ -352,11 +349,11 @@ class CollectionHandle(CollectionTimes):
         return [step, *([self.commit_time_step()] if step.at_commit else []), *request]
 
     def commit_time_step(self, time: int | None = None) -> AtCommit:
-        """Return the step that assigns the commit's time to writes without one; time: the time that it must be."""
+        """Return the step that assigns the commit's time to writes without one; time: the required one, if any."""
         return AtCommit(self.id, self.schema.timeline, time, self.allow_future)
 
     def make_part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Write]:
-        """Return the steps that add parts to a commit that were stored with `PartWriter`.
+        """Return the steps that add parts that `PartWriter` stored to a commit.
 
         `keep`: do not delete them if the commit is rejected.
         """
@@ -390,7 +387,7 @@ class CollectionHandle(CollectionTimes):
         return read_timeline(self.schema)
 
     def format_time(self, time: int) -> str:
-        """Return a time for people: the number, and the moment that it is, if there is a timeline."""
+        """Return a time for people: the number, and its moment if there is a timeline."""
         return format_time(time, self.timeline)
 
     def moments(self, times: Times | None) -> Timeline | None:
@@ -432,7 +429,7 @@ class CollectionHandle(CollectionTimes):
                     raise
 
     def check_plain(self, action: str) -> None:
-        """Raise KeyedCollection if it takes events, and no plain updates."""
+        """Raise KeyedCollection if the collection is keyed, so that it has no plain updates."""
         if self.keyed is not None:
             raise KeyedCollection(self.name, action)
 
@@ -471,7 +468,7 @@ class CollectionHandle(CollectionTimes):
         return maps.pop() if len(maps) == 1 else None
 
     def read_until(self) -> datetime | None:
-        """Return the moment up to which the source of the collection was read; None if that is not known.
+        """Return the moment up to which the source of the collection was read; None if unknown.
 
         Cost: a few GETs.
         """
@@ -479,7 +476,7 @@ class CollectionHandle(CollectionTimes):
         return None if moments is None or moments.upper in (0, END) else moments.last()
 
     def find_moment(self, time: int) -> datetime | None:
-        """Return the moment of a time; None if that is not known. Cost: a few GETs if times are positions."""
+        """Return the moment of a time; None if unknown. Cost: a few GETs if times are positions."""
         if self.timeline is not None:
             return self.timeline.to_datetime(time)
         moments = self._load_moment_map()

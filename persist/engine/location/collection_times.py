@@ -1,7 +1,7 @@
-"""Users' times of a collection, converted to numbers: numbers, moments, words, tags and frontiers.
+"""Converts users' times of a collection to numbers: moments, words, tags and frontiers.
 
-All such conversions are here: `as_time` to read at, `as_bound` for an end of an interval, `to_exact_time` to write at,
-`frontier` to seal to.
+There is one conversion for each use: `as_time` for reads, `as_bound` for an end of an interval, `to_exact_time` for
+writes, `frontier` for seals.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ LATEST = "latest"  # The last sealed time, for arguments of reads.
 
 
 class CollectionTimes(ABC):
-    """The part of a collection's handle that reads times; the handle has the abstract members."""
+    """The part of a collection's handle that converts times; the handle has the abstract members."""
 
     __slots__ = ()
     engine: Engine
@@ -41,7 +41,7 @@ class CollectionTimes(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Its name, as far as this client knows."""
+        """Its known name."""
 
     @property
     @abstractmethod
@@ -50,7 +50,7 @@ class CollectionTimes(ABC):
 
     @abstractmethod
     def format_time(self, time: int) -> str:
-        """Return a time for people: the number, and the moment that it is, if there is a timeline."""
+        """Return a time for people: the number, and its moment if there is a timeline."""
 
     @abstractmethod
     def contents(self) -> CollectionState:
@@ -60,7 +60,7 @@ class CollectionTimes(ABC):
     def wait_sealed(
         self, as_of: int | Moment | None, timeout_s: float | None, *, until: int | None = None
     ) -> tuple[CollectionState, int]:
-        """Return the state of a moment at which as_of is sealed, and the time to read."""
+        """Wait until as_of is sealed; return the state then, and the time to read."""
 
     @abstractmethod
     def _load_moment_map(self) -> MomentMap | None:
@@ -68,11 +68,11 @@ class CollectionTimes(ABC):
 
     @property
     def clocked_timeline(self) -> Timeline | None:
-        """The timeline with the clock of the client, by which updates may have words for times."""
+        """The timeline with the client's clock, so that updates may have words for times."""
         return None if self.timeline is None else replace(self.timeline, wall_ms=self.engine.clock.wall_ms)
 
     def as_time(self, what: str, value: int | Moment | Antichain) -> int:
-        """Return a number as it is, the time of a tag or of "latest", and of a moment the last time not after it.
+        """Convert a time to read at: a number, a tag, "latest", or a moment (the last time not after it).
 
         A word that the clock moves, such as "now" or "yesterday", is the last sealed time if that is earlier.
 
@@ -80,7 +80,7 @@ class CollectionTimes(ABC):
             what: the name of the argument in errors.
 
         Raises:
-            InvalidUsage: it is none of these, or a moment and the collection has neither a timeline nor a map.
+            InvalidUsage: it is none of these, or a moment, but the collection has neither a timeline nor a map.
             AsOfNotSealed: it is a moment up to which the collection's source was not read yet.
         """
         if type(value) is int and 0 <= value <= TIME_MAX:
@@ -104,12 +104,12 @@ class CollectionTimes(ABC):
         )
 
     def _means_last_sealed(self, value: object) -> bool:
-        """Whether the argument means the last sealed time; "now" does if there is no clock to compare times with."""
+        """Return whether an argument means the last sealed time; "now" does without a timeline."""
         word = value.strip().lower() if isinstance(value, str) else None
         return word == LATEST or (word == NOW and self.timeline is None)
 
     def _parse_time(self, what: str, value: Any) -> Any:
-        """Return what `parse_time` makes of a time; refuse a number that is not whole."""
+        """Parse a time with `parse_time`; refuse a fractional number."""
         if isinstance(value, (float, np.floating)):
             unit = "" if self.timeline is None else f" of {self.timeline.unit} since 1970"
             raise InvalidUsage(
@@ -150,7 +150,7 @@ class CollectionTimes(ABC):
         return tags[name]
 
     def to_exact_time(self, what: str, value: int | Moment) -> int:
-        """Like `as_time`, for what is written: a moment between two times is an error, and words are the clock's."""
+        """Convert a time to write at: a moment between two times is an error, and words mean the clock's time."""
         value = self._parse_time(what, value)
         if not is_moment(value):
             return to_time_integer(what, value)
@@ -167,7 +167,7 @@ class CollectionTimes(ABC):
     def check_plausible(self, what: str, value: Any, *, allow_future: bool) -> None:
         """Refuse an implausible time to write at, or an upper to seal to, if there is a timeline.
 
-        A frontier is what a program computed, and passes.
+        A frontier is not checked, because a program computed it.
         """
         if value is None or self.timeline is None or isinstance(value, Antichain):
             return
@@ -185,7 +185,7 @@ class CollectionTimes(ABC):
                 self._check_time(self.timeline, "the time", time, is_number=False, allow_future=allow_future)
 
     def _check_time(self, timeline: Timeline, what: str, time: int, *, is_number: bool, allow_future: bool) -> None:
-        """Refuse an implausible time, and a time that only a clock far ahead allows."""
+        """Refuse an implausible time, and the time of a clock that is far ahead."""
         wall_ms = self.engine.clock.wall_ms()
         timeline.check_plausible(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
         if not allow_future and time > timeline.get_current_time(wall_ms) - AHEAD_S * timeline.per_second:

@@ -1,6 +1,6 @@
 """One location, open in one process: a client's resources, and the basic operations.
 
-Open it by `persist.open` and take it from `Client.engine`. Its operations identify collections by id; operations on one
+`persist.open` makes it; it is `Client.engine`. Its operations identify collections by id; operations on one
 collection are in `CollectionHandle`.
 """
 
@@ -42,25 +42,25 @@ IO_THREADS, REMOTE_IO_THREADS = 4, 16  # Many where each request waits for a net
 
 
 class Engine:
-    """Owns what one client works with, until `close`; safe to use from many threads, in the process that made it.
+    """Owns the resources of one client until `close`; safe to use from many threads of its process.
 
     Attributes:
-        storage, blob: the store in its wrappers, and the outermost of these, which is the one to use.
+        storage, blob: the store with its wrappers, and the outermost wrapper, which is the one to use.
         mode, settings, clock: as the location was opened.
-        origin: what opens the location again in another process (`persist.engine.location.opening.Origin`).
+        origin: opens the location again in another process (`persist.engine.location.opening.Origin`).
         follower: the client's copy of the location's state.
         pool: the threads of this client for requests, decoding and encoding.
-        caches: what reads keep of parts.
-        spilled: what point reads have decoded, in the cache folder; None without one.
-        folds: the cached results of sealed events that are not resolved yet.
+        caches: cached data of parts.
+        spilled: decoded data of point reads, in the cache folder; None without one.
+        folds: the cached results of sealed events that are still pending.
     """
 
     def __init__(self, storage: Storage, options: OpenOptions) -> None:
-        """Open a location. The storage belongs to the engine from here on, unless this raises.
+        """Open a location. The engine owns the storage from here on, unless this raises.
 
         Raises:
             Locked: another client has the location exclusively, and this one requests it, too.
-            Corruption: the newest checkpoint or a record after it cannot be believed.
+            Corruption: the newest checkpoint or a later record is damaged.
         """
         self.storage = storage
         self.blob = blob = storage.blob
@@ -120,12 +120,12 @@ class Engine:
 
     @property
     def seqno(self) -> int:
-        """The seqno of the last record of the log that is known here. Cost: one GET."""
+        """The seqno of the last record of the log. Cost: one GET."""
         self.check_open("seqno")
         return self.follower.refresh().seqno
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of all collections with a prefix, sorted; the library's own only for their prefix.
+        """Return the names of all collections with a prefix, sorted; hidden ones only for their own prefix.
 
         Cost: one GET.
         """
@@ -142,11 +142,11 @@ class Engine:
         return self._is_closed
 
     def check_open(self, action: str) -> None:
-        """Raise unless something can be read here.
+        """Raise an error if nothing can be read here.
 
         Raises:
             ClientClosed: `close` was called; the message names the action.
-            InvalidUsage: this is another process, which was forked off.
+            InvalidUsage: this is a forked process.
         """
         if self._is_closed:
             raise ClientClosed(action)
@@ -169,7 +169,8 @@ class Engine:
         return self._writer
 
     def reader(self) -> PartReader:
-        """Return a reader of parts, with the caches of this client. Ask again for each read: it may be closed by then.
+        """Return a reader of parts, with the caches of this client. Request one for each read, because the engine may
+        be closed.
 
         Raises:
             ClientClosed, InvalidUsage: as `check_open`.
@@ -180,16 +181,16 @@ class Engine:
     def submit(
         self, action: str, steps: Sequence[Step], names: dict[str, str], renew: Renew | None = None
     ) -> CommitFuture:
-        """Queue steps as one commit, after all that was queued before; return at once, or as soon as there is room.
+        """Queue steps as one commit, after all earlier ones; return at once, or as soon as there is room.
 
         Args:
-            action: what errors call it.
+            action: its name in errors.
             names: of the collections in the steps, by id; for errors.
-            renew: makes the steps anew for each state that the record may follow, in the thread that commits.
+            renew: makes the steps again for each state that the record may follow, in the committing thread.
 
         Raises:
             ReadOnly, ClientClosed, InvalidUsage: as `writer`. Uploads for the steps are deleted then.
-            SchemaMismatch: a new collection has a column with a reserved name. Likewise.
+            SchemaMismatch: a new collection has a column with a reserved name. Uploads are deleted then, too.
         """
         try:
             for step in steps:
@@ -208,14 +209,13 @@ class Engine:
         return future
 
     def settle(self) -> None:
-        """Wait until all earlier writes of this client are done: its reads begin after that (rule 3)."""
+        """Wait until all earlier writes of this client are done, because its reads must include them (rule 3)."""
         if self._writer is not None:
             self._writer.settle()
 
     def wait_for_names(self, *names: str) -> None:
-        """Wait for queued commits that create, rename or drop a collection of these names, or of any without names.
-
-        Who looks a name up calls it first: a lookup begins after all that this client was asked to change before.
+        """Wait for queued commits that create, rename or drop a collection of these names; without names, of any.
+        Callers that look up a name call it first, so that the lookup includes this client's earlier requests.
         """
         if any(not names or not naming.isdisjoint(names) for naming in [*self._naming.values()]):
             self.settle()
@@ -227,21 +227,21 @@ class Engine:
         return self.follower.find_id(name)
 
     def check_clock(self) -> None:
-        """Raise ClockAhead if this client's clock is more than a day ahead of the store's, as far as that is known."""
+        """Raise ClockAhead if this client's clock is known to be more than a day ahead of the store's."""
         error = self.follower.clock_check.make_error(self.follower.state.seqno, may_write=self._writer is not None)
         if error is not None:
             raise error
 
     def abandon(self, steps: Sequence[Step]) -> None:
-        """Delete what has been uploaded for steps that will not be submitted after all."""
+        """Delete the uploads of steps that will not be submitted."""
         if self._writer is not None:  # A client that only reads has uploaded nothing.
             self._writer.committer.groups.abandon(steps)
 
     def claim(self, collection: str, name: str, time: int, consumer: str = "") -> Claim:
         """Keep the since of a collection at or before time for a read, and the blobs of the present state.
 
-        A client that may only read the store, opened the location to read, or finds no room for a commit, gets a claim
-        that keeps nothing. Cost: a commit for the first claim on a collection, nothing for later ones within it.
+        The claim keeps nothing if the client or the store is read-only, or has no room for a commit. Cost: a commit for
+        the first claim on a collection, nothing for later claims at or after its time.
 
         Raises:
             AsOfCompacted: since has passed time.
@@ -250,9 +250,8 @@ class Engine:
         return self.claim_all([WantedClaim(collection, name, time)], consumer)[0]
 
     def claim_unseen(self, claim: WantedClaim) -> Claim | None:
-        """Claim as `claim` does without a look at the log before, where the claim's own record does for one.
-
-        None if it does not, or if the claim is refused as things are known here: look, and claim then.
+        """Claim without an earlier refresh, if the record of the claim replaces it. None if it does not, or if the
+        known state refuses the claim: then refresh, and call `claim`.
         """
         if self._writer is None or self.follower.looks.is_enough or not self.follower.knows_end:
             return None
@@ -261,9 +260,9 @@ class Engine:
         return None
 
     def claim_all(self, requests: Sequence[WantedClaim], consumer: str = "") -> list[Claim]:
-        """Do what `claim` does for many collections, each at its own time: all or none, for one commit in all.
+        """Make a claim on each of many collections, all or none, in one commit; see `claim`.
 
-        `consumer`: for that consumer alone, whose predecessors of the same name lose what they claimed.
+        `consumer`: the only consumer of these claims. Earlier consumers of that name lose theirs.
         """
         self.check_open("reading")
         if self._writer is not None:
@@ -281,11 +280,11 @@ class Engine:
         return build_log_table(self.blob, self.follower.refresh(), last, collection, self.pool.map)
 
     def count_also(self, group: str, counts: Callable[[], Mapping[str, float]]) -> None:
-        """Let a group of `metrics` be what counts returns."""
+        """Add a group to `metrics`, whose values a function returns."""
         self._counted_also[group] = counts
 
     def metrics(self) -> Metrics:
-        """Return what this client did so far; also once it is closed."""
+        """Return this client's counters; also after `close`."""
         hole = self.follower.past.hole
         beyond = 0 if hole is None else hole.last - hole.end
         groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self.follower.state.seqno, "beyond_end": beyond}}
@@ -310,7 +309,7 @@ class Engine:
     def close(self) -> None:
         """Finish all requests, free threads and sockets, and raise unseen errors; idempotent.
 
-        In a process that was forked off, it does nothing: all of that is the other process's.
+        In a forked process it does nothing, because the parent owns the resources.
         """
         if self._is_closed:
             return
@@ -333,7 +332,7 @@ class Engine:
             self._writer.committer.unobserved.raise_all()
 
     def close_when_dropped(self) -> None:
-        """Let the last reference free this engine without a warning: a shared one has no single owner to close it."""
+        """Let this engine be freed without a warning: a shared engine has no owner that closes it."""
         self._unclosed.is_shared = True
 
     def __enter__(self) -> Self:

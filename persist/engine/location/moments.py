@@ -1,6 +1,6 @@
 """Moments of collections whose times are positions of a source: another collection maps times to moments.
 
-The property `MOMENTS` of a collection holds the id of that other one, its map. A map has a row for each time of the
+The property `MOMENTS` of a collection has the id of that other one, its map. A map has a row for each time of the
 source: its `moment` and the `time`, its key. The process that fills a map keeps these promises, so answers never
 change:
 
@@ -8,8 +8,8 @@ change:
 - moments never decrease as times grow, later commits have later moments, and no row is ever removed;
 - the last row is the last sealed time.
 
-A moment between two rows means the earlier one. A moment after the last row is not sealed, because a time that comes
-next may be at that moment or before it.
+A moment between two rows means the earlier one. A moment after the last row is not sealed, because the next time may
+have that moment or an earlier one.
 """
 
 from collections.abc import Callable
@@ -77,7 +77,7 @@ class MomentMap:
         return int(pc.min(same[TIME]).as_py())
 
     def last(self) -> datetime:
-        """Return the last moment; at later ones, more may come."""
+        """Return the last moment; later moments are not sealed."""
         return UNIT.to_datetime(self._read_last_us())
 
     def at(self, time: int) -> datetime | None:

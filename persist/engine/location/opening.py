@@ -1,13 +1,11 @@
-"""Locations opened and upgraded, and collections of them made, found and dropped, by name or id.
+"""Opens and upgrades locations, and creates, loads and drops their collections by name or id.
 
-A location keeps the number of its format while newer releases write to it (`persist.core.log.framing`), so releases
-before and after work on it side by side. Some things can only be stored with a greater number. The first use of one
-raises the number by itself if nothing else would do, as an `Upgrade` does. Changes that only save requests or bytes
-wait for `upgrade`.
+A location keeps the number of its format while newer releases write to it (`persist.core.log.framing`), so older and
+newer releases can use it at the same time. Some features need a greater number. The first use of such a feature raises
+the number, as an `Upgrade` does. Changes that only save requests or bytes wait for `upgrade`.
 
-An upgrade is one record: who dies before it has changed nothing, who dies after it is done. Two at once make two
-records, of which the second one changes nothing. Objects are not rewritten: each has its own number, and this release
-reads all of them.
+An upgrade is one record: a process that dies before it has changed nothing. If two clients upgrade at once, the second
+record changes nothing. Objects are not rewritten: each has its own number, and this release reads all of them.
 """
 
 import os
@@ -69,7 +67,7 @@ class Origin:
 
     @classmethod
     def of(cls, location: Location, storage_options: Mapping[str, Any] | None, options: OpenOptions) -> "Origin":
-        """Return what opens a location as it is opened now."""
+        """Return the origin of a location that is opened with these arguments."""
         text = None if not isinstance(location, (str, os.PathLike)) else os.fspath(location)
         if text is not None and "://" not in text:
             text = os.path.abspath(text)
@@ -79,7 +77,7 @@ class Origin:
         return cls(text, plain, options.mode, options.seqno, options.settings)
 
     def open(self) -> Engine:
-        """Open the location, in whatever process this is."""
+        """Open the location in this process."""
         assert self.location is not None
         options = OpenOptions(self.mode, seqno=self.seqno, settings=self.settings)
         return open_engine(self.location, self.storage_options, options)
@@ -106,7 +104,7 @@ class Origin:
         return engine
 
     def check(self, what: object) -> "Origin":
-        """Return this origin, if another process can open the location with it."""
+        """Return this origin; raise an error if another process cannot open the location with it."""
         if self.location is None:
             raise InvalidUsage(
                 f"{what!r} cannot go to another process, because its store is an object of this one: open the location "
@@ -151,7 +149,7 @@ def read_engine(
 
 
 def describe_origin(engine: Engine, what: object) -> Origin:
-    """Return what opens the location of an engine again in another process, for something that is pickled."""
+    """Return the origin of an engine, for an object that is pickled."""
     assert isinstance(engine.origin, Origin)
     return engine.origin.check(what)
 
@@ -216,18 +214,18 @@ def load_or_create(
 def find_row_target(
     engine: Engine, name: str, rows: Any, *, key: Any = ..., timeline: Any = ..., time: Any = None
 ) -> CollectionHandle:
-    """Return the collection of a name that rows are for; if there is none, the next commit by the handle creates it.
+    """Return the target collection of rows; if it does not exist, the handle's next commit creates it.
 
-    That commit fails with CollectionExists if another client has created it by then.
+    That commit fails with CollectionExists if another client has created it meanwhile.
 
     Args:
-        rows: what has the columns and their types; see `select_sides_like`.
+        rows: give the columns and their types; see `select_sides_like`.
         key: the names of its key columns; needed only for a new collection.
         timeline: `...` for "ms" in a new collection, or None there if the rows have times that are plain integers.
         time: as for `write`.
 
     Raises:
-        InvalidUsage: there is none, and key is left out; or it has another timeline.
+        InvalidUsage: it does not exist, and key is left out; or it has another timeline.
         SchemaMismatch: it has other key columns; or the rows' types cannot be stored.
         ReadOnly: this client only reads.
     """
@@ -264,10 +262,10 @@ def find_row_target(
 def choose_write_mode(
     handle: CollectionHandle, mode: WriteMode | None, *, names_key: bool, has_diffs: bool
 ) -> WriteMode:
-    """Return how rows are written to a collection that exists, or is about to; see `choose_mode`.
+    """Return the mode in which rows are written to a collection, present or new; see `choose_mode`.
 
-    A plain collection with a key may hold one row or several for a key, and only the caller knows which. So a call
-    without a mode is refused: it would double or replace rows in silence.
+    Only the caller knows whether a plain collection with a key should have one row per key or several. So a call
+    without a mode is refused: it would silently duplicate or replace rows.
 
     Args:
         names_key: whether the caller names key columns.
@@ -292,7 +290,7 @@ def create_row_target(engine: Engine, name: str, rows: Any, **options: Any) -> N
 
 
 def _choose_timeline(columns: Mapping[str, pa.Field], time: Any) -> str | None:
-    """Return the timeline of rows: none, if their writer counts the times, and moments in ms otherwise."""
+    """Return the timeline of rows: None if their times are integers, otherwise "ms"."""
     named = TIME if time is None else time
     kind = columns[named].type if isinstance(named, str) and named in columns else pa.null()
     is_number = isinstance(parse_time(time, Timeline("ms")), int)
@@ -300,9 +298,9 @@ def _choose_timeline(columns: Mapping[str, pa.Field], time: Any) -> str | None:
 
 
 def load_handle(engine: Engine, name: str) -> CollectionHandle:
-    """Return the collection of a name, with the schema it has. Cost: one GET.
+    """Return the collection of a name, with its schema. Cost: one GET.
 
-    Raises CollectionNotFound: there is none.
+    Raises CollectionNotFound: it does not exist.
     """
     engine.check_open("load")
     check_name(name)
@@ -320,11 +318,10 @@ def load_handle(engine: Engine, name: str) -> CollectionHandle:
 
 
 def load_handles(engine: Engine, handles_or_names: Sequence[CollectionHandle | str]) -> list[CollectionHandle]:
-    """Return handles as they are now, and the collections of names. Cost: one GET, and the GETs of all contents in
-    parallel.
+    """Return new handles for handles and for names. Cost: one GET, and the GETs of all contents in parallel.
 
     Raises:
-        CollectionNotFound: one is not there.
+        CollectionNotFound: a collection does not exist.
     """
     if names := [named for named in handles_or_names if isinstance(named, str)]:
         engine.wait_for_names(*names)
@@ -336,7 +333,7 @@ def load_handles(engine: Engine, handles_or_names: Sequence[CollectionHandle | s
 
 
 def load_handle_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
-    """Return the collection of an id, whatever it is called by now; name is for errors. Cost: one GET.
+    """Return the collection of an id, also if it was renamed; name is for errors. Cost: one GET.
 
     Raises CollectionNotFound: it was dropped.
     """
@@ -382,7 +379,7 @@ class UpgradeReport(Shown):
     Attributes:
         before, after: the number of the location's format; equal if there is nothing to do.
         seqno: of the record that raised it; None if there was nothing to do, or this was only a plan.
-        brings: by number, what a location may hold from then on.
+        brings: by number, what a location may contain from that format on.
     """
 
     before: int
@@ -401,7 +398,7 @@ class UpgradeReport(Shown):
 
 
 def upgrade(engine: Engine, *, dry_run: bool) -> UpgradeReport:
-    """Raise the number of a location to the newest that this release knows; see `Client.upgrade`."""
+    """Raise the format of a location to the newest of this release; see `Client.upgrade`."""
     writer = None if dry_run else engine.writer("upgrade")
     state = engine.follower.refresh()
     format_before = state.format if state.seqno >= 0 else FORMAT

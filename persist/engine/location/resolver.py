@@ -1,9 +1,9 @@
-"""Events of keyed collections: which are late, the thread that resolves for one client, and the resolutions it makes.
+"""Resolves the events of keyed collections: finds late events, and runs one client's resolutions in a thread.
 
-A resolution is updates in the place of events, stored and ready to be committed. It is valid only for these contents;
-otherwise the record is refused, and its parts must be deleted. One thread runs a client's requests to keyed collections
-that need look-ups, in call order (`KeyedQueue`). `Resolver.resolve_due` is what maintenance does where
-resolve="background".
+A resolution consists of stored updates that replace events, ready to be committed. It is valid only for the contents
+from which it was made; otherwise its record is refused, and its parts must be deleted. One thread runs a client's
+requests to keyed collections that need look-ups, in call order (`KeyedQueue`). Maintenance calls `Resolver.resolve_due`
+for collections with resolve="background".
 """
 
 import threading
@@ -50,11 +50,11 @@ REASON = "_reason"
 
 
 def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -> tuple[EventTable, pa.Table | None]:
-    """Return the timely events of some contents, and the late ones, if there are any.
+    """Split events into timely ones and late ones (None without any), for some contents.
 
     Returns:
-        the second without `_seq` and `_diff`, and with `_reason`: "sealed", or "late" for the late bound. If some are
-        partial, `_unchanged` lists the columns that they leave as they are.
+        the late ones without `_seq` and `_diff`, and with `_reason`: "sealed", or "late" for the late bound.
+        `_unchanged` lists the columns that partial ones do not change.
     """
     table = events.table
     times = get_int64_values(combine_chunks(table["_time"]))
@@ -90,7 +90,7 @@ class KeyedQueue:
     needs the earlier requests: the thread then runs these first, inside the callback.
 
     Args:
-        bytes_max: of the events that are queued and under way; beyond it, callers wait.
+        bytes_max: of queued and running events; beyond it, callers wait.
         may_wait: whether the calling thread may wait for a commit.
     """
 
@@ -111,7 +111,7 @@ class KeyedQueue:
         self._resolutions: deque[Callable[[], object]] = deque()
 
     def is_busy(self, collection: str) -> bool:
-        """Whether something of a collection is queued or under way."""
+        """Return whether a job of a collection is queued or running."""
         with self._lock:
             return collection in self._queued
 
@@ -122,7 +122,7 @@ class KeyedQueue:
     def submit(
         self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int
     ) -> CommitFuture:
-        """Run do after the earlier jobs of the collections, and resolve future with its result; size: bytes of its
+        """Run do after the earlier jobs of the collections, and resolve future with its result. size: bytes of its
         events.
         """
         with self._lock:
@@ -141,7 +141,7 @@ class KeyedQueue:
         return future
 
     def settle(self) -> None:
-        """Wait until all that was submitted by now is done."""
+        """Wait until all submitted jobs are done."""
         with self._lock:
             last = self._submitted
             if self._done >= last:
@@ -152,13 +152,13 @@ class KeyedQueue:
             self._run_next()
 
     def prepare_wait(self) -> None:
-        """Resolve, in a callback that is about to wait for a future, all that was submitted by now."""
+        """In a callback that is about to wait for a future, run all submitted jobs."""
         if self._is_own_thread() and not self._is_in_job:
             self.settle()
             self._resolve_futures()
 
     def close(self) -> None:
-        """Finish what was submitted, and end the thread; idempotent."""
+        """Finish the submitted jobs, and end the thread; idempotent."""
         with self._lock:
             self._is_closed = True
             pool = self._pool
@@ -190,7 +190,7 @@ class KeyedQueue:
     def _run_job(
         self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int
     ) -> Callable[[], object]:
-        """Do a job, and return what resolves its future."""
+        """Run a job, and return a function that resolves its future."""
         resolution: Callable[[], object]
         try:
             resolution = partial(future.succeed, *do())
@@ -247,12 +247,12 @@ class Resolver:
         watermarks: Watermarks | None = None,
         change: Callable[[CollectionState], Iterator[pa.Table]] | None = None,
     ) -> kinds.Resolve:
-        """Return the resolution of what is pending before end, and of own events; its updates are stored.
+        """Resolve the pending events before end, and own events; return the resolution, with stored updates.
 
-        Tombstones that are not needed any more go with it. Memory: a slice of the events, and own.
+        It also removes unneeded tombstones. Memory: a slice of the events, and own events.
 
         Args:
-            change: makes more updates, of the contents as they are when all of this is resolved.
+            change: makes further updates from the contents after the resolution.
         """
         writer, reader = self._part_writer, self._reader()
         stored: list[Part] = []
@@ -326,8 +326,7 @@ class Resolver:
     def resolve_due(self, contents: CollectionState) -> bool:
         """Resolve a collection's sealed events, as maintenance does, if its machine is known here.
 
-        If another client has the location exclusively, that one resolves. Return whether work remains. Return whether
-        something is left.
+        If another client has the location exclusively, that client resolves. Return whether work remains.
         """
         if (
             contents.keyed is None

@@ -1,7 +1,7 @@
 """The writing part of a client: a committer, leases, compaction, garbage collection, and their threads.
 
-The threads refer to none of the objects that users hold. So a client that is dropped without a close is collected, and
-its finalizers stop the threads. `OpenOptions` has the options for opening a location, also for reading.
+The threads refer to no object of the user. So a client that is dropped without `close` is freed, and its finalizers
+stop the threads. `OpenOptions` has the options for opening a location, also for reading.
 """
 
 import os
@@ -79,9 +79,9 @@ class Writer:
         garbage: deletes unneeded blobs.
         compactor: compacts by the policy of the settings, in this process.
         compaction: the schedule of automatic compaction.
-        name: what people call this client.
+        name: this client's name for people.
         keyed: runs requests to keyed collections that resolve events, in call order.
-        resolver: makes the updates that events amount to.
+        resolver: turns events into updates.
         upkeep: automatic work: leases, compaction and garbage.
     """
 
@@ -93,7 +93,7 @@ class Writer:
         options: OpenOptions,
         reader: Callable[[], PartReader],
     ) -> None:
-        """Start to write; in mode "exclusive", take the location over first.
+        """Start the writing half; in mode "exclusive", first take the location over.
 
         Args:
             reader: returns a reader of parts, for one read.
@@ -157,13 +157,13 @@ class Writer:
         return self.committer.write_steps.of(collection, schema, updates, stamp, by=digest_by)
 
     def make_checked_step(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write | None:
-        """Return the step that adds a table of `schema.arrow`, all of whose rows were checked; as `write_step`."""
+        """Return the step that adds a checked table of `schema.arrow`; as `write_step`."""
         if self.committer.may_wait():
             self.compaction.merge_small_runs(collection)
         return self.committer.write_steps.from_checked(collection, schema, table) if len(table) else None
 
     def allow_compaction(self, step: kinds.AllowCompaction, name: str) -> CommitFuture:
-        """Commit that since may advance, after this client's own hold has moved to where its reads need it."""
+        """Commit that since may advance, after this client's hold has moved to its least claim."""
         self.leases.settle_soon(step.collection)
         self.consumers.settle_soon(step.collection)
         return self.submit([step], {step.collection: name})
@@ -188,7 +188,7 @@ class Writer:
             self.committer.settle(threading.TIMEOUT_MAX)
 
     def compact(self, collection: str, name: str, *, full: bool) -> CompactionReport:
-        """Compact a collection, in this thread; full means all that can be done, and not only what is due."""
+        """Compact a collection, in this thread; full: do all possible work, not only due work."""
         self.committer.check_may_wait()
         if full:
             self.resolver.resolve_due(self._follower.refresh_and_require(collection, name))
@@ -206,7 +206,7 @@ class Writer:
         self.upkeep.tick()
 
     def part_writer(self) -> PartWriter:
-        """Return a writer that stores parts for a commit that is still to come."""
+        """Return a writer that stores parts for a later commit."""
         return PartWriter(self._blob, self._follower.find_next_seqno, self._settings.memory_budget)
 
     def make_local_part_maker(self, stop: threading.Event) -> LocalPartMaker:
@@ -217,7 +217,7 @@ class Writer:
         return LocalPartMaker(reader, self.part_writer(), self._pool, self._settings.tuning.part_bytes, stop)
 
     def build_compactor(self, maker: PartMaker, stop: threading.Event) -> Compactor:
-        """Return a compactor that has its parts made by a part maker, until stop is set."""
+        """Return a compactor that uses a part maker, until stop is set."""
         return Compactor(self._follower, self.committer.submit, self._settings.tuning, maker, stop, self._clock)
 
     def close(self) -> None:
@@ -244,7 +244,7 @@ class Writer:
             raise
 
     def _stop_with_client(self, stop: Callable[[], object]) -> None:
-        """Let a client that is dropped without a close not leave its threads behind."""
+        """Stop threads when their client is dropped without `close`."""
         # When the process ends, its user may still close the client, for which they are needed.
         weakref.finalize(self, _call_unless_forked, os.getpid(), stop).atexit = False
 

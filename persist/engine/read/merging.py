@@ -5,11 +5,12 @@ record appears once, with its multiplicity `_diff`; in form "rows" it appears `_
 order.
 
 Projection commutes with consolidation, so only requested columns are read. The multiplicity of a projected record is
-the sum over all records that look like it. In form "rows" no sum per key may be negative, even without key columns.
+the sum over all records with the same projection. In form "rows" no sum per key may be negative, even without key
+columns.
 
-As few rows as possible are merged. Rows *stand* if nothing can cancel them. In form "rows" these are the parts without
-a negative diff, in form "diff" the distinct records of a keyframe. All other rows are the *rest*. Only keys that the
-rest touches are merged; other standing rows pass as they were decoded. Without a rest, not even `_diff` is read.
+As few rows as possible are merged. Rows *stand* if no other row can cancel them. In form "rows" these are the rows of
+parts without a negative diff, in form "diff" the distinct records of a keyframe. All other rows are the *rest*. Only
+keys of the rest are merged; other standing rows pass unchanged. Without a rest, not even `_diff` is read.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,13 +45,12 @@ def read_snapshot(
 ) -> Iterator[pa.Table]:
     """Yield the contents of one slice of a snapshot, in no particular order.
 
-    Memory: one part at a time if nothing must be merged; otherwise about four times the decoded slice. Besides,
+    Memory: one part at a time if nothing must be merged; otherwise about four times the decoded slice; and
     `REPEATED_ROWS_MAX` rows.
 
     Args:
-        elsewhere: selects standing parts that the caller reads by itself. Only those rows of these parts are yielded
-            that have a key of the rest, so the caller leaves the parts out. If there is a rest, the collection has flat
-            key columns.
+        elsewhere: selects standing parts that the caller reads itself, without the keys of the rest. Of these parts
+            only rows with a key of the rest are yielded. If there is a rest, the collection must have flat key columns.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
@@ -71,7 +71,7 @@ def read_snapshot(
 def _merge_parts(
     scan: Scan, split: "Split", form: Form, reader: PartReader, elsewhere: Callable[[Part], bool] | None
 ) -> Iterator[pa.Table]:
-    """Yield the contents of a slice: standing rows that nothing touches, then the rest, merged."""
+    """Yield the contents of a slice: untouched standing rows, then the merged ones."""
     columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
     names = [*columns, *(name for name in keys if name not in columns)]
     # In form "rows", records of different keys that look alike must not cancel each other: whether they are in one
@@ -158,11 +158,11 @@ class Split:
         return bool(self.base_rest or self.rest)
 
     def keep_standing_parts(self, condition: Callable[[Part], bool]) -> "Split":
-        """Return a split in which only the parts that meet a condition stand."""
+        """Return a split whose standing parts meet a condition; other standing parts are dropped."""
         return replace(self, base=[*filter(condition, self.base)], history=[*filter(condition, self.history)])
 
     def is_touching(self, scan: Scan) -> bool:
-        """Return whether the rest is so small that most standing rows pass untouched."""
+        """Return whether the rest is so small that most standing rows pass unchanged."""
         if not self.is_merged or not scan.schema.key_names:
             return bool(scan.schema.key_names)
         standing_rows = sum(scan.bound_row_count(part) for part in (*self.base, *self.history))
@@ -173,7 +173,7 @@ class Split:
 def slice_snapshot(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
     """Return the slices of a snapshot; one if no rows of different parts must be compared.
 
-    Standing rows count half where most of them pass untouched: more cuts would cost a third more time.
+    Standing rows count half if most of them pass unchanged, because more cuts would cost a third more time.
     """
 
     def estimate_held_bytes(piece: Scan) -> int:
@@ -193,7 +193,7 @@ def _read_standing(
 ) -> Iterator[pa.Table]:
     """Yield the rows of parts that no other part can cancel (`base` and `history` of the split).
 
-    They come without `_diff` if that is 1 in all rows and is not requested.
+    They have no `_diff` if it is 1 in all rows and not requested.
     """
 
     def is_bare(part: Part) -> bool:
@@ -212,7 +212,7 @@ def _select_columns(table: pa.Table, columns: list[str]) -> pa.Table:
 def read_snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa.Table]:
     """Yield a whole snapshot, slice by slice if it must be merged; memory and errors as of `read_snapshot`.
 
-    In form "diff" without all key columns, records of different slices may look alike: then there is one table.
+    In form "diff" without all key columns, different slices may have equal projected records, so there is one table.
     """
     reader = reading()
     slices = slice_snapshot(scan, form, reader.slice_bytes)
@@ -273,9 +273,9 @@ def compute_differences(
     Columns: the columns of the collection and `_diff`, consolidated, in key order.
 
     Args:
-        check: raises if it refuses the new rows; called with all new rows of some keys.
-        replaced: returns the updates that replace all present updates of some keys by new rows. Without it, all present
-            records go and all new ones come.
+        check: raises to refuse new rows; called with all new rows of some keys.
+        replaced: returns the updates that replace all present rows of some keys by new ones. Without it, all present
+            records are removed and all new ones added.
 
     Raises:
         InvalidUsage: the filter of the present contents is not true for some of the new rows.

@@ -1,6 +1,6 @@
-"""Work in the background: renew leases, compact history, collect garbage.
+"""Background work: renews leases, compacts history, deletes garbage.
 
-Promises: a blob is deleted only after the log forbids all later references to it; in doubt it stays.
+Promises: a blob is deleted only after the log forbids all later references to it; in doubt, it stays.
 """
 
 from persist.engine.upkeep.ages import Ages, list_checkpoint_marks

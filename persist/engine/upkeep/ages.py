@@ -1,15 +1,15 @@
-"""How old the records of a location are, by the clock that dates its blobs, and what may go for that reason.
+"""The ages of a location's records, by the clock of its store, and which of them may be deleted.
 
-    checkpoint of seqno 40, dated 10:00   proves that all records up to 40 are from 10:00 or before
-    record of seqno 55, dated 10:20       proves the same of those up to 55
+    checkpoint of seqno 40, dated 10:00   proves that all records up to 40 were created by 10:00
+    record of seqno 55, dated 10:20       proves that all records up to 55 were created by 10:20
 
 The store dates blobs, and the present is the date of a blob that was written just now. So ages are differences between
-times of the store's clock. Mostly checkpoints are enough, and there are fewer of them. A full store accepts no new one,
-so the dates of records count then, too, as a proof. A record without a proof counts as young.
+times of the store's clock. Mostly checkpoints are enough, and there are fewer of them. A full store accepts no new
+checkpoint, so the dates of records are used then, too. A record without a proof counts as young.
 
-The collector also deletes checkpoints. So it may only wait for ages that some checkpoint always reaches. These are
-`log_retention_s` and `Ages.erase_after_s`: the floor of the log passes a record, and the checkpoints before it go, only
-when the record is that old. A longer age, such as `orphan_grace_s`, is measured on the waiting blob itself.
+Garbage collection also deletes checkpoints. So it may only wait for ages that some checkpoint always reaches:
+`log_retention_s` and `Ages.erase_after_s`. The log floor passes a record, and the checkpoints before it are deleted,
+only when the record is that old. A longer age, such as `orphan_grace_s`, is measured on the waiting blob itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ class Ages:
     """The ages of the records of a location.
 
     Attributes:
-        state: the newest one, and its policies, which are the client's own if the log has none.
+        state: the newest state; without policies in the log, the client's own policies apply.
         now_s: the present.
         checkpoints: all that exist.
         records: all that exist, or none if checkpoints are enough.
@@ -68,27 +68,27 @@ class Ages:
         return max(self.policy.grace_s, 2 * STALE_AFTER_S)
 
     def find_seqno_before(self, age_s: float) -> int:
-        """Return a seqno such that all records up to it are at least that old; -1 if that is known of none."""
+        """Return a seqno up to which all records are at least that old; -1 if none is known to be."""
         if age_s == 0:
             return self.state.seqno
         return _find_last_before(self.now_s - age_s, *self.checkpoints, *self.records)
 
     def estimate_old_at_s(self, seqno: int, age_s: float) -> float:
-        """Return when the record at a seqno is known to be that old; counted from now if nothing has dated it yet."""
+        """Return when the record at a seqno will be that old; counted from now if it has no date yet."""
         return min((mark.modified_s for mark in self.checkpoints if mark.seqno >= seqno), default=self.now_s) + age_s
 
     def is_old_upload(self, seqno: int, age_s: float) -> bool:
-        """Return whether a part of that age, whose name has the seqno, has taken longer than an upload may."""
+        """Return whether an unused part, by its age and the seqno in its name, has exceeded the time for an upload."""
         return age_s >= self.policies.get_orphan_grace_s(seqno)
 
     def find_upload_floor(self, uploads: Iterable[tuple[int, float]]) -> int:
         """Return the seqno before which uploads may be declared void; 0 if none may.
 
-        That is after the last upload that has taken too long, and not after any other. A writer may have read the log
+        It is after the last upload that has taken too long, and not after any other. A writer may have read the log
         before an old upload began, and store its first part only now; see `_find_first_pending`.
 
         Args:
-            uploads: the seqno in the name and the age in seconds of each part that nothing names.
+            uploads: the seqno in the name, and the age in seconds, of each unused part.
         """
         uploads = [*uploads]
         floor, young = 0, []
@@ -100,11 +100,11 @@ class Ages:
         return min(floor, self._find_first_pending(uploads), *young)
 
     def _find_first_pending(self, uploads: Sequence[tuple[int, float]]) -> int:
-        """Return the first seqno that an upload may have whose writer still has time, though no part is stored yet.
+        """Return the first seqno of uploads that may still be in progress without a stored part.
 
-        Nobody plans an upload of a seqno once the record at it is known. So that record must be as old as an upload may
-        become. An old upload proves this of the seqnos before its own, and not of its own: in a quiet log, a writer
-        that begins today takes the same one. Records that the log has lost are old, too.
+        No writer plans an upload with a seqno once it knows the record at it. So that record must be as old as an
+        upload may become. An old upload proves this of the seqnos before its own, and not of its own: in a quiet log, a
+        writer that begins today takes the same one. Records that the log has lost are old, too.
         """
         newest_s = self.policies.newest.orphan_grace_s
         stale = self.find_seqno_before(min(newest_s, self.erase_after_s))
@@ -121,7 +121,7 @@ class Ages:
     def find_log_floor(self, records: Iterable[tuple[int, BlobEntry]]) -> int | None:
         """Return the first record that the log still needs; None if declaring it is not worth a record.
 
-        `records`: all that there are, the oldest first.
+        `records`: all records in the store, oldest first.
         """
         policy, control = self.policy, self.state.control
         least_old = self.find_seqno_before(self.erase_after_s)
@@ -145,7 +145,7 @@ def _find_last_before(moment_s: float, *marks: Mark) -> int:
 
 
 def _find_size_floor(policy: Policy, records: Iterable[tuple[int, BlobEntry]]) -> int:
-    """Return the first of the newest records that are not too many, by number or bytes."""
+    """Return the first of the newest records that fit the limits of number and bytes."""
     bytes_left = policy.log_bytes_max
     for number, (seqno, entry) in enumerate(reversed([*records])):
         bytes_left -= entry.bytes

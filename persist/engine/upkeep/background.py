@@ -1,12 +1,12 @@
-"""Background work of a writing client: it renews leases, compacts, and collects garbage.
+"""The background work of a writing client: renewing leases, compacting, and collecting garbage.
 
 One thread renews leases, because a late lease costs readers their reads, and other work may take hours. Another thread
 compacts and collects garbage.
 
 Compaction looks at the collections that the client has lately used, every `Tuning.compaction_interval_s`, and sooner
-after many commits. With the first collection of garbage it looks at all collections, so that one writing client serves
-a whole location. With later ones it looks at collections that have changed since or have work left. Their contents
-determine the due work, unless a `LookAfter` reports more. Data that since has passed is destroyed
+after many commits. With the first garbage collection it looks at all collections, so that one writing client serves a
+whole location. With later ones it looks at collections that have changed since or have work left. The state of a
+collection determines its due work; a `LookAfter` may report more. Retracted data that since has passed is destroyed
 half of `grace_s` after this client first saw it.
 """
 
@@ -53,7 +53,7 @@ class CompactionSchedule:
         settings: Settings,
         resolve: LookAfter = lambda contents: None,
     ) -> None:
-        """Make one; `resolve` turns the sealed events of a keyed collection into updates, if that is due."""
+        """`resolve`: resolves the sealed events of a keyed collection, if due; returns whether work remains."""
         self.also: list[LookAfter] = []
         self._resolve = resolve
         self._compactor = compactor
@@ -71,7 +71,7 @@ class CompactionSchedule:
         self._commits: Counter[str] = Counter()
 
     def tick(self) -> None:
-        """Do the due work. Raises PersistError: the first error, after all collections have had their turn."""
+        """Do the due work. Raises PersistError: the first error, after work on all collections."""
         self._commits.clear()
         state = self._follower.refresh()
         if self._follower.past.hole is not None:
@@ -91,10 +91,11 @@ class CompactionSchedule:
         """Do the due work of all collections; return how many had some.
 
         Args:
-            destroys: also destroy all data that since has passed. A short-lived process never sees it overdue.
+            destroys: also destroy all retracted data that since has passed, because a short-lived process never sees it
+                overdue.
 
-        Cost: the first time, a request for each collection whose contents this client does not know. Later, for each
-        collection that has changed since, or has work left. And the work itself.
+        Cost: the work, and a request for each collection without a known state; later calls only for collections that
+        have changed since, or have work left.
 
         Raises:
             PersistError: as `tick`.
@@ -105,7 +106,7 @@ class CompactionSchedule:
         return self._sweep_collections((lambda contents: True) if destroys else self._is_overdue)
 
     def _sweep_collections(self, is_overdue: Callable[[CollectionState], bool]) -> int:
-        """Do the due work of all collections that may have some; return how many had."""
+        """Do the due work of all collections that may have some; return how many had some."""
         entries, swept = self._follower.state.entries, self._swept
         if swept is None or not entries.shares_base_with(swept):
             # Most of them are idle, so their contents do not stay in memory.
@@ -182,7 +183,7 @@ class CompactionSchedule:
     def merge_small_runs(self, collection: str) -> None:
         """Merge small runs before a write, if the collection has too many runs.
 
-        So a history stays short if no client lives long enough to compact in the background.
+        So a history stays short even if no client runs long enough to compact in the background.
         """
         entry = self._follower.entry(collection)
         if entry is None or entry.contents is None or len(entry.contents.history) < self._runs_max:
@@ -216,7 +217,7 @@ SHORTEN_S = 60.0  # Between two looks at the length of the log.
 
 
 class Upkeep:
-    """The two threads, if the settings have them; `tick` does the due work now."""
+    """The two background threads, if the settings have them; `tick` does the due work at once."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Garbage collection: delete the blobs that no present or future state refers to.
+"""Garbage collection: deletes the blobs that no present or future state refers to.
 
 | blobs | deleted when |
 |---|---|
@@ -10,39 +10,40 @@
 | directory and state objects, part lists | no checkpoint or record refers to them, and none ever can |
 
 A collector may pause for hours between any two steps, while others commit, make checkpoints and collect. Then it
-deletes what it listed long ago. So no delay makes a deletion safe, but that the blob can never be needed again:
+deletes blobs that it listed long ago. So a deletion is safe only if the blob can never be needed again, however long
+the collector pauses:
 
 - *Parts*: `apply` refuses a record that names a dropped part or a void upload. A dropped part stays while a clone names
   it. If a clone dropped it in the folder of another collection, it later counts as an upload that no record names. A
   new clone names only parts that its source names at that record.
 - *Records*: the floor never goes back, so every later checkpoint has the floor of a checkpoint that was read, or a
-  higher one. A client that creates a record below the floor finds that out (`Follower.was_truncated`).
+  higher one. A client that creates a record below the floor detects it (`Follower.was_truncated`).
 - *Checkpoints*: two newer ones were in a listing, so the newest one is never deleted.
-- *Directory and state objects*: a checkpoint takes over names from an older one, which its maker may have read hours
-  ago. So a `TakeOver` record at seqno v first names a checkpoint N that was read. By `write_checkpoint`, a checkpoint
-  at v or later is written from N, or from another checkpoint at v or later, and its new objects have its own seqno in
-  their names. By induction, all checkpoints from v on name only objects that N names, and objects made for v or later.
-  Once a checkpoint at v or later was read, no earlier one is ever the newest again. From then on, an object is unused
-  for good if N does not name it and its seqno is not after N. The objects of an older checkpoint stay as long as that
-  checkpoint, which shows the past of the log. A late checkpoint before v may name deleted objects: no client opens it,
-  and it is deleted.
-- *Part lists*: the record of their slot names them, and checkpoints that keep its mutation. So their seqno must be
-  below the floor, and the rule for objects must allow it.
+- *Directory and state objects*: a checkpoint copies names from an older one, which its maker may have read hours ago.
+  So a `TakeOver` record at seqno v first names a checkpoint N that was read. By `write_checkpoint`, a checkpoint at v
+  or later is written from N, or from another checkpoint at v or later, and its new objects have its own seqno in their
+  names. By induction, all checkpoints from v on name only objects that N names, and objects made for v or later. Once a
+  checkpoint at v or later was read, no earlier one is ever the newest again. From then on, an object is unused for good
+  if N does not name it and its seqno is not after N. The objects of an older checkpoint stay as long as that
+  checkpoint, which serves reads of the log's past. A late checkpoint before v may name deleted objects: no client opens
+  it, and it is deleted.
+- *Part lists*: the record with their seqno names them, and checkpoints that have its mutation. So their seqno must be
+  below the floor, and the rule for objects must allow the deletion.
 
 A backup may be restored in place between any two steps; then the state in memory is wrong. So the collector checks that
-the log is the same before each page of deletes. A restore within a page goes unnoticed: docs/run/restore.md demands
+the log is the same before each page of deletes. A restore within a page is not detected: docs/run/restore.md demands
 that collectors are stopped first.
 
 If a listed object is missing when it is read, another collector has deleted it, and everything is listed again. If the
 newest checkpoint names a missing object, that is an error, and nothing of that kind is deleted.
 
-No client's clock decides about data: ages are differences between dates of the store (`persist.engine.upkeep.ages`). A
+No client's clock affects data: ages are differences between dates of the store (`persist.engine.upkeep.ages`). A
 deletion is declared in the log first, so a late writer finds the declaration before it can commit. Several collectors
 may run at once, because all steps are idempotent. If one dies, the next one continues.
 
 A full store accepts no declaration. Then steps that must write are skipped, the others delete what the log allows
-already, and everything is tried again. The dates of records count as proofs, too, and the newest date in the store is
-the present, because no blob can be written to learn it. Both only keep blobs for longer.
+already, and everything is tried again. The dates of records count as proofs, too, and the newest date in the store
+counts as the present, because no blob can be written to read the time. Both only keep blobs for longer.
 
 A deleted key was listed in this location, and fits the grammar of such blobs. Other blobs stay, such as blobs of a
 location below this one.
@@ -110,7 +111,7 @@ ROUNDS_MAX = 5  # Attempts, if other collectors delete what is about to be read.
 
 @dataclass(frozen=True)
 class GarbageReport(Shown):
-    """The numbers of blobs that a collection of garbage deleted.
+    """The numbers of blobs that a garbage collection deleted.
 
     Attributes:
         collections: destroyed collections whose blobs are all deleted.
@@ -139,13 +140,13 @@ class GarbageReport(Shown):
 
     @property
     def blobs(self) -> int:
-        """All blobs deleted."""
+        """The number of all deleted blobs."""
         return self.parts + self.lists + self.states + self.directories + self.checkpoints + self.records
 
 
 @dataclass(frozen=True)
 class Deleted:
-    """The keys that `Garbage.delete_leaked` deleted, and the seqnos of the records that declared it."""
+    """The keys that `Garbage.delete_leaked` deleted, and the seqnos of the records that declared the deletion."""
 
     keys: tuple[str, ...] = ()
     declared_at: tuple[int, ...] = ()
@@ -175,11 +176,11 @@ class Garbage:
             before: called first; it may commit, such as the end of leases.
 
         Raises:
-            StoreFull: the store has no room for a commit, even after deleting what needs none.
+            StoreFull: the store has no room for a commit, even after the deletions that need none.
             Unavailable: the store did not answer.
-            Indeterminate: other clients truncated the log again and again while this one was late.
+            Indeterminate: other clients truncated the log again and again while this one was slow.
             Corruption: a blob that names others cannot be read, or the newest checkpoint names a missing blob. Blobs
-                that it may name were not deleted. Or the log is interrupted or another one: nothing was deleted.
+                that it may name were not deleted. Or the log is interrupted or was replaced: nothing was deleted.
         """
         with self._one_at_a_time:
             state = self._follower.refresh()
@@ -213,7 +214,7 @@ class Garbage:
             return self._make_round(is_dry=True).run(lambda: None)
 
     def delete_leaked(self, keys: Iterable[str]) -> Deleted:
-        """Delete some keys, if `collect` would delete them as uploads, objects or records.
+        """Delete those of some keys that `collect` would delete as uploads, objects or records.
 
         Cost and errors: as `collect`.
         """
@@ -228,7 +229,7 @@ class Garbage:
 
 
 class _Round:
-    """One collection of garbage at one moment of the store's clock.
+    """One garbage collection at one moment of the store's clock.
 
     `only`: the keys that may be deleted; None for all.
     """
@@ -337,7 +338,7 @@ class _Round:
         return True
 
     def _collect_leaked(self) -> None:
-        """Delete the given keys, if nothing names them."""
+        """Delete those of the keys that nothing names."""
         self._date_blobs(self._store_time_s())
         self._collect_uploads()
         self._collect_records()
@@ -367,7 +368,7 @@ class _Round:
         self._ages = Ages(follower.state, follower.policies, now_s, checkpoints, self._ages.records)
 
     def _collect_dropped(self) -> None:
-        """Delete the blobs that records have dropped and no reader needs."""
+        """Delete the blobs that records dropped and no reader needs."""
         state, old = self._follower.state, self._ages.find_seqno_before(self._ages.policy.grace_s)
         due: list[Dropped] = []
         waiting: list[Dropped] = []
@@ -443,8 +444,8 @@ class _Round:
     def _advance_basis(self) -> None:
         """Base checkpoints on one without old objects, if the present basis is older than the log.
 
-        The basis stays with all objects that it names. A directory object from before the log begins may hold rows of
-        collections that are gone since.
+        The basis stays with all objects that it names. A directory object older than the log may have rows of dropped
+        collections.
         """
         control = self._follower.state.control
         basis, floor = control.taken_over, control.log_floor
@@ -465,7 +466,7 @@ class _Round:
         self._delete_blobs("records", (entry for _, entry in old))
 
     def _collect_checkpoints(self) -> None:
-        """Delete checkpoints that no client needs any more."""
+        """Delete checkpoints that no client needs."""
         floor, control = self._load_stored_floor(), self._follower.state.control
         destroyed = control.find_last_destroyed(floor)
         basis = None if control.taken_over is None else control.taken_over.checkpoint.blob
@@ -537,7 +538,7 @@ class _Round:
     def _list_late(self, present: set[str]) -> set[str]:
         """Return the present objects that checkpoints name which appeared between the listing and the declaration.
 
-        While this client slept, another collector may have kept such a checkpoint, which shows the past of the log.
+        While this client was suspended, another collector may have kept such a checkpoint for reads of the log's past.
         """
         basis = self._follower.state.control.taken_over
         if self._is_dry or basis is None:
@@ -549,7 +550,7 @@ class _Round:
         return self._names.list_older(seqnos, newest, present)[0]
 
     def _take_over(self, newest: StoredCheckpoint) -> None:
-        """Declare a checkpoint as the basis of later ones, unless this client does not know its record yet."""
+        """Declare a checkpoint as the basis of later ones, if this client knows its record."""
         if self._follower.refresh().seqno >= newest.checkpoint.seqno:
             self._commit_and_checkpoint(kinds.TakeOver(newest.pointer))
 

@@ -4,13 +4,13 @@
 deleted, two invariants are checked against the store, not against an earlier listing. All objects that the newest
 checkpoint names exist, and none of them is about to be deleted.
 
-Older checkpoints do not change, and one for each hour of the log stays. So the names in each are remembered between two
-collections, by its checksum. Without that, reading the directory objects of a week took ten times as long as the rest
-of a collection, with a thousand collections. Hashes are remembered instead of names. If two names have one hash, an
-unused object stays; a used object is never deleted.
+Older checkpoints do not change, and one for each hour of the log stays. So the names in each are cached between two
+garbage collections, by its checksum. Without this, reading the directory objects of a week took ten times as long as
+the rest of a collection, with a thousand collections. Hashes are cached instead of names. If two names have one
+hash, an unused object stays; a used object is never deleted.
 
-Pages of a large directory do not change either. So the collector remembers the names in each object of pages, and reads
-only new objects. The names in a replaced entry count until its page is written anew, which happens before the page is
+Pages of a large directory do not change either. So the collector caches the names in each object of pages, and reads
+only new objects. The names in a replaced entry count until its page is rewritten, which happens before the page is
 older than the log.
 """
 
@@ -62,18 +62,18 @@ OBJECTS = {"directories": DIRECTORIES, "states": STATES, "lists": LISTS}
 
 @dataclass(frozen=True)
 class CheckedUploads:
-    """The parts that a collection of garbage has looked at, which the next one can skip.
+    """The parts that a garbage collection has checked, which the next one can skip.
 
     A part that a collection names is in use until a record drops it by name, and the collector finds it in that record.
     A folder with parts of clones is different: no record names the parts that a clone leaves unused there. So these
-    folders are looked at each time. If a collector learns of a clone too late, or an upload has too old a date, a part
-    stays until all are looked at again.
+    folders are checked each time. If a collector sees a clone too late, or an upload has too old a date, a part stays
+    until all are checked again.
 
     Attributes:
-        before_s: parts with an older date were looked at.
-        unnamed: the keys of unnamed uploads: too young, or their record may follow.
+        before_s: parts with an older date were checked.
+        unnamed: the keys of unnamed uploads that are too young, or whose record may follow.
         shared: folders in which clones have had parts.
-        all_at_s: when all parts were looked at.
+        all_at_s: when all parts were checked.
     """
 
     before_s: float = float("-inf")
@@ -82,26 +82,26 @@ class CheckedUploads:
     all_at_s: float = float("-inf")
 
     def drop_if_due(self, now_s: float) -> "CheckedUploads":
-        """Return this, or an empty one if all parts are due again, by the store's clock."""
+        """Return this, or an empty object if all parts are due again, by the store's clock."""
         return self if now_s - self.all_at_s < ALL_AGAIN_S else CheckedUploads(shared=self.shared, all_at_s=now_s)
 
     def update(self, now_s: float, unnamed: Iterable[str], shared: Iterable[str]) -> "CheckedUploads":
-        """Return the memory of a collection that began at that time."""
+        """Return the state after a garbage collection that began at that time."""
         return CheckedUploads(now_s - SAME_TIME_S, frozenset(unnamed), self.shared.union(shared), self.all_at_s)
 
     def is_due(self, entry: BlobEntry, folder: str) -> bool:
-        """Return whether to look at a part again."""
+        """Return whether to check a part."""
         return entry.modified_s >= self.before_s or entry.key in self.unnamed or folder in self.shared
 
 
 class KnownNames:
-    """The memory of a collector between two collections.
+    """The cache of a collector between two garbage collections.
 
     Attributes:
         hashes: int64[names] in each checkpoint but the newest, by its pointer.
-        mentioned: by the key of an object of pages, what its entries mention: names of objects, joined by newlines, and
-            the ids of entries with folders of others.
-        uploads: the parts that were looked at.
+        mentioned: by the key of an object of pages, the names of objects in its entries, joined by newlines, and the
+            ids of entries with folders of others.
+        uploads: the checked parts.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Names:
     """Reads the names in checkpoints of one location. Memory: the directory levels that were read."""
 
     def __init__(self, blob: Blob, known: KnownNames | None = None) -> None:
-        """Make one, with the memory of earlier rounds, which it updates."""
+        """Begin with the cache of earlier rounds, which it updates."""
         self._blob = blob
         self.known = known or KnownNames()
         self._levels = KnownLevels()
@@ -149,7 +149,7 @@ class Names:
     def _iterate_layers(
         self, entries: FrozenMap[CollectionEntry]
     ) -> Iterator[tuple[FrozenMap[CollectionEntry], list[tuple[str, tuple[str, ...]]]]]:
-        """Yield each map of entries in memory, the newest first, with what the pages below it mention."""
+        """Yield each map of entries in memory, newest first, with the names that the pages below it mention."""
         while (table := entries.below) is not None:
             assert isinstance(table, Table), "only pages lie below entries"
             yield entries, [self._read_mentioned(table, pages) for pages in table.objects]
@@ -157,7 +157,7 @@ class Names:
         yield entries, []
 
     def _read_mentioned(self, table: Table[CollectionEntry], pages: Pages) -> tuple[str, tuple[str, ...]]:
-        """Return what `KnownNames.mentioned` has of an object of pages. Cost: a GET, if it is new to this client."""
+        """Return the item of `KnownNames.mentioned` for an object of pages. Cost: a GET if it is not cached."""
         mentioned = self.known.mentioned.get(pages.blob) or self._earlier.get(pages.blob)
         if mentioned is None:
             entries = {entry.id: entry for entry in table.iterate_values(pages)}
@@ -168,7 +168,7 @@ class Names:
         return mentioned
 
     def get_least_seqno(self, key: str) -> int:
-        """Return the least seqno of a checkpoint and its directory objects; -1 if it is gone."""
+        """Return the least seqno of a checkpoint and its directory objects; -1 if it was deleted."""
         if key not in self._oldest:
             checkpoint = read_checkpoint(self._blob, key)
             levels = () if checkpoint is None else checkpoint.directory
@@ -181,7 +181,7 @@ class Names:
     ) -> tuple[set[str], set[str]]:
         """Return the present objects that older checkpoints name, and the keys of useless checkpoints.
 
-        A useless one names an object that is gone, because it was stored when newer ones existed.
+        A useless checkpoint names a deleted object: it was stored when newer checkpoints existed.
 
         Args:
             seqnos: of the checkpoints; the newest one is skipped.
@@ -265,7 +265,7 @@ def find_sharers(state: State, clones: Iterable[str] | None = None) -> dict[str,
 def list_named(blob: Blob, state: State, folder: str, shares: Mapping[str, Sequence[CollectionEntry]]) -> set[str]:
     """Return the blobs in a collection's folder that it or a clone names. Memory: one part list.
 
-    `shares`: of `find_sharers`.
+    `shares`: the result of `find_sharers`.
     """
     assert state.location is not None
     owner = state.entries.get(folder)
@@ -301,7 +301,7 @@ def find_unnamed(
 
 
 def list_folders(dropped: Dropped) -> tuple[str, ...]:
-    """Return the folders that may have parts of a destroyed collection; none if only some blobs were dropped."""
+    """Return the folders that may have parts of a destroyed collection; none for a drop of single blobs."""
     return (dropped.collection, *dropped.folders) if dropped.is_destroyed else ()
 
 

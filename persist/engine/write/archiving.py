@@ -1,4 +1,4 @@
-"""Older tokens of a collection are moved out of its state, by the record that would make them too many.
+"""Moves older tokens out of a collection's state, with the record that would make them too many.
 
 Cost: a PUT for one of 2,048 commits with a token. An attempt that loses the race for its seqno leaves an unused object,
 because the next one needs another name: blobs below the floor of uploads may be collected.
@@ -18,7 +18,7 @@ from persist.engine.follow.follower import Follower
 def add_archiving(
     blob: Blob, follower: Follower, state: State, contents: CollectionState | None, mutation: Mutation
 ) -> Mutation:
-    """Return a mutation of the record after state that moves older tokens into an archive, if that is due."""
+    """Return a mutation that also moves older tokens into an archive, if that is due. `state`: before its record."""
     if contents is None or not isinstance(mutation, kinds.Tokens):
         return mutation
     plan = plan_archiving(contents.tokens, contents.archives, mutation)

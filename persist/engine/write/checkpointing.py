@@ -1,4 +1,4 @@
-"""Checkpoints that the pool of a writing client makes, one at a time."""
+"""Makes checkpoints in the pool of a writing client, one at a time."""
 
 import logging
 import threading
@@ -26,7 +26,7 @@ class Checkpointing:
         self._is_making = threading.Lock()
 
     def begin(self, seqno: int) -> None:
-        """Have a checkpoint made at seqno or later, unless one is being made."""
+        """Start a checkpoint at a seqno or later, unless one is being made."""
         if self._is_making.acquire(blocking=False):
             self.least_seqno = seqno
             try:
@@ -35,7 +35,7 @@ class Checkpointing:
                 self._end_making()
 
     def wait(self) -> None:
-        """Wait until none is being made."""
+        """Wait until no checkpoint is being made."""
         with self._is_making:
             pass
 

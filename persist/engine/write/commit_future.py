@@ -1,7 +1,7 @@
 """The answer to a write in progress: wait for it with `.result()`, or `await` it.
 
-No error may be lost (rule 5): a ledger keeps every failed future that nobody has looked at yet, and the client's
-`close` raises what is left in it.
+No error may be lost (rule 5): a ledger keeps every failed future whose error no caller has read, and the client's
+`close` raises these errors.
 """
 
 import itertools
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class UnobservedErrors:
-    """The failed futures whose errors were not looked at. It keeps `ERRORS_KEPT_MAX` of the errors."""
+    """A ledger of failed futures whose errors no caller has read. It keeps `ERRORS_KEPT_MAX` of the errors."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -34,16 +34,16 @@ class UnobservedErrors:
 
     @property
     def kept(self) -> dict[int, BaseException | None]:
-        """The errors themselves, to report the unseen ones after the last reference to the ledger is gone."""
+        """The kept errors, to report unseen ones after the last reference to the ledger is gone."""
         return self._errors
 
     def add(self, number: int, error: BaseException) -> None:
-        """Remember the error of the future of that number, which has just failed."""
+        """Add the error of a future that has just failed, by its number."""
         with self._lock:
             self._errors[number] = error if len(self._errors) < ERRORS_KEPT_MAX else None
 
     def remove(self, number: int) -> None:
-        """Forget the error of a future, because a caller looked at it."""
+        """Remove the error of a future, because a caller has read it."""
         with self._lock:
             self._errors.pop(number, None)
 
@@ -55,7 +55,7 @@ class UnobservedErrors:
             return taken_errors
 
     def raise_all(self) -> None:
-        """Raise the unseen errors: a single one as it is, several as an ExceptionGroup."""
+        """Raise the unseen errors: a single one itself, several as an ExceptionGroup."""
         unobserved = self.take()
         # Operations that failed together share one error.
         errors = list({id(error): error for error in unobserved if error is not None}.values())
@@ -80,11 +80,10 @@ class CommitFuture(Completed, Future[int]):
 
     Any wait for it first calls on_wait: the committer then stops collecting more commits for the group.
 
-    A commit that changed nothing (such as a seal to the current upper) resolves to the seqno of the state in which it
-    was found to change nothing.
+    A commit that changed nothing (such as a seal to the current upper) resolves to the seqno of the unchanged state.
 
     Attributes:
-        late: events that were left out because they are late, once it is resolved; see `Collection.upsert`.
+        late: once it is resolved, the late events that were left out; see `Collection.upsert`.
     """
 
     _INTERNAL = frozenset(
@@ -104,21 +103,21 @@ class CommitFuture(Completed, Future[int]):
 
     @property
     def time(self) -> int | None:
-        """The time that the commit gave to what was written without one; waits for it, and raises its error.
-
-        None if the caller named the times, or if nothing was written.
+        """The time that the commit assigned to rows without one; waits for the commit, and raises its error. None if
+        the caller gave the times, or if nothing was written.
         """
         return next(iter(self.times.values()), None)
 
     @property
     def times(self) -> Mapping[str, int]:
-        """The same by the ids of the collections: on timelines of different units, one moment has several numbers."""
+        """The assigned times by the ids of the collections: on timelines of different units, one moment has several
+        numbers."""
         self.result()
         return self._times
 
     @property
     def durable_at(self) -> int | None:
-        """The seqno of the commit if it is known to be durable; else None. It does not wait, and looks at no error."""
+        """The seqno of the commit if it is known to be durable; else None. Never waits or raises."""
         return self._seqno
 
     def get_commit(self) -> Committed:
@@ -126,20 +125,21 @@ class CommitFuture(Completed, Future[int]):
         return Committed(self.result(), self._times)
 
     def fail(self, error: BaseException) -> None:
-        """Resolve to error, which stays on the ledger until a caller looks at it."""
+        """Resolve to an error, which stays on the ledger until a caller reads it."""
         # On the ledger first: a waiter that wakes up at once must find it there to take it off.
         _drop_tracebacks(error)
         self._unobserved.add(self._number, error)
         self._resolve(self.set_exception, error)
 
     def succeed(self, seqno: int, times: Mapping[str, int] = MappingProxyType({})) -> None:
-        """Resolve to the seqno of the commit, which gave these times."""
+        """Resolve to the seqno of the commit, which assigned these times."""
         self._times = times
         self._resolve(self.set_result, seqno)
         self._seqno = seqno
 
     def _resolve(self, resolve: Callable[[Any], None], outcome: Any) -> None:
-        """Resolve, and log what would end the thread, such as `sys.exit` in a callback: others share the commit."""
+        """Resolve, and log exceptions that would end the thread, such as `sys.exit` in a callback, because other
+        callers share it."""
         try:
             resolve(outcome)
         except Exception:  # Errors of callbacks are logged by the future itself.
@@ -161,7 +161,7 @@ class CommitFuture(Completed, Future[int]):
         return error
 
     def peek_error(self, timeout: float | None = None) -> BaseException | None:
-        """Do what `exception` does for the library itself: the error still waits for its caller to look at it."""
+        """Return the error like `exception`, but leave it on the ledger for the caller."""
         if self._seqno is not None:
             return None
         if not self.done():
@@ -169,7 +169,7 @@ class CommitFuture(Completed, Future[int]):
         return super().exception(timeout)
 
     def __repr__(self) -> str:
-        """Say how far it is, without looking at its error."""
+        """Show the progress of the commit, without marking its error as read."""
         if not self.done():
             return "<CommitFuture: pending>"
         error = super().exception(0)
@@ -205,8 +205,8 @@ class CommitFuture(Completed, Future[int]):
 def _drop_tracebacks(error: BaseException) -> None:
     """Drop the tracebacks of an error and of its causes.
 
-    Their frames would keep alive everything that was committed together, perhaps even the client, whose threads end
-    when its last reference is gone.
+    Their frames would keep everything of the commit alive, perhaps even the client, whose threads end with its last
+    reference.
     """
     pending, seen_ids = [error], set()
     while pending:

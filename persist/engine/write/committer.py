@@ -3,9 +3,9 @@
 While one PUT is in flight, callers queue up operations; the next record carries all of them
 (`persist.engine.write.group_commit`).
 
-Without a pause, a caller that issues many operations and waits for none would get a record for every few of them,
-because a commit to a local folder takes less time than a few calls. While several operations are queued and no caller
-waits for one, a group therefore stays open for `LINGER_S`.
+A commit to a local folder takes less time than a few calls. Without a pause, a caller that issues many operations
+without waiting would get a record for every few of them. While several operations are queued and no caller waits for
+one, a group therefore stays open for `LINGER_S`.
 
 A pool encodes and uploads large writes at once; small ones are encoded with their group. The memory budget bounds the
 operations that are not durable yet: beyond it, callers wait.
@@ -120,7 +120,7 @@ class Committer:
             self._changed.notify_all()
 
     def list_pending(self) -> tuple[int, tuple[str, ...]]:
-        """Return how many operations are not done yet, and the names of their collections."""
+        """Return the number of unfinished operations, and the names of their collections."""
         with self._lock:
             names_in_progress = {name for operation in self._list_pending() for name in operation.names.values()}
             return self._submitted - self._resolved, tuple(sorted(names_in_progress))
@@ -140,7 +140,7 @@ class Committer:
         return (*self._committing, *self._asked)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until all operations submitted so far are done; return False if that takes longer than timeout_s."""
+        """Wait until all submitted operations are done; return False after timeout_s."""
         with self._lock:
             submitted = self._submitted
             if self._resolved >= submitted:
@@ -150,7 +150,7 @@ class Committer:
             return self._changed.wait_for(lambda: self._resolved >= submitted, timeout_s)
 
     def call_when_ended(self, call: Callable[[], object]) -> None:
-        """Have the thread call something when it ends, after `request_stop`; now, if it has ended."""
+        """Call a function when the thread ends after `request_stop`, or now if it has ended."""
         with self._lock:
             if self._thread.is_alive():
                 self._ended.append(call)
@@ -162,7 +162,7 @@ class Committer:
         return not self._is_own_thread() and os.getpid() == self._pid
 
     def check_may_wait(self) -> None:
-        """Raise InvalidUsage in a future's callback; to be called before a lock is taken that is kept for a commit."""
+        """Raise InvalidUsage in a future's callback. Call it before taking a lock that is held during a commit."""
         if self._is_own_thread():
             raise InvalidUsage(
                 "a future's callback waits for another commit, which would wait for the callback. Do it in another "
@@ -198,7 +198,7 @@ class Committer:
             call()
 
     def _commit_next(self) -> bool:
-        """Commit the next group; return False when there is none any more."""
+        """Commit the next group; return False if none will follow."""
         group = self._wait_for_group()
         try:
             self.groups.commit(group)
@@ -214,7 +214,7 @@ class Committer:
         return bool(group)
 
     def _wait_for_group(self) -> list[Operation]:
-        """Wait for operations and return those to commit together; none when the client was closed."""
+        """Wait for operations, and return a group of them; none after the client was closed."""
         with self._lock:
             self._changed.wait_for(lambda: self._asked or self._closed)
             if not self._asked:

@@ -2,18 +2,18 @@
 
 For one group:
 
-1. *Validate* each operation in order against a `Draft` of the newest known state. A rejection counts only if that
-   state is the newest there is, so the log is read before a caller hears of it. If the group is one operation,
-   `Draft.check` leaves its mutations to step 3, which applies them once.
+1. *Validate* each operation in order against a `Draft` of the newest known state. A rejection counts only if that state
+   is the newest, so the log is read before a caller gets it. If the group is one operation, `Draft.check` leaves its
+   mutations to step 3, which applies them once.
 2. *Merge* the accepted operations into the least number of mutations (`persist.engine.write.operations`). A record is
    atomic, so this makes no difference to readers.
 3. *Apply* the record to the state, and *create* it at the next seqno. The follower adopts the resulting state, unless
-   another record came between. A client that loses the race applies the winner's record and starts again at 1, with
-   the same uploads. Each attempt assigns times anew, from the state that its record follows. They are stamped into the
-   descriptors of parts, and no part is encoded again.
+   another record came first. A client that loses the race applies the winner's record and starts again at 1, with the
+   same uploads. Each attempt assigns new times, from the state that its record follows. Only the descriptors of parts
+   get them, so no part is encoded again.
 
-With a `relay`, another client first tries to commit the group together with others (`persist.engine.write.relay`). The
-operations without an answer are settled here.
+With a `relay`, another client first tries to commit the group together with others (`persist.engine.write.relay`). This
+module settles the operations without an answer.
 
 Every so many records, the pool makes a checkpoint of them (`Checkpointing`), one at a time.
 
@@ -115,14 +115,14 @@ class GroupCommit:
         """Return counters.
 
         records: made by this client. operations: in these records, or in earlier ones. repeated: operations that an
-        earlier record has. rejected: operations. lost_races: attempts that found their slot of the log taken.
+        earlier record has. rejected: rejected operations. lost_races: attempts that found their slot of the log taken.
         checkpoints: made. relayed: operations that another client committed or rejected for this one. in_doubt:
         operations that another client did not answer.
         """
         return self._counts | {"checkpoints": self.checkpointing.made}
 
     def abandon(self, steps: Sequence[Step]) -> None:
-        """Delete what has been uploaded for steps that will not be submitted after all."""
+        """Delete the uploads of steps that will not be submitted."""
         for step in steps:
             if isinstance(step, Write) and isinstance(step.data, Future):
                 step.data.add_done_callback(partial(self._discard_upload, step.collection))
@@ -137,7 +137,7 @@ class GroupCommit:
             raise
 
     def _relay_first(self, operations: list[Operation]) -> list[Operation]:
-        """Have another client commit operations, if there is one; return the uncommitted ones."""
+        """Let another client commit operations, if there is a relay; return the uncommitted ones."""
         relay, location = self.relay, self._follower.state.location
         if relay is None or location is None or not may_be_relayed(operations):
             return operations
@@ -245,7 +245,7 @@ class GroupCommit:
             operation.future.succeed(seqno, self._find_token_times(operation))
 
     def _find_token_times(self, operation: Operation) -> dict[str, int]:
-        """Return the times that an operation got which is remembered by its token."""
+        """Return the times that the earlier commit with an operation's token assigned."""
         marks = [step for step in operation.steps if isinstance(step, kinds.Tokens)] if operation.at_commit else []
         times: dict[str, int] = {}
         for marked in marks:
@@ -258,7 +258,7 @@ class GroupCommit:
         return _select_times(times, operation)
 
     def _list_record_times(self, seqno: int, operation: Operation) -> dict[str, int]:
-        """Return the times that an operation got in a record, which seals after them; none if that is gone."""
+        """Return the times that a record assigned to an operation, from its seals; none if the record was truncated."""
         record = read_record(self._blob, seqno) if operation.at_commit else None
         sealed = {
             step.collection: step.upper if isinstance(step, kinds.Seal) else step.end
@@ -291,7 +291,7 @@ class GroupCommit:
         return unsettled
 
     def _settle_past(self, state: State, operation: Operation, unreadable: dict[str, PersistError]) -> None:
-        """Answer an operation that is not in the log, while later ones are: it was rejected, or had nothing to do."""
+        """Settle an operation that the log lacks although later ones are there: it was rejected, or changed nothing."""
         accepted, done, _, times = self._validate(state, [operation], unreadable)
         adds = any(isinstance(step, Write) for step in operation.steps)
         if done or (accepted and not adds and not self._make_mutations(state, accepted, {}, times)):
@@ -303,14 +303,14 @@ class GroupCommit:
     def _reject_or_return(
         self, state: State, operation: Operation, unreadable: dict[str, PersistError], otherwise: str
     ) -> None:
-        """Reject an operation with its own fault, or else as not tried."""
+        """Reject an operation with its own error, or else as not tried."""
         _, _, rejected, _ = self._validate(state, [operation], unreadable)
         self._reject_operation(operation, rejected[0][1] if rejected else Unavailable(otherwise))
 
     def _is_store_proven(self, state: State) -> bool:
-        """Prove once that the store's create refuses an existing key; False: begin again.
+        """Prove once that the store's create refuses an existing key; return False to begin again.
 
-        Before anything is created, or found to have been done before: so no record of others is overwritten.
+        This comes before anything is created or acknowledged, so that no record of others is overwritten.
         """
         self._proof.check()
         record = self._proof.find_early_offer()
@@ -350,7 +350,7 @@ class GroupCommit:
         )
 
     def _create_record(self, state: State, record: Record, after: State) -> bool:
-        """Try to create a record as the successor of state; return whether it is.
+        """Try to create a record as the successor of a state; return whether this succeeded.
 
         `after`: the result of `apply(state, record)`, which the follower adopts.
         """
@@ -404,7 +404,7 @@ class GroupCommit:
         return True
 
     def _load_state(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
-        """Return a state with the contents of all collections concerned, and why some could not be read."""
+        """Return a state with the contents of all concerned collections, and the errors of unreadable ones."""
         unreadable: dict[str, PersistError] = {}
         ids = {step.collection for operation in operations for step in operation.steps}
         ids |= {step.source for operation in operations for step in operation.steps if isinstance(step, kinds.Clone)}
@@ -428,7 +428,7 @@ class GroupCommit:
         appends: dict[str, tuple[list[Write], list[kinds.Append | kinds.Pend]]],
         times: Mapping[str, int],
     ) -> tuple[Mutation, ...]:
-        """Return the mutations of the record; appends caches encoded writes for attempts after a lost race."""
+        """Return the mutations of the record; `appends` caches encoded writes for attempts after a lost race."""
         first, changes, last = merge_operations(accepted, times)
         mutations: list[Mutation] = [*first]
         for change in changes.values():
@@ -466,13 +466,13 @@ class GroupCommit:
         *,
         is_alone: bool = False,
     ) -> tuple[list[Operation], list[Operation], list[tuple[Operation, PersistError]], dict[str, int]]:
-        """Return the operations that may follow state in this order, those done before, and the others with the reason.
+        """Return the operations that are valid in this order, those done before, and the others with errors.
 
-        The last result are the times that the commit assigns. An operation that repeats another of the same group
-        counts as done.
+        The last result is the times that the commit assigns. An operation that repeats another of the same group counts
+        as done.
 
         Args:
-            is_alone: there is one operation; if its steps are in order, its mutations are left to `apply`.
+            is_alone: there is one operation; if its steps are in order, `apply` validates its mutations.
         """
         draft = Draft(state, self.epoch, self._follower.find_token)
         times = assign_times(operations, partial(_get_upper, state), self._clock.wall_ms())
@@ -510,7 +510,7 @@ class GroupCommit:
         return accepted, done, rejected, times
 
     def _check_clock(self, state: State, operation: Operation, times: Mapping[str, int]) -> None:
-        """Raise ClockAhead if the clock assigns the time of an operation, and is far ahead without permission."""
+        """Raise ClockAhead if a clock that is far ahead assigns the time of an operation without `allow_future`."""
         if any(
             not a.allow_future and is_clock_time(a, times, _get_upper(state, a.collection)) for a in operation.at_commit
         ):
@@ -519,7 +519,7 @@ class GroupCommit:
                 raise error
 
     def _discard_upload(self, collection: str, upload: "Future[tuple[Part, ...]]") -> None:
-        """Delete parts, unless they were committed nevertheless, such as by another attempt."""
+        """Delete uploaded parts, unless another attempt has committed them."""
         entry = self._follower.entry(collection)
         if upload.exception() is not None or (entry is not None and entry.contents is None):
             return  # They may be in use, so they are left to garbage collection.
@@ -530,12 +530,12 @@ class GroupCommit:
 
 
 def _list_concerned(step: Step) -> set[str]:
-    """Return the collections whose contents decide whether a step is valid."""
+    """Return the collections whose contents determine whether a step is valid."""
     return {step.collection, step.source if isinstance(step, kinds.Clone) else ""} - {""}
 
 
 def _get_upper(state: State, collection: str) -> int:
-    """Return the upper of a collection, 0 if it is missing or unreadable: other rules refuse that."""
+    """Return the upper of a collection; 0 if it is missing or unreadable, which other rules refuse."""
     entry = state.entries.get(collection)
     return 0 if entry is None or entry.contents is None else entry.contents.upper
 

@@ -1,24 +1,23 @@
-"""Operations that callers submit, and how many of them become few mutations.
+"""Operations that callers submit, and the merge of many operations into few mutations.
 
 An `Operation` is one caller's request, accepted or rejected as a whole: a write, a seal, or all of a multi-collection
 commit. `merge_operations` turns accepted operations into one `Change` per collection, ordered by their first
-operations. Their net effect is that of the operations one after the other. Appends commute with each other, and all
-were found valid, so they may precede the last seal. Holds keep the order of the calls, and since is the least of them
-and of the allowed times, whichever came first. A name is only reused after its collection was destroyed, so the
-`Change` of that collection comes first. Leases are granted before all else, because holds need them, and whatever else
-concerns the location comes last. Compactions and resolutions come before the appends, which they do not depend on: a
-resolution that would depend on events of the same group was refused. An operation that cannot be reordered, such as a
-rename, gets its own record.
+operations. The changes have the net effect of the operations in sequence. Appends commute, and all are valid, so they
+may precede the last seal. Holds keep the order of the calls, and since is the least of the holds and of the allowed
+times, in whatever order these came. A name is only reused after its collection was destroyed, so the `Change` of that
+collection comes first. Leases are granted first, because holds need them, and other mutations of the location come
+last. Compactions and resolutions come before the appends, on which they do not depend: a resolution that depends on
+events of the same group was refused. An operation that cannot be reordered, such as a rename, gets its own record.
 
 A caller without a time requests the time of the commit, with `AtCommit`. Rule 21 defines that time, and which of these
 operations may share a record. The time is assigned when the record is built, from the state that the record follows:
-beyond the upper of every collection concerned, and on a timeline not before the clock. So a write without a time is
-never late. A record that loses the race for its seqno gets another time with its next attempt, and what was encoded for
-it stays.
+beyond the upper of every concerned collection, and on a timeline not before the clock. So a write without a time is
+never late. A record that loses the race for its seqno gets another time with its next attempt; encoded parts are
+reused.
 
 All operations of one record without a time on the same collection get one time, as if they were one write: their
 updates are appended at it, their events in call order, and one seal follows them. Operations that name a time never
-share a record with them on the same collection, so each of them finds the state that it would find alone.
+share a record with them on the same collection, so each sees the state that it would see alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,14 +45,14 @@ from persist.engine.write.commit_future import CommitFuture
 
 
 class Write(msgspec.Struct, frozen=True, eq=False):
-    """Updates for one collection: few of them, to be encoded with others, or parts that are being uploaded.
+    """Updates for one collection: a few, to encode with others, or parts that are being uploaded.
 
     Attributes:
-        bytes: what it occupies in memory until it is durable.
-        digest: of the updates, if it was wanted.
-        is_kept: whether the parts of a rejected commit stay, because the caller deletes or reuses them.
+        bytes: its memory until it is durable.
+        digest: of the updates, if requested.
+        is_kept: the parts stay after a rejection, because the caller deletes or reuses them.
         events: facts about them if these are events for a keyed collection; the schema is then the events' schema.
-        at_commit: whether they get the time of their commit; until then it is 0.
+        at_commit: the updates get the time of their commit; until then it is 0.
     is_single: whether their parts are single (`persist.codecs.part.part`).
     """
 
@@ -77,13 +76,13 @@ class Write(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def versions(self) -> Iterable[int]:
-        """The versions of the schema that the updates were written with."""
+        """The schema versions of the updates."""
         if self.events is None and isinstance(self.data, Future):
             return sorted({part.schema for part in self.data.result()})
         return (self.schema.version,)
 
     def upload_error(self) -> BaseException | None:
-        """Return why an upload cannot be committed, None if it can or there is none; waits for it."""
+        """Wait for the upload, if any, and return its error; None if it succeeded."""
         if not isinstance(self.data, Future):
             return None
         if (error := self.data.exception()) is not None:
@@ -111,7 +110,7 @@ class AtCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     Attributes:
         timeline: the collection's unit of time, None if its times only count.
-        time: what it must be, because other steps were made for it; None if any will do.
+        time: the required time, because other steps depend on it; None for any time.
         allow_future: whether the time may come from a clock that is more than a day ahead of the store's.
     """
 
@@ -132,10 +131,10 @@ class Submission:
     """The id of an operation that one client sends to another to commit.
 
     Attributes:
-        submitter: the id of the sending client, drawn by it.
-        number: among its operations, of which a later one has a greater number.
+        submitter: the random id of the sending client.
+        number: of the operation; later operations of the client have greater numbers.
         after: a record of the log that existed before the client sent it.
-        is_own: whether this client sent it, and finds out the outcome by itself.
+        is_own: this client sent it, and resolves its outcome.
     """
 
     submitter: str
@@ -145,15 +144,15 @@ class Submission:
 
 
 class Operation(msgspec.Struct, frozen=True, eq=False):
-    """All steps, or none of them.
+    """A caller's request: all of its steps are committed, or none.
 
     Attributes:
-        names: what people call the collections concerned, by id.
-        bytes: what all its writes occupy in memory.
-        submission: its id if another client sent it or was to commit it; otherwise None.
+        names: of the concerned collections, by id.
+        bytes: the memory of all its writes.
+        submission: its id if another client sent it, or was asked to commit it; otherwise None.
         at_commit: its steps that request the time of the commit.
-        shares_time: whether it writes at that time, and does nothing else; then it may have it together with others.
-        renew: returns its steps for the state that the record follows, if they depend on what others commit meanwhile.
+        shares_time: it only writes at that time, so it may share the time with other operations.
+        renew: makes its steps again for the state that the record follows, if they depend on it.
     """
 
     steps: tuple[Step, ...]
@@ -174,7 +173,7 @@ class Operation(msgspec.Struct, frozen=True, eq=False):
         submission: Submission | None,
         renew: "Renew | None" = None,
     ) -> "Operation":
-        """Return the operation of some steps; there are very many small ones, so each look at a step counts."""
+        """Make an operation from steps. Many operations are small, so this avoids passes over the steps."""
         size = sum([step.bytes for step in steps if isinstance(step, Write)])
         at_commit = tuple([step for step in steps if isinstance(step, AtCommit)])
         # Without a write, the rules must see the seal; see `plan`.
@@ -189,7 +188,7 @@ class Operation(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def is_alone(self) -> bool:
-        """Whether it gets a record of its own, because its place among the others matters."""
+        """Whether it gets a record of its own, because its place among other operations matters."""
         return not _ALONE.isdisjoint(map(type, self.steps))
 
     @property
@@ -247,12 +246,12 @@ class Operation(msgspec.Struct, frozen=True, eq=False):
         return steps
 
     def build_seal(self, requested: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
-        """Return the seal of a collection after its assigned time, or farther if an earlier step seals it farther."""
+        """Return the seal of a collection after its assigned time, or to a later upper of an earlier step."""
         end = max(self.find_seal_before(requested), times[requested.collection] + 1)
         return kinds.Seal(requested.collection, encode_frontier(end))
 
     def find_seal_before(self, requested: AtCommit) -> int:
-        """Return how far the operation seals a collection before the step that requests the commit time."""
+        """Return the upper to which the operation seals a collection before the step that requests the commit time."""
         upper = 0
         for step in self.steps:
             if step is requested:
@@ -306,7 +305,7 @@ class Change:
     destroy: kinds.Destroy | None = None
 
     def add(self, step: Step, times: Mapping[str, int]) -> None:
-        """Account for one more step, which is valid after the ones before."""
+        """Add a step, which is valid after the earlier ones."""
         if isinstance(step, Write):
             self.writes.append(step)
         elif isinstance(step, AtCommit):
@@ -347,7 +346,7 @@ class Change:
     def mutations(
         self, contents: CollectionState | None, encoded: Sequence[kinds.Append | kinds.Pend]
     ) -> list[Mutation]:
-        """Return the mutations to write. contents: those before, None for a new collection; encoded: the encoded
+        """Return the mutations to write. contents: the state before, None for a new collection; encoded: the encoded
         writes.
         """
         tokens = kinds.Tokens(self.id, tuple(self.tokens)) if self.tokens else None
@@ -382,7 +381,7 @@ class Change:
 
 
 def complete_token(step: kinds.Tokens, times: Mapping[str, int]) -> kinds.Tokens:
-    """Return a step of tokens, with the time that was assigned to their collection, if any."""
+    """Return a step of tokens with the time that the commit assigned to their collection, if any."""
     time = times.get(step.collection)
     if time is None:
         return step
@@ -392,7 +391,7 @@ def complete_token(step: kinds.Tokens, times: Mapping[str, int]) -> kinds.Tokens
 def merge_operations(
     operations: Sequence[Operation], times: Mapping[str, int]
 ) -> tuple[list[kinds.GrantLease], dict[str, Change], list[LocationMutation]]:
-    """Return what must come first, the net change of each collection in the order they were touched, and the rest."""
+    """Return the grants of leases, the net change of each collection, and other mutations of the location."""
     grants: list[kinds.GrantLease] = []
     changes: dict[str, Change] = {}
     other_steps: list[LocationMutation] = []
@@ -436,9 +435,9 @@ def split_into_records(operations: Sequence[Operation]) -> list[list[Operation]]
 
 
 def assign_times(operations: Iterable[Operation], upper_of: Callable[[str], int], wall_ms: int) -> dict[str, int]:
-    """Return, by collection, the commit times for operations without a time, if they are committed now.
+    """Return the times, by collection, that a commit now assigns to operations without a time.
 
-    It is beyond the upper of each collection, and on a timeline not before the clock. Collections that one operation
+    A time is beyond the upper of its collection, and on a timeline not before the clock. Collections that one operation
     writes together get one time: one moment on their timelines, or one number without timelines.
 
     Args:
@@ -463,7 +462,7 @@ def assign_times(operations: Iterable[Operation], upper_of: Callable[[str], int]
 
 
 def choose_common_times(asks: Mapping[str, AtCommit], uppers: Mapping[str, int], wall_ms: int) -> dict[str, int]:
-    """Return the time that collections get together: one moment on timelines, and one number where times only count.
+    """Return a common time of collections: one moment on timelines, and one number without timelines.
 
     On timelines of different units that is a time of the coarsest of them.
     """

@@ -1,11 +1,11 @@
-"""Turn updates into encoded, checksummed parts, stored under the keys that the commit record will name.
+"""Turns updates into encoded, checksummed parts, and stores them under the keys that the commit record will name.
 
-    part/<collection>/<seqno known then, 20 digits>-<uuid>.parquet
+    part/<collection>/<known seqno, 20 digits>-<uuid>.parquet
 
-Names are drawn anew for every upload, so nothing is ever overwritten and an upload that no record refers to is
-harmless. They begin with the seqno that the uploader thought was next, by which garbage collection can declare old
-uploads void (`persist.core.state_rules.location`). Small batches need no blob of their own: their bytes travel inside
-the record, as long as the collection's inline bytes stay under `INLINE_TOTAL_MAX`.
+Every upload gets a random name, so nothing is ever overwritten, and an upload that no record refers to is harmless.
+Names begin with the next seqno that the uploader knew, so that garbage collection can declare old uploads void
+(`persist.core.state_rules.location`). Small batches need no blob of their own: their bytes are part of the record, as
+long as the collection's inline bytes stay under `INLINE_TOTAL_MAX`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,9 +37,9 @@ LEAF_BYTES_MIN = 512
 
 
 class PartWriter:
-    """Encodes updates and puts them where readers find them.
+    """Encodes updates as parts and stores them.
 
-    `piece_bytes`: about how large a table is that is sorted at once.
+    `piece_bytes`: the approximate size of a table that is sorted at once.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PartWriter:
 
         Raises:
             DiffOverflow: the diffs of equal updates sum to more than int64 holds.
-            Unavailable: the store did not take a part; those stored before are deleted again.
+            Unavailable: the store did not accept a part; parts stored before are deleted again.
         """
         stored: list[Part] = []
         group_bytes = compute_group_bytes_max(self._memory_budget, schema)
@@ -82,7 +82,8 @@ class PartWriter:
         return tuple(stored)
 
     def append(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> kinds.Append | None:
-        """Return the mutation that adds all writes to a collection that has inline_bytes already; None if empty."""
+        """Return the mutation that adds all writes to a collection; None if empty. inline_bytes: those it has
+        already."""
         parts = [part for write in writes if isinstance(write.data, Future) for part in _list_uploaded_parts(write)]
         for at_commit in (False, True):
             small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
@@ -96,7 +97,8 @@ class PartWriter:
         return kinds.Append(collection, tuple(parts)) if parts else None
 
     def encode(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> list[kinds.Append | kinds.Pend]:
-        """Return the mutations that add all writes to a collection that has inline_bytes already: updates, and events.
+        """Return the mutations that add the updates and events of all writes to a collection. inline_bytes: as
+        `append`.
 
         Events keep the order of the writes: adjacent small ones become one part. Parts that get the time of the commit
         have time 0 until it is known.
@@ -118,9 +120,9 @@ class PartWriter:
         return [mutation for mutation in (append, pend) if mutation is not None]
 
     def store_parts(self, collection: str, table: pa.Table, schema: CollectionSchema, inline_bytes: int) -> list[Part]:
-        """Return a table as parts with their bytes, where they are few enough, or stored; none if nothing is left.
+        """Encode a table as parts, inline if they are small, otherwise stored; none if its rows cancel.
 
-        Those stored before are deleted again if one cannot be.
+        If a part cannot be stored, the earlier ones are deleted.
         """
         stored: list[Part] = []
         group_bytes, room = compute_group_bytes_max(self._memory_budget, schema), _compute_batch_room(inline_bytes)
@@ -134,13 +136,13 @@ class PartWriter:
         return stored
 
     def store(self, collection: str, data: bytes, part: Part, inline_bytes: int) -> Part:
-        """Return an encoded part with its bytes, if they are few enough, or else stored."""
+        """Return an encoded part, inline if it is small, otherwise stored."""
         if len(data) <= INLINE_PART_MAX and inline_bytes + len(data) <= INLINE_TOTAL_MAX:
             return msgspec.structs.replace(part, inline=data)
         return self.put(collection, data, part)
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """Delete parts that no record refers to. Garbage collection finds those that cannot be deleted now."""
+        """Delete parts that no record refers to. Garbage collection deletes those that fail now."""
         for part in parts:
             if part.blob:
                 try:
@@ -163,7 +165,7 @@ class PartWriter:
         return msgspec.structs.replace(part, blob=key)
 
     def _encode_together(self, writes: Sequence[Write], batch_bytes_max: int) -> list[tuple[bytes, Part]]:
-        """Encode small writes as one part, or each alone if their diffs overflow only when they are added up."""
+        """Encode small writes as one part, or each alone if the sums of their diffs overflow."""
         if not writes:
             return []
         if any(write.schema.version != writes[0].schema.version for write in writes):
@@ -179,10 +181,10 @@ class PartWriter:
 
 
 def compute_group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int:
-    """Return how large the row groups may be that are written within a budget, so that many can be read within it.
+    """Return the size of row groups for a memory budget, so that many can be read within it.
 
-    If there are very many columns, row groups are larger: each takes 0.2 KB and 0.1 ms for each column, whatever is
-    in it.
+    If there are very many columns, row groups are larger: each takes 0.2 KB and 0.1 ms for each column, however small
+    it is.
     """
     least = max(256 << 10, LEAF_BYTES_MIN * sum(len(list_leaf_types(kind)) for kind in schema.types))
     return min(max(memory_budget // 32, least), ROW_GROUP_BYTES_MAX)
@@ -208,7 +210,7 @@ def _cut_slices(table: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
 
 
 def _compute_batch_room(inline_bytes: int) -> int:
-    """Return how large a batch may be that is added to so many inline bytes; 0 for none, as it could not be a blob."""
+    """Return the greatest size of an inline batch beside existing inline bytes; 0 if there is no room."""
     bytes_max = min(BATCH_BYTES_MAX, INLINE_PART_MAX)
     return bytes_max if inline_bytes + bytes_max <= INLINE_TOTAL_MAX else 0
 

@@ -1,10 +1,10 @@
-"""Commit through another client: which operations may be sent, and doubt about unanswered ones.
+"""Commits through another client: decides which operations may be sent, and settles unanswered ones.
 
 The committer of a client that has a `Relay` offers it each group first. The other client validates and commits the
-operations together with its other ones. It answers each operation with its seqno, or with the error that rejected it
+operations together with its other ones. It returns the seqno of each operation, or the error that rejected it
 (`persist.engine.write.relay_messages`). An operation without an answer may or may not be in the log, now or later. The
-log has the answer (`persist.engine.follow.log_queries`). If the log does not have an operation, this client commits it,
-in a record which declares that it will not come another way.
+log shows the outcome (`persist.engine.follow.log_queries`). If the log lacks an operation, this client commits it, in a
+record that declares that no other client will.
 
 Rejected: to let a server acknowledge operations that it has only received (it may die before it commits); to make one
 record for each doubtful operation (a group is in doubt together, and is settled together).
@@ -29,10 +29,10 @@ _PLAIN = kinds.Tokens | kinds.Seal | kinds.Note | kinds.Batch | Condition | Aske
 
 
 class Relay(Protocol):
-    """A way to another client that commits for this one; for one thread at a time."""
+    """The connection to another client that commits for this one; for one thread at a time."""
 
     def commit(self, location: str, operations: Sequence[Operation]) -> Sequence[Answer] | None:
-        """Ask the other client to commit operations in this order, each under this client's id for it.
+        """Request the commit of operations in this order, each under this client's id for it.
 
         Returns:
             None if no other client was asked. Otherwise, for each operation: the seqno of its commit; the error of its
@@ -43,8 +43,8 @@ class Relay(Protocol):
 def may_be_relayed(operations: Sequence[Operation]) -> bool:
     """Return whether another client may commit these.
 
-    Not if they come from a client themselves: that client looks for its own id in the log, and each operation has one.
-    Not if their steps depend on the state, because the other client gets only the steps.
+    Operations that another client sent may not: an operation has one id, for which that client looks in the log. Nor
+    may operations whose steps depend on the state, because the other client gets only the steps.
     """
     steps = (step for operation in operations for step in operation.steps)
     return (
@@ -55,7 +55,7 @@ def may_be_relayed(operations: Sequence[Operation]) -> bool:
 
 
 def is_plain(operation: Operation) -> bool:
-    """Whether a client goes on as well without having read the record that holds this."""
+    """Return whether a client can continue without reading the record with an operation."""
     return all(isinstance(step, _PLAIN) or (isinstance(step, Write) and not step.events) for step in operation.steps)
 
 
@@ -90,7 +90,7 @@ def _find_ranges(numbers: Iterable[int]) -> Iterable[tuple[int, int]]:
 
 
 def is_in_doubt(operation: Operation) -> bool:
-    """Whether another client got this operation from the present one, and may still commit it."""
+    """Return whether this client has sent an operation to another, which may still commit it."""
     return operation.submission is not None and operation.submission.is_own
 
 

@@ -4,16 +4,16 @@
     request = {"format", "location", "submitter", "after", "operations": [{"number", "names", "steps": [step, …]}, …]}
     step    = a mutation of the log (docs/inside/format.md) | write | condition
     write   = {"kind": "write", "collection", "schema", "rows" | "parts", "time_min", "events"?, "at_commit"?}
-            | {"kind": "at_commit", "collection", "timeline"?, "time"?} (for all of a collection that has no time)
+            | {"kind": "at_commit", "collection", "timeline"?, "time"?} (for all writes of a collection without a time)
     answers = {"format", "answers": [{"seqno", "times"?} | {"error"} | {}, …]}
     error   = see `persist.blob.written_errors`
 
 The rows of a small write (`persist.engine.write.sent_rows`) are in base64. The receiver encodes them once, together
 with other writes. The asking client stores larger writes itself and sends only their descriptors.
 
-A client trusts a request as little as it can: it checks rows like a user's, and checks steps against the state like all
-others. It cannot check the contents of parts against their descriptors without reading them. Clients that may commit
-are trusted with that, as is every client that may write to the store.
+The receiver checks rows like a user's, and steps against the state like all others. It cannot compare the contents of
+parts with their descriptors without reading them, so it trusts clients that may commit, as any client that may write to
+the store.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ CHECKSUM_BYTES = 16
 class _Write(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="write"
 ):
-    """A `Write`; events are (time_max, watermarks) if it adds some to a keyed collection."""
+    """The message form of a `Write`. `events`: (time_max, watermarks) if it adds events."""
 
     collection: str
     schema: dict[str, Any]
@@ -83,7 +83,7 @@ class Asking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ask for operations, in their order; see `persist.engine.write.operations.Submission`."""
+    """A request to commit operations, in their order; see `persist.engine.write.operations.Submission`."""
 
     format: int
     location: Id
@@ -107,7 +107,7 @@ T = TypeVar("T", Request, _Answers)
 
 
 def encode_request(location: str, operations: Sequence[Operation]) -> bytes:
-    """Return the request for operations that have submissions of one client."""
+    """Encode the request for operations with submissions of one client."""
     ids = [operation.submission for operation in operations if operation.submission is not None]
     assert len(ids) == len(operations) > 0, "what is asked for has an id"
     requests = tuple(
@@ -126,7 +126,8 @@ def encode_request(location: str, operations: Sequence[Operation]) -> bytes:
 
 
 def decode_request(data: bytes) -> Request:
-    """Return a request. Raises ValueError if it is none, of another format, or has rows larger than they look."""
+    """Decode a request; raise ValueError if it is invalid, has another format, or rows that claim to be larger than
+    their bytes."""
     request = _decode_message(data, Request)
     for write in (step for asking in request.operations for step in asking.steps if isinstance(step, _Write)):
         if not write.parts:
@@ -138,12 +139,12 @@ def decode_request(data: bytes) -> Request:
 
 
 def encode_answers(answers: Sequence[Answer]) -> bytes:
-    """Return answers in the order of the operations."""
+    """Encode answers in the order of the operations."""
     return _encode_message(_Answers(FORMAT, tuple(map(_encode_answer, answers))))
 
 
 def decode_answers(data: bytes, count: int) -> list[Answer]:
-    """Return the answers to so many operations. Raises ValueError if these are none."""
+    """Decode the answers to so many operations; raise ValueError if they are invalid."""
     answers = _decode_message(data, _Answers).answers
     if len(answers) != count:
         raise ValueError(f"it has {len(answers)} answers, and {count} were asked for")
@@ -157,9 +158,8 @@ def _decode_answer(answer: _Answer) -> Answer:
 
 
 def decode_steps(asking: Asking, contents_of: Callable[[str], CollectionState | None]) -> list[Step]:
-    """Return the steps of an operation, checked as far as they can be by themselves.
-
-    `load_all_states`: returns a collection as it is known here, None if it is not.
+    """Decode the steps of an operation, with the checks that need no log. `contents_of`: returns the known state of a
+    collection, or None.
     """
     creations = {step.collection: step for step in asking.steps if isinstance(step, kinds.Create)}
     return [
@@ -198,7 +198,7 @@ def _decode_message(data: bytes, kind: type[T]) -> T:
 
 
 def _encode_write(write: Write) -> _Write:
-    """Return a write as it is sent, with its rows encoded."""
+    """Return the message form of a write, with its rows encoded."""
     events = None if write.events is None else (write.events.time_max, write.events.watermarks)
     schema = write.schema.to_json()
     if isinstance(write.data, Future):
@@ -209,7 +209,7 @@ def _encode_write(write: Write) -> _Write:
 
 
 def _decode_write(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> Write:
-    """Return a write that was sent, with its rows checked."""
+    """Return a received write, with its rows checked."""
     schema = _load_schema(step, create, contents)
     planned = None
     if step.events is not None:
@@ -232,7 +232,7 @@ def _decode_write(step: _Write, create: kinds.Create | None, contents: Collectio
 
 
 def _load_schema(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> CollectionSchema:
-    """Return the schema of a write's rows, which must be the one that they are sent with."""
+    """Return the schema of a write's rows, which must equal the sent one."""
     schema = CollectionSchema.from_json(step.schema)
     form, base = None, schema
     if contents is not None:

@@ -1,4 +1,4 @@
-"""Optimistic commits: plan from what is there, commit, and plan again if another client came first.
+"""Optimistic commits: plan from the newest state, commit, and plan again if another client came first.
 
 Nothing is locked while a plan is made. Its steps carry conditions on what it has read, such as `ExpectUpper` or
 `ExpectErasures`. The log refuses the record if a condition does not hold, so a plan is right when it is committed, or
@@ -12,7 +12,7 @@ for its own commit. If the commit is refused, the plan deletes them before it ra
 them, because the record may yet appear.
 
 *Another client came first* if the plan raises one of its conflicts; `CONFLICTS` are the usual ones. All other errors
-pass at once. A conflict that no further attempt can resolve is for the hook `prepare`, which raises it.
+are raised at once. The hook `prepare` raises a conflict that no further attempt can resolve.
 
 *Limits.* There are `ATTEMPTS_MAX` attempts. The second one follows at once, because most races are between two clients.
 Before each later one the thread sleeps for a random time. Its bound is `WAIT_FIRST_S` at first, doubles after each
@@ -51,7 +51,7 @@ def commit_with_retry(
         action: names the call in errors.
         clock: sleeps between attempts.
         conflicts: the errors of plan after which it is called again.
-        prepare: begins each attempt but the first, with the conflict that the last one met; what it raises ends them.
+        prepare: called before each attempt but the first, with the last conflict; its error ends the attempts.
 
     Raises:
         Conflict: other clients came first `ATTEMPTS_MAX` times.

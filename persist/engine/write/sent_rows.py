@@ -1,8 +1,8 @@
-"""Rows on their way to another client: one record batch of Arrow, without its schema and without compression.
+"""Rows that are sent to another client: one record batch of Arrow, without schema and compression.
 
-The receiver checks the head of sent rows first, before Arrow allocates anything. A compressed batch of kilobytes would
-become gigabytes. The same holds for a batch whose columns claim to be longer than their bytes, or share bytes. The head
-is a flatbuffer (Message.fbs of Arrow, version 1.0):
+The receiver checks the head of sent rows first, before Arrow allocates anything. A compressed batch of kilobytes could
+become gigabytes, and so could a batch whose columns claim to be longer than their bytes, or share bytes. The head is a
+flatbuffer (Message.fbs of Arrow, version 1.0):
 
     0xFFFFFFFF, length of the head (int32), head, body
     head         = offset of a Message
@@ -26,7 +26,7 @@ VALUES_PER_BYTE_MAX = 8  # No value has less than a bit.
 
 
 def encode_rows(table: pa.Table) -> bytes:
-    """Return the rows of a table as they are sent."""
+    """Encode the rows of a table for sending."""
     (batch,) = table.combine_chunks().to_batches()
     data: bytes = batch.serialize().to_pybytes()
     return data
@@ -49,7 +49,7 @@ def check_sent_rows(data: bytes) -> None:
 
 
 def decode_rows(data: bytes, schema: CollectionSchema) -> pa.Table:
-    """Return the rows that a client sent, checked like a user's. Raises ValueError, or InvalidUsage."""
+    """Decode sent rows, and check them like a user's. Raises ValueError or InvalidUsage."""
     check_sent_rows(data)
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema.arrow)

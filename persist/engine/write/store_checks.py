@@ -2,35 +2,35 @@
 still exist?
 
 `StoreProof`, rule 15. The commit log relies on `create` refusing an existing key. A store that breaks it (an old
-server, or a proxy that loses the `If-None-Match` of a PUT) answers "stored" to everybody, so that two writers overwrite
-each other's records. Only an attempt shows it. So before a client acknowledges anything, it creates a record that
-exists already, with the same content, and the store must refuse it:
+server, or a proxy that loses the `If-None-Match` of a PUT) answers "stored" to every client, so that two writers
+overwrite each other's records. Only an attempt shows this. So before a client acknowledges anything, it creates a
+record that exists already, with the same content, and the store must refuse it:
 
-- the newest record of the log, before the client creates its first one. A client whose way to the store is bad then
-  does no harm to the records of others whose way is sound. On a remote store, this begins when the location is opened,
-  with the record that was just read, so that the first commit need not wait for it;
+- the newest record of the log, before the client creates its first one. So a client with a bad connection to the store
+  does not harm the records of others. On a remote store, the check begins when the location is opened, with the record
+  that was just read, so that the first commit need not wait for it;
 - in an empty location, it uses the client's first record, before that is acknowledged.
 
 The proof cannot show that two `create` at the same moment do not both succeed, nor that a store keeps its behaviour.
-Rejected: a key made for the proof, which costs three requests and something to clean up; and offering other content,
-which would do damage exactly where the store is bad.
+Rejected: a separate key for the proof, which costs three requests and a clean-up; and offering other content, which
+would do damage exactly if the store is bad.
 
 `LookBack` implements rule 9 when a backup is restored in place. A `create` checks its own slot only. After a roll-back
 that slot is free, and so is the one before it: the record would be acknowledged and never read
 (`persist.engine.follow.log_identity`). So the client also looks for the records before its own, and acknowledges the
 commit only after that:
 
-- in a store near by, after the create: an `open` and a read of some 20 µs;
-- in one far away, by a GET that is under way at the same time, so it adds no latency. If the create took longer than
-  `VALID_S`, what was seen before it is too old, and is looked for again.
+- in a local store, after the create: an `open` and a read of some 20 µs;
+- in a remote store, by a GET at the same time, so it adds no latency. If the create took longer than `VALID_S`, the
+  result of the GET is too old, and the client looks again.
 
-If one of them has been truncated, the state is an old one. The client then restarts from the newest checkpoint, and
-ignores its record if the slot has been truncated.
+If one of these records has been truncated, the client's state is old. The client then restarts from the newest
+checkpoint, and ignores its record if the slot has been truncated.
 
-If one of them is gone, the client stops. Its record stays where it is, beyond the end of the log: to delete it could
-take something away from another client, and `fsck` sets it aside. If a restore removes the record before after that
-look, it was under way while the client committed. Rejected: a generation in every record, which a restore changes. A
-record that is created cannot be conditional on another blob, so a client would have to read it as well.
+If one is missing otherwise, the client stops. Its own record stays beyond the end of the log, because deleting it could
+harm another client; `fsck` sets it aside. A restore that removes the preceding record after that look ran while the
+client committed. Rejected: a generation in every record, which a restore changes. The creation of a record cannot be
+conditional on another blob, so a client would have to read that as well.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class StoreProof:
     """The result of checking one client's store; for one thread at a time. Cost: one PUT for each client.
 
     Attributes:
-        is_given: whether the store has passed.
+        is_given: the store has passed.
         early: the record that was offered when the location was opened, and its pending answer.
     """
 
@@ -64,16 +64,16 @@ class StoreProof:
         self._refusal = ""
 
     def check(self) -> None:
-        """Raise StoreMisconfigured if the store has failed the proof before: a client stays refused."""
+        """Raise StoreMisconfigured if the store has failed the proof before."""
         if self._refusal:
             raise StoreMisconfigured(self._refusal)
 
     def begin(self, record: Record, threads: Executor) -> None:
-        """Offer a record that was seen a moment ago, once, in another thread; `find_early_offer` returns the answer."""
+        """Offer a record that was just read, once, in another thread; `find_early_offer` returns the result."""
         self.early = record, threads.submit(self._blob.create, make_record_key(record.seqno), encode_record(record))
 
     def find_early_offer(self) -> Record | None:
-        """Return the record that was offered by `begin` if the store took it; None if it did not, or did not answer."""
+        """Return the record of `begin` if the store accepted it; None if the store refused it or did not answer."""
         early, self.early = self.early, None
         if early is None:
             return None
@@ -85,11 +85,11 @@ class StoreProof:
         return None if self.is_given else record
 
     def offer(self, record: Record) -> bool:
-        """Offer a record that exists already; return False if the store took it, as one does that overwrites.
+        """Offer an existing record; return False if the store accepted it, so that it overwrites.
 
         Raises:
             Unavailable: the store gave no answer in time, or is full. Nothing was changed.
-            StoreMisconfigured, ReadOnlyStore: it cannot be written to.
+            StoreMisconfigured, ReadOnlyStore: the store forbids writes.
         """
         key, data = make_record_key(record.seqno), encode_record(record)
         backoff = Backoff(self._clock, self._deadline_s)
@@ -128,7 +128,7 @@ class StoreProof:
             self.refuse(record.seqno, "What was asked for first may be found there, and must not be relied on.")
 
     def refuse(self, seqno: int, what_happened: str) -> None:
-        """Raise StoreMisconfigured, now and from now on, because the store took what exists at seqno."""
+        """Raise StoreMisconfigured, now and later, because the store accepted an existing record."""
         self._refusal = (
             f"the store at {self._blob.url} overwrites: it answered 'stored' when {make_record_key(seqno)!r}, "
             "which exists, "
@@ -144,7 +144,8 @@ VALID_S = 1.0
 
 
 class LookBack:
-    """Looks back for one client; for one thread at a time. `pool`: makes requests to a remote store beside others."""
+    """Looks for earlier records, for one client and one thread at a time. `pool`: for concurrent requests to a remote
+    store."""
 
     def __init__(self, blob: Blob, follower: Follower, clock: Clock, pool: Executor) -> None:
         self._blob = blob
@@ -155,8 +156,8 @@ class LookBack:
     def begin(self, before: State) -> Callable[[Record | None], bool]:
         """Begin to look for the predecessors of a record after a state; return a function that ends the look.
 
-        The function takes the record that this client created, or None if another one was there first, and returns the
-        result of `now`. It raises LogReplaced if a record is missing, and Indeterminate if the store did not answer.
+        The function takes the record that this client created, or None if another record came first, and returns the
+        result of `look`. It raises LogReplaced if a record is missing, and Indeterminate if the store did not answer.
         """
         began_s = self._clock.monotonic_s()
         looks = None
@@ -186,11 +187,11 @@ class LookBack:
         """Look for the newest record of a state, and for the records that `begin` looks for, if that is due.
 
         Returns:
-            Whether all of them are there. Otherwise the log has been truncated beyond some of them: the state is old,
-                and the slot after it may be truncated.
+            Whether all of them exist. Otherwise the log was truncated beyond some of them: the state is old, and the
+            slot after it may be truncated.
 
         Raises:
-            LogReplaced: one of them is gone.
-            Unavailable, Corruption: that could not be found out.
+            LogReplaced: one of them is missing.
+            Unavailable, Corruption: the records could not be read.
         """
         return self._follower.past.check_tops(before)

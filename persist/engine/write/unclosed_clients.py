@@ -1,20 +1,20 @@
-"""Clients that are never closed: their operations are finished, and their errors are reported.
+"""Finishes the operations of clients that are never closed, and reports their errors.
 
 Three things may happen to a client besides `close`:
 
-- *It is collected*, because its last reference is gone. A `ResourceWarning` names the pending operations. Its committer
-  finishes that and ends. An unseen error is printed when its last future is gone.
+- *It is freed*, because its last reference is gone. A `ResourceWarning` names the pending operations. Its committer
+  finishes them and ends. An unseen error is printed when its last future is freed.
 - *The process ends.* It waits for all submitted operations, at most `Settings.exit_timeout_s`. Unfinished operations
   and unseen errors are printed on standard error, and the exit status is not 0.
-- *The process is forked.* The child has none of the threads. It waits for nothing, and reports nothing of its parent's.
+- *The process is forked.* The child has none of the threads. It waits for nothing, and reports no errors of its parent.
 
 `atexit` makes the process wait, while daemon threads are still alive. Forked children of `multiprocessing` skip that
 before Python 3.14, so their own finalizers make them wait. Rejected: non-daemon threads, because one that waits for an
 unresponsive store would keep the process for ever; and `threading._register_atexit`, which is private.
 
-Python has no way to choose the exit status that late. Ending the process on the spot would skip what others have to do,
-down to files that are not flushed yet. But an error in the last flush of a standard stream counts as an error of the
-whole process, so it sets the status: 120 (1 in a child of `multiprocessing`).
+Python has no way to choose the exit status that late. Ending the process at once would skip other libraries' exit
+functions, and files that are not flushed yet. But an error in the last flush of a standard stream counts as an error of
+the whole process, so it sets the status: 120 (1 in a child of `multiprocessing`).
 
 A client stays usable while the process ends, for `atexit` functions that close it. The registry is this package's only
 module state, because a process ends only once. It keeps no client alive.
@@ -38,10 +38,10 @@ NOTICE_AFTER_S = 3.0  # After this time, a message at the terminal explains why 
 
 
 class Unclosed:
-    """Stands for a client until it is closed."""
+    """Represents a client until it is closed."""
 
     def __init__(self, client: object, url: str, committer: Committer | None, timeout_s: float) -> None:
-        """Watch a client. Without a committer, it only reads."""
+        """Watch a client; without a committer, a read-only one."""
         self.pid = os.getpid()
         self.url = url
         self.committer = committer
@@ -52,7 +52,7 @@ class Unclosed:
         _registry.add(self)
 
     def note_close(self) -> None:
-        """Take note that the client was closed."""
+        """Note that the client was closed."""
         self._collected.detach()
         _registry.remove(self)
 
@@ -66,7 +66,7 @@ class Unclosed:
 
 
 def forget() -> None:
-    """Exclude all open clients from waiting and reporting: for test runners, which do that otherwise."""
+    """Exclude all open clients from waiting and reporting, for test runners that do both themselves."""
     _registry.forget()
 
 
@@ -109,14 +109,14 @@ class _Registry:
             self.has_failed = False
 
     def collect(self) -> tuple[list[Unclosed], list[UnobservedErrors]]:
-        """Return what belongs to this process."""
+        """Return the open clients and the ledgers of this process."""
         if self._pid != os.getpid():
             return [], []
         with self._lock:
             return list(self.unclosed), list(self.ledgers)
 
     def _receive_dropped(self) -> None:
-        """Register exit hooks; take in what finalizers have queued."""
+        """Register exit hooks, and process the queue of finalizers."""
         if not self._has_atexit:
             self._has_atexit = True
             atexit.register(_finish_all)
@@ -131,7 +131,7 @@ _registry = _Registry()
 
 
 def _finish_dropped(unclosed: Unclosed) -> None:
-    """Let a client that was collected finish by itself, and warn."""
+    """Warn of a freed client, and let it finish its operations."""
     if unclosed.pid != os.getpid():
         return
     pending = unclosed.describe_pending()
@@ -217,7 +217,7 @@ def _fail_the_process() -> None:
 
 
 class _Unflushable:
-    """A standard stream like the one before it, except that it cannot be flushed."""
+    """A wrapper of a standard stream whose flush fails."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -226,6 +226,6 @@ class _Unflushable:
         return getattr(self._stream, name)
 
     def flush(self) -> None:
-        """Flush it, and raise OSError."""
+        """Flush the stream, and raise OSError."""
         self._stream.flush()
         raise OSError("persist: operations were lost or failed, see above; this makes the exit status")

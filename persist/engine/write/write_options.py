@@ -1,6 +1,6 @@
-"""Options of a commit beside its data: time, token, message; and the digests that tokens are compared by.
+"""The options of a commit: time, token and message; and the digests that identify a token's request.
 
-A retry with the same token does nothing if its digest is the same, and is refused if it is another one
+A retry with the same token does nothing if its digest is the same, and is refused if the digest differs
 (`persist.core.state_rules.annotations`). Digests are stored, so they are the same in all releases.
 """
 
@@ -28,13 +28,13 @@ WriteMode = Literal["upsert", "append", "overwrite", "update", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Options of a commit beside its data, checked.
+    """The checked options of a commit.
 
     Attributes:
         time: the time of the write; None for the time of the commit.
         token: names the commit, so that a repetition does nothing.
-        allow_future: take times, and clocks, that are more than a day ahead.
-        message, metadata: what the log keeps with the commit.
+        allow_future: accept times, and clocks, that are more than a day ahead.
+        message, metadata: stored in the log with the commit.
 
     Raises:
         InvalidUsage: the token is not a text of 1 to `TOKEN_CHARS_MAX` printable characters, or the message or metadata
@@ -61,11 +61,11 @@ class WriteOptions:
         check_note(self.make_notes([""])[0])
 
     def to_arguments(self) -> dict[str, Any]:
-        """Return the options as arguments of a method that writes."""
+        """Return the options as keyword arguments of a writing method."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def make_notes(self, collections: Iterable[str]) -> list[kinds.Note]:
-        """Return the steps that let the log keep the message and metadata with each of the collections."""
+        """Return the steps that store the message and metadata in the log for each collection."""
         if self.message is None and not self.metadata:
             return []
         message, metadata = self.message or "", dict(self.metadata or {})
@@ -73,7 +73,7 @@ class WriteOptions:
 
 
 def choose_mode(mode: WriteMode | None, *, has_key: bool, has_diffs: bool) -> WriteMode:
-    """Return how rows are written: by default, rows with a key replace earlier rows of that key."""
+    """Return the write mode: by default, rows with a key replace earlier rows of that key."""
     if mode not in (None, *get_args(WriteMode)):
         raise InvalidUsage(
             f'mode={mode!r} is not a way to write: use "upsert", "append", "overwrite", "update" or "error"'
@@ -111,19 +111,19 @@ def format_filter(where: pc.Expression | None, token: str | None) -> str | None:
 
 
 def compute_overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:
-    """Return the digest of an overwrite, given its rows' digest by key and value; time None means upper."""
+    """Return the digest of an overwrite, from its rows' digest by key and value; time None means upper."""
     return rows + hash_text(f"overwrite at {'upper' if time is None else time} where {where}")
 
 
 def compute_delete_digest(keys: int, time: int | None, where: str | None = None) -> int:
-    """Return the digest of a deletion, given the digest of its distinct keys with diff 1, or 0 for a filter."""
+    """Return the digest of a deletion, from the digest of its distinct keys with diff 1, or 0 for a filter."""
     return keys + hash_text(f"delete at {'upper' if time is None else time} where {where}")
 
 
 def add_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:
-    """Return steps, and steps that make collections remember the token, if there is one.
+    """Return steps, and the steps that store the token in each collection, if there is a token.
 
-    Each collection remembers the digest of all requests to it, unless one of them has none.
+    Each collection stores the digest of all requests to it, unless one of them has no digest.
     """
     other_steps: list[Step] = [step for step in steps if not isinstance(step, Asked)]
     if token is None:
@@ -139,7 +139,7 @@ def add_token(token: str | None, collections: Iterable[str], steps: Sequence[Ste
 
 
 def make_seal_error(seal: object) -> InvalidUsage:
-    """Return the error of a write whose rows have no time, and that is to seal."""
+    """Return the error for a seal in a write whose rows have no time."""
     return InvalidUsage(
         f"seal={seal!r} is given with rows that have no time: the commit gives them one, and seals just after it. "
         "Leave seal out, or give time=, too."

@@ -1,11 +1,11 @@
-"""From updates in whatever form callers have them to the step of a commit that adds them.
+"""Turns updates in any form into the step of a commit that adds them.
 
-Small writes wait to be encoded together with others. More of them are uploaded by a pool, at once. A stream is read in
+Small writes wait to be encoded together with others. A pool uploads larger ones at once. A stream is read in
 the caller's thread: each piece is sorted and uploaded while the next one is read. So a stream may be larger than
 memory, and its parts are committed together.
 
 A caller may reuse its buffers when the call returns. Arrow cannot distinguish its own memory from a NumPy array's, so
-updates that are encoded later are copied before. Only an update too large to sort at once is not copied: the call waits
+updates that are encoded later are copied before. Only a table too large to sort at once is not copied: the call waits
 for its upload.
 """
 
@@ -48,11 +48,11 @@ class WriteSteps:
     def of(
         self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
     ) -> Write | None:
-        """Return the step that adds updates, of any form that `to_updates` takes; start their upload if they are large.
+        """Return the step that adds updates in any form of `to_updates`; start the upload of large ones.
 
         With a stamp, the updates are plain rows, which get the time of the commit if the stamp has none; with columns
-        in by, their digest is also returned. None if there are none. Raises the errors of `to_updates` and of a stream;
-        nothing stays stored then.
+        in by, their digest is also returned. Return None without updates. Raises the errors of `to_updates` and of a
+        stream; then no upload remains.
         """
         at_commit = stamp is not None and stamp.time is None
         if stamp is not None:
@@ -73,17 +73,18 @@ class WriteSteps:
         return msgspec.structs.replace(write, at_commit=True) if at_commit and write is not None else write
 
     def from_checked(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
-        """Return the step that adds a table of `schema.arrow`: checked, not empty, and no buffers of a caller."""
+        """Return the step that adds a table of `schema.arrow`, which is checked, not empty, and shares no buffers with
+        a caller."""
         return self._write_table(collection, schema, table, (), is_ours=True)
 
     def hold_or_store_updates(
         self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
     ) -> tuple[pa.Table | tuple[Part, ...], int]:
-        """Return updates in memory, if there is room for them, or else as parts that no record names; and their digest.
+        """Return updates in memory, if there is room, or else as unnamed stored parts; and their digest.
 
-        A table may take half of the budget, for it is mostly the caller's anyway; of a stream, one piece is held. Held
-        updates are not sorted; those from a table may share the caller's buffers. Raises the errors of `of`, and of an
-        upload.
+        A table may take half of the budget, because most of its memory belongs to the caller; of a stream, one piece is
+        in memory. Updates in memory are not sorted; those from a table may share the caller's buffers. Raises the
+        errors of `of`, and of an upload.
         """
         if stamp is not None:
             updates = add_times(updates, schema, stamp)
@@ -109,7 +110,7 @@ class WriteSteps:
         return None if timeline is None else replace(timeline, wall_ms=self._clock.wall_ms)
 
     def of_events(self, collection: str, events: EventTable) -> Write:
-        """Return the step that adds events, at least one; start their upload if they are large.
+        """Return the step that adds one or more events; start the upload of many.
 
         Their buffers must not be shared with the caller.
         """
@@ -126,7 +127,7 @@ class WriteSteps:
     def _write_table(
         self, collection: str, schema: CollectionSchema, table: pa.Table, by: Sequence[str], *, is_ours: bool = False
     ) -> Write:
-        """Return the step that adds a table; is_ours: whether the caller has no access to its buffers."""
+        """Return the step that adds a table; is_ours: the caller cannot change its buffers."""
         size = table.get_total_buffer_size()
         if size > SMALL_WRITE_BYTES_MAX:
             size = table.nbytes  # The used size of these buffers, which takes longer to compute.
@@ -158,7 +159,7 @@ class WriteSteps:
     def _write_pieces(
         self, collection: str, schema: CollectionSchema, pieces: Iterator[pa.Table], by: Sequence[str]
     ) -> Write:
-        """Return the step that adds pieces, each uploaded as it comes."""
+        """Return the step that adds pieces; each is uploaded as it arrives."""
         uploads: list[Upload] = []
         time_min = TIME_MAX
         digest = 0
@@ -178,7 +179,7 @@ class WriteSteps:
         return self._pool.submit(self._parts.upload, collection, schema, table)
 
     def _join_uploads(self, uploads: Sequence[Upload]) -> Upload:
-        """Return one upload that has ended as all of those: with their parts, or with the first error among them."""
+        """Join finished uploads into one, with all their parts, or with their first error."""
         errors = [error for upload in uploads if (error := upload.exception()) is not None]
         parts = _collect_parts(uploads)
         whole: Upload = Future()
@@ -191,10 +192,10 @@ class WriteSteps:
 
 
 def gather_pieces(tables: Iterable[pa.Table], bytes_max: int) -> Iterator[pa.Table]:
-    """Yield the rows of tables, in order, in tables of at least bytes_max each but the last, and none that is empty.
+    """Yield the rows of tables, in order, as non-empty tables of at least bytes_max; the last may be smaller.
 
-    The buffers are copies, for a stream may fill the same ones again for its next table. Memory: such a piece, and one
-    table of the stream twice.
+    The buffers are copies, because a stream may reuse its buffers for the next table. Memory: a piece, and one table of
+    the stream twice.
     """
     pieces: list[pa.Table] = []
     size = 0
@@ -215,7 +216,7 @@ def _list_stored_parts(write: Write) -> tuple[Part, ...]:
 
 
 def _collect_parts(uploads: Sequence[Upload]) -> list[Part]:
-    """Return the parts of those uploads that did not fail; waits for all of them."""
+    """Wait for all uploads, and return the parts of those that did not fail."""
     return [part for upload in uploads if upload.exception() is None for part in upload.result()]
 
 

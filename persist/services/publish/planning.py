@@ -31,6 +31,7 @@ from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.ordering import sort_table
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
+from persist.codecs.part.decoding import Request
 from persist.codecs.part.filters import list_referenced_columns, select_matching_parts
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
@@ -382,7 +383,7 @@ def find_omitted_rows(
     places = NONE if touched is None else find_places(touched, part, schema, reader)
     if dead is None or not select_matching_parts([part], dead, schema):
         return places
-    table = reader.table(part, schema, list_referenced_columns(dead, schema.arrow))
+    table = reader.table(part, Request(schema, list_referenced_columns(dead, schema.arrow)))
     numbered = table.append_column("place", pa.array(np.arange(len(table))))
     return np.union1d(places, numbered.filter(dead)["place"].to_numpy())
 

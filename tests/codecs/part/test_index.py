@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion, InvalidUsage
-from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.decoding import Request, decode_part
 from persist.codecs.part.describing import check_part, describe_footer
 from persist.codecs.part.index import PartIndex, decode_groups, read_index
 from persist.codecs.part.part import Footer, Part, compute_checksum
@@ -40,10 +40,9 @@ def pieces_of(data: bytes, index: PartIndex, numbers: Sequence[int]) -> Pieces:
 def in_pieces(data: bytes, part: Part, schema: CollectionSchema, **options: Any) -> pa.Table:
     """Read all of a part, one row group at a time."""
     index = index_of(data, part, schema)
+    request = Request(schema, **{"columns": schema.arrow.names, **options})
     groups = range(len(index.groups))
-    return pa.concat_tables(
-        decode_groups(pieces_of(data, index, [number]), index, part, schema, **options) for number in groups
-    )
+    return pa.concat_tables(decode_groups(pieces_of(data, index, [number]), index, part, request) for number in groups)
 
 
 @settings(max_examples=examples(100))
@@ -56,7 +55,7 @@ def test_pieces_are_those_rows_of_the_whole(batch: tuple[CollectionSchema, pa.Ta
         assert [group.first_row for group in index.groups] == list(range(0, part.rows, 3))
         numbers = sorted(draw.draw(st.sets(st.sampled_from(range(len(index.groups))))))
         columns = draw.draw(st.lists(st.sampled_from(schema.arrow.names), unique=True))
-        found = decode_groups(pieces_of(data, index, numbers), index, part, schema, columns=columns)
+        found = decode_groups(pieces_of(data, index, numbers), index, part, Request(schema, columns))
         found.validate(full=True)
         rows = [row for n in numbers for row in range(n * 3, min(n * 3 + 3, part.rows))]
         assert found.num_rows == (len(rows) if numbers else 0)
@@ -101,7 +100,7 @@ def test_a_filter_keeps_what_it_keeps_of_the_whole_and_its_columns_need_not_be_a
     some = pc.field("status").isin([f"status-{n}" for n in range(500)])  # Too long to be printed whole.
     assert in_pieces(data, part, ORDERS, columns=["id"], filter=some & keep).num_rows == len(found)
     index = index_of(data, part, ORDERS)
-    assert decode_groups(pieces_of(data, index, [0]), index, part, ORDERS, columns=[], filter=keep).num_rows > 0
+    assert decode_groups(pieces_of(data, index, [0]), index, part, Request(ORDERS, [], keep)).num_rows > 0
     with pytest.raises(InvalidUsage, match="filter"):
         in_pieces(data, part, ORDERS, filter=pc.field("nope") > 1)
     with pytest.raises(InvalidUsage, match="divide by zero"):
@@ -115,7 +114,7 @@ def test_row_groups_are_named_in_order_and_once(numbers: list[int]) -> None:
     data, part = only(encode_parts(orders(100), ORDERS, row_group_rows=30))
     index = index_of(data, part, ORDERS)
     with pytest.raises(ValueError, match="in order and each once"):
-        decode_groups([(number, b"") for number in numbers], index, part, ORDERS)
+        decode_groups([(number, b"") for number in numbers], index, part, Request(ORDERS, ["id"]))
 
 
 def test_threads_do_not_mix_up_the_pieces_they_read() -> None:
@@ -125,12 +124,12 @@ def test_threads_do_not_mix_up_the_pieces_they_read() -> None:
     table = table.slice(1).cast(schema.arrow)
     data, part = only(encode_parts(table, schema, row_group_rows=500))
     index = index_of(data, part, schema)
-    pieces = pieces_of(data, index, range(len(index.groups)))
+    pieces, request = pieces_of(data, index, range(len(index.groups))), Request(schema, schema.arrow.names)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(20):
-            assert decode_groups(pieces, index, part, schema, use_threads=True).combine_chunks().equals(table)
+            assert decode_groups(pieces, index, part, request).combine_chunks().equals(table)
     finally:
         sys.setswitchinterval(interval)
 
@@ -147,15 +146,16 @@ def test_every_byte_flipped_and_every_truncation_is_noticed_in_pieces() -> None:
         for bad in (flipped, footer[:i], footer[i + 1 :]):
             with pytest.raises(CorruptBlob, match="parts/abc"):
                 read_index(bad, part, ORDERS)
+    everything = Request(ORDERS, ORDERS.arrow.names)
     for number, piece in pieces_of(data, index, range(len(index.groups))):
         for i in range(len(piece)):
             flipped = piece[:i] + bytes([piece[i] ^ (1 << (i % 8))]) + piece[i + 1 :]
             for bad in (flipped, piece[:i], piece + b"\0"):
                 with pytest.raises(CorruptBlob, match=f"parts/abc.* row group {number}"):
-                    decode_groups([(number, bad)], index, part, ORDERS)
+                    decode_groups([(number, bad)], index, part, everything)
     (first, second) = pieces_of(data, index, [0, 1])
     with pytest.raises(CorruptBlob):
-        decode_groups([(0, second[1]), (1, first[1])], index, part, ORDERS)
+        decode_groups([(0, second[1]), (1, first[1])], index, part, everything)
 
 
 def believed(data: bytes, part: Part) -> Part:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.codecs.part import shredding
-from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.decoding import Request, decode_part
 from persist.codecs.part.describing import check_part
 from persist.codecs.part.filters import select_matching_parts
 from persist.codecs.part.index import decode_groups, read_index
@@ -80,7 +80,7 @@ def kept(data: bytes, part: Part, where: str) -> list[int]:
     for columns in (["id"], ["payload", "id"]):
         for table in (
             decode_part(data, part, SCHEMA, filter=filter_, columns=columns),
-            decode_groups(pieces, index, part, SCHEMA, filter=filter_, columns=columns),
+            decode_groups(pieces, index, part, Request(SCHEMA, columns, filter_)),
         ):
             assert table.equals(whole.select(columns))
     if len(whole):

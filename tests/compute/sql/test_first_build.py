@@ -103,6 +103,18 @@ def test_the_updates_of_a_few_times_are_built_at_once_retractions_too(client: pe
     check_alike(built, other, 6)
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.timestamp("us")])
+def test_the_number_that_stands_for_null_is_refused_by_both_ways(client: persist.Client, kind: pa.DataType) -> None:
+    rows = pa.table({"k": [0, 1], "x": pa.array([-(2**63), 5]).cast(kind)})
+    client.write("least", rows, key=["k"]).result()
+    for name in ("built", "other"):
+        view = client.create_view(name, "SELECT x, count(*) AS n FROM least GROUP BY x")
+        if name == "built":
+            let_duckdb_build(view)
+        with pytest.raises(persist.errors.InvalidUsage, match=r"the value -2\*\*63 of a column"):
+            view.refresh()
+
+
 def test_a_view_of_a_view_is_built_with_it(client: persist.Client) -> None:
     fill(client, 2)
     client.create_view("below", KINDS["sums and counts"])

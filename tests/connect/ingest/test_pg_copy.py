@@ -168,6 +168,23 @@ def test_a_copy_whose_slot_is_gone_says_what_to_do(database: Database, store: Me
         run(database, store)
 
 
+def test_a_column_that_is_made_anew_while_its_copy_is_cut_off_has_its_values(
+    database: Database, store: MemoryBlob
+) -> None:
+    bank(database)
+    with pytest.raises((Died, persist.PersistError)):
+        run(database, MortalBlob(store, 14, is_after=True))
+    database.run(
+        "ALTER TABLE accounts DROP balance, ADD balance bigint", "UPDATE accounts SET balance = 0 WHERE id = 7"
+    )
+    run(database, store)
+    with persist.open(store, mode="read") as client:
+        found = client.load("accounts").snapshot().to_arrow().sort_by("id")
+    assert [*zip(*found.select(["id", "balance"]).to_pydict().values(), strict=True)] == database.rows(
+        "SELECT id, balance FROM accounts ORDER BY id"
+    )
+
+
 @pytest.mark.costly("it starts anew for each step at which it is killed")
 @pytest.mark.parametrize("is_after", [False, True])
 def test_a_start_that_is_killed_at_any_step_begins_again(database: Database, is_after: bool) -> None:

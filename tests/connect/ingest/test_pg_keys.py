@@ -44,7 +44,7 @@ def stored(store: Any) -> list[Any]:
 
 def in_database(database: Database) -> list[Any]:
     micros = "(extract(epoch FROM at) * 1000000)::int8"
-    rows = database.rows(f"SELECT id, long, n, bytes, {micros}, items::text FROM t ORDER BY id")
+    rows = database.rows(f"SELECT id, long, n, bytes, {micros}, items FROM t ORDER BY id")
     names = ("id", "long", "n", "bytes", "at", "items")
     return [dict(zip(names, (*r[:3], bytes(r[3]), *r[4:]), strict=True)) for r in rows]
 

@@ -225,7 +225,7 @@ def test_every_type_of_the_table_of_types_comes_as_it_says(database: Database) -
         "[True, b'\\x00\\xff', 1, 2, 3, nan, 1e+300, Decimal('1.50'), '1.50', datetime.date(2026, 11, 24), "
         "datetime.time(12, 30), datetime.datetime(2026, 11, 24, 12, 30, 0, 1), "
         "datetime.datetime(2026, 11, 24, 10, 30, tzinfo=zoneinfo.ZoneInfo(key='UTC')), '{\"a\": 1}', Decimal('9.99'), "
-        "'ok', '{1,NULL}', 'P1D', 'x  ', '']"
+        "'ok', [1, None], 'P1D', 'x  ', '']"
     )
 
 

@@ -366,10 +366,9 @@ def test_only_the_columns_that_are_needed_are_read(client: persist.Client, monke
     asked: list[tuple[str, ...]] = []
     reading = PartReader.table
 
-    def table(self: Any, part: Any, schema: Any, columns: Any, **how: Any) -> pa.Table:
-        asked.append(tuple(columns))
-        found: pa.Table = reading(self, part, schema, columns, **how)
-        return found
+    def table(self: Any, part: Any, request: Any, keys: Any) -> pa.Table:
+        asked.append(tuple(request.columns))
+        return reading(self, part, request, keys)
 
     monkeypatch.setattr(PartReader, "table", table)
     c.snapshot().aggregate(["g"], {"n": (None, "count")})

@@ -713,7 +713,7 @@ def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
     before = PartReader.fetch_groups
 
     def fetched_groups(*args: Any, **options: Any) -> Any:
-        decoded.append(len(args[3]))
+        decoded.append(len(args[2]))
         return before(*args, **options)
 
     monkeypatch.setattr(PartReader, "fetch_groups", fetched_groups)

@@ -14,6 +14,7 @@ import persist
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.order.search import SortedKeys
+from persist.codecs.part.decoding import Request
 from persist.engine.read.keyed.key_history import find_keys_with_several, find_negative_keys, find_null_keys
 from persist.engine.read.lookups.part_rows import KeySamples
 from persist.engine.read.parts.reader import PartReader
@@ -325,12 +326,12 @@ def test_a_row_group_beyond_the_budget_says_which_budget_would_hold_it(client: p
     columns = {"k": range(20_000), "v": [f"{n:032}" for n in range(20_000)]}
     t.write(pa.table({**columns, "_time": [0] * 20_000, "_diff": [1] * 20_000}), seal=1).result()
     [part] = t.snapshot().scan.parts
-    reader = PartReader(t.handle.engine.blob, memory_budget=part.memory)
-    table, _ = reader.fetch_groups(part, t.schema, [0], ["k"])
+    reader, keys = PartReader(t.handle.engine.blob, memory_budget=part.memory), Request(t.schema, ["k"])
+    table, _ = reader.fetch_groups(part, [0], keys)
     size = len(table) * part.memory // part.rows
-    PartReader(t.handle.engine.blob, memory_budget=size).fetch_groups(part, t.schema, [0], ["k"])
+    PartReader(t.handle.engine.blob, memory_budget=size).fetch_groups(part, [0], keys)
     with pytest.raises(
         persist.InvalidUsage, match=rf"which takes {size} bytes decoded. Give memory_budget={4 * size} or more"
     ):
-        PartReader(t.handle.engine.blob, memory_budget=size - 1).fetch_groups(part, t.schema, [0], ["k"])
-    assert len(reader.fetch_groups(part, t.schema, [], ["k"])[0]) == 0
+        PartReader(t.handle.engine.blob, memory_budget=size - 1).fetch_groups(part, [0], keys)
+    assert len(reader.fetch_groups(part, [], keys)[0]) == 0

@@ -1,4 +1,5 @@
-"""A program computed by the tasks of a cluster: all that its sources hold and what is new, in one commit.
+"""One refresh of a program by the tasks of a cluster: they read the contents and new updates of its sources; one
+commit.
 
-Promises: the outputs are what a running program writes, and no task holds more than its share of a stream.
+Promises: the outputs equal those of a running program, and no task holds more than its share of a stream.
 """

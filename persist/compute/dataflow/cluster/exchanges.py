@@ -1,12 +1,13 @@
 """A plan cut into stages: the work of one task on its share of some streams, and the shuffles between.
 
-    source stage   reads a slice of a collection; what is linear in it is done there
-    keyed stage    has of each of its inputs all records of its keys: joins and reductions by these keys, and what is
+    source stage   reads a slice of a collection, and applies the linear operators that follow
+    keyed stage    reads all records of its keys from each input: joins and reductions by these keys, and what is
                    linear after them
-    exchange       the stream of a node, each record to the task that its key says
+    exchange       sends each record of a node's stream to the task that its key determines
 
-A join or a reduction stays in the stage of an input that is shared out by its key already; so does an output, because
-equal records have equal keys. So there is one shuffle for each change of key. Past and new updates go the same way.
+A join or a reduction stays in the stage of an input that is already partitioned by its key. An output stays there, too,
+because equal records have equal keys. So there is one shuffle for each change of key. Past and new updates go the same
+way.
 
 Recursion, use of times as data, and a running program's contents cannot be cut.
 """
@@ -48,7 +49,7 @@ class Exchange:
     """The stream of a node on its way to a stage.
 
     Attributes:
-        keys: the columns that determine a record's task; None if any task may have it, () if one task has all.
+        keys: the columns that determine a record's task; None: any task may have it; (): one task has all.
         columns: of the stream.
     """
 
@@ -63,9 +64,9 @@ class StagePlan:
     """The work of the tasks of one stage.
 
     Attributes:
-        nodes: in the order in which they read each other; the source is none of them.
+        nodes: each after its inputs, without the source.
         feeds: for each input of a node that comes from outside, (node, place) and the exchange that brings it.
-        source: the node that the stage reads, None of a keyed one.
+        source: the source node that the stage reads; None for a keyed stage.
         sinks: nodes that are outputs.
     """
 
@@ -79,7 +80,7 @@ class StagePlan:
 
 
 def split_into_stages(plan: Plan) -> list[StagePlan]:
-    """Return the stages of a plan, each after its inputs. `plan`: not optimised; its joins are of two inputs."""
+    """Return the stages of a plan, each after its inputs. `plan`: not optimised, so that its joins have two inputs."""
     return _StageBuilder(plan).build()
 
 
@@ -167,7 +168,7 @@ class _StageBuilder:
         self._assign_with_exchanges(self._add_stage(), node, wanted)
 
     def _can_place(self, node: Node, stage: StagePlan, wanted: Sequence[Keys]) -> bool:
-        """Return whether a stage can have a node: none of its exchanged inputs depends on the stage."""
+        """Return whether a node fits a stage: no input from elsewhere depends on the stage."""
         for number, keys in zip(node.inputs, wanted, strict=True):
             if self._at[number] is stage:
                 if self._keyed[number] != keys:

@@ -1,8 +1,8 @@
 """A job: the reads and the work of a cluster's tasks for a program, and the commit of their output.
 
-It begins like a running program: its ports are open, so its holds keep the inputs, and each output knows its first time
-to write. No task needs what is not in here. If another client commits in between, the commit is refused as a whole, and
-the stored output is deleted.
+It begins like a running program: its ports are open, so holds keep the history of the inputs, and each output has a
+first time to write. The job contains all that tasks need. If another client commits in between, the commit is refused
+as a whole, and the stored output is deleted.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,12 @@ from persist.engine.collection.reads import changes, snapshot
 
 
 class Job:
-    """One refresh of a program whose sources and outputs are open; use it in a `with`, which keeps what it reads.
+    """One refresh of a program whose sources and outputs are open; use it in a `with`, which keeps its sources
+    readable.
 
     Args:
         location, storage: where tasks find the location.
-        parallel: how many of them run at a time.
+        parallel: how many tasks run at a time.
 
     Attributes:
         until: the time before which outputs will be complete.

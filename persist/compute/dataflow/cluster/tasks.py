@@ -4,9 +4,9 @@ The input and output of a task are
 
     (exchange int, partition int, rows binary)
 
-which is all that Spark sees: blocks of updates in Arrow's own form, already divided by the task that is to have them.
-So no type is lost in Spark's, and the shuffle moves few large rows. The operators belong to a running program with the
-stage's nodes, which lives as long as the task.
+which is all that Spark sees: blocks of updates in Arrow's IPC format, already partitioned by the task that reads them.
+So no type is converted to one of Spark's, and the shuffle moves few large rows. The operators belong to a running
+program with the stage's nodes, which lives as long as the task.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ _NOTHING = pa.schema([("nothing", pa.int8())])  # Stands for a stream without co
 
 @dataclass(frozen=True)
 class Slice:
-    """The input of one task. `is_changes`: it is one of changes, and otherwise one of contents."""
+    """The input of one task. `is_changes`: a slice of changes; otherwise of contents."""
 
     scan: Scan
     is_changes: bool
@@ -59,9 +59,9 @@ class SourceSlices:
 
     Attributes:
         slices: of the contents as of a time, and of the changes after it.
-        bytes: that these read, decoded, by an estimate.
-        as_of: when the contents come.
-        columns: of the source, with the types that the plan takes them for.
+        bytes: the estimated decoded bytes of the slices.
+        as_of: the time of the contents.
+        columns: of the source, with their types in the plan.
     """
 
     address: CollectionAddress
@@ -85,8 +85,8 @@ class OutputTarget:
     """How a task writes an output.
 
     Attributes:
-        lower: updates before this time are there already.
-        is_new: there are none; those before lower, of constants, come then.
+        lower: updates before this time are committed already.
+        is_new: nothing is committed yet, so constants' updates before lower are written, too.
     """
 
     target: Target

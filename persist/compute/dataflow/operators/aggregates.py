@@ -5,7 +5,7 @@ numbers. A record contributes to slots. The sum of a slot is the sum of diffs of
 the ordinary arrangement keeps it, and a retraction leaves no residue.
 
     slot 0               the number of records: 1 for each
-    slot (a, nulls)      1 for each value of aggregate a that is NULL, because hardly any is
+    slot (a, nulls)      1 for each value of aggregate a that is NULL; NULLs are rare
     slot (a, limb i)     the digits of the value at 2**(32 * i)
 
 Integers have two limbs. A float is a whole number of 2**-1074, with digits in at most three limbs. The sum of the limbs

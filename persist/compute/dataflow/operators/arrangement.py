@@ -47,8 +47,8 @@ class Arrangement(StashingOperator):
     Attributes:
         new: the updates that became ready in this pass or iteration, or None.
         spine: earlier updates; a partial arrangement has those with loaded keys.
-        loaded: these keys; None if it holds all.
-        seeds: reads the updates of some keys, or all, where a collection stores them; it returns None if it cannot.
+        loaded: the keys of a partial arrangement; None if it is whole.
+        seeds: reads the updates of some keys, or all, from the output that shows them; returns None if it cannot.
     """
 
     def __init__(

@@ -100,8 +100,8 @@ def compute_fold(
 
     Args:
         values: the words of all columns of records.
-        at: of which record each row is.
-        is_ordered: the rows of each frame are in an order already, which the call may have instead.
+        at: the record of each row.
+        is_ordered: the rows of each frame are in the order of the partition already.
     """
     if call.where:
         keep = values[schema.get_field_index(call.where)].take(at) == 1
@@ -122,7 +122,7 @@ def compute_fold(
 
 
 def _select_distinct(rows: Rows) -> Ints:
-    """Return the first row of each frame for each distinct arguments."""
+    """Return the first row of each frame for each distinct tuple of arguments."""
     order = np.lexsort((*rows.arguments, rows.owners))
     marks = np.ones(len(order), np.bool_)
     columns = [rows.owners.take(order), *(words.take(order) for words in rows.arguments)]

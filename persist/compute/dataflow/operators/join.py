@@ -319,7 +319,7 @@ class BoundedJoin(JoinOperator):
     """A join on an inequality, such as `left <= bound`.
 
     Args:
-        terms: what of each input is compared.
+        terms: the compared term of each input.
         schemas: the columns of each input's arrangement.
     """
 

@@ -260,7 +260,7 @@ def make_fold_ranking(
 
 
 class LargeGroups:
-    """The ranked groups of a reduction, by key. `ranking`: makes one."""
+    """The ranked groups of a reduction, by key. `ranking`: makes a ranked group."""
 
     def __init__(self, ranking: Ranking, costs: Costs = USUAL) -> None:
         self._ranking = ranking
@@ -282,13 +282,13 @@ class LargeGroups:
             yield from group.results or ()
 
     def find_ranked(self, keys: Ints, numbers: Ints, times: Ints) -> Flags:
-        """Return which keys have a ranked group of which few enough records change.
+        """Return which keys have a ranked group with few enough changes.
 
-        The others are forgotten, and are looked at as a whole.
+        The ranked groups of the others are dropped; their groups are read whole.
 
         Args:
             keys: int64[k, n], each once.
-            numbers: of the key of each change.
+            numbers: the number of each change's key.
             times: of each change.
         """
         is_known = np.zeros(keys.shape[1], np.bool_)
@@ -311,7 +311,7 @@ class LargeGroups:
         return np.flatnonzero(np.isin(keys[0], firsts))
 
     def find_rankable(self, sizes: Ints, numbers: Ints, times: Ints) -> Ints:
-        """Return the numbers of the keys whose groups are large enough to rank.
+        """Return the numbers of keys whose groups are large enough to rank.
 
         Args:
             sizes: rows of the group of each key, before the changes.

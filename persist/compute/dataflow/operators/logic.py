@@ -353,8 +353,8 @@ def make_top_k_logic(
     Args:
         by: rows of the values, whether each is descending, and whether NULL comes first.
         kinds: types of all value rows.
-        skip: how many records are passed over; none by rank.
-        counted: what count is the number of; by rank, records that agree in the order are in or out together.
+        skip: how many first records are left out; 0 by rank.
+        counted: what `count` limits; by rank, records with equal ranks are selected or left out together.
     """
     count = min(count, 2**63 - 1 - skip)  # So their sum fits int64.
     every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]

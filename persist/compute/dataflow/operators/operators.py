@@ -43,7 +43,7 @@ class Position:
         title: how messages call it.
         outer: how many dimensions the times of the program have.
         depth: how many iterations it is in.
-        costs: numbers of rows at which it works in another way.
+        costs: the thresholds at which it changes its algorithm.
     """
 
     title: str
@@ -63,9 +63,9 @@ class Operator:
         rounds: the iterations that are under way, outermost first.
         out: its updates of this pass, or None.
         moves_times: it may turn updates into updates of later times.
-        origins: of each word of the output, the word that it copies of what the operator's last stages are applied to.
+        origins: for each word of the output, the word that it copies from the input of the operator's last stages.
         stored: reads the contents of the output from a collection.
-        given_out, seconds: the number of its updates, and the time that it took, in all passes.
+        given_out, seconds: the number of its output updates, and its running time, in all passes.
     """
 
     def __init__(self, at: Position) -> None:
@@ -122,7 +122,7 @@ class Operator:
         return ~waits
 
     def make_ready_test(self, level: int) -> Ready:
-        """Return a test for times that wait for nothing but iterations from a level on."""
+        """Return a test whether times are complete but for iterations of scopes from a level on."""
 
         def ready(times: Ints) -> Flags:
             waits = find_beyond(self.frontier, times[: self.outer])
@@ -198,8 +198,8 @@ class StashingOperator(Operator):
 
     Args:
         shape: is applied to updates first.
-        adds_up: the shape makes several updates of each, and many of these are equal. Then it is applied piece by
-            piece, and what each piece amounts to is kept: a first build takes a fraction of the memory.
+        adds_up: the shape makes many equal updates. It is then applied piece by piece, and each piece consolidated: a
+            first build takes a fraction of the memory.
 
     Attributes:
         is_last_reader: no other operator reads the updates of the inputs after this one.

@@ -49,9 +49,9 @@ Span: TypeAlias = tuple[int, int, int, int]  # Records from and to, before the c
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """The rows and totals around a row that its answer depends on.
+    """The rows and totals around a row on which its answer depends.
 
-    `of`: what is counted of the rows before or behind: "rows", "peers", a sum by its number; "first" is a row.
+    `of`: the total that counts: "rows", "peers" (groups of them), the number of a sum, or "first", which is a row.
     """
 
     back: int = 0
@@ -105,7 +105,7 @@ def _find_reach(call: WindowFunction, number: int) -> _Reach | None:
 def make_window_ranking(
     calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain, costs: Costs = USUAL
 ) -> Ranking | None:
-    """Return a function that ranks a partition of `windows.windows`; None if its functions look at all of it."""
+    """Return a function that ranks a partition of `make_window_logic`; None if a function reads all of it."""
     if len({call.by for call in calls}) != 1 or not all(map(has_rank, schema.types)) or not len(schema):
         return None
     if not all(is_ordered(schema.field(call.arguments[0]).type) for call in calls if call.function in EXTREMES):

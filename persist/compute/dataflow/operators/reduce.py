@@ -53,8 +53,8 @@ class ReduceOperator(Operator):
     """The base of reductions over totally and over partially ordered times.
 
     Args:
-        logic: what to make of groups.
-        shape: what is done to the output.
+        logic: computes the results of groups.
+        shape: the linear stages of the output.
         ranking: keeps large groups in order, if the logic allows it.
     """
 
@@ -92,8 +92,8 @@ class TotalReduce(ReduceOperator):
     """A reduction over totally ordered times.
 
     Attributes:
-        limit: how many first records of each group it keeps, if that is what it does.
-        read_first: reads these from where they are stored, for some keys; it returns None if it cannot.
+        limit: how many first records of each group it returns; None for other logics.
+        read_first: reads the stored first records of some keys; returns None if it cannot.
     """
 
     limit: int | None = None
@@ -127,10 +127,10 @@ class TotalReduce(ReduceOperator):
         self.out = updates if updates.shape[1] else None
 
     def _find_first(self, keys: Ints, hashes: Ints, numbers: Ints, new: Ints) -> tuple[Flags, Ints, Ints]:
-        """Return which keys need no other records than their first ones, and these, with numbers among these keys.
+        """Return which keys need only their stored first records; the keys' numbers; and the records.
 
-        A group with fewer first records than the limit has no others. In any group, others stay behind the first ones
-        as long as no first one is retracted. So what is retracted of these others does not matter, either.
+        A group with fewer first records than the limit has no others. In any group, the others stay behind the first
+        ones until one of these is retracted, so retractions of others do not matter.
         """
         assert self.read_first is not None
         assert self.limit is not None
@@ -155,7 +155,7 @@ class TotalReduce(ReduceOperator):
         return results if keys is None else results[:, keys.selects(results)]
 
     def _find_records(self, keys: Keys | None) -> Ints:
-        """Return the records of the groups that have some keys, or more of them, as updates by group."""
+        """Return the records of all groups that may have some keys, as updates by group."""
         arrangement = self.arrangement
         below = None if keys is None else keys.trace(self.origins)[0]
         group = tuple(place if place < self.keys else None for place in range(self.keys + len(self.schema)))

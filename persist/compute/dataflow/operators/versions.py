@@ -22,8 +22,8 @@ def find_rows_of_other_keys(flags: Flags, numbers: Ints, rows: Ints) -> tuple[In
 
 
 def number_moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the distinct times of keys by key and time; the first place and the number of each key's; and the rank of
-    each row's time in its key."""
+    """Return the distinct times of keys, sorted by key and time; each key's first place in them, and how many it has;
+    and the rank of each row's time in its key."""
     order = np.lexsort((times, numbers))
     owners, moments = numbers[order], times[order]
     # A moment begins where the key or the time differs from the row before.

@@ -31,8 +31,8 @@ from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, com
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals over rows: the number of values, their sum, and the numbers of NaN, inf and -inf. A minimum or maximum has
-    the least of `_orient_words`, which cannot be subtracted."""
+    """Totals over rows: the number of values, their sum, and the numbers of NaN, inf and -inf. Minima and maxima use
+    `least`, the least oriented word (`_orient_words`), which cannot be subtracted."""
 
     values: int = 0
     total: int = 0

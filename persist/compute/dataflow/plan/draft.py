@@ -41,9 +41,9 @@ class DefinedAs(NamedTuple):
     """The definition of an output that is a view.
 
     Attributes:
-        since: the time from which on that holds.
+        since: the time from which the definition holds.
         start: the time at which the view begins.
-        has_past: whether earlier times stay readable; otherwise each commit gives them up.
+        has_past: whether past times stay readable; otherwise each commit compacts them.
     """
 
     number: int
@@ -55,7 +55,7 @@ class DefinedAs(NamedTuple):
 class Captured:
     """The complete updates of a stream, in memory, while its program runs.
 
-    `early`: what waits for its time to be complete is shown, too, and marked by a column `_early`.
+    `early`: also show updates whose time is not complete, marked by a column `_early`.
     """
 
     def __init__(self, early: bool = False) -> None:
@@ -67,7 +67,7 @@ class Captured:
         self._layout = Layout(0, 0, 1)
 
     def attach(self, schema: pa.Schema, domain: Domain, dimensions: int, waiting: Callable[[], list[Ints]]) -> None:
-        """Begin anew for an opened program."""
+        """Reset the capture for a newly opened program."""
         self._schema, self._domain, self._complete, self._waiting = schema, domain, [], waiting
         self._layout = Layout(len(schema), 0, dimensions)
 

@@ -332,8 +332,8 @@ def _merge_operators(plan: Plan, apart: Set[int], source_kind: Any, reader_kind:
 
 
 def _belongs_to_bounded_join(plan: Plan, source: Node, reader: Node) -> bool:
-    """Whether an operator between a join without a key and a reduction belongs to the join, which may keep its left in
-    the order of what a condition there compares."""
+    """Return whether an operator between a keyless join and a reduction joins the former. That join then may keep its
+    left in the order of the compared term."""
     below = plan.nodes[source.inputs[0]].operator if isinstance(source.operator, Linear) else None
     return isinstance(reader.operator, Reduce) and isinstance(below, Join) and not any(below.on)
 
@@ -451,7 +451,7 @@ def _estimate_contents(contents: CollectionState, key: Sequence[str]) -> Statist
 def _count_distinct(parts: Sequence[Part]) -> dict[str, int]:
     """Return upper bounds of the distinct values of integer columns.
 
-    Tiny parts, of a column whose bounds most rows are within, need not have any.
+    A column counts if parts with most of the rows have bounds: tiny parts may lack them.
     """
     bounds: dict[str, tuple[int, int]] = {}
     covered: Counter[str] = Counter()

@@ -25,8 +25,8 @@ class Source:
     """A persisted collection: a snapshot, then its changes.
 
     Attributes:
-        unsealed: its records are passed on before their time is sealed. Complete results do not depend on it, and
-            equality neither.
+        unsealed: its records are passed on before their time is sealed. Neither complete results nor equality depend on
+            this.
         written: the running program receives its updates beyond the upper, and commits them.
     """
 
@@ -117,8 +117,8 @@ class Aggregates:
 
     Attributes:
         outputs: (column, kind, value column).
-        is_complete: the outputs, which are counts and totals, are all that the state of a group is: a group is there
-            while one of them is not zero.
+        is_complete: the outputs are counts and totals, and the whole state of a group: the group exists while one of
+            them is not zero.
     """
 
     outputs: tuple[tuple[str, str, str], ...]
@@ -127,7 +127,7 @@ class Aggregates:
 
 @dataclass(frozen=True, slots=True)
 class Clamped:
-    """A multiplicity less a number, but from 0 up to a greatest one."""
+    """A function of a multiplicity: subtract `less`, then clamp to 0 and `most`."""
 
     less: int = 0
     most: int | None = None
@@ -142,12 +142,12 @@ Counted: TypeAlias = Literal["row_number", "rank", "dense_rank"]
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The records of each key from skip on, as many as count, in an order, by multiplicity.
+    """The first `count` records of each key in an order, after `skip` others; copies count.
 
     Attributes:
         by: columns, and whether each is descending.
         nulls_first: columns of which NULL comes first.
-        counted: what count is the number of; by rank, records that agree in the order are in or out together.
+        counted: what `count` limits; by rank, records with equal ranks are selected or left out together.
     """
 
     count: int
@@ -275,7 +275,7 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Tell how far the input is complete."""
+    """Report how far the input is complete."""
 
     name: str
 

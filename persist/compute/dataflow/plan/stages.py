@@ -65,7 +65,7 @@ class FilterFunction:
 
 @dataclass(frozen=True, slots=True)
 class MapFunction:
-    """One record from each, by a Python function."""
+    """Compute one record from each, by a Python function."""
 
     function: Callable[[Any], Any]
     columns: pa.Schema
@@ -79,7 +79,7 @@ class MapFunction:
 
 @dataclass(frozen=True, slots=True)
 class BatchFunction:
-    """As many records as there are, by a function of record batches."""
+    """Compute one record from each, by a function of record batches."""
 
     function: Callable[[pa.RecordBatch], Any]
     columns: pa.Schema
@@ -93,7 +93,7 @@ class BatchFunction:
 
 @dataclass(frozen=True, slots=True)
 class FlatMap:
-    """Any number of updates from each record, by a Python function.
+    """Compute any number of updates from each record, by a Python function.
 
     Attributes:
         gives: the function's results: "records", "diffs" (pairs of record and diff) or "updates" (triples of record,
@@ -116,7 +116,7 @@ class FlatMap:
 
 @dataclass(frozen=True, slots=True)
 class Negate:
-    """The opposite diffs."""
+    """Negate the diffs."""
 
     def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         return drop_time_column(input_schema)
@@ -141,9 +141,9 @@ class Explode:
 
 @dataclass(frozen=True, slots=True)
 class Unnest:
-    """Each record as often as the longest of some lists has elements, with a column for the elements of each list.
+    """Repeat each record for each element of its lists, with a column for the elements of each list.
 
-    They are in the order of the lists, with NULL beyond the end of one; a record without elements is left out.
+    Shorter lists are filled up with NULL. A record without elements is left out.
     """
 
     lists: tuple[tuple[str, Term], ...]
@@ -163,10 +163,10 @@ class Unnest:
 
 @dataclass(frozen=True, slots=True)
 class TemporalFilter:
-    """Let each record be there at times of `[lower, upper)` only, in one dimension; never if a bound is NULL.
+    """Let each record exist at times of `[lower, upper)` only, in one dimension; never if a bound is NULL.
 
-    A bound that is a column plus or minus a constant never fails: beyond int64 it is a time that never comes, or that
-    was before all others.
+    A bound that is a column plus or minus a constant never fails: beyond int64, it is a time after or before all
+    others.
     """
 
     lower: Term | None
@@ -289,13 +289,13 @@ def check_columns(schema: pa.Schema, operator: str) -> None:
 
 
 def drop_time_column(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without the column that expressions read the time from."""
+    """Return a schema without `_time`."""
     at = schema.get_field_index(TIME)
     return schema if at < 0 else schema.remove(at)
 
 
 def describe_function(function: Callable[..., Any]) -> str:
-    """Return what to call a function when it is printed."""
+    """Return the name of a function for plans and messages."""
     return str(getattr(function, "__qualname__", None) or repr(function)).rsplit(".", 1)[-1]
 
 
@@ -306,7 +306,7 @@ def check_function(function: Any, operator: str) -> None:
 
 
 class _ByIdentity:
-    """Equal to others with the same object, which it keeps alive, so that its address stays unique."""
+    """A key that is equal for the same object only. It keeps the object alive, so that its address stays unique."""
 
     def __init__(self, value: object) -> None:
         self._value = value

@@ -1,9 +1,9 @@
-"""Filters of what a program reads of its sources, from the conditions that its operators begin with.
+"""Filters on what a program reads of its sources, from the conditions of its first operators.
 
-A filter is a hint: it passes each record that an operator keeps, and may pass others, which the operator drops. So
-whatever is not understood here only costs time. Parts whose statistics exclude a filter are not read.
+A filter is a hint: it passes each record that an operator keeps, and may pass others, which the operator drops. So a
+condition that this module cannot convert only costs time. Parts whose statistics exclude a filter are not read.
 
-Understood are comparisons of columns, and of texts inside of JSON documents, with constants of their type. If a
+It converts comparisons of columns, and of texts inside of JSON documents, with constants of their type. If a
 condition may raise, later ones are left out, because they would hide its error.
 """
 
@@ -35,7 +35,7 @@ _STEP = re.compile(r"""(?s)"(->>?|json_extract(?:_string)?)"\((.*), CAST\('((?:[
 
 
 def list_conditions(plan: Plan, number: int) -> list[tuple[Term, ...]]:
-    """Return for each reader of a source the conditions that it begins with; empty if one needs all records."""
+    """Return the first conditions of each reader of a source; empty if one needs all records."""
     alternatives = []
     for stages in _list_first_stages(plan, number):
         first = next((at for at, stage in enumerate(stages) if not isinstance(stage, Filter)), len(stages))
@@ -44,7 +44,7 @@ def list_conditions(plan: Plan, number: int) -> list[tuple[Term, ...]]:
 
 
 def _list_first_stages(plan: Plan, number: int) -> Iterator[Stages]:
-    """Yield the stages through which each reader takes the records of a node."""
+    """Yield the first stages that each reader of a node applies."""
     for node in plan.nodes.values():
         for at, source in enumerate(node.inputs):
             if source == number:
@@ -80,7 +80,7 @@ class _Hints:
         self._kinds = {name: schema.arrow.field(name).type for name in schema.names}
 
     def convert_all(self, conditions: Sequence[Term]) -> pc.Expression | None:
-        """Return the filter of what may meet all of some conditions, up to a condition that may raise."""
+        """Return the filter of records that may meet all conditions before the first that may raise."""
         filters = []
         for part in (part for condition in conditions for part in split_conjuncts(condition)):
             filter = self._convert(part)
@@ -91,7 +91,7 @@ class _Hints:
         return reduce(and_, filters[:TESTS_MAX]) if filters else None
 
     def _convert(self, term: Term) -> pc.Expression | None:
-        """Return the filter of what may meet a condition; None if it is not understood."""
+        """Return the filter of records that may meet a condition; None if it cannot be converted."""
         if isinstance(term, Col) and self._kinds.get(term.name) == pa.bool_():
             return pc.field(term.name)
         if not isinstance(term, Call):
@@ -133,7 +133,7 @@ class _Hints:
 
 
 def _join_with_or(filters: Sequence[pc.Expression | None]) -> pc.Expression | None:
-    """Return the filter of what passes one of some; None if one is unknown, or there are none."""
+    """Return the filter of records that pass one of some filters; None if one is None, or none is given."""
     known_filters = [filter for filter in filters if filter is not None]
     return reduce(or_, known_filters) if 0 < len(filters) == len(known_filters) <= TESTS_MAX else None
 
@@ -150,7 +150,7 @@ def _fit_literal(literal: pa.Scalar, kind: pa.DataType) -> pc.Expression | None:
 
 
 def _read_path(text: str, column: str) -> pc.Expression | None:
-    """Return the text of a value in documents, from an expression of DuckDB; None if it is another one."""
+    """Return the text of a value in documents, from a path expression of DuckDB; None for others."""
     steps: list[tuple[str, str | int]] = []
     while text != '"$1"':
         step = _STEP.fullmatch(text)

@@ -23,12 +23,12 @@ from persist.core.errors import InputClosed
 class Gate:
     """Holds updates back until they are complete, and lets them into the dataflow.
 
-    An early gate lets them in at once. Operators that keep state let them wait themselves, so all that changes is that
-    operators without state have done their work by then.
+    An early gate lets them in at once: operators without state then work ahead, and operators with state keep them
+    waiting.
 
     Attributes:
         frontier: no more updates come at times not beyond it.
-        consolidates: what cancels out is not let in.
+        consolidates: updates that cancel out are not let in.
     """
 
     def __init__(self, entry: EntryOperator, words: int, dimensions: int, *, is_early: bool = False) -> None:
@@ -99,12 +99,13 @@ class InputHandle:
         return self._gate.frontier
 
     def insert(self, updates: Any) -> None:
-        """Give updates: `((key, value), time, diff)` tuples, or anything Arrow with the columns, the time and `_diff`.
+        """Insert updates: `((key, value), time, diff)` tuples, or anything Arrow with the columns, the time and
+        `_diff`.
 
         The time is `_time`, or in programs of several dimensions `_time_0`, `_time_1` … of a table.
 
         Raises:
-            InputClosed: one is at a time that was declared complete; none was taken.
+            InputClosed: an update is at a time that was declared complete; none was taken.
             InvalidUsage: the program was closed.
             SchemaMismatch, InvalidUpdate: they do not fit the input.
         """

@@ -1,6 +1,6 @@
 """One output of a program: the updates that wait for a commit, and checks that the collection is the program's own.
 Three things prove that a program wrote a collection: the upper that a commit expects, the hold of the program on its
-sources, and the fingerprint of its operators. If a doubt remains, the contents of the collection are compared with the
+sources, and the fingerprint of its operators. If one is missing, the contents of the collection are compared with the
 results of the program. If another copy of the program has sealed the collection further, its updates are compared as
 well, and this copy goes on behind them.
 
@@ -74,7 +74,7 @@ def choose_due_column(columns: pa.Schema) -> str:
 
 
 def make_kept_schema(columns: pa.Schema) -> pa.Schema:
-    """Return the columns of the hidden collection: the columns of the records, then the time."""
+    """Return the columns of a hidden collection: the columns of the records, then the time."""
     return columns.append(pa.field(choose_due_column(columns), pa.int64()))
 
 
@@ -165,10 +165,10 @@ class Output:
     """One output collection, and the updates that are to be written to it.
 
     Attributes:
-        upper: of the collection, as far as this copy of the program knows.
-        done: up to where this copy of the program has computed it, and compared or written it.
-        waiting: updates from done on that are not written yet.
-        sealed_to: up to where they are complete.
+        upper: of the collection, as last seen by this copy of the program.
+        done: the time up to which this copy has computed the output, and compared or written it.
+        waiting: updates from `done` on that are not written yet.
+        sealed_to: the time up to which these are complete.
         corrects: the first commit corrects the contents of the collection.
         compares: the first commit compares the contents of the collection with the results.
         jumps_to: the first commit passes over the times before this one, which cannot be read then.
@@ -211,7 +211,7 @@ class Output:
 
     @property
     def has_changed(self) -> bool:
-        """Whether other operators than now computed the collection, as far as it is known."""
+        """Whether the stored fingerprint differs from the program's."""
         return None not in (self._says, self._fingerprint) and self._says != self._fingerprint
 
     def describe(self, commit: Commit) -> None:
@@ -265,7 +265,7 @@ class Output:
             self.sealed_to = max(self.sealed_to, complete)
 
     def correct(self) -> None:
-        """Add the difference between a changed program's results and the collection."""
+        """Add the updates that turn the collection into a changed program's results."""
         if not self.corrects or self.sealed_to <= self.began_at:
             return
         self.waiting.append(self._find_missing())

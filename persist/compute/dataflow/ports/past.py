@@ -44,10 +44,10 @@ class Reading:
     """One read of a collection for the program.
 
     Attributes:
-        columns: by which records were requested; None for all records.
-        keys: how many.
+        columns: of the requested keys; None for all records.
+        keys: how many were requested.
         bytes: about how many were decoded.
-        least: how many an index by these columns would leave, if there is none.
+        least: how many bytes an index by these columns would decode, if there is none.
     """
 
     title: str
@@ -71,12 +71,12 @@ class Past:
         handle: with the version of the schema that the program reads.
         columns: names and types of what the program reads.
         filter: of records; requests may also return others.
-        refuses: raise WouldRecompute where all records would have to be read of a large collection.
+        refuses: raise WouldRecompute rather than read all records of a large collection.
 
     Attributes:
         keeps_everything: once it has read all records, it keeps them until it moves or is closed.
         readings: what was read since the refresh began.
-        changes: updates of this pass. Operators mostly request their keys, some after the others.
+        changes: updates of this pass, because operators mostly request the keys of these.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Past:
 
     @property
     def is_positive(self) -> bool:
-        """Whether descriptors prove that no multiplicity was ever negative. A keyed collection has none."""
+        """Whether descriptors prove that no multiplicity was ever negative, as in keyed collections."""
         return self._handle.keyed is not None or not any(part.negatives for part in self._list_parts())
 
     def may_be_null(self, column: str) -> bool:
@@ -193,7 +193,7 @@ class Past:
         return self._everything if keys is None else self._everything[:, keys.selects(self._everything)]
 
     def _read_keys_once(self, keys: Keys) -> Ints:
-        """Return the records of some keys; what an earlier request has read is not read again."""
+        """Return the records of some keys; cached records are not read again."""
         words, base = keys.words, None
         for columns, (read_words, records) in self._requested.items():
             if {*columns} <= {*keys.columns}:
@@ -215,7 +215,7 @@ class Past:
         return records if is_same else records[:, keys.selects(records)]
 
     def _add_changed(self, keys: Keys) -> Ints:
-        """Return the words of keys, or of all changed keys if these are a good part."""
+        """Return the words of keys, or of all changed keys if the keys are many of these."""
         if self.changes is None:
             return keys.words
         changed = find_distinct_columns(self.changes.take(keys.columns, axis=0))
@@ -264,7 +264,7 @@ class Past:
         )
 
     def _choose_index(self, names: Sequence[str]) -> IndexPath | None:
-        """Return the index by which records are found by as many of some columns as possible."""
+        """Return the index whose key begins with the most of some columns; None without one."""
         handle = self._handle
         paths = plan_paths(
             handle, handle.fold(handle.get_known_state()), self._scan.result_schema, self.as_of, self._columns.names
@@ -367,5 +367,5 @@ def _make_pruning_filter(keys: pa.Table) -> pc.Expression | None:
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Whether a filter of Arrow compares values as keys are compared; of floats, it does not."""
+    """Return whether Arrow's filters order values as keys do; floats are ordered differently."""
     return bool(pat.is_integer(kind) or pat.is_string(kind) or pat.is_date(kind) or pat.is_timestamp(kind))

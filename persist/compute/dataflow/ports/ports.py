@@ -27,15 +27,15 @@ class Ports:
     """All sources and outputs of a program; close it, or use it in a `with`.
 
     Args:
-        sources: that it reads, each with its columns, its gate, and the conditions of its records.
+        sources: each with its columns, its gate, and the conditions on its records.
         conditions: the collections that outputs wait for.
         replace: the program has changed.
         jump: pass over times at which it failed.
-        is_brief: reads end soon, so no lease is taken of sources that have permanent holds.
+        is_brief: reads end soon, so sources with permanent holds get no lease.
 
     Attributes:
-        sources: each with the time as of which it begins; all the same one.
-        outputs: each with how far it is.
+        sources: all begin as of the same time.
+        outputs: with the progress of each.
 
     Raises:
         what `Program.open` raises of collections.

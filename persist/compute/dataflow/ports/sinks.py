@@ -41,16 +41,15 @@ class Outputs:
     """All outputs of a program.
 
     Args:
-        sinks: with the collection of each, if it is there already and is not to be made, and its definition (see
-            `Draft.definition`).
-        fingerprints: of what each output is computed by (see `persist.compute.dataflow.plan.origin`).
-        own: outputs that are inputs of the program as well.
-        replace: the program has changed: correct what its outputs hold.
-        jump: go on at the latest time that the sources have sealed, and pass over the times before it.
+        sinks: with the existing collection of each, or None to make it, and its definition (see `Draft.definition`).
+        fingerprints: of each output's operators (see `persist.compute.dataflow.plan.origin`).
+        own: outputs that the program also reads.
+        replace: the program has changed: correct the contents of its outputs.
+        jump: continue at the latest time that the sources have sealed; skip the times before it.
 
     Attributes:
-        goes_on_from: the last sealed time of all outputs, if the program goes on from it; None if it begins anew, or
-            has to follow its sources from an earlier time on.
+        goes_on_from: the last sealed time of all outputs, if the program continues there; None if it begins anew, or
+            must follow its sources from an earlier time.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Outputs:
     def choose_beginning(
         self, sources: Sequence[SourceReader], conditions: Sequence[UpperReader], plan: Plan, resume_time: int | None
     ) -> int:
-        """Return the time as of which all sources are read first. +
+        """Return the time as of which all sources are read first.
 
         Raises:
             InvalidUsage: sources ask for different times.
@@ -137,7 +136,7 @@ class Outputs:
     def _is_of_unknown_origin(self, output: Output, plan: Plan) -> bool:
         """Return whether it is unknown if this program wrote a sealed output, from its present sources.
 
-        The program's hold on a source is the sign of it: it goes with the source, and with `Program.drop`. Inputs in
+        The program's hold on a source proves it: the hold goes with the source, and with `Program.drop`. Inputs in
         memory are not stored. The fingerprint shows whether the program has changed.
         """
         is_known = output.corrects or output.keeps is not None or output.definition is not None

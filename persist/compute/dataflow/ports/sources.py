@@ -48,19 +48,19 @@ class SourceReader:
 
     Args:
         load: returns a collection by its name.
-        holders: what the permanent holds that it needs are called.
-        alternatives: records that meet not all conditions of one of them need not be read; none if all are needed.
+        holders: the names of the permanent holds that it needs.
+        alternatives: lists of conditions. Only records that meet all of one list need be read; empty: all records.
         renews: the program has changed: it reads with the newest schema from now on.
         makes_holds: create missing holds; otherwise these went with their owners.
-        is_brief: it is read in no time, so the permanent holds are enough to keep it readable, if there are any. The
-            same holds for a source of a few MiB, if the holds are not made here: their maker can begin again.
+        is_brief: the read ends soon, so permanent holds alone keep the source readable, if there are any. The same is
+            true of a source of a few MiB whose holds others made: their maker can begin again.
 
     Attributes:
-        named: where the permanent holds are, as far as is known.
+        named: the last known times of the permanent holds.
         as_of: the time as of which its contents are read.
         filter: of what is read.
         coarse_to: changes before this time count as changes at it, so that some cancel out.
-        has_lost: changes were read, and could not be taken in; they do not come again.
+        has_lost: changes were read but not taken in, and will not come again.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class SourceReader:
     def start(self, as_of: int) -> None:
         """Begin with the contents as of a time, which need not be sealed yet.
 
-        Raises HoldNotFound: a hold is not there (any more) that is not made here.
+        Raises HoldNotFound: a hold is missing that this reader does not make.
         """
         self.as_of = as_of
         if self._engine.mode == "read":
@@ -185,7 +185,7 @@ class SourceReader:
         self._gate.frontier = Antichain(self.as_of + 1)
 
     def find_held_time(self) -> int | None:
-        """Return where the first of the permanent holds on this source is; None if there is none."""
+        """Return the least time of the permanent holds on this source; None without any."""
         holds = self.handle.get_known_state().holds
         return min([holds[name].time for name in self._holders if name in holds], default=None)
 
@@ -226,7 +226,7 @@ class SourceReader:
     def take(self, contents: CollectionState, until: int | None = None) -> bool:
         """Take the updates that a state seals; return whether there were any.
 
-        `until`: take what is before this time only, beyond the contents that it begins with.
+        `until`: after the first contents, take only updates before this time.
         """
         with self._explained:
             if self._listen is None and not self._read_contents():
@@ -335,7 +335,7 @@ class SourceReader:
 
 
 class UpperReader:
-    """Follows how far a collection is sealed, and reads nothing of it. Nothing is held for it, either."""
+    """Follows the upper of a collection, without a read or a hold."""
 
     def __init__(self, engine: Engine, collection: str, gate: Gate) -> None:
         self._gate = gate
@@ -374,7 +374,7 @@ def poll_all(
     until: int | None = None,
 ) -> bool:
     """Take new sealed updates of any source, or wait for some; return whether there were any.
-    whether there was something. Cost: one look at the log for all of them.
+    Cost: one refresh of the log for all of them.
 
     Args:
         is_stopped: ends the wait; call `wake_polls` when its answer changes.
@@ -396,7 +396,7 @@ def poll_all(
 def choose_step_end(sources: Sequence[SourceReader], updates_max: int) -> int | None:
     """Return the time that ends a step of about updates_max updates, or None.
 
-    No source is taken further than another one is sealed. It is an estimate: the updates of a part are taken for evenly
+    No source is taken further than another one is sealed. It is an estimate: the updates of a part count as evenly
     spread over its times. One time at least is taken, however many updates it has.
     """
     states = [(source.handle.get_known_state(), source.reached) for source in sources]

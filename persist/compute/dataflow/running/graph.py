@@ -108,8 +108,8 @@ class Graph:
         operators: of the root scope, in the order in which they run; scopes are among them.
         entries: of inputs and sources, by the number of their node.
         sinks: of outputs, and of hidden collections.
-        kept: the operators whose output hidden collections keep, by the name of the collection.
-        accumulations: the reductions whose state are sums.
+        kept: the operators whose output is stored in hidden collections, by the name of the collection.
+        accumulations: the reductions whose state consists of sums.
         limits: the reductions to the first records of groups, with their nodes.
     """
 
@@ -217,7 +217,7 @@ class Builder:
             operators += self._store_output(node, operator)
 
     def _build_scope(self, scope: int, operators: list[Operator]) -> None:
-        """Make a scope, after everything in the scope around it that enters it."""
+        """Make a scope, after the outer operators whose output enters it."""
         if scope in self._loops:
             return
         info = self.plan.scopes[scope]
@@ -477,7 +477,7 @@ class Builder:
 
 
 def _make_order(top: TopK, values: pa.Schema) -> list[tuple[int, bool, bool]]:
-    """Return by which columns the records of a group are ordered, whether descending, and whether NULL comes first."""
+    """Return the order of a group's records: columns, whether descending, and whether NULL comes first."""
     return [
         (values.get_field_index(name), down, name in top.nulls_first) for name, down in top.by if name in values.names
     ]

@@ -1,10 +1,10 @@
-"""A program that goes on from sealed outputs and reads of its sources only what its changes touch.
+"""A program that continues from sealed outputs, and reads from its sources only the keys that changes touch.
 
 Its arrangements are partial (`persist.compute.dataflow.operators.arrangement`), and their requests end here:
 
     a source          reads the parts that may hold the keys (`persist.compute.dataflow.ports.past`)
     a stored output   is read where another operator requests what an output holds
-    a stored group    is the state of a reduction, if an output shows it (`persist.compute.dataflow.running.seeds`)
+    a stored group    becomes the state of a reduction, if an output shows it (`persist.compute.dataflow.running.seeds`)
 
 All sources are read as of one time, the last one that the program has processed. So every pass takes in the same times
 of each source, and a request returns exactly what an operator would hold if it had run all the time.
@@ -50,7 +50,7 @@ OPERATORS = Source | Constant | Linear | Concat | Consolidate | Join | Reduce | 
 
 
 def explain_why_not_partial(plan: Plan) -> str | None:
-    """Return why a program must read its sources in full; None if not."""
+    """Return why a program must read its sources in full; None if it need not."""
     if plan.dimensions != 1:
         return f"its times have {plan.dimensions} dimensions"
     for node in plan.nodes.values():
@@ -174,8 +174,8 @@ def list_requested_columns(
     Requests of a reduction that reads a source directly are left out: their size depends on the data.
 
     Args:
-        operators, entries: that run the plan.
-        accumulated: reductions whose state are sums, which an output mostly shows.
+        operators, entries: of the running plan.
+        accumulated: the reductions whose state consists of sums; an output mostly shows it.
     """
     requests: set[tuple[str, tuple[str, ...]]] = set()
     nodes = {entry: plan.nodes[number] for number, entry in entries.items()}
@@ -218,7 +218,7 @@ def list_requested_columns(
 
 
 def _list_entries(operator: Operator) -> set[Operator]:
-    """Return the sources below an operator, as far as the next arrangements."""
+    """Return the sources below an operator, without those below other arrangements."""
     below = [source for source in operator.inputs if not isinstance(source, Arrangement)]
     return {source for source in below if isinstance(source, EntryOperator)}.union(*map(_list_entries, below))
 

@@ -19,13 +19,13 @@ TEXT = {
 
 @dataclass(frozen=True)
 class Refreshed:
-    """A report of how something was brought up to date; print it.
+    """A report of how a view or a program was brought up to date; print it.
 
     Attributes:
         where: who computed: "here" this process, or "tasks" of a cluster.
-        reads: "changes" only, "requests" for what keys held, too, or "everything".
-        readings: what was read of the past, by source.
-        bytes: how many bytes were decoded for that, by an estimate.
+        reads: "changes" only, also "requests" of the past of some keys, or "everything".
+        readings: the reads of the past, by source.
+        bytes: the estimated bytes decoded by these.
         seqno: of the first commit; None if there was none.
     """
 

@@ -16,7 +16,7 @@ class OperatorReport:
     Attributes:
         title, kind: how messages call it, and what it is, such as "join".
         inputs: the places, in the list of all, of the operators that it reads.
-        updates, seconds: it gave out so many, and took so long, since the program was opened.
+        updates, seconds: how many it returned, and how long it ran, since the program was opened.
         kept_updates, kept_bytes: its state.
     """
 

@@ -59,9 +59,9 @@ class Options:
             cannot be read at the times that are passed over.
         memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
         spill_folder: where these are; None for the system's folder for temporary files.
-        partial: a program that goes on from sealed outputs reads of its sources only what its changes touch, if it can.
+        partial: a program that continues from sealed outputs reads only keys that changes touch, if it can.
             Otherwise its first step loads all that its operators keep.
-        costs: from how many rows on operators do the same in another way.
+        costs: the numbers of rows at which operators change their algorithm.
     """
 
     optimise: bool = True
@@ -110,14 +110,14 @@ class Step:
 
 
 class Running(Closes):
-    """A program that runs. Not for use from several threads at once, but for `stop`.
+    """A program that runs. One thread at a time may use it; any thread may call `stop`.
 
     Attributes:
         plan: as it is run.
         first_seqno: of the first commit of the last `run`; None if there was none.
-        why_whole: why a program takes in its sources whole; None if it goes on from its sealed outputs.
+        why_whole: why the program reads its sources in full; None if it continues from its sealed outputs.
         sources: each with the time at which it begins.
-        partial: its requests of sources; None if it has taken them in whole.
+        partial: its requests to sources; None if it has read them in full.
     """
 
     def __init__(
@@ -216,12 +216,12 @@ class Running(Closes):
             raise
 
     def _may_be_partial(self, reason: str | None) -> bool:
-        """Return whether it may start from stored outputs; not for a reason to load the sources whole."""
+        """Return whether it may start from stored outputs. `reason`: why sources must be loaded in full, or None."""
         handles = [self.program.output(sink.collection) for sink in self._graph.sinks]
         return reason is None and all(handle is not None and handle.get_known_state().upper != 0 for handle in handles)
 
     def _become_partial(self, reason: str | None) -> None:
-        """Begin without the sources' contents, and load them on request; not if there is a reason."""
+        """Begin without the sources' contents, and load them on request, unless a reason forbids it."""
         assert self._outputs is not None
         at = self._outputs.goes_on_from
         if reason is None and at is None:
@@ -287,7 +287,7 @@ class Running(Closes):
         """Take in what is complete, bring everything up to date, and commit all outputs at once.
 
         Args:
-            times: take so many distinct times at most.
+            times: take at most so many distinct times.
             updates: take the first times only that have so many updates together, but at least one.
 
         Raises:
@@ -367,7 +367,7 @@ class Running(Closes):
 
         `timeout_s`: how long to wait for the sources to be sealed that far; None waits without limit.
 
-        Raises InvalidUsage: an input was not advanced that far, so it would never be done; or the time is over.
+        Raises InvalidUsage: an input was not advanced that far, so it would never be done; or the timeout has passed.
         """
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
         self.first_seqno = None
@@ -387,8 +387,8 @@ class Running(Closes):
     def _catch_up(self, tell: Callable[[int], object]) -> None:
         """Process a new program's sources in pieces, each with a commit.
 
-        So the past of a new output needs no more memory than the budget, besides its state, and what is sealed stays if
-        this is interrupted.
+        So besides its state, a new output's past needs no more memory than the budget. If this is interrupted, sealed
+        pieces stay.
         """
         updates_max = max(self._options.costs.catch_up_updates, self._options.memory_budget // UPDATE_BYTES)
         while not self._has_caught_up:

@@ -167,7 +167,7 @@ class Seeds:
         return self._add_hidden_groups(state, keys, groups.take(self.keys, axis=0), is_hidden)
 
     def _add_hidden_groups(self, state: Ints, keys: Ints | None, groups: Ints, is_hidden: Flags) -> Ints | None:
-        """Return the state with groups that the output does not show, or only in part.
+        """Add the groups that the output does not show, or only in part, to a state.
 
         Args:
             groups: keys of the groups that the output shows.

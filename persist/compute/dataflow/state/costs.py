@@ -1,4 +1,4 @@
-"""From how many rows on an operator does the same in another way."""
+"""The numbers of rows at which operators change their algorithm."""
 
 from dataclasses import dataclass, fields
 
@@ -7,20 +7,20 @@ from persist.blob.errors import InvalidUsage
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Numbers of rows at which operators work in another way. Each was measured; results never depend on them.
+    """Thresholds, in rows, at which operators change their algorithm. Results never depend on them.
 
     Attributes:
-        cells: of versions (records times moments) that a reduction looks at together.
+        cells: of versions (records times moments) that a reduction processes together.
         piece_rows: that are shaped or reduced at once; some 60 MiB of updates of sums of floats.
         large_rows: groups of fewer rows are looked at as a whole.
         change_rows: a change of a ranked group costs as much as looking at so many rows.
-        ranked_at_once: so many groups are ranked in one step at most: to rank one costs more than to look at it.
+        ranked_at_once: at most so many groups are ranked in one step, because ranking costs more than reading.
         ranked_rows: of all ranked groups of a reduction; the least recently used group goes first.
         block_rows: of a block of a ranked multiset; it is split when it has twice as many.
-        window_rows: of a long stretch of a partition that are computed at once.
-        frame_rows: of frames that are looked at together, if no frame has more.
-        catch_up_updates: that a step which catches up takes at least.
-        first_build_rows: that the sources of a new view hold, so that DuckDB computes its first contents.
+        window_rows: rows of a long stretch of a partition that are computed together.
+        frame_rows: rows of frames that are processed together; a larger frame comes alone.
+        catch_up_updates: the least number that a step of a catch-up takes.
+        first_build_rows: if the sources of a new view have as many, DuckDB computes its first contents.
     """
 
     cells: int = 1 << 22

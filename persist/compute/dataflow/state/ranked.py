@@ -4,8 +4,8 @@
     firsts = the sort key of the first record of each block
     counts = the sum of the positive multiplicities of each block
 
-The first, the last and the n-th record, and what a change does to them, are found by the counts and by binary searches.
-Only records of positive multiplicity are found; negative ones are kept, because others may make up for them.
+The first, the last and the n-th record, and the effect of a change on them, are found by the counts and by binary
+searches. Only records of positive multiplicity are found; negative ones are kept, because others may make up for them.
 
 Cost of a change, or of finding a record: about log2(n) comparisons in Python, a copy of one block, and for a rank a sum
 over the blocks. Memory: 8 bytes for each word and multiplicity. A tree of blocks was not worth its code: ten million

@@ -63,7 +63,7 @@ class Merge:
         return sum(self._at) == self.rows
 
     def result(self) -> Ints:
-        """Return the merged batch, which is whole."""
+        """Return the merged batch; the merge must be done."""
         if 2 * self._filled < self.rows:
             return self._room[:, : self._filled].copy()
         return self._room[:, : self._filled]
@@ -116,7 +116,7 @@ class Spine:
 
     @property
     def rows(self) -> int:
-        """The number of updates; a merge under way has not consolidated its own yet."""
+        """The number of updates; those of an unfinished merge are not consolidated yet."""
         return sum([entry.rows if isinstance(entry, Merge) else entry.shape[1] for entry in self._entries])
 
     @property

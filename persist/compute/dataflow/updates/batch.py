@@ -5,8 +5,8 @@
 
 The upper half of the hash comes from the key's words, the lower half from the value's. So one sort of one row brings
 equal keys together, and equal records within them; a look-up is a binary search of one row. Hashes only order: whatever
-is found by them is compared by its words. One matrix rather than an array per column was preferred, because on small
-steps what counts is how often numpy is called.
+is found by them is compared by its words. One matrix rather than an array per column was preferred, because the number
+of numpy calls determines the cost of small steps.
 
 The hash has a version, and is the same on every machine: programs that are run again do the same in the same order.
 Batches live in one process, or in its spill, and never reach storage.
@@ -63,7 +63,7 @@ class Layout:
 
 
 def hash_columns(rows: Ints) -> Any:
-    """Return a hash, uint64[n], of each column of a matrix. +
+    """Return a hash, uint64[n], of each column of a matrix.
 
     Multiplicative mixing, as in splitmix64 and Fibonacci hashing: by 2**64 over the golden ratio, with shifts between.
     """
@@ -132,7 +132,7 @@ def sort_and_consolidate(batch: Ints) -> Ints:
 
 
 def _find_sort_order(hashes: Ints) -> Ints | None:
-    """Return an order of hashes, or None if they are in order; equal ones are told apart later."""
+    """Return an order of hashes, or None if they are sorted; ties are resolved later."""
     return hashes.argsort() if len(hashes) > 1 and (hashes[1:] < hashes[:-1]).any() else None
 
 

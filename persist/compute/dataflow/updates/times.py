@@ -29,7 +29,7 @@ def find_beyond(frontier: Antichain, times: Ints) -> Flags:
 
 
 def advance_times(times: Ints, since: Antichain) -> Ints:
-    """Return for each time the least equivalent one, for comparisons with times beyond since. The empty frontier leaves
+    """Return for each time the least one that compares equally with all times beyond since. The empty frontier leaves
     times as they are. (Differential dataflow, `src/lattice.rs`.)"""
     if since.is_empty:
         return times
@@ -127,7 +127,7 @@ class Stash:
         return due
 
     def find_least(self, ready: Ready, row: int) -> int | None:
-        """Return the least value of a row of ready columns, or None."""
+        """Return the least value in a row of the ready columns, or None."""
         least = None
         for chunk in self._chunks:
             if row == self._axis and ready(chunk[self._times, :1])[0]:

@@ -75,10 +75,7 @@ class Brokers:
 
     def redact(self, problem: object) -> str:
         """Return a problem as one line without secrets."""
-        text = hide_passwords(" ".join(str(problem).split()))
-        for secret in self.secrets:
-            text = text.replace(secret, "***")
-        return text
+        return hide_passwords(" ".join(str(problem).split()), self.secrets)
 
 
 def parse_brokers(url: str, client: Mapping[str, Any], password_file: str | None) -> tuple[Brokers, str]:

@@ -165,8 +165,7 @@ class Server:
         """Return the error for a problem with the server, without passwords."""
         if isinstance(error, (InvalidUsage, Unavailable)):
             return error
-        text = hide_passwords(to_line(error))  # type: ignore[arg-type]
-        text = text.replace(self._password, "***") if self._password else text
+        text = hide_passwords(to_line(error), [self._password or ""])  # type: ignore[arg-type]
         if self.is_lost(error):
             return Unavailable(f"{self.name} does not answer: {text}")
         if isinstance(error, self.library.Error) and error.args and error.args[0] == _POSITION_LOST:

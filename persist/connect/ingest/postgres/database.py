@@ -1,8 +1,4 @@
-"""A database of Postgres as a source: connections, and the tables of a publication.
-
-Types become Arrow's, and texts values of these. Types without a counterpart stay text. A session with `SESSION` writes
-the texts: moments in UTC, dates as ISO writes them, bytes as hex, and floats with all digits.
-"""
+"""A database of Postgres as a source: connections, and the tables of a publication."""
 
 import logging
 import os
@@ -11,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from persist.connect.ingest.postgres.pgoutput import Column
+from persist.connect.ingest.postgres.types import SESSION, TEXT, PgType, TypeCatalog
 from persist.connect.ingest.source import PositiveFloat, PositiveInt, SourceBusy
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.rendering import hide_passwords
@@ -71,9 +66,7 @@ class PgAddress:
 
     def make_unavailable(self, error: Exception) -> Unavailable:
         """Return the error for a server that does not answer, without passwords."""
-        text = hide_passwords(to_line(error))
-        if secret := self._dsn.get("password"):
-            text = text.replace(secret, "***")
+        text = hide_passwords(to_line(error), [self._dsn.get("password", "")])
         return Unavailable(f"{self.name} does not answer: {text}")
 
     def _parse_url(self, source: str) -> dict[str, Any]:
@@ -147,7 +140,7 @@ class Database(PgAddress):
         super().__init__(config.source, "persist ingest")
         self.config = config
         self.name += f" publication {config.publication}"
-        self._domains: dict[int, tuple[int, int]] = {}
+        self.types = TypeCatalog()
 
     def load_published(self, connection: Any) -> list[PublishedTable]:
         """Return the requested tables of the publication."""
@@ -161,8 +154,6 @@ class Database(PgAddress):
                     f"{self.name}: there is no such publication (there: {publications}). Make it: CREATE PUBLICATION "
                     f"{config.publication} FOR TABLE …"
                 )
-            cursor.execute("SELECT oid::int8, typbasetype::int8, typtypmod FROM pg_type WHERE typbasetype <> 0")
-            self._domains = {oid: (base, modifier) for oid, base, modifier in cursor.fetchall()}
             is_15 = connection.server_version >= 150000
             more = "p.attnames::text[], p.rowfilter" if is_15 else "NULL, NULL"
             cursor.execute(
@@ -173,6 +164,7 @@ class Database(PgAddress):
                 (config.publication,),
             )
             tables = [self._load_table(cursor, *row) for row in cursor.fetchall()]
+            self.types.load(cursor, (column.type for table in tables for column in table.columns))
         selected = None if config.tables is None else set(config.tables)
         unknown = (selected or set()) - {table.full_name for table in tables}
         if unknown:
@@ -211,9 +203,10 @@ class Database(PgAddress):
                     table.full_name, name, expression, name, table.full_name, name,
                 )  # fmt: skip
         odd = [
-            column.name
-            for column in self.select_columns(table.full_name, table.columns)
-            if not has_counterpart(*self._resolve_domain(column))
+            path
+            for name, type_ in self.find_types(table.full_name, table.columns, table.key).items()
+            for path, inner in type_.walk(name)
+            if not inner.has_counterpart
         ]
         if odd:
             logger.warning("%s: these columns are kept as text: %s", table.full_name, ", ".join(odd))
@@ -251,88 +244,21 @@ class Database(PgAddress):
         """Return the columns of a table without excluded ones."""
         return [column for column in columns if f"{table}.{column.name}" not in self.config.exclude]
 
-    def find_types(self, table: str, columns: Sequence[Column]) -> dict[str, pa.DataType]:
-        """Return the Arrow types of a table's columns, by name."""
-        return {
-            column.name: pa.string()
-            if f"{table}.{column.name}" in self.config.as_text
-            else to_arrow_type(*self._resolve_domain(column))
-            for column in self.select_columns(table, columns)
-        }
+    def load_types(
+        self, cursor: Any, table: str, columns: Sequence[Column], key: Sequence[str] = ()
+    ) -> dict[str, PgType]:
+        """Return the types of a table's columns as the server's catalog has them now."""
+        self.types.load(cursor, (column.type for column in columns))
+        return self.find_types(table, columns, key)
 
-    def _resolve_domain(self, column: Column) -> tuple[int, int]:
-        """Return the type and modifier of a column below its domains."""
-        base, modifier = column.type, column.modifier
-        while base in self._domains:
-            base, domain_modifier = self._domains[base]
-            modifier = domain_modifier if modifier == -1 else modifier
-        return base, modifier
-
-
-SESSION = (
-    "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET bytea_output = 'hex'; SET extra_float_digits = 1; "
-    "SET intervalstyle = 'iso_8601'"
-)
-NUMERIC, TIMESTAMPTZ, BYTEA, BOOL = 1700, 1184, 17, 16
-_TYPES = {
-    BOOL: pa.bool_(), BYTEA: pa.binary(), 20: pa.int64(), 21: pa.int16(), 23: pa.int32(), 26: pa.int64(),
-    700: pa.float32(), 701: pa.float64(), 1082: pa.date32(), 1083: pa.time64("us"), 1114: pa.timestamp("us"),
-    TIMESTAMPTZ: pa.timestamp("us", "UTC"),
-}  # fmt: skip
-_TEXTS = {18, 19, 25, 114, 1042, 1043, 2950, 3802}  # char, name, text, json, bpchar, varchar, uuid, jsonb
-_DIGITS_MAX = 38
-
-
-def to_arrow_type(type_: int, modifier: int) -> pa.DataType:
-    """Return the Arrow type of a base type's number and modifier."""
-    if type_ == NUMERIC and modifier >= 4:
-        precision, scale = (modifier - 4) >> 16 & 0xFFFF, (modifier - 4) & 0x7FF
-        if precision <= _DIGITS_MAX and 0 <= scale <= precision:
-            return pa.decimal128(precision, scale)
-    return _TYPES.get(type_, pa.string())
-
-
-def has_counterpart(type_: int, modifier: int) -> bool:
-    """Return whether a type has an Arrow type other than text."""
-    return type_ in _TEXTS or to_arrow_type(type_, modifier) != pa.string()
-
-
-def parse_texts(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
-    """Return Postgres texts as an array of a type."""
-    try:
-        if pa.types.is_string(kind):
-            return texts
-        if pa.types.is_boolean(kind):
-            return pc.equal(texts, "t")
-        if pa.types.is_binary(kind):
-            return _parse_bytes(texts)
-        if pa.types.is_timestamp(kind) and kind.tz is not None:
-            texts = pc.replace_substring_regex(texts, r"[+]00(:00)?$", "Z")
-        if pa.types.is_time(kind):
-            day = pa.scalar("1970-01-01", pa.string())
-            return pc.binary_join_element_wise(day, texts, " ").cast(pa.timestamp("us")).cast(kind)
-        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-            numbers, end = (pa.int32(), 2**31 - 1) if pa.types.is_date(kind) else (pa.int64(), 2**63 - 1)
-            ends = [pc.equal(texts, text) for text in ("infinity", "-infinity")]
-            finite = pc.if_else(pc.or_(*ends), None, texts).cast(kind)  # Postgres's infinities become DuckDB's.
-            if finite.null_count == texts.null_count:
-                return finite
-            values = pc.case_when(
-                pc.make_struct(*ends), *(pa.scalar(n, numbers) for n in (end, -end)), finite.view(numbers)
-            )
-            return values.view(kind)
-        return texts.cast(kind)
-    except (pa.ArrowException, ValueError) as error:
-        raise InvalidUsage(
-            f"a value of {where} is not of type {kind}: {' '.join(str(error).split())}. Take the column as "
-            f"text, by as_text = "
-            f'["{where}"], or leave it out, by exclude = ["{where}"]; a collection that is there is renamed first, and '
-            "keeps its history"
-        ) from None
-
-
-def _parse_bytes(texts: pa.Array) -> pa.Array:
-    return pa.array([None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], pa.binary())
+    def find_types(self, table: str, columns: Sequence[Column], key: Sequence[str] = ()) -> dict[str, PgType]:
+        """Return the types of a table's columns, by name. Arrays and composites of its key stay text."""
+        types = {}
+        for column in self.select_columns(table, columns):
+            type_ = self.types.make_type(column.type, column.modifier)
+            is_text = f"{table}.{column.name}" in self.config.as_text or (type_.is_nested and column.name in key)
+            types[column.name] = TEXT if is_text else type_
+        return types
 
 
 def to_line(error: Exception) -> str:

@@ -29,11 +29,11 @@ from persist.connect.ingest.postgres.database import (
     PostgresConfig,
     PublishedTable,
     SlotInUse,
-    parse_texts,
     to_line,
 )
 from persist.connect.ingest.postgres.pgoutput import parse_lsn
 from persist.connect.ingest.postgres.stream import COLUMNS, Stream
+from persist.connect.ingest.postgres.types import Attributes, parse_texts
 from persist.connect.ingest.source import SOURCE, Batch, Run, Source, Target, advise_copy
 from persist.connect.ingest.table_copy import Copy, Point, drop_unfinished
 from persist.core.errors import InvalidUsage, Unavailable
@@ -90,9 +90,11 @@ class Postgres(Source):
 
     def _make_target(self, name: str, table: PublishedTable) -> Target:
         """Return the collection for a table, with its columns and key."""
-        types = self._database.find_types(table.full_name, table.columns)
+        pg_types = self._database.find_types(table.full_name, table.columns, table.key)
+        types = {column: type_.kind for column, type_ in pg_types.items()}
         key = {column: types.pop(column) for column in table.key}
-        properties = {COLUMNS: json.dumps(dict(table.numbers))}
+        attributes = Attributes().follow(pg_types.values(), is_copy=True)
+        properties = {COLUMNS: json.dumps(dict(table.numbers)), **attributes.to_properties()}
         return Target(name, key, types, bool(key), None, f"the table {table.full_name}", properties)
 
     def _make_slot_name(self, run: Run) -> str:
@@ -165,7 +167,12 @@ class PostgresCopy:
         key = sql.SQL(", ").join(map(sql.Identifier, published.key))
         conditions = [] if published.filter is None else [sql.SQL(f"({published.filter})")]
         if after is not None:
-            values = sql.SQL(", ").join(map(sql.Literal, after))
+            types = [self.database.types.make_type(c.type, c.modifier) for c in published.columns if c.is_key]
+            names_by_type = self.database.types.names
+            values = sql.SQL(", ").join(
+                sql.Literal(text) + sql.SQL("::" + names_by_type[type_.oid] if type_.attributes else "")
+                for text, type_ in zip(after, types, strict=True)
+            )
             conditions.append(sql.SQL("ROW({}) > ROW({})").format(key, values))
         if conditions:
             query += sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
@@ -219,7 +226,9 @@ class PostgresCopy:
         """Yield pieces of COPY output as tables, with the last key of each."""
         import pyarrow.csv as pa_csv
 
-        types = self.database.find_types(table.full_name, table.columns)
+        types = self.database.find_types(table.full_name, table.columns, table.key)
+        attributes = Attributes().follow(types.values(), is_copy=True)
+        layouts = {oid: [(*numbers.values(),)] for oid, numbers in attributes.numbers.items()}
         options = (
             pa_csv.ReadOptions(use_threads=False, block_size=self.database.config.copy_bytes, column_names=names),
             pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),  # Such a line is a row of one NULL.
@@ -236,8 +245,14 @@ class PostgresCopy:
             for batch in pa_csv.open_csv(source, *options):
                 if len(batch):
                     last = [batch[name][len(batch) - 1].as_py() for name in table.key]
+                    if layouts and attributes.added != self._load_attributes(table).added:
+                        raise InvalidUsage(
+                            f"types of the table {table.full_name} got other attributes while it was copied: give the "
+                            "same command again, and it is copied anew"
+                        )
                     columns = {
-                        name: parse_texts(batch[name], types[name], f"{table.full_name}.{name}") for name in names
+                        name: parse_texts(batch[name], types[name], f"{table.full_name}.{name}", layouts)
+                        for name in names
                     }
                     yield pa.table(columns), last
         except pa.ArrowInvalid as error:
@@ -245,3 +260,9 @@ class PostgresCopy:
                 f"the copy of the table {table.full_name} cannot be read: {to_line(error)}. A row of it may be larger "
                 f"than copy_bytes = {options[0].block_size}: say a larger one"
             ) from None
+
+    def _load_attributes(self, table: PublishedTable) -> Attributes:
+        """Return the attributes that composites have now. The server writes values by them."""
+        with closing(self.database.open_connection()) as connection, connection.cursor() as cursor:
+            types = self.database.load_types(cursor, table.full_name, table.columns, table.key)
+        return Attributes().follow(types.values(), is_copy=True)

@@ -4,14 +4,15 @@ import json
 import logging
 import select
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
 
 from persist.api.collection import Collection
-from persist.connect.ingest.postgres.database import CLOCK_US, Database, PublishedTable, SlotInUse, parse_texts
+from persist.codecs.nested import find_changes_by_path
+from persist.connect.ingest.postgres.database import CLOCK_US, Database, PublishedTable, SlotInUse
 from persist.connect.ingest.postgres.pgoutput import (
+    Column,
     Relation,
     format_lsn,
     parse_begin,
@@ -19,6 +20,15 @@ from persist.connect.ingest.postgres.pgoutput import (
     parse_lsn,
     parse_relation,
     parse_truncate,
+)
+from persist.connect.ingest.postgres.types import (
+    TEXT,
+    Attributes,
+    Layouts,
+    PgType,
+    make_node_before,
+    make_node_now,
+    parse_texts,
 )
 from persist.connect.ingest.source import Batch, Run, advise_copy
 from persist.connect.ingest.table_rows import TableRows
@@ -46,6 +56,7 @@ class Stream:
 
     def __init__(self, database: Database, tables: Mapping[str, PublishedTable], slot: str, run: Run) -> None:
         self._database = database
+        database.types.slot = slot
         self._tables = tables
         self._slot = slot
         self._run = run
@@ -55,6 +66,12 @@ class Stream:
         self._relations: dict[int, TableRows | None] = {}
         self._kept: dict[int, list[int]] = {}
         self._cursor: Any = None
+        self._looking: Any = None
+        # By collection: the columns of its table in the log, and their types.
+        self._columns: dict[str, list[Column]] = {}
+        self._types: dict[str, dict[str, PgType]] = {}
+        self._attributes: dict[str, Attributes] = {}
+        self._layouts: dict[str, Layouts] = {}
         self._names = {(table.schema, table.name): name for name, table in tables.items()}
 
     def batches(self) -> Iterator[Batch]:
@@ -62,29 +79,34 @@ class Stream:
         connection = self._database.open_connection(replication=True)
         try:
             with connection.cursor() as cursor:
-                target = self._start_replication(connection, cursor)
+                target = self._start_replication(cursor)
                 self._cursor = cursor
                 yield from self._read_messages(cursor, target)
         finally:
             connection.close()
+            if self._looking is not None:
+                self._looking.close()
 
-    def _start_replication(self, connection: Any, cursor: Any) -> tuple[int, int]:
+    def _open_query(self) -> Any:
+        """Return a cursor that sees what is committed at each query."""
+        if self._looking is None:
+            self._looking = self._database.open_connection()
+            self._looking.autocommit = True
+        return self._looking.cursor()
+
+    def _start_replication(self, cursor: Any) -> tuple[int, int]:
         """Check the slot and start to replicate; return the log's end and its moment."""
         database, slot = self._database, self._slot
-        looking = database.open_connection()
-        try:
-            with looking.cursor() as query:
-                query.execute(
-                    "SELECT plugin, active_pid, database = current_database(), to_jsonb(s) ->> 'wal_status' "
-                    "FROM pg_replication_slots s WHERE slot_name = %s",
-                    (slot,),
-                )
-                slot_row = query.fetchone()
-                end = _query_log_end(query)
-                query.execute(IDLE_SLOTS, (slot, slot))
-                self._warn_about_slots(query.fetchall())
-        finally:
-            looking.close()
+        with self._open_query() as query:
+            query.execute(
+                "SELECT plugin, active_pid, database = current_database(), to_jsonb(s) ->> 'wal_status' "
+                "FROM pg_replication_slots s WHERE slot_name = %s",
+                (slot,),
+            )
+            slot_row = query.fetchone()
+            end = _query_log_end(query)
+            query.execute(IDLE_SLOTS, (slot, slot))
+            self._warn_about_slots(query.fetchall())
         again = f"What came since is lost. {advise_copy(self._run.collections)}"
         if slot_row is None:
             raise InvalidUsage(f"{database.name}: the replication slot {slot!r} is gone. {again}")
@@ -145,7 +167,7 @@ class Stream:
                     if is_end:
                         return
                     if mark is None and clock.monotonic_s() - asked_s >= self._database.config.heartbeat_s:
-                        with closing(self._database.open_connection()) as looking, looking.cursor() as query:
+                        with self._open_query() as query:
                             mark, asked_s = _query_log_end(query), clock.monotonic_s()
                 if mark is not None and cursor.wal_end < mark[0]:
                     cursor.send_feedback(reply=True, force=True)  # It answers with how far it has come.
@@ -217,43 +239,77 @@ class Stream:
                 )  # fmt: skip
             self._relations[relation.id] = None
             return
-        database, collection = self._database, self._run.collections[name]
-        table = self._tables[name].full_name
-        columns, types = (
-            database.select_columns(table, relation.columns),
-            database.find_types(table, relation.columns),
-        )
-        have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
-        numbers, now = self._load_column_numbers(collection), self._query_column_numbers(relation)
+        collection, table = self._run.collections[name], self._tables[name].full_name
+        columns = self._database.select_columns(table, relation.columns)
         in_order = [column.name for column in relation.columns]
+        have, types, stored, attributes = self._load_types(name, columns)
+        numbers, now = self._load_column_numbers(collection), self._query_column_numbers(relation)
         new_numbers = {number for name, number in now.items() if name not in in_order}
         is_now = [name for name in now if name in in_order] == in_order  # Else the catalog is ahead.
         is_now = is_now and new_numbers.isdisjoint(numbers.values())
         in_number_order = [name for name in sorted(numbers, key=lambda name: numbers[name] or 0) if name in in_order]
-        is_same = have == types and in_number_order == [name for name in in_order if name in numbers]
+        is_same = have == _get_kinds(types) and stored == attributes
+        is_same = is_same and in_number_order == [name for name in in_order if name in numbers]
         if not is_same or (is_now and any(numbers.get(name) not in (None, now[name]) for name in in_order)):
             yield from self._flow.seal_earlier()
-            self._follow_schema(collection, table, have, types, now, is_now=is_now)
+            types, attributes = self._follow_schema(name, columns, now, is_now=is_now)
+        self._columns[name] = columns
+        self._adopt_types(name, types, attributes)
         self._kept[relation.id] = [at for at, column in enumerate(relation.columns) if column in columns]
         _check_identity(name, table, relation, [*collection.schema.key_names] if collection.handle.keyed else None)
+
+        def make_array(texts: list[Any], _: pa.DataType, where: str) -> pa.Array:
+            type_ = self._types[name][where.removeprefix(f"{table}.")]
+            return parse_texts(pa.array(texts, pa.string()), type_, where, self._layouts[name])
+
         self._relations[relation.id] = self._flow.open_rows(
-            name, table, types, lambda texts, kind, where: parse_texts(pa.array(texts, pa.string()), kind, where)
+            name, table, _get_kinds(types), make_array, lambda: self._refresh_types(name)
         )
 
+    def _load_types(
+        self, name: str, columns: list[Column]
+    ) -> tuple[dict[str, pa.DataType], dict[str, PgType], Attributes, Attributes]:
+        """Load the types of a collection and of the catalog, and the stored and the present attributes."""
+        collection = self._run.collections[name]
+        have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
+        with self._open_query() as query:
+            types = self._database.load_types(query, self._tables[name].full_name, columns)
+        types = {column: _keep_text(type_, have.get(column)) for column, type_ in types.items()}
+        stored = self._attributes.get(name) or Attributes.from_properties(collection) or Attributes()
+        return have, types, stored, stored.follow(types.values())
+
+    def _refresh_types(self, name: str) -> None:
+        """Follow the attributes of composites, before values of the log are parsed."""
+        if not self._attributes[name].numbers:
+            return
+        have, types, stored, attributes = self._load_types(name, self._columns[name])
+        if attributes != stored:
+            pairs = [(column, have[column], types[column]) for column in have if column in types]
+            changes = _find_inner_changes(pairs, stored)
+            collection, table = self._run.collections[name], self._tables[name].full_name
+            self._flow.evolve(collection, table, attributes.to_properties(), changes)
+        self._adopt_types(name, types, attributes)
+
+    def _adopt_types(self, name: str, types: dict[str, PgType], attributes: Attributes) -> None:
+        """Let rows of a table have other fields inside of their columns."""
+        self._types[name], self._attributes[name] = types, attributes
+        self._layouts[name] = attributes.list_layouts(types.values())
+        rows = self._flow.find_rows(name)
+        if rows is not None and rows.names == [*types]:
+            rows.types = {
+                column: types[column].kind if types[column].is_nested and pa.types.is_nested(kind) else kind
+                for column, kind in rows.types.items()
+            }
+
     def _follow_schema(
-        self,
-        collection: Collection,
-        table: str,
-        have: Mapping[str, pa.DataType],
-        types: Mapping[str, pa.DataType],
-        now: Mapping[str, int],
-        *,
-        is_now: bool,
-    ) -> None:
-        """Add, drop, rename and widen columns of a collection as its table did.
+        self, name: str, columns: list[Column], now: Mapping[str, int], *, is_now: bool
+    ) -> tuple[dict[str, PgType], Attributes]:
+        """Add, drop, rename and widen columns of a collection as its table did; return their types.
 
         `now` has the numbers of the table's columns in the catalog, which may be ahead; `is_now` is false then.
         """
+        collection, table = self._run.collections[name], self._tables[name].full_name
+        have, types, stored, attributes = self._load_types(name, columns)
         numbers, replaced = self._load_column_numbers(collection), list[str]()
         if is_now:
             names = {number: name for name, number in now.items()}
@@ -263,17 +319,28 @@ class Stream:
                 old for old in have if numbers.get(old) is not None and old not in renamed and numbers[old] not in names
             ]
         else:
-            renamed = _find_renames(collection.name, table, numbers, have, types, now)
+            renamed = _find_renames(name, table, numbers, have, types, now)
+        types |= {new: _keep_text(types[new], have[old]) for old, new in renamed.items()}
         stays = {old for old in have if old not in renamed and old not in replaced and old in types}
-        added = {name: kind for name, kind in types.items() if name not in stays and name not in renamed.values()}
-        dropped = [name for name in have if name not in stays and name not in renamed]
-        wider = {name: types[renamed.get(name, name)] for name in have if name not in dropped}
-        wider = {name: kind for name, kind in wider.items() if kind != have[name]}
+        pairs = [(old, kind, types[renamed.get(old, old)]) for old, kind in have.items() if old in stays | {*renamed}]
+        attributes = stored.follow(types.values())
         old_numbers = {renamed.get(name, name): number for name, number in numbers.items()}
         numbers = {name: now[name] if is_now else old_numbers.get(name, now.get(name)) for name in types}
         self._flow.evolve(
-            collection, table, {COLUMNS: json.dumps(numbers)}, add=added, drop=dropped, rename=renamed, widen=wider
+            collection,
+            table,
+            {COLUMNS: json.dumps(numbers), **attributes.to_properties()},
+            _find_inner_changes(pairs, stored),
+            add={new: type_.kind for new, type_ in types.items() if new not in stays and new not in renamed.values()},
+            drop=[old for old in have if old not in stays and old not in renamed],
+            rename=renamed,
+            widen={
+                old: type_.kind
+                for old, kind, type_ in pairs
+                if type_.kind != kind and not (type_.is_nested and pa.types.is_nested(kind))
+            },
         )
+        return types, attributes
 
     def _load_column_numbers(self, collection: Collection) -> dict[str, int | None]:
         numbers: dict[str, int | None] = json.loads(collection.about.properties.get(COLUMNS, "{}"))
@@ -282,13 +349,9 @@ class Stream:
     def _query_column_numbers(self, relation: Relation) -> dict[str, int]:
         """Return the catalog's column numbers of a table, by name, in order."""
         sent = {column.name for column in relation.columns}
-        connection = self._database.open_connection()
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(NUMBERS, (relation.id,))
-                rows = cursor.fetchall()
-        finally:
-            connection.close()
+        with self._open_query() as query:
+            query.execute(NUMBERS, (relation.id,))
+            rows = query.fetchall()
         table = self._tables[self._names[relation.schema, relation.name]]
         if new := [name for name, _, is_generated in rows if is_generated and name not in (*table.generated, *sent)]:
             logger.warning(
@@ -311,12 +374,32 @@ def _query_log_end(cursor: Any) -> tuple[int, int]:
     return parse_lsn(position), now_us
 
 
+def _get_kinds(types: Mapping[str, PgType]) -> dict[str, pa.DataType]:
+    return {column: type_.kind for column, type_ in types.items()}
+
+
+def _keep_text(type_: PgType, kind: pa.DataType | None) -> PgType:
+    """Return TEXT for an array or composite that a collection has as text, such as of its key."""
+    return TEXT if type_.is_nested and kind == pa.string() else type_
+
+
+def _find_inner_changes(columns: Iterable[tuple[str, pa.DataType, PgType]], stored: Attributes) -> dict[str, Any]:
+    """Return arguments of `evolve` that make columns equal to their types inside."""
+    changes: dict[str, Any] = {"add": {}, "drop": [], "rename": {}, "widen": {}}
+    for column, kind, type_ in columns:
+        node = make_node_before(column, kind, type_, stored)
+        if node.inner and type_.is_nested:
+            for what, more in find_changes_by_path(node, make_node_now(column, type_)).items():
+                changes[what] = changes[what] + more if what == "drop" else changes[what] | more
+    return changes
+
+
 def _find_renames(
     name: str,
     table: str,
     numbers: Mapping[str, int | None],
     have: Mapping[str, pa.DataType],
-    types: Mapping[str, pa.DataType],
+    types: Mapping[str, PgType],
     now: Mapping[str, int],
 ) -> dict[str, str]:
     """Return renamed columns, old to new. The catalog may be ahead of the log."""

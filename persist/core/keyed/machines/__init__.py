@@ -1,7 +1,7 @@
 """Built-in machines besides `upsert`: other effects of an event on its key.
 
-Keeps the promises of `persist.core.keyed.machine`: the result of each depends only on the present rows and the events,
-not on how these are divided into steps. Vectorised over all keys at once; `PerKey` is not.
+All keep the promises of `persist.core.keyed.machine`: results depend only on the present rows and the events, not on
+their division into steps. All but `PerKey` are vectorised over all keys.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,12 +1,12 @@
 """Machines whose rows have an interval of time: the history of each key, and sessions of its events.
 
-`History` is a slowly changing dimension of type 2. A row is valid from the time of the event that brought it up to, and
-not including, the time of the event that replaced or deleted it. A row that is valid now has no end: NULL. An event
-that repeats what is valid changes nothing.
+`History` is a slowly changing dimension of type 2. A row is valid from the time of its event up to, but excluding, the
+time of the event that replaced or deleted it. The end of a valid row is NULL. An event that repeats the valid row
+changes nothing.
 
-`Sessions` has the begin, the end and the size of each group of close events. Two events are of one session if they are
-at most `gap` apart, or if others between them are. An event that comes late may join two sessions into one. The result
-for a key depends on its events alone, not on their order.
+`Sessions` has the begin, the end and the size of each group of close events. Two events belong to one session if they
+are at most `gap` apart, or if events between them connect them. A late event may join two sessions. The result for a
+key depends on its events alone, not on their order.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from persist.core.keyed.machines.steps import Flags, Ints
 
 
 class History:
-    """Keeps all rows that a key ever had, each with its interval; of several events at one time the last counts.
+    """Keeps all rows that a key ever had, each with its interval; among events at one time, the last counts.
 
     Args:
         valid_from, valid_to: the two value columns that hold the interval, of type int64, or timestamps in the unit of
@@ -120,7 +120,7 @@ SUM_MAX = 2.0**63 * (1 - 2.0**-40)  # A sum of floats is near the true one, whic
 
 
 class Sessions:
-    """Groups the events of a key into sessions; an event that deletes takes all sessions that its key has until then.
+    """Groups the events of a key into sessions; a deletion removes all earlier sessions of its key.
 
     The value columns are the start, the end and the count, and any number of int64 columns, each the sum of the events'
     column of that name; NULL counts as 0. Floats are not summed: their sum would depend on the order.
@@ -145,7 +145,7 @@ class Sessions:
         self.options: Mapping[str, Any] = {"gap": gap, "at": at, "start": start, "end": end, "count": count}
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
-        """Return the moment, and the columns to be summed up."""
+        """Return the moment column, and the columns to sum."""
         kinds = {f.name: f.type for f in schema.value.fields}
         for name in (self._start, self._end, self._count):
             if name not in kinds:
@@ -193,7 +193,7 @@ class Sessions:
         return self._make_updates(touched, changed_spans, sums)
 
     def _load_present_sessions(self, touched: Touched, sums: list[str]) -> "_Spans":
-        """Return the sessions that the present rows are."""
+        """Return the present rows as sessions."""
         columns = [self._start, self._end, self._count, *sums]
         values = [
             get_int64_values(combine_chunks(touched.present[name]).cast(pa.int64()).fill_null(0)) for name in columns
@@ -229,7 +229,7 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Sessions, or single events: intervals of groups, and what is summed up in them, the count first."""
+    """Sessions, or single events: intervals by group, with their sums, the count first."""
 
     groups: Ints
     starts: Ints
@@ -254,7 +254,7 @@ def _sort_spans(spans: _Spans) -> _Spans:
 
 
 def _join_intervals(spans: _Spans, gap: int) -> _Spans:
-    """Return the sessions that intervals make together."""
+    """Join intervals that are close together into sessions."""
     if not len(spans.groups):
         return spans
     spans = _sort_spans(spans)

@@ -1,15 +1,15 @@
 """Shared parts of machines (columns of touched keys as integers, updates of picked rows), and four small machines.
 
-Integers identify rows: they are equal exactly if the rows are (NULL equals NULL, and NaN NaN). So a machine is
+Integers identify rows: equal integers mean equal rows (NULL equals NULL, and NaN equals NaN). So a machine is
 arithmetic over groups, times and identities, and rows are taken once, at the end.
 
 Two machines ignore a repeated event: `AppendDistinct` adds each event's value to its key, unless the key has it
 already; with `InsertIfAbsent` a key's first event counts until an event deletes the key.
 
 `Checked` takes change events with their old row, which must equal the present row. A difference means that events were
-lost, came twice, or came in another order. The caller then decides about the others.
+lost, repeated or reordered. A policy decides what happens then.
 
-`PerKey` is a Python function of one key, for rules that the machines in the box do not have.
+`PerKey` calls a Python function for each key, for rules that the built-in machines do not have.
 """
 
 import json
@@ -58,7 +58,7 @@ def mark_deletions(touched: Touched) -> Flags:
 
 
 def mark_changes(*columns: Ints) -> Flags:
-    """Return where a row differs from the one before it in some column."""
+    """Return where a row differs from the previous row in some column."""
     first = np.ones(len(columns[0]), np.bool_)
     first[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return first
@@ -73,7 +73,7 @@ def find_group_starts(groups: Ints) -> Ints:
 def shift_in_groups(
     groups: Ints, values: npt.NDArray[np.generic], initial: npt.NDArray[np.generic]
 ) -> npt.NDArray[np.generic]:
-    """Return for each row the value of the one before it in its group; for the first, what its group has initially."""
+    """Return for each row the value of the previous row in its group; for the first, the group's initial value."""
     earlier = np.empty_like(values)
     earlier[1:] = values[:-1]
     first = mark_changes(groups)
@@ -90,7 +90,7 @@ def find_last_before(groups: Ints, where: Flags) -> Ints:
 
 
 def number_distinct_rows(tables: Sequence[pa.Table], names: Sequence[str]) -> list[Ints]:
-    """Return for each table a number per row: equal where rows, of any of the tables, are equal in these columns."""
+    """Number the rows of several tables: rows that are equal in these columns get equal numbers."""
     lengths = [len(table) for table in tables]
     if not names:
         return [np.zeros(length, np.int64) for length in lengths]
@@ -101,7 +101,7 @@ def number_distinct_rows(tables: Sequence[pa.Table], names: Sequence[str]) -> li
 def iterate_rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
     """Yield the events of each group's first time, then of each group's second time, and so on, as row numbers.
 
-    So what cannot be done for all times at once is done for all groups at once: as many rounds as one group has times.
+    So work that depends on earlier times runs for all groups at once, in as many rounds as a group has times.
     """
     if not len(groups):
         return
@@ -133,9 +133,9 @@ def _join(parts: Sequence[Ints]) -> Ints:
 
 
 class AppendDistinct:
-    """Appends values, those apart that a key holds already; an event that deletes takes all values of its key.
+    """Appends the values that a key does not have yet; a deletion removes all values of its key.
 
-    `by`: the value columns by which an event is known again, such as an event's id; None means all of them.
+    `by`: the value columns that identify a repeated event, such as an event's id; None means all of them.
     """
 
     name, version, has_one_value = "append-distinct", 1, False
@@ -185,7 +185,7 @@ def _mark_firsts(owners: Ints, epochs: Ints, identity: Ints, live: Flags) -> Fla
 
 
 def _find_epoch_ends(owners: Ints, epochs: Ints, deleted: Ints, times: Ints, count: int) -> Ints:
-    """Return the time at which each row's epoch ends; -1 if it does not. Deletions are in order of their groups."""
+    """Return the time at which each row's epoch ends, or -1. Deletions are sorted by group."""
     counts = np.bincount(deleted, minlength=count)
     bases = np.cumsum(counts) - counts
     # Each deletion of an owner ends one epoch: the n-th is at bases[owner] + n.
@@ -194,7 +194,7 @@ def _find_epoch_ends(owners: Ints, epochs: Ints, deleted: Ints, times: Ints, cou
 
 
 class InsertIfAbsent:
-    """Inserts the value of an event if its key holds nothing; an event that deletes makes room for another one."""
+    """Inserts the value of an event if its key has none; after a deletion, the next event counts."""
 
     name, version, has_one_value = "insert-if-absent", 1, True
     options: ClassVar[Mapping[str, Any]] = {}
@@ -237,9 +237,9 @@ class Checked:
 
     Args:
         on_difference: "fail": resolving fails with `BeforeDiffers`. "skip": the event changes nothing. "trust": the
-            event counts, and what is there is replaced.
+            event replaces the present row.
         created_absent: treat a NULL `_before` of an event that is not a deletion as "there was no row". For producers
-            that send every old row, and no row twice, such as a snapshot's rows.
+            that send every old row, and no row twice; rows of a snapshot are often sent twice.
     """
 
     name, version, has_one_value = "checked", 1, True
@@ -251,7 +251,7 @@ class Checked:
         self.options: Mapping[str, Any] = {"on_difference": on_difference, "created_absent": created_absent}
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
-        """Return the value fields, and these once more as a struct."""
+        """Return the value fields, and a struct of the same fields."""
         if not schema.value_names:
             raise SchemaMismatch("a collection without value columns has no row before a change to check.")
         return (
@@ -260,13 +260,13 @@ class Checked:
         )
 
     def may_refuse(self, schema: CollectionSchema) -> bool:
-        """Tell whether a difference is refused."""
+        """Return whether a difference is refused."""
         return self._policy == "fail"
 
     def step(self, touched: Touched) -> pa.Table:
         """Return the updates; see `persist.core.keyed.machine.Machine.step`.
 
-        Raises BeforeDiffers: some event does, and the policy is "fail".
+        Raises BeforeDiffers: an old row differs, and the policy is "fail".
         """
         groups, times, is_deletion = get_event_groups(touched), get_event_times(touched), mark_deletions(touched)
         present_identity, after, image_before, unchecked = self._number_rows(touched, is_deletion)
@@ -280,8 +280,8 @@ class Checked:
         return _build_replacements(touched, np.flatnonzero(counts), groups, times, after)
 
     def _number_rows(self, touched: Touched, gone: Flags) -> tuple[Ints, Ints, Ints, Flags]:
-        """Return, as identities: each group's present row, its row after each event, each event's old row, and which
-        are unknown.
+        """Return, as identities: each group's present row, its row after each event, each event's old row; and which
+        old rows are unknown.
         """
         names = [*touched.schema.value_names]
         structs = combine_chunks(touched.events[BEFORE])
@@ -318,7 +318,7 @@ def _select_group(touched: Touched, group: int) -> pa.Table:
 
 
 def _mark_accepted(groups: Ints, after: Ints, said: Ints, unchecked: Flags, held: Ints, differs: Flags) -> Flags:
-    """Return which events count if the differing ones do not: in rounds, for the groups that have some."""
+    """Return which events count if differing events do not: in rounds, for groups with differences."""
     counts = np.ones(len(groups), np.bool_)
     value = held.copy()
     rows = np.flatnonzero(np.isin(groups, groups[differs]))
@@ -331,7 +331,7 @@ def _mark_accepted(groups: Ints, after: Ints, said: Ints, unchecked: Flags, held
 
 
 def _build_replacements(touched: Touched, kept: Ints, groups: Ints, times: Ints, after: Ints) -> pa.Table:
-    """Return the updates of events that replace what their key holds."""
+    """Return the updates of events that replace the rows of their keys."""
     groups, times, after = groups[kept], times[kept], after[kept]
     present = get_present_groups(touched)
     row_of = np.full(touched.groups, -1)
@@ -347,10 +347,10 @@ class Event:
     """An event, as Python values.
 
     Attributes:
-        value: the event's fields: a scalar for one, a tuple for several; None if the key is gone, or if the only field
-            is NULL.
-        time: when it takes place.
-        is_deletion: whether the key is gone, as opposed to a NULL.
+        value: the event's fields: a scalar for one, a tuple for several; None for a deletion, or if the only field is
+            NULL.
+        time: of the event.
+        is_deletion: whether the event deletes its key, unlike a NULL value.
     """
 
     value: Any
@@ -370,9 +370,9 @@ class PerKey:
             nothing else, and not on the seals: see the promises of `Machine`. It may be called again for the same
             event.
         name, version: stored with the collection. Use another version for another function.
-        event: the fields of an event besides its key; the value's fields if None.
-        has_one_value: whether a key holds at most one value; more are refused then.
-        options: what else the function depends on, as JSON: stored and compared as well.
+        event: the fields of an event besides its key; None for the value's fields.
+        has_one_value: a key has at most one value; more are refused.
+        options: other parameters of the function, as JSON; stored and compared, too.
     """
 
     def __init__(

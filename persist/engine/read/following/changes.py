@@ -5,13 +5,13 @@ insertions, so a sink that applies them in this order never has two values of a 
 the changes in `[lower, upper)` are exactly the contents as of `upper - 1`.
 
 `Upserts` yields the changes of a keyed collection as `(key, value or None, time)`. At each time, a key has either a new
-value, the one inserted row, or none: then its event deletes. Another keyed collection that gets these events has the
-same changes. Therefore tombstones are also events, which delete and keep their watermark. The removal of an unneeded
+value (its inserted row) or none, and then its event deletes. Another keyed collection that gets these events has the
+same changes. Therefore tombstones are events, too, which delete and carry their watermark. The removal of an unneeded
 tombstone is not an event.
 
 `Transitions` pairs retractions with insertions, by key, at each time. A pair is an update with the old and the new
 value; an unpaired row is an insert or a delete. Several records of a key are paired in the order of values, so the
-result does not depend on how it is read.
+result is deterministic.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ from persist.engine.read.results.result import ArrowResult
 def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = False) -> pa.Table:
     """Return the updates of one slice: its columns, `_time`, `_diff`. Memory: its updates.
 
-    They come by time, then key, then value; with retractions_first, the retractions of a key come first.
+    They are sorted by time, key and value; with retractions_first, the retractions of a key come first.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
@@ -105,8 +105,8 @@ def slice_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
 def _order_disjoint_parts(scan: Scan) -> list[Part] | None:
     """Return the parts of a scan in the order of times, if no two have updates of one time; else None.
 
-    If all columns are read as stored, the rows of a part are distinct and sorted by key, value and time. So they only
-    need to be sorted by time, which takes less than half the time of a consolidation.
+    If all columns are read as stored, the rows of a part are distinct and sorted by key, value and time. So sorting
+    them by time suffices, which takes less than half the time of a consolidation.
     """
     if scan.columns != tuple(scan.schema.names) or any(part.make_lift(scan.schema) for part in scan.parts):
         return None
@@ -115,7 +115,7 @@ def _order_disjoint_parts(scan: Scan) -> list[Part] | None:
 
 
 def _order_by_time(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Return a stable order of updates by time; None if they are in it."""
+    """Return a stable order of updates by time; None if they are sorted."""
     if not len(times) or (times[1:] >= times[:-1]).all():
         return None
     times = times - times.min()
@@ -127,9 +127,9 @@ def _order_by_time(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
 def _order_retractions_first(
     updates: pa.Table, keys: Sequence[str], order: NDArray[np.int64] | None
 ) -> NDArray[np.int64] | None:
-    """Return an order with the retractions of each time and key first; None if updates are in it.
+    """Return an order with the retractions of each time and key first; None if updates have it.
 
-    `order`: of updates by time, then key; None if they are in it.
+    `order`: of updates by time, then key; None if they are sorted.
     """
     comes = get_int64_values(combine_chunks(updates["_diff"])) > 0
     if comes.all() or not comes.any():
@@ -269,7 +269,7 @@ def check_changes_form(form: object) -> None:
 
 @dataclass(frozen=True)
 class Transitions:
-    """Makes transitions of updates.
+    """Converts updates to transitions.
 
     Attributes:
         fields: of the updates: key and value columns and `_time`.
@@ -281,7 +281,7 @@ class Transitions:
 
     @classmethod
     def of_columns(cls, schema: CollectionSchema, columns: Sequence[str] | None) -> "Transitions":
-        """Return the transitions of updates with these columns, None for all."""
+        """Return a converter for updates with these columns; None for all."""
         names = [*schema.names] if columns is None else [*columns]
         if missing := [name for name in schema.key_names if name not in names]:
             raise InvalidUsage(
@@ -305,7 +305,7 @@ class Transitions:
         return pa.schema([*fields, pa.field(CHANGE, pa.string(), nullable=False), *old])
 
     def of(self, updates: pa.Table) -> pa.Table:
-        """Return the transitions of updates, which must hold each (time, key) as a whole; by time, then key."""
+        """Return the transitions of updates, by time, then key; all updates of a (time, key) must be included."""
         if not len(updates):
             return self.schema.empty_table()
         updates = updates.combine_chunks()
@@ -364,7 +364,7 @@ def _pair_rows(
 
 @dataclass(frozen=True)
 class UpsertEvents:
-    """Makes events of changes. `form`: of the collection, with the names that its columns have in the schema."""
+    """Converts changes to events. `form`: the keyed form of the collection, with the column names of the schema."""
 
     columns: CollectionSchema
     form: KeyedForm | None
@@ -378,7 +378,7 @@ class UpsertEvents:
         return pa.schema([*keys, *values, time, deleted])
 
     def of(self, changes: pa.Table) -> pa.Table:
-        """Return the events of changes with tombstones, which must hold each (time, key) as a whole."""
+        """Return the events of changes with tombstones; all changes of a (time, key) must be included."""
         if not len(changes):
             return self.schema.empty_table()
         names = ["_time", *self.columns.key_names]
@@ -402,7 +402,7 @@ class UpsertEvents:
         return self._with_nulls(events, is_gone, is_gone | is_dead)
 
     def _with_nulls(self, events: pa.Table, is_gone: NDArray[np.bool_], deleted: NDArray[np.bool_]) -> pa.Table:
-        """Return the events with NULL in place of values of keys that are gone."""
+        """Return the events with NULL as the values of deleted keys."""
         is_null = pa.chunked_array([make_boolean_array(is_gone)])
         values = [
             pc.if_else(is_null, pa.scalar(None, column.type), column) if name in self.columns.value_names else column
@@ -412,7 +412,7 @@ class UpsertEvents:
 
 
 class Upserts(Closes):
-    """The events in `[lower, upper)`, in the order of times; see `Collection.upserts`. Read as it is iterated."""
+    """The events in `[lower, upper)`, in the order of times; see `Collection.upserts`. Iteration reads them."""
 
     def __init__(self, changes: Changes, events: UpsertEvents) -> None:
         """Take changes that include tombstones."""
@@ -454,7 +454,7 @@ class Upserts(Closes):
                 yield key, None if is_gone else () if value is None else value, time
 
     def close(self) -> None:
-        """Give up the claim; idempotent."""
+        """Release the claim; idempotent."""
         self._changes.close()
 
 

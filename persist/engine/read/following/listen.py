@@ -4,14 +4,14 @@ A `Listen` yields `Progress(updates, upper)` each time the collection's upper ha
 updates at times not beyond the new `upper` that no earlier progress held. A follower that applies them has the definite
 contents as of every time before `upper`. It ends when upper is empty: the collection is complete for ever.
 
-More updates than a slice of the memory budget come in several progresses, which are planned at once and read one by one
-(`Piece`). Each ends at a time, which is its `upper`. A larger single time is cut by keys: its last piece has the next
-`upper`, and all others repeat the last one. A consumer that acknowledges gets each time as a whole, because it can
-acknowledge only whole times. A piece that could not be read comes with the next step.
+More updates than a slice of the memory budget are several progresses, which are planned together and read one by one
+(`Piece`). Each ends at a time, its `upper`. A larger single time is cut by keys: its last piece has the next `upper`,
+and the others repeat the previous one. A consumer that acknowledges gets each time as a whole, because it can
+acknowledge only whole times. A piece that could not be read is returned by the next step.
 
 A `JointListen` is several listens on the same states: each `JointProgress` has the progress of all of them at one point
-of the log. A state larger than a slice comes in several steps. All uppers move with the last one (`is_last`), so the
-work of one commit is never complete in only some collections. A poll costs one refresh for all collections.
+of the log. A state larger than a slice takes several steps. All uppers move with the last step (`is_last`), so the work
+of one commit is never complete in only some collections. A poll costs one refresh for all collections.
 
 Both can be awaited (`Steps`): a thread waits for the store, a second at a time, so no event loop is blocked. A
 cancelled task loses nothing: the next step has its result.
@@ -42,30 +42,30 @@ WAIT_S = 1.0
 
 
 class Steps(Closes, Generic[P]):
-    """Steps to iterate over in a `with`, blocking or awaiting, but not both; for one thread or task."""
+    """Iterates over steps, blocking or awaiting but not both; for one thread or task. Use it in a `with`."""
 
     _coming: "asyncio.Future[P | None] | None" = None
 
     def poll(self, timeout_s: float | None = 0.0) -> P | None:
-        """Return the next step, or None if there is none within timeout_s seconds (None: wait without limit).
+        """Return the next step, or None after timeout_s seconds (None: wait without limit).
 
         Raises:
             AsOfCompacted: since has passed the reached time.
-            LeaseExpired: the collection's history is not kept for this follower any more.
+            LeaseExpired: the collection's history is no longer kept for this follower.
             CollectionNotFound: the collection was destroyed.
             ClientClosed: the client was closed.
-            InvalidUsage: this is closed.
+            InvalidUsage: this object was closed.
         """
         self.check_unclosed()
         return self.step(timeout_s)
 
     @abstractmethod
     def step(self, timeout_s: float | None) -> P | None:
-        """Return the next step; None if there is none in time, or this is closed."""
+        """Return the next step; None after the timeout, or if this is closed."""
 
     @abstractmethod
     def check_unclosed(self) -> None:
-        """Raise InvalidUsage if this was closed, so that a poll does not return None for ever."""
+        """Raise InvalidUsage after `close`, so that polls do not return None for ever."""
 
     @property
     @abstractmethod
@@ -119,8 +119,8 @@ class Progress:
 
     Attributes:
         updates: key columns, value columns, `_time`, `_diff`, in time order.
-        upper: times not beyond it are complete; `Antichain()` if all are. The updates of a time that exceeds the memory
-            come in several steps, and only the last of these has an upper beyond that time.
+        upper: times not beyond it are complete; `Antichain()` if all are. The updates of a time that exceed the memory
+            budget come in several steps; only the last one has an upper beyond that time.
     """
 
     updates: pa.Table
@@ -133,7 +133,7 @@ class Piece:
 
     Attributes:
         read: reads the updates, and may be repeated.
-        upper: the frontier that is complete with it.
+        upper: the frontier that is complete after it.
         size: its approximate size in bytes.
     """
 
@@ -148,7 +148,7 @@ PlanChanges = Callable[[PartReader, CollectionState, int, int], Sequence[Piece]]
 class Listen(ShownByRepr, Completed, Steps[Progress]):
     """An iterator of `Progress`; waits for the next seal by reading the log. Close it, or use it in a `with`.
 
-    Not for use from several threads at once, except `close`.
+    For one thread at a time, except `close`.
     """
 
     _INTERNAL = frozenset(
@@ -195,7 +195,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         return self._closed or (self._lower is None and not self._left)
 
     def step(self, timeout_s: float | None) -> Progress | None:
-        """Return as `poll`, but None once this is closed, for loops that another thread ends."""
+        """Like `poll`, but return None after `close`, for loops that another thread ends."""
         self._follower.check_open()
         if self.is_finished:
             return None
@@ -217,12 +217,12 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
             raise InvalidUsage(f"what followed {self.name!r} was closed, so nothing comes any more. Begin again.")
 
     def check_hold(self) -> None:
-        """Raise LeaseExpired if the collection's history is not kept for this follower any more."""
+        """Raise LeaseExpired if the collection's history is no longer kept for this follower."""
         if not self.is_finished:
             self._reading()
 
     def take_first(self) -> Sequence[Piece]:
-        """Return the contents that come before all updates, for `read`, once."""
+        """Return the pieces of the initial contents, for `read`; only once."""
         first = [*self._left]
         self._left.clear()
         return first
@@ -278,12 +278,12 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         return self._plan(reader, contents, lower, upper)
 
     def read(self, pieces: Sequence[Piece]) -> pa.Table:
-        """Return the updates of some pieces, one at least. Memory: theirs."""
+        """Return the updates of one or more pieces. Memory: these updates."""
         with self._reading.explain_missing():
             return pa.concat_tables([piece.read(self._reading) for piece in pieces])
 
     def move_forward(self, upper: int) -> None:
-        """Continue from a frontier up to which all was yielded."""
+        """Continue from a frontier up to which everything was yielded."""
         if upper == END:
             self._lower = None
             self._reading.close()
@@ -300,11 +300,11 @@ class JointProgress(Generic[K]):
     """One step of a joint listen.
 
     Attributes:
-        seqno: the point of the log; all times that were sealed by then, and no later ones.
-        progress: of the collections that have advanced, in the order of the request. Before the last step of a state,
-            some of them, each with its old upper.
-        is_last: whether this step completes the state at seqno; mostly true. A state that exceeds the memory comes in
-            several steps, and all uppers move with the last one.
+        seqno: the point of the log: all times sealed by then are included, and no later ones.
+        progress: of the collections that have advanced, in the order of the request. Steps before the last one of a
+            state have some of them, with their old uppers.
+        is_last: whether this step completes the state at seqno; mostly true. A state that exceeds the memory budget
+            takes several steps, and all uppers move with the last one.
     """
 
     seqno: int
@@ -326,7 +326,7 @@ class JointProgress(Generic[K]):
 
 @dataclass(slots=True)
 class _Advance:
-    """The advance of one collection in the current state; schema is of its updates, once known."""
+    """The advance of one collection in the current state; schema: of its updates, once known."""
 
     before: int
     after: int
@@ -334,7 +334,7 @@ class _Advance:
 
 
 class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
-    """An iterator of `JointProgress`; close it, or use it in a `with`. Not for several threads at once, except `close`.
+    """An iterator of `JointProgress`; close it, or use it in a `with`. For one thread at a time, except `close`.
 
     It ends when every collection is complete for ever.
     """
@@ -360,7 +360,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         next(iter(self._listens.values())).check_unclosed()
 
     def step(self, timeout_s: float | None) -> JointProgress[K] | None:
-        """Return as `poll`, but None once this is closed."""
+        """Like `poll`, but return None after `close`."""
         self._follower.check_open()
         if self.is_finished:
             return None
@@ -393,7 +393,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
     def _next_step(self) -> JointProgress[K] | None:
         """Return the next step of the current state: the pieces that fit into a slice, at least one.
 
-        If one of the pieces cannot be read, all of them come with the next step.
+        If a piece cannot be read, the next step returns all of them.
         """
         pieces_by_key: dict[K, list[Piece]] = {}
         count = size = 0

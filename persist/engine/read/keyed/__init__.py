@@ -1,4 +1,4 @@
-"""Reads of keys: resolution of pending events, unneeded tombstones, and the history of keys.
+"""Resolution of pending events, removal of unneeded tombstones, and the history of keys.
 
 Promises: resolving and reading return the same rows. Slices of the key space bound the memory.
 """

@@ -2,10 +2,11 @@
 
 Both sum the diffs of a record, or of a key, in the order of time.
 
-`joined` serves joins as of a time. The contents as of the least time, and the updates after it, yield for every record
-the intervals of times in which its multiplicity is not zero. A row's records are the intervals of its key that contain
-its time. Intervals are sorted by key and start. All rows together walk backwards, from the last interval that began
-before the row's time until no earlier one can reach it. For a key with one value at a time that is one step.
+`join_records` serves joins as of a time. The contents as of the least time, and the updates after it, yield for every
+record the intervals of times in which its multiplicity is not zero. A row's records are the intervals of its key that
+contain its time. Intervals are sorted by key and start. The search walks backwards for all rows together, from the last
+interval that began before the row's time until no earlier one can reach it. A key with one value at a time takes one
+step.
 
 `find_keys_with_several` and similar functions check a keyed collection, or one that becomes keyed. Cost: keys and diffs
 of the first keyframe and of the history are read once. Memory: a slice of the key space.
@@ -25,6 +26,7 @@ from persist.codecs.order.arrays import get_int64_values, make_boolean_array
 from persist.codecs.order.digits import compute_dense_ranks
 from persist.codecs.order.ordering import combine_chunks, make_canonical, make_order_keys, sort_table
 from persist.codecs.order.sums import consolidate
+from persist.codecs.part.decoding import Request
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
@@ -41,9 +43,9 @@ class Intervals:
     """Intervals of time in which a record has a multiplicity other than 0; sorted by key, then start.
 
     Attributes:
-        rows: an update with the record of each.
+        rows: for each interval, an update with its record.
         counts: the multiplicities.
-        starts, reaches, ends: key and time in one number; reaches is the greatest end of the key so far.
+        starts, reaches, ends: key and time in one number; reaches: the greatest end so far in the key.
         times: the distinct times; starts and ends are positions in it.
     """
 
@@ -118,7 +120,8 @@ def join_records(
 
     Args:
         keys: the key columns of the rows; times: int64, NULL for none.
-        updates: key columns, value columns, `_time`, `_diff` of these keys; the first times hold whole contents.
+        updates: key columns, value columns, `_time`, `_diff` of these keys; those at the first time are the contents
+            then.
         columns: the names of the columns to add.
 
     A row without a record has NULLs; a row with several is repeated for each, by their multiplicities.
@@ -184,19 +187,19 @@ SLICE_BYTES = 32 << 20
 
 
 def find_keys_with_several(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield the keys, in order, that ever have more than one value, or less than none, and the first such time.
-
-    If it is before the history, the time is the last one before the history.
+    """Yield the keys, in order, whose number of values is ever not 0 or 1, and the first such time. If it is before the
+    history, the time is the last one before the history.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
-        DiffOverflow: what a key has is beyond int64.
+        DiffOverflow: a key's sum of diffs is beyond int64.
     """
     yield from _find_wrong_keys(contents, reader, contents.schema.key_names, 1)
 
 
 def find_negative_keys(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield the keys, in order, that ever have a value a negative number of times; else as above.
+    """Yield the keys, in order, that ever have a record of negative multiplicity; otherwise as
+    `find_keys_with_several`.
 
     This finds keys with two values and the retraction of a third. Cost: all columns are read.
     """
@@ -206,7 +209,7 @@ def find_negative_keys(contents: CollectionState, reader: PartReader) -> Iterato
 def _find_wrong_keys(
     contents: CollectionState, reader: PartReader, names: Sequence[str], most: int | None
 ) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield keys with more rows than allowed, or less than none, and when."""
+    """Yield keys with more rows than `most`, or fewer than 0, and the time."""
     schema, first = contents.schema, contents.keyframes[0] if contents.history_from else None
     base = contents.list_parts(first.parts) if first is not None else ()
     whole = Scan(schema, contents.history_parts, 0, contents.resolved, tuple(names), base=base)
@@ -257,7 +260,7 @@ def find_keys(
     """Yield keys and times of updates that meet a condition, at most ten of each part."""
     schema, keys = contents.schema, list(contents.schema.key_names)
     for part in contents.parts:
-        table = reader.table(part, schema, [*keys, "_time"], filter=condition)
+        table = reader.table(part, Request(schema, [*keys, "_time"], condition))
         for row in to_dicts(table.slice(0, 10)):
             *key, time = row.values()
             yield tuple(key), time

@@ -1,9 +1,8 @@
 """Replacement of the values of keys with one value each, and checks for repeated keys.
 
 `KeyReplacement` serves an overwrite, and a delete with a condition, of a keyed collection. Unlike events, they do not
-depend on watermarks: new rows become the values of their keys, and other rows that fit the condition go. With a
-tombstone column, a row that goes stays as a tombstone with its watermark, so that a late row does not bring its key
-back.
+depend on watermarks: new rows become the values of their keys, and other rows that meet the condition are removed. With
+a tombstone column, a removed row becomes a tombstone with its watermark, so that a late row does not restore its key.
 """
 
 from collections.abc import Sequence
@@ -38,11 +37,11 @@ KEYS_NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class KeyReplacement:
-    """Makes the updates of a keyed collection for new rows, from its present updates; for `differences`.
+    """Computes the updates of a keyed collection for new rows, from its present rows; for `compute_differences`.
 
     Attributes:
         name: of the collection, for errors.
-        where: the condition of rows that go, and of all new ones; None for all rows.
+        where: the condition on removed rows and on new ones; None for all rows.
     """
 
     name: str
@@ -69,7 +68,7 @@ class KeyReplacement:
         Raises:
             DuplicateKeys: of the new rows.
             InvalidUpdate: a key is NULL.
-            InvalidUsage: a row does not fit the condition, or is a tombstone.
+            InvalidUsage: a row does not meet the condition, or is a tombstone.
         """
         check_one_row_per_key(new, self.schema, self.name, "keyed")
         nulls = np.ones(len(new), np.bool_)
@@ -89,7 +88,7 @@ class KeyReplacement:
             )
 
     def check_absent(self, new: pa.Table, old: pa.Table, present: pa.Table) -> None:
-        """Raise DuplicateKeys if a new row has the key of a present row that is not old."""
+        """Raise DuplicateKeys if a new row has the key of a present row that is not replaced."""
         keys = self.schema.key_names
         taken = match_keys(present, new, keys) & ~match_keys(present, old, keys) & self._mark_live(present)
         if taken.any():
@@ -104,7 +103,7 @@ class KeyReplacement:
         return ~dead
 
     def _make_tombstones(self, gone: pa.Table) -> pa.Table:
-        """Return rows that go as tombstones, which keep the orders of groups and not their values."""
+        """Return removed rows as tombstones, with their ordering columns and without values."""
         if self.form.tombstone is None:
             raise InvalidUsage(
                 f"rows of {self.name!r} would go, and a late event could bring them back: the collection orders events "
@@ -148,14 +147,14 @@ def check_one_row_per_key(rows: pa.Table, schema: CollectionSchema, name: str, a
 
 
 def make_kept_filter(where: pc.Expression | None, schema: CollectionSchema) -> pc.Expression | None:
-    """Return the filter of rows that an overwrite leaves and that may have keys of new rows; None without any."""
+    """Return the filter of rows outside of an overwrite, which must not have keys of new rows; None without any."""
     if where is None or {*schema.key_names}.issuperset(list_referenced_columns(where, schema.arrow)):
         return None
     return ~pc.coalesce(where, pc.scalar(False))
 
 
 def check_kept_rows(kept: Lookup, new: pa.Table, name: str, reader: PartReader) -> None:
-    """Raise DuplicateKeys if a row that stays has the key of a new row."""
+    """Raise DuplicateKeys if a remaining row has the key of a new row."""
     schema = kept.scan.schema
     if not schema.key_names or not len(new):
         return

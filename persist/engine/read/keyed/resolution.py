@@ -1,15 +1,15 @@
-"""Pending events of keyed collections: their updates, and the tombstones that are not needed after them.
+"""Resolves pending events of keyed collections into updates, and finds tombstones that are no longer needed.
 
 Pending events are read, grouped, and compared with the values of their keys. Clients that commit a resolution and
 clients that only read unresolved events both use this module, so their results are equal. Each slice of the key space
 is resolved within the budget; the events of one key are in one slice.
 
-A tombstone keeps a late row from bringing its key back. Once its watermark is below the late bound, every such row is
-refused. Pending rows came earlier, and may be below the present bound. So the limit is a *floor*: no unresolved event
-is below it. Reads leave tombstones out at every time, so no reader sees that one is retracted. Partial events take a
-tombstone below the floor for an absent one, so they amount to the same before and after that. The search for unneeded
-tombstones is a scan of two columns, of the parts that may hold tombstones. It runs when a quarter of all rows was
-resolved since the last one, so it costs a fraction of the resolution.
+A tombstone keeps a late row from restoring its key. Once its watermark is below the late bound, every such row is
+refused. Pending rows arrived earlier, and may be below the present bound. So the limit is a *floor*: no unresolved
+event is below it. Reads never show tombstones, so no reader sees the retraction of one. Partial events treat a
+tombstone below the floor as absent, so their result is the same before and after the retraction. The search for
+unneeded tombstones scans two columns of the parts that may have tombstones. It runs when a quarter of all rows was
+resolved since the last search, so it costs a fraction of the resolution.
 """
 
 import threading
@@ -80,19 +80,19 @@ def resolve_events(
     """Yield the updates at times before end that result from events at times beyond `contents.resolved`.
 
     Args:
-        own_events: events that are not pending yet, in order; they count as later than all pending ones. Some may be
+        own_events: events that are not pending yet, in order; they count as later than all pending ones. They may be
             partial.
         on_keys: called with the keys that have events, each once.
-        on_refused: called with partial events that are refused, in place of the error. If own_events have a column
-            `NUMBER`, so have these.
+        on_refused: called with refused partial events, in place of the error. They have the column `NUMBER` if
+            own_events have it.
 
     Returns:
-        Tables of the columns of the schema, not consolidated; no key is in two of them. Memory: a slice, and own.
+        Tables of the columns of the schema, not consolidated; no key is in two tables. Memory: a slice, and own_events.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
         PersistError: the machine does not accept an event.
-        InvalidUsage: the key of a partial event holds no row, which its policy refuses.
+        InvalidUsage: the key of a partial event has no row, and its policy refuses that.
     """
     schema = attach_versions(schema, contents)
     form = load_form(contents, schema)
@@ -140,7 +140,7 @@ def resolve_events(
 
 
 class Folds:
-    """The last resolutions for reads, so that many reads of one state resolve once; safe for many threads."""
+    """A cache of resolutions for reads, so that many reads of one state resolve once; safe for many threads."""
 
     def __init__(self, cache: Cache) -> None:
         self._kept: Kind[_Unresolved, tuple[Part, ...]] = cache.add_kind(
@@ -154,14 +154,14 @@ class Folds:
         reader: Callable[[], PartReader],
         end: int | None = None,
     ) -> CollectionState:
-        """Return contents with all sealed events resolved, to read and never to commit.
+        """Return contents with all sealed events resolved, for reads only.
 
-        The updates are in parts that are not stored. Cost: the events and the values of their keys are read, the first
-        time. Memory: all updates.
+        The updates are in parts in memory. Cost: the first time, reading the events and the values of their keys.
+        Memory: all updates.
 
         Args:
             machine, reader: called only if something must be resolved.
-            end: only times before it are needed; None for all. Then a machine may fail on later events.
+            end: resolve only events before it, so that a machine may fail on later ones; None for all.
         """
         parts: tuple[Part, ...] | None = ()
         if list_due_parts(contents, contents.upper):
@@ -180,7 +180,7 @@ class Folds:
 
 
 def _resolve_to_parts(contents: CollectionState, machine: Machine, end: int, reader: PartReader) -> tuple[Part, ...]:
-    """Return the unresolved updates before end, as parts that hold their own bytes."""
+    """Return the updates of unresolved events before end, as parts in memory."""
     tables = resolve_events(contents, contents.schema, machine, end, reader)
     encoded = (data_and_part for table in tables for data_and_part in encode_parts(table, contents.schema))
     return tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
@@ -190,7 +190,7 @@ _Unresolved = tuple[str, int, int, int, tuple[int, ...]]
 
 
 def _make_cache_key(contents: CollectionState) -> _Unresolved:
-    """Return a name of the updates of sealed events; equal names mean equal updates."""
+    """Return a key for the updates of sealed events; equal keys mean equal updates."""
     waiting = list_due_parts(contents, contents.upper)
     return contents.id, len(contents.earlier), contents.resolved, contents.upper, waiting
 
@@ -206,7 +206,7 @@ def require_machine(machine: Machine | None, form: KeyedForm, collection: str) -
 
 
 def _to_parts(own_events: pa.Table, events: CollectionSchema, bytes_max: int) -> list[Part]:
-    """Return events, in order, as parts that hold their own bytes. Memory: these, and a copy of one."""
+    """Return events, in order, as parts in memory. Memory: the parts, and a copy of one."""
     rows_max = max(1, bytes_max * len(own_events) // own_events.nbytes)
     pieces = (own_events.slice(at, rows_max) for at in range(0, len(own_events), rows_max))
     encoded = (data_and_part for piece in pieces for data_and_part in encode_parts(piece, events))
@@ -227,7 +227,7 @@ def _read_events(scan: Scan, events: CollectionSchema, reader: PartReader, own_e
 def _read_present_rows(
     ready: Prepared, schema: CollectionSchema, lookup: Lookup | None, reader: PartReader
 ) -> pa.Table:
-    """Return the rows that the keys of events hold."""
+    """Return the present rows of the events' keys."""
     if lookup is None:
         return schema.arrow.empty_table()
     requested = Wanted(len(ready.keys), SortedKeys(ready.keys))
@@ -242,8 +242,8 @@ def _find_floor(
 ) -> pa.Scalar | None:
     """Return a lower bound of the ordering column for all pending and future events from start on.
 
-    None without a late bound, or if such an event may have NULL there. Cost: the ordering column of pending parts with
-    such times.
+    None without a late bound, or if an event may have NULL there. Cost: reading the ordering column of pending parts
+    with such times.
     """
     if contents.late_bound in (None, WATERMARK_OF_NULL) or form.groups:
         return None  # Tombstones keep the orders of groups, which the late bound does not limit.
@@ -298,7 +298,7 @@ class Purging:
     ) -> Purged | None:
         """Return the tombstones to retract with a resolution up to end, if a search is due.
 
-        Memory: a slice of the snapshot, and a sixteenth of the budget for tombstones; others are left for later.
+        Memory: a slice of the snapshot, and a sixteenth of the budget for tombstones; a later search finds the others.
         """
         schema = attach_versions(schema, contents)
         form, lower = load_form(contents, schema), contents.resolved

@@ -2,8 +2,8 @@
 
 The sampled keys in a part's descriptor, and then the statistics in its footer (`GroupBounds`), select row groups. Their
 keys are decoded, and one search finds all requested keys (`persist.codecs.order.search`). Then the other columns are
-decoded, of row groups with a requested key. Both stay decoded in the client's cache (`DecodedRows`), so a repeated key
-costs one search for each part. Parts without sampled keys (nested or very long ones) are read as a whole.
+decoded, of row groups with a requested key. Keys and columns stay decoded in the client's cache (`DecodedRows`), so a
+repeated key costs one search for each part. Parts without sampled keys (nested or very long ones) are read as a whole.
 
 Bloom filters and page indexes do not help: pyarrow writes them, but cannot search in them. In a file sorted by key,
 statistics are nearly as exact. Most of a first look-up is the decoding of one row group.
@@ -49,21 +49,21 @@ class Wanted:
 
     @classmethod
     def of(cls, table: pa.Table, schema: CollectionSchema) -> "Wanted":
-        """Return what `find_distinct_keys` has made, for a collection of this schema."""
+        """Convert the result of `find_distinct_keys` for a collection of a schema."""
         names = list(schema.key_names)
         return cls(len(table), SortedKeys(table.select(names)) if names else None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A part, or several that are read as one, and what to read of it.
+    """A part, or several tiny parts that are read as one, and the columns to read.
 
     Attributes:
         columns: the columns to read besides the key columns.
         fields: of the key columns, then of the others.
-        types: names the reading of these bytes; see `CollectionSchema.reading`.
+        types: the cache key of the column types; see `CollectionSchema.reading`.
         sign: the factor for the diffs of its updates.
-        diff: of all its rows, with the sign; None if a column has different ones.
+        diff: the common diff of all its rows, with the sign; None if they differ.
         is_keyframe: whether its records are distinct.
         cuts_time: whether some of its updates may be at times that are not requested.
     """
@@ -85,7 +85,7 @@ class Lookup:
     """Finds the rows of a scan with certain keys; prepared once, for any number of look-ups."""
 
     def __init__(self, scan: Scan, *, keeps_time: bool = False) -> None:
-        """Prepare look-ups in a scan; keeps_time is needed for `updates`."""
+        """Prepare look-ups in a scan; `read_updates` needs keeps_time."""
         assert scan.keys.is_all, "a slice of the key space would have to be cut out"
         self.scan = scan
         self._keeps_time = keeps_time
@@ -126,15 +126,14 @@ class Lookup:
         return PartRows(source.parts, self.scan.schema, source.types, source.columns, source.fields, reader)
 
     def to_lookup_keys(self, keys: Any) -> Wanted:
-        """Return keys as the other methods take them; see `find_distinct_keys`."""
+        """Convert keys for the other methods; see `find_distinct_keys`."""
         return Wanted.of(find_distinct_keys(keys, self.scan.schema), self.scan.schema)
 
     def record(self, keys: list[Any], reader: PartReader) -> list[tuple[Any, Any]] | None:
-        """Return the records of a single key, as `iterate_rows` yields them; None to use `read_contents` instead.
+        """Return the record of a single key without a table; None to use `read_contents` instead.
 
-        None if something must be read, or if there is more than one record, or one with a multiplicity. Rows become
-        Python values without a table. 1,000 reads of 360,000 keys with a tail of three parts take 54 µs each, and 160
-        without this method.
+        None if something must be read, or if there are several records, or one of multiplicity above 1. 1,000 reads of
+        360,000 keys with a tail of three parts take 54 µs each, and 160 without this method.
         """
         if not self._has_plain_rows or len(keys) != 1 or reader.spilled is not None:
             return None
@@ -170,14 +169,14 @@ class Lookup:
             return None
 
     def read_contents(self, request: Wanted, form: str, reader: PartReader) -> pa.Table:
-        """Return `_contents` with the types of the scan's results."""
+        """Return the contents of requested keys with the types of the scan's results; see `_read_contents`."""
         return self.scan.cast_to_result(self._read_contents(request, form, reader))
 
     def _read_contents(self, request: Wanted, form: str, reader: PartReader) -> pa.Table:
-        """Return the scan's columns of the records with a requested key, and `_diff`, consolidated by these columns.
+        """Return the scan's columns and `_diff` of the records with a requested key, consolidated.
 
-        In form "rows", `_diff` may be missing if it is 1 in all rows; then equal records stay apart. Rows are in the
-        order of keys if all key columns are among the columns.
+        In form "rows", `_diff` may be missing if it is 1 in all rows; then equal records are separate rows. Rows are in
+        the order of keys if all key columns are among the columns.
         """
         scan = self.scan
         columns, keys = list(scan.columns), scan.schema.key_names
@@ -200,13 +199,13 @@ class Lookup:
         return consolidate(updates, by).select([*columns, "_diff"])
 
     def read_updates(self, request: Wanted, reader: PartReader) -> pa.Table:
-        """Return the updates with a requested key of a scan of changes: its columns, `_time`, `_diff`, consolidated."""
+        """Return the consolidated updates with a requested key of a scan of changes, with `_time` and `_diff`."""
         assert self._keeps_time
         columns = [*self.scan.columns, "_time", "_diff"]
         return self.scan.cast_to_result(consolidate(self._join_sources(columns, request, reader), columns[:-1]))
 
     def read_terms(self, request: Wanted, reader: PartReader) -> pa.Table:
-        """Return rows with a requested key: the scan's columns and `_diff`, which add up to its records."""
+        """Return rows with a requested key and `_diff`, not consolidated."""
         return self.scan.cast_to_result(self._join_sources([*self.scan.columns, "_diff"], request, reader))
 
     def _join_sources(self, columns: list[str], request: Wanted, reader: PartReader) -> pa.Table:
@@ -216,7 +215,7 @@ class Lookup:
         return pa.concat_tables([self.scan.empty(columns), *tables])
 
     def _read_updates(self, request: Wanted, reader: PartReader) -> list[Found]:
-        """Return the updates with a requested key by part, first of the parts in memory."""
+        """Return the updates with a requested key by part; those of cached parts first."""
         updates: list[Found] = []
         cold: list[tuple[_Source, PartRows]] = []
         for source in self._sources if request.rows else ():
@@ -257,7 +256,7 @@ def _decode_dictionary(values: pa.Array) -> pa.Array:
 def _has_comparable_values(schema: CollectionSchema) -> bool:
     """Return whether equality in Python is equality of values, and the values need no conversion.
 
-    Times with a zone compare by its clocks, which show the same twice when they are put back.
+    Times with a zone are excluded: Python compares their local times, which repeat when clocks are put back.
     """
     kinds = schema.types[len(schema.key_names) :]
     has_zones = any(pat.is_timestamp(kind) and kind.tz is not None for kind in kinds)

@@ -1,14 +1,14 @@
 """Bulk look-ups: the updates of a scan with some values in any of its columns, for thousands of keys at a time.
 
-Arrow has to decode all values of a column in a row group, so what counts is how many columns of how many row groups
-are decoded:
+Arrow decodes all values of a column in a row group, so the cost is the number of columns and row groups that are
+decoded:
 
     row groups     that cannot hold a key are left out, if the first key column is among the columns of the keys
     columns        of the keys are decoded one by one, of row groups of which some rows may still be requested
     other columns  are decoded of row groups with such rows, and only these rows are kept
 
 Each row group is verified once, before any of it is decoded. Several are decoded together, because each call of Arrow
-costs. Nothing is cached: memory that is decoded to again costs no page faults, which took a third of the time.
+costs. Nothing is cached: reused memory costs no page faults, which took a third of the time.
 
 Measured with six columns and the keys of 1,500 orders, seconds of CPU: of six million lines 0.46 here, 0.24 by Polars
 and 0.2 by DuckDB; of 600,000 lines 0.04, 0.03 and 0.03. `docs/inside/views.md` explains why Arrow stays.
@@ -28,7 +28,7 @@ import pyarrow.types as pat
 from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
-from persist.codecs.part.index import OpenGroups
+from persist.codecs.part.decoding import OpenFile, Request
 from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import is_text
 from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, decode_dictionaries
@@ -49,9 +49,9 @@ def estimate_matching(scan: Scan, keys: pa.Table) -> int:
 
 
 def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa.Table]:
-    """Yield updates of a scan, among them all with one of some keys.
+    """Yield updates of a scan that include all updates with one of some keys.
 
-    The caller drops others that may be among them. Memory: the result, and a few row groups for each thread.
+    The caller drops the others. Memory: the result, and a few row groups for each thread.
 
     Args:
         scan: of all keys, without a filter.
@@ -94,7 +94,7 @@ def _list_tests(keys: pa.Table, scan: Scan) -> list[tuple[str, pa.Array]]:
 
 
 def _is_comparable(kind: pa.DataType) -> bool:
-    """Return whether equal keys of a type are equal for Arrow; floats are not."""
+    """Return whether Arrow finds equal keys of a type equal; not for floats."""
     is_time = pat.is_date(kind) or pat.is_timestamp(kind)
     return bool(pat.is_integer(kind) or pat.is_boolean(kind) or is_time or is_text(kind))
 
@@ -118,7 +118,7 @@ def _estimate_part_bytes(part: Part, scan: Scan, first: SortedKeys) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Row groups of a part, or, without any, all of it. `is_base`: whether the part is of the keyframe."""
+    """Row groups of a part, or the whole part without groups. `is_base`: the part belongs to the keyframe."""
 
     part: Part
     is_base: bool
@@ -130,8 +130,8 @@ class _Search:
     """One look-up.
 
     Attributes:
-        tests: columns, and the values of which a requested row has one.
-        first: requested values of the first key column; None if that may have any.
+        tests: columns, and the requested values of each.
+        first: requested values of the first key column; None for any value.
     """
 
     scan: Scan
@@ -180,13 +180,14 @@ class _Search:
         return negate_diffs(table) if scan.sign < 0 and not piece.is_base else table
 
     def _read_part(self, part: Part, columns: list[str]) -> pa.Table:
-        table = self.reader.table(part, self.scan.schema, columns)
+        table = self.reader.table(part, Request(self.scan.schema, columns))
         for name, values in self.tests:
             table = table.filter(pc.is_in(table[name], values))
         return table
 
     def _read_groups(self, part: Part, groups: Sequence[int], columns: list[str]) -> pa.Table:
-        """Return columns of the rows of row groups; others than those of keys are decoded if a group has a key."""
+        """Return columns of the requested rows of row groups; non-key columns are decoded only if there are such
+        rows."""
         schema, tested = self.scan.schema.arrow, [name for name, _ in self.tests]
         fields = pa.schema([schema.field(name) for name in columns])
         other_names = [name for name in columns if name not in tested]
@@ -205,10 +206,9 @@ class _Search:
                 tables.append(_join_columns([keys, *other_columns], fields))
         return pa.concat_tables(tables)
 
-    def _find_requested(self, file: OpenGroups, groups: Sequence[int]) -> tuple[pa.Table, Rows | None]:
-        """Return the key columns of the rows that may be requested of row groups, and these rows, ascending.
-
-        The rows are None for all of them, without key columns. If there is none, columns are missing.
+    def _find_requested(self, file: OpenFile, groups: Sequence[int]) -> tuple[pa.Table, Rows | None]:
+        """Return the key columns of the possibly requested rows of row groups, and these rows, ascending. Rows of None
+        mean all rows, without key columns. If no row is requested, columns may be missing.
         """
         keys: dict[str, pa.ChunkedArray] = {}
         rows: Rows | None = None

@@ -4,14 +4,14 @@
   footer's statistics of the first key field select them nearly exactly (`GroupBounds`). All requested keys are compared
   with all bounds at once. Parts without either (nested or very long keys) may hold any key anywhere.
 - **Decoding** (`PartRows`). Keys come first, and other columns only of row groups with a requested key. Both are cached
-  apart, because snapshots of other columns share the keys. They are cached by row group, or as a block of these if all
-  of it was requested at a time. The bytes that were fetched for the keys serve the other columns.
+  separately, because snapshots of other columns share the keys. They are cached by row group, or by block of groups if
+  a whole block was requested at once. The other columns use the bytes that were fetched for the keys.
 - **Tiny parts** are joined and cached as one, because each search takes a tenth of a millisecond. New parts come at the
   end of the history, so all groups but the last one stay the same until a compaction. With 60 parts of 20 rows, `get`
   of one key takes 0.08 ms, and 0.54 ms with a search for each part.
-- **Threads.** Several threads of the client decode parts. Threads of Arrow besides would double the CPU time.
-- **Dictionaries.** Texts that are dictionaries in the file stay so until rows are taken: Arrow takes seven times as
-  long to decode them.
+- **Threads.** Several threads of the client decode parts. Additional threads of Arrow would double the CPU time.
+- **Dictionaries.** Texts that are dictionaries in the file stay dictionaries until rows are selected: Arrow takes seven
+  times as long to decode them.
 - **Files.** With a cache folder, large pieces go to mapped files (`SpilledRows`), and only others stay in memory. Rows
   of a file are checked before they are used.
 """
@@ -30,6 +30,7 @@ import pyarrow.types as pat
 from persist.codecs.order.arrays import make_int64_array
 from persist.codecs.order.ordering import sort_indices
 from persist.codecs.order.search import NO_ROWS, SortedKeys, make_empty_batch
+from persist.codecs.part.decoding import Request
 from persist.codecs.part.index import PartIndex
 from persist.codecs.part.key_range import load_comparable_keys
 from persist.codecs.part.part import Part, choose_sample_rows
@@ -94,7 +95,7 @@ class GroupBounds:
     Attributes:
         firsts: the first row of each group, then the number of all rows.
         group_count_max: of a block.
-        leasts, greatests: of the first key field by group, ascending; None if a group has none.
+        leasts, greatests: of the first key field by group, ascending; None if a group has no bounds.
     """
 
     firsts: Numbers
@@ -129,7 +130,7 @@ class GroupBounds:
         return cls(firsts, count, _make_limits(leasts, kind), _make_limits(greatests, kind))
 
     def is_exact(self, requested_keys: SortedKeys) -> bool:
-        """Whether the first field is the whole key: then its limits are more exact than samples."""
+        """Return whether the first field is the whole key, so that its bounds are more exact than samples."""
         return self.leasts is not None and requested_keys.batch.num_columns == 1
 
     def find_groups(self, samples: KeySamples | None, requested_keys: SortedKeys) -> Numbers:
@@ -184,8 +185,8 @@ class PartRows:
     """The rows of one part, or of several tiny ones that are joined, for one look-up.
 
     Args:
-        parts: several if the collection has key columns.
-        types: the version of a single part, and `CollectionSchema.reading`.
+        parts: several only if the collection has key columns.
+        types: for the cache: the version of a single part, and `CollectionSchema.reading`.
         columns: the requested columns besides the key columns.
         fields: of the key columns, then of the others.
     """
@@ -223,7 +224,7 @@ class PartRows:
         return requested_keys is None or samples is None or samples.may_hold(requested_keys)
 
     def are_in_memory(self, requested_keys: SortedKeys | None) -> bool:
-        """Return whether `with_keys` probably needs no request; nothing is searched for that."""
+        """Return whether `with_keys` probably needs no request, without a search."""
         if self._is_joined and all(part.inline for part in self._parts):
             return True
         if not self._is_small and self._reader.get_cached_index(self._part) is None:
@@ -237,7 +238,7 @@ class PartRows:
         )
 
     def find_hits_in_memory(self, requested_keys: SortedKeys) -> list[Hits] | None:
-        """Return the positions of the rows with a requested key; None if something must be read for that."""
+        """Return the positions of the rows with a requested key; None if this needs a read."""
         if not self._is_small and self._reader.decoded.peek(self._bounds_name) is None:
             return None
         hits: list[Hits] = []
@@ -332,20 +333,20 @@ class PartRows:
         return self._selected[1]
 
     def _select_touched(self, rows: Numbers, groups: Sequence[int]) -> Sequence[int]:
-        """Return the row groups, among these, that some rows are in."""
+        """Return those of some row groups that contain some rows."""
         if len(groups) < 2:
             return groups
         touched: list[int] = np.unique(self._load_bounds().firsts.searchsorted(rows, "right") - 1).tolist()
         return touched
 
     def _list_spans(self, columns: tuple[str, ...], block: Span, groups: Sequence[int]) -> list[Span]:
-        """Return what is cached as one: a block of which all was requested at a time, or single row groups."""
+        """Return the units of the cache: a whole block if all of it is requested, else single row groups."""
         if len(groups) == block[1] - block[0] or block == WHOLE or self._is_in_memory(columns, block):
             return [block]
         return [(group, group + 1) for group in groups]
 
     def _get_cached(self, columns: tuple[str, ...], block: Span, groups: Sequence[int]) -> Pieces | None:
-        """Return columns of row groups of a block from memory; None if some are not there."""
+        """Return columns of row groups of a block from memory; None if some are missing."""
         pieces: Pieces = []
         for span in self._list_spans(columns, block, groups):
             piece = self._reader.decoded.get(self._name(columns, span))
@@ -397,7 +398,7 @@ class PartRows:
     def _load_whole(self, columns: tuple[str, ...]) -> Piece:
         """Return columns of all rows of small parts, which are sorted by key."""
         names = [*self._keys, *self._columns]
-        table = pa.concat_tables([self._reader.table(part, self._schema, names) for part in self._parts])
+        table = pa.concat_tables([self._reader.table(part, Request(self._schema, names)) for part in self._parts])
         if self._is_joined:  # Sorting is stable, so rows with equal keys stay in the order of their parts.
             table = table.take(sort_indices(table, [*self._keys]))
         kinds = [kind for kind in (self._keys, self._columns) if kind]
@@ -406,12 +407,11 @@ class PartRows:
     def _read_groups(self, columns: tuple[str, ...], run: list[int], fetched: Fetched) -> pa.Table:
         """Return columns of consecutive row groups. Cost: one GET of a range, unless they were fetched."""
         coded = () if columns == self._keys else self._list_dictionary_columns()
+        request = Request(self._schema, columns, coded=coded)
         for groups, data in fetched:
             if groups[0] <= run[0] and run[-1] <= groups[-1]:
-                return self._reader.decode_groups(
-                    self._part, self._schema, groups, run, data, columns, coded=coded, use_threads=False
-                )
-        table, data = self._reader.fetch_groups(self._part, self._schema, run, columns, coded=coded, use_threads=False)
+                return self._reader.decode_groups(self._part, groups, run, data, request, use_threads=False)
+        table, data = self._reader.fetch_groups(self._part, run, request, use_threads=False)
         fetched.append((run, data))
         return table
 
@@ -487,7 +487,7 @@ def find_places(requested_keys: SortedKeys, part: Part, schema: CollectionSchema
 
 
 def decode_dictionaries(columns: Sequence[pa.ChunkedArray], fields: pa.Schema) -> pa.Table:
-    """Return columns as a table of some fields, with their values in place of dictionaries."""
+    """Return columns as a table with these fields, with dictionaries decoded."""
     plain = [
         column.cast(field.type) if pat.is_dictionary(column.type) else column
         for field, column in zip(fields, columns, strict=True)
@@ -510,7 +510,7 @@ def _find_rows(keys: Pieces, requested_keys: SortedKeys) -> Numbers:
 
 
 def _take_rows(pieces: Pieces, rows: Numbers) -> pa.Table:
-    """Return some rows of the part, ascending, all of which are in these pieces."""
+    """Return ascending rows of the part from pieces that contain them."""
     cuts = [0, *rows.searchsorted([start for start, _ in pieces[1:]]).tolist(), len(rows)]
     taken = [
         _batch(piece).take(make_int64_array(rows[first:end] - start))

@@ -23,13 +23,13 @@ def find_distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
     """Return distinct keys in order: the key columns alone.
 
     Args:
-        keys: an iterable of keys as `Collection.write` takes them, or Arrow data with exactly the key columns.
+        keys: an iterable of keys in the form of `Collection.write`, or Arrow data with exactly the key columns.
         schema: of the collection.
 
     Raises:
         InvalidUsage: a key has another shape, or a field cannot hold its value; the message names its index.
         SchemaMismatch: the columns are not the key columns.
-        CodecMismatch: keys go through a codec that is not known here.
+        CodecMismatch: keys need a codec that this process does not have.
     """
     schema = schema.compute_once(make_key_schema)
     arrow = None if type(keys) is list else convert_arrow_keys(keys, schema.key_names)

@@ -1,14 +1,14 @@
 """Caches of parts for later reads: footers, decoded rows, leftovers of slices, and mapped files.
 
-- Cached values have the checksums of parts as names, and rows also the schema that they are read with: equal bytes mean
-  different columns in other collections and versions. Parts never change, so cached values are never stale.
+- Cached values have the checksums of parts as keys; for rows, the schema is also part of the key, because equal bytes
+  mean different columns in other collections and versions. Parts never change, so cached values are never stale.
 - In memory, footers and rows share the room of the client's `Cache`, and leftovers have a share of the budget.
-- With a cache folder, look-ups write decoded rows to files there (`SpilledRows`) and map them. All processes that name
-  the folder share them, and later ones find them. Their memory is the page cache. The name of a file has the location,
+- With a cache folder, look-ups write decoded rows to files there (`SpilledRows`) and map them. All processes with this
+  folder share them, and later processes find them. Their memory is the page cache. The name of a file has the location,
   the part's checksum, the rows, the columns and their types, so no file changes. A damaged or foreign file is removed,
   and its rows are decoded again.
-- A mapped file stays readable after it was removed, and keeps its space on the disk. So the room also bounds how much
-  one client keeps mapped.
+- A mapped file stays readable after it was removed, and keeps its space on the disk. So the limit of the folder also
+  bounds the files that one client keeps mapped.
 """
 
 import os
@@ -22,7 +22,6 @@ from stat import S_ISREG
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from persist.blob.errors import MissingBlob
@@ -33,6 +32,7 @@ from persist.blob.protocol import Blob
 from persist.blob.threads import Clock
 from persist.codecs.order.arrays import copy_table
 from persist.codecs.order.search import SortedKeys
+from persist.codecs.part.decoding import Request
 from persist.codecs.part.index import PartIndex, read_index
 from persist.codecs.part.mapped import MappedRows, Rows, encode_mapped_file
 from persist.codecs.part.part import Part
@@ -56,7 +56,7 @@ DecodedRows = Kind[Hashable, Sized]
 
 
 def make_decoded_rows_kind(cache: Cache) -> DecodedRows:
-    """Return the kind of rows that point reads decode, for all readers of one client."""
+    """Return the cache of rows that point reads decode, for all readers of one client."""
     return cache.add_kind(lambda rows: ENTRY_BYTES + rows.nbytes)
 
 
@@ -99,34 +99,33 @@ class PartCaches:
 
     @classmethod
     def passing(cls) -> "PartCaches":
-        """Return caches for parts that will be replaced, such as by compaction: the last ones read are kept."""
+        """Return small caches for parts that will be replaced, such as in a compaction."""
         return cls(Cache(PASSING_BYTES, is_lru=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The end of one slice of a part and the begin of the next, and the reads of both.
+    """The cut between two slices of a part, and the arguments of their reads.
 
     Attributes:
-        filter: compared by identity: expressions can be neither hashed nor compared.
+        request: its filter is compared by identity: expressions can be neither hashed nor compared.
         bound: the first key of the next slice.
     """
 
     part: Part
-    schema: CollectionSchema
-    columns: tuple[str, ...]
-    filter: pc.Expression | None
+    request: Request
     bound: Any
 
     @property
     def name(self) -> Hashable:
-        """Equal for equal reads of equal bytes. Two parts of equal bytes may have other versions or schemas."""
-        part = self.part
-        return part.rows_id, part.schema, self.schema.reading, self.columns, id(self.filter), str(self.bound)
+        """A cache key: equal for equal reads of equal bytes. Equal bytes may have different versions or schemas."""
+        part, request = self.part, self.request
+        reading, columns = request.schema.reading, tuple(request.columns)
+        return part.rows_id, part.schema, reading, columns, id(request.filter), str(self.bound)
 
 
 class SliceLeftovers:
-    """Decoded rows that one slice of the key space leaves to the next."""
+    """Rows that were decoded for one slice of the key space and belong to the next."""
 
     def __init__(self, bytes_max: int) -> None:
         # With the cuts: as long as a filter is kept, no other has its id.
@@ -149,10 +148,10 @@ class SliceLeftovers:
 
 
 def fetch_checked(blob: Blob, part: Part, check: Callable[[bytes], T], within: tuple[int, int] | None = None) -> T:
-    """Return check of a part's blob or of a range of it, fetched once more if a cache may have spoiled it.
+    """Fetch a part's blob, or a range of it, and return check's result; fetch again if a cache may have damaged it.
 
     Raises:
-        MissingBlob: the blob is not there.
+        MissingBlob: the blob does not exist.
         CorruptBlob: from check.
     """
     if within is None:
@@ -172,7 +171,7 @@ DAMAGED = (ValueError, pa.ArrowException, OSError, struct.error, IndexError)
 
 
 class SpilledRows:
-    """The files of one location in a cache folder; safe to use from many threads. No method raises because of the disk.
+    """The files of one location in a cache folder; safe to use from many threads. Disk errors are never raised.
 
     Attributes:
         room: bounds the folder.
@@ -190,7 +189,7 @@ class SpilledRows:
         self.corrupt = self.hits = 0
 
     def get(self, name: str, schema: pa.Schema, rows: int, touched: Rows | None) -> pa.RecordBatch | None:
-        """Return the rows of a name; None if they are not there, or damaged.
+        """Return the rows of a name; None if they are missing or damaged.
 
         Args:
             schema, rows: their columns and number.
@@ -209,7 +208,7 @@ class SpilledRows:
         return piece.rows.batch
 
     def load_keys(self, name: str, schema: pa.Schema, rows: int) -> SortedKeys | None:
-        """Return the rows as keys to search in, made once while they are mapped."""
+        """Return the rows as sorted keys for searches, computed once while they are mapped."""
         batch = self.get(name, schema, rows, None)
         if batch is None:
             return None
@@ -232,7 +231,7 @@ class SpilledRows:
         return self.room.write_file(self._path(name), encode_mapped_file(batch, self._make_full_key(name)))
 
     def counts(self) -> dict[str, int]:
-        """Return counts of the files; the room's counts include all that this client wrote there."""
+        """Return counters of the files, and those of the folder's limit."""
         room, mapped = self.room, self._mapped.bytes
         counts = {"hits": self.hits, "corrupt": self.corrupt, "evictions": room.evictions}
         return counts | {"disk_errors": room.disk_errors, "mapped_bytes": mapped, "folder_bytes": room.bytes}

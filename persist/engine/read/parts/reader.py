@@ -1,4 +1,4 @@
-"""Rows of parts: fetched, verified, decoded, and cut to a range of keys; and the claim that keeps their blobs there.
+"""Reads the rows of parts: fetches, verifies, decodes and cuts them to a range of keys, under a claim on their blobs.
 
 A small part, or one that is mostly requested, is fetched whole. Otherwise its footer is fetched first, which has the
 positions of its row groups, then the row groups that may hold requested rows (`persist.codecs.part.index`). Each is
@@ -27,9 +27,9 @@ from persist.blob.lru import Cache
 from persist.blob.protocol import Blob
 from persist.blob.threads import Pool
 from persist.codecs.order.arrays import copy_table
-from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.decoding import OpenFile, Request, decode_part
 from persist.codecs.part.filters import select_matching_ranges
-from persist.codecs.part.index import OpenGroups, PartIndex, decode_groups
+from persist.codecs.part.index import PartIndex, decode_groups, open_groups
 from persist.codecs.part.key_range import KeyRange, load_comparable_keys
 from persist.codecs.part.lending import release_freed
 from persist.codecs.part.part import Part
@@ -51,11 +51,11 @@ class PartReader:
     """Reads parts for one read or many, from any thread.
 
     Args:
-        blob: where they are.
+        blob: the store of the parts.
         executor: decodes several parts at a time; None for one after the other.
         caches: of footers and of rows of point reads, shared with other readers; None for its own.
         memory_budget: of a read; see `Settings.memory_budget`.
-        spilled: files of large rows of point reads; None for none.
+        spilled: files of large rows of point reads, or None.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PartReader:
 
     @cached_property
     def pool(self) -> Executor:
-        """The threads that read and merge ahead."""
+        """The executor that reads and merges ahead."""
         return self._executor or Pool(1, "persist-read")
 
     @cached_property
@@ -83,7 +83,7 @@ class PartReader:
         return SliceLeftovers(self._compute_share(4))  # Made at first use: a point read has none.
 
     def with_leftovers(self, bytes_max: int) -> "PartReader":
-        """Return a reader for another read, with so much room for leftovers of its slices.
+        """Return a reader for another read, with bytes_max for leftovers of its slices.
 
         Each slice of many overlapping parts cuts a row group of each part. Without room for these, most of them are
         decoded again for each slice.
@@ -94,25 +94,25 @@ class PartReader:
 
     @property
     def slice_bytes(self) -> int:
-        """The decoded size of one slice: it is merged within the budget while the next one is read."""
+        """The decoded size of one slice, so that merging it and reading the next one fit the budget."""
         return self._compute_share(5)
 
     @property
     def changes_slice_bytes(self) -> int:
-        """The same for updates in the order of times: all are sorted, and the caller still has the last slice."""
+        """The size of a slice of updates in time order, which are sorted while the caller still has the last slice."""
         return max(1, self.slice_bytes // 2)
 
     @property
     def rewrite_slice_bytes(self) -> int:
-        """The same if the merged slice is also encoded: merging takes about four times a slice."""
+        """The size of a slice that is also encoded again: merging takes about four times a slice."""
         return max(1, self.memory_budget // (11 if self._is_tight else 8))
 
     @property
     def _is_tight(self) -> bool:
-        """Whether the budget is below the default. Then memory counts more than time.
+        """Whether the budget is below the default, so that memory matters more than time.
 
-        The caller decodes large pieces itself, without Arrow's threads: mimalloc keeps what a thread has allocated and
-        another one has freed.
+        Then the caller decodes large pieces itself, without Arrow's threads: mimalloc keeps memory that one thread has
+        allocated and another has freed.
         """
         return self.memory_budget < MEMORY_BUDGET
 
@@ -130,12 +130,12 @@ class PartReader:
         keys: KeyRange = ALL_KEYS,
         coded: Sequence[str] = (),
     ) -> Iterator[tuple[Part, pa.Table]]:
-        """Yield the rows of each part whose keys are inside, in the order of parts; see `table`.
+        """Yield the rows of each part within a range of keys, in the order of parts; see `table`.
 
         A part that would take more than an eighth of the budget comes in several tables. Columns of strings or bytes
         that coded names may come as dictionaries.
         """
-        room = self._compute_share(4)
+        room, request = self._compute_share(4), Request(schema, columns, filter, coded)
 
         def pieces() -> Iterator[_PartSection]:
             for part in parts:
@@ -144,150 +144,108 @@ class PartReader:
                     yield _PartSection(part, size + part.bytes, None)
                     continue
                 groups = self.index(part, schema).list_groups_within(*keys.bracket_rows(part, schema))
-                matching = self._select_matching_groups(part, schema, filter)
-                groups_read = groups if matching is None else [group for group in groups if group in matching]
+                groups_read = groups
+                if filter is not None and part.make_lift(schema) is None:
+                    matching = {*self.index(part, schema).list_matching_groups(filter)}
+                    groups_read = [group for group in groups if group in matching]
                 for batch in self._cut_row_groups(part, schema, groups_read, room // 4):
                     yield _PartSection(part, size * len(batch) // len(groups), batch)
 
         def read(piece: _PartSection) -> pa.Table:
             if piece.groups is None:
-                return self.table(piece.part, schema, columns, filter=filter, keys=keys, coded=coded)
-            return self._select_rows_inside(piece.part, schema, piece.groups, columns, filter, keys, coded)
+                return self.table(piece.part, request, keys)
+            return self._select_rows_inside(piece.part, piece.groups, request, keys)
 
         if self._executor is None:
             return ((piece.part, read(piece)) for piece in pieces())
         alone_bytes = WHOLE_BYTES_MAX if self._is_tight else sys.maxsize
         return _read_in_order(self._executor, read, pieces(), room, self._compute_share(1), alone_bytes)
 
-    def table(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        columns: Sequence[str],
-        *,
-        filter: pc.Expression | None = None,
-        keys: KeyRange = ALL_KEYS,
-        coded: Sequence[str] = (),
-    ) -> pa.Table:
-        """Return those columns of a part's rows whose keys are inside and which pass filter.
+    def table(self, part: Part, request: Request, keys: KeyRange = ALL_KEYS) -> pa.Table:
+        """Return the requested rows of a part whose keys are inside.
 
         Raises:
             CorruptBlob: the part is missing, or differs from its descriptor.
             InvalidUsage: the filter does not fit the columns, or the budget is too small for a row group.
         """
-        if keys.is_all or keys.covers(part, schema):
-            if part.inline:
-                return decode_part(part.inline, part, schema, columns=columns, filter=filter)
-            matching = self._select_few_matching_groups(part, schema, filter)
-            if matching is not None:
-                batches = self._cut_row_groups(part, schema, [*matching], part.memory)
-                tables = [self.groups(part, schema, batch, columns, filter=filter) for batch in batches]
-                return pa.concat_tables([_make_empty_rows(schema, columns), *tables])
+        if not (keys.is_all or keys.covers(part, request.schema)):
+            return self._cut_rows(part, request, keys)
+        schema, columns, filter, coded = request.schema, request.columns, request.filter, request.coded
+        if part.inline:
+            return decode_part(part.inline, part, schema, columns=columns, filter=filter)
+        matching = self._select_few_matching_groups(part, schema, filter)
+        if matching is not None:
+            batches = self._cut_row_groups(part, schema, [*matching], part.memory)
+            request = Request(schema, columns, filter)
+            tables = [self.fetch_groups(part, batch, request)[0] for batch in batches]
+            return pa.concat_tables([_make_empty_rows(schema, columns), *tables])
 
-            def decoded(data: bytes) -> pa.Table:
-                threads = not self._is_tight
-                return decode_part(data, part, schema, columns=columns, filter=filter, use_threads=threads, coded=coded)
+        def decoded(data: bytes) -> pa.Table:
+            threads = not self._is_tight
+            return decode_part(data, part, schema, columns=columns, filter=filter, use_threads=threads, coded=coded)
 
-            return fetch_checked(self.blob, part, decoded)
-        return self._cut_rows(part, schema, columns, filter, keys)
+        return fetch_checked(self.blob, part, decoded)
 
-    def _cut_rows(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        columns: Sequence[str],
-        filter: pc.Expression | None,
-        keys: KeyRange,
-    ) -> pa.Table:
-        """Return the rows of a part that are inside, from where the last slice ended."""
+    def _cut_rows(self, part: Part, request: Request, keys: KeyRange) -> pa.Table:
+        """Return the rows of a part within a range of keys, from where the last slice ended."""
+        schema, columns = request.schema, request.columns
         names = (*columns, *(name for name in schema.key_names if name not in columns))
+        with_keys = Request(schema, names, request.filter)
         start, end = keys.bracket_rows(part, schema)
-        leftover = self._leftovers.take(Cut(part, schema, names, filter, keys.lower))
+        leftover = self._leftovers.take(Cut(part, with_keys, keys.lower))
         if leftover is None:
-            table, following = self._decode_rows(part, schema, names, filter, start, end)
+            table, following = self._decode_rows(part, with_keys, start, end)
             first, last = keys.find_rows(table, schema)
         else:
             table, following = leftover
             if following < end:
-                more, following = self._decode_rows(part, schema, names, filter, following, end)
+                more, following = self._decode_rows(part, with_keys, following, end)
                 table = pa.concat_tables([table, more])
             first, last = 0, keys.find_end(table, schema)
         if keys.upper is not None and (last < len(table) or following < part.rows):
-            self._leftovers.keep(Cut(part, schema, names, filter, keys.upper), table.slice(last), following)
+            self._leftovers.keep(Cut(part, with_keys, keys.upper), table.slice(last), following)
         return _slice_or_copy(table.select(list(columns)), first, last)
 
-    def _decode_rows(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        names: Sequence[str],
-        filter: pc.Expression | None,
-        start: int,
-        end: int,
-    ) -> tuple[pa.Table, int]:
+    def _decode_rows(self, part: Part, request: Request, start: int, end: int) -> tuple[pa.Table, int]:
         """Return the row groups of the rows from start to end, and the row after these groups."""
         if part.inline or part.footer is None:
-            return self.table(part, schema, names, filter=filter), part.rows
+            return self.table(part, request), part.rows
         if part.bytes <= WHOLE_BYTES_MAX and self._indexes.get_cached(part) is None:
-            table, groups = self._decode_whole(part, schema, names, filter, start, end)
+            table, groups = self._decode_whole(part, request, start, end)
         else:
-            groups = self.index(part, schema).list_groups_within(start, end)
-            table = self.groups(part, schema, groups, names, filter=filter)
+            groups = self.index(part, request.schema).list_groups_within(start, end)
+            table, _ = self.fetch_groups(part, groups, request)
         if not groups:
             return table, end
-        last = self.index(part, schema).groups[groups[-1]]
+        last = self.index(part, request.schema).groups[groups[-1]]
         return table, last.first_row + last.rows
 
-    def _decode_whole(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        names: Sequence[str],
-        filter: pc.Expression | None,
-        start: int,
-        end: int,
-    ) -> tuple[pa.Table, Sequence[int]]:
+    def _decode_whole(self, part: Part, request: Request, start: int, end: int) -> tuple[pa.Table, Sequence[int]]:
         """Return the row groups of the rows from start to end, and their numbers. Cost: one GET, of the whole part.
 
-        Only these groups are decoded. Otherwise the first slice of very many small parts would hold all of them.
+        Only these groups are decoded, because otherwise the first slice of very many small parts would have all of
+        their rows in memory.
         """
 
         def decoded(data: bytes) -> tuple[pa.Table, Sequence[int]]:
             """Decode the row groups of a whole part that lie in the range."""
-            index = self._indexes.of_whole(data, part, schema)
+            index = self._indexes.of_whole(data, part, request.schema)
             groups = index.list_groups_within(start, end)
             if not groups:
-                return _make_empty_rows(schema, names), groups
+                return _make_empty_rows(request.schema, request.columns), groups
             within = memoryview(data)[index.groups[groups[0]].start : index.groups[groups[-1]].end]
-            return self.decode_groups(part, schema, groups, groups, within, names, filter=filter), groups
+            return self.decode_groups(part, groups, groups, within, request), groups
 
         return fetch_checked(self.blob, part, decoded)
 
-    def _select_rows_inside(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        groups: Sequence[int],
-        columns: Sequence[str],
-        filter: pc.Expression | None,
-        keys: KeyRange,
-        coded: Sequence[str],
-    ) -> pa.Table:
-        """Return the rows of some row groups whose keys are inside."""
-        extra = [] if keys.is_all else [name for name in schema.key_names if name not in columns]
-        table = self.groups(part, schema, groups, [*columns, *extra], filter=filter, coded=coded)
+    def _select_rows_inside(self, part: Part, groups: Sequence[int], request: Request, keys: KeyRange) -> pa.Table:
+        """Return the rows of some row groups within a range of keys."""
         if keys.is_all:
-            return table
-        first, last = keys.find_rows(table, schema)
-        return _slice_or_copy(table.select(list(columns)), first, last)
-
-    def _select_matching_groups(
-        self, part: Part, schema: CollectionSchema, filter: pc.Expression | None
-    ) -> frozenset[int] | None:
-        """Return the row groups that may have a row which passes the filter; None for all."""
-        if filter is None or part.make_lift(schema) is not None:
-            return None
-        return frozenset(self.index(part, schema).list_matching_groups(filter))
+            return self.fetch_groups(part, groups, request)[0]
+        schema, columns = request.schema, request.columns
+        names = [*columns, *(name for name in schema.key_names if name not in columns)]
+        table, _ = self.fetch_groups(part, groups, Request(schema, names, request.filter, request.coded))
+        return _slice_or_copy(table.select(list(columns)), *keys.find_rows(table, schema))
 
     def _select_few_matching_groups(
         self, part: Part, schema: CollectionSchema, filter: pc.Expression | None
@@ -295,7 +253,7 @@ class PartReader:
         """Return the only row groups with rows that may pass the filter; None to fetch the whole part.
 
         The keys in the descriptor show whether the footer is worth a request of its own. Each request for consecutive
-        row groups has to save as much as one takes.
+        row groups has to save as much as a request costs.
         """
         if filter is None or part.footer is None or part.bytes <= WHOLE_BYTES_MAX or part.make_lift(schema) is not None:
             return None
@@ -340,50 +298,30 @@ class PartReader:
         """Return the footer of a part that is a blob."""
         return self._indexes.get(self.blob, part, schema)
 
-    def groups(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        groups: Sequence[int],
-        columns: Sequence[str],
-        *,
-        filter: pc.Expression | None = None,
-        coded: Sequence[str] = (),
-    ) -> pa.Table:
-        """Return some consecutive row groups of a part that is a blob. Cost: one GET of a range."""
-        return self.fetch_groups(part, schema, groups, columns, filter=filter, coded=coded)[0]
-
     def fetch_groups(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        groups: Sequence[int],
-        columns: Sequence[str],
-        *,
-        filter: pc.Expression | None = None,
-        coded: Sequence[str] = (),
-        use_threads: bool = True,
+        self, part: Part, groups: Sequence[int], request: Request, *, use_threads: bool = True
     ) -> tuple[pa.Table, bytes]:
-        """Return the rows of `groups`, and their bytes, for `decode_groups`."""
+        """Return requested rows of some consecutive row groups of a part that is a blob, and the bytes of these groups.
+
+        `decode_groups` takes the bytes. Cost: one GET of a range.
+        """
         if not groups:
-            return _make_empty_rows(schema, columns), b""
+            return _make_empty_rows(request.schema, request.columns), b""
 
         def decoded(data: bytes) -> tuple[pa.Table, bytes]:
-            rows = self.decode_groups(
-                part, schema, groups, groups, data, columns, filter=filter, coded=coded, use_threads=use_threads
-            )
-            return rows, data
+            return self.decode_groups(part, groups, groups, data, request, use_threads=use_threads), data
 
-        return fetch_checked(self.blob, part, decoded, self._find_byte_range(part, schema, groups))
+        return fetch_checked(self.blob, part, decoded, self._find_byte_range(part, request.schema, groups))
 
     def open_groups(
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], coded: Sequence[str] = ()
-    ) -> OpenGroups:
-        """Fetch and verify row groups of a part whose file has this schema. Cost: one GET, also of what is between."""
+    ) -> OpenFile:
+        """Fetch and verify row groups of a part whose file has this schema. Cost: one GET, including gaps between the
+        groups."""
         index = self.index(part, schema)
 
-        def opened(data: bytes) -> OpenGroups:
-            return OpenGroups(_split_groups(index, groups, groups, data), index, part.as_stored, schema, coded)
+        def opened(data: bytes) -> OpenFile:
+            return open_groups(_split_groups(index, groups, groups, data), index, part.as_stored, schema, coded)
 
         return fetch_checked(self.blob, part, opened, self._find_byte_range(part, schema, groups))
 
@@ -401,23 +339,17 @@ class PartReader:
     def decode_groups(
         self,
         part: Part,
-        schema: CollectionSchema,
         groups: Sequence[int],
         wanted: Sequence[int],
         data: bytes | memoryview,
-        columns: Sequence[str],
+        request: Request,
         *,
-        filter: pc.Expression | None = None,
-        coded: Sequence[str] = (),
         use_threads: bool = True,
     ) -> pa.Table:
-        """Return columns of some of consecutive row groups, from the bytes of all of them."""
-        index = self.index(part, schema)
+        """Return requested rows of some of consecutive row groups, from the bytes of all of them."""
+        index = self.index(part, request.schema)
         pieces = _split_groups(index, groups, wanted, data)
-        use_threads = use_threads and not self._is_tight
-        return decode_groups(
-            pieces, index, part, schema, columns=columns, filter=filter, coded=coded, use_threads=use_threads
-        )
+        return decode_groups(pieces, index, part, request, use_threads=use_threads and not self._is_tight)
 
 
 def _split_groups(
@@ -435,14 +367,14 @@ def _make_empty_rows(schema: CollectionSchema, names: Sequence[str]) -> pa.Table
 def _slice_or_copy(table: pa.Table, first: int, end: int) -> pa.Table:
     """Return the rows from first to end; a copy if they are less than half of the decoded ones.
 
-    Otherwise a slice of many parts would keep a row group of each in memory, for a few rows.
+    A plain slice would keep the whole decoded row group in memory for a few rows.
     """
     rows = table.slice(first, end - first)
     return rows if 2 * len(rows) >= len(table) else copy_table(rows)
 
 
 def estimate_memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
-    """Estimate the decoded size of the rows of a part that are inside, in bytes."""
+    """Estimate the decoded size of the rows of a part within a range of keys, in bytes."""
     if keys.is_all:
         return part.memory
     start, end, samples = keys.bracket_samples(part, schema)
@@ -470,12 +402,12 @@ def _read_in_order(
     freed_bytes: int,
     alone_bytes: int,
 ) -> Iterator[tuple[Part, pa.Table]]:
-    """Yield the table of each piece, in order; as many are read ahead as there is room for, one at least.
+    """Yield the table of each piece, in order; read ahead as far as memory allows, at least one piece.
 
     An inline part is in memory and small, so it is decoded by the caller.
 
     Args:
-        freed_bytes: after so many allocated bytes, the allocator returns what this thread has freed.
+        freed_bytes: after so many allocated bytes, the allocator is asked to return freed memory.
         alone_bytes: a piece of at least this size is read by the caller.
     """
     under_way: deque[tuple[_PartSection, Future[pa.Table] | None]] = deque()
@@ -500,7 +432,7 @@ def _read_in_order(
 
 
 def read_ahead(items: Iterator[T], executor: Executor) -> Generator[T, None, None]:
-    """Yield the same items, none of them None, while an executor makes the next one."""
+    """Yield items (never None), while an executor computes the next one."""
     future = executor.submit(next, items, None)
     try:
         while (item := future.result()) is not None:
@@ -516,12 +448,12 @@ def cancel_and_wait(futures: Sequence["Future[T]"]) -> None:
 
 
 class ClaimedRead:
-    """A reader with a claim on the blobs that it reads; each call returns the reader, or raises if the claim is lost.
+    """A reader with a claim on its blobs; calling it returns the reader, or raises if the claim is lost.
 
     Args:
         source: returns the client's reader of parts; raises ClientClosed after its close.
-        claim: released when this is closed, or dropped.
-        is_needed: returns whether the newest state of the collection refers to the blob of a key.
+        claim: released when this is closed or freed.
+        is_needed: tests whether the newest state of the collection refers to a blob.
         name: of the collection, for reports of progress.
     """
 
@@ -542,9 +474,9 @@ class ClaimedRead:
         """Return the reader.
 
         Raises:
-            InvalidUsage: the result was closed.
+            InvalidUsage: the result of the read was closed.
             ClientClosed: its client was closed.
-            LeaseExpired: the blobs may be gone.
+            LeaseExpired: the blobs may be deleted.
         """
         if not self._release.alive:
             raise InvalidUsage("this result was closed, so what it reads may be gone. Ask for it again.")
@@ -553,25 +485,25 @@ class ClaimedRead:
         return source
 
     def check(self, reader: PartReader) -> PartReader:
-        """Return a reader that came from here, if the claim still holds; raise as a call does."""
+        """Return an earlier result of a call, if the claim still holds; raise as a call does."""
         self()
         return reader
 
     def move(self, time: int, *, has_planned: bool = False) -> None:
-        """Claim from a later time on only; with has_planned, also the parts of earlier plans."""
+        """Move the claim to a later time; with has_planned, also keep the parts of earlier plans."""
         self._claim.move(time, has_planned=has_planned)
 
     def close(self) -> None:
-        """Give up the claim; idempotent."""
+        """Release the claim; idempotent."""
         self._release()
 
     def explain_missing(self) -> "_Explained":
-        """Return a context that raises LeaseExpired in place of MissingBlob, if the blob was collected."""
+        """Return a context that raises LeaseExpired in place of MissingBlob, if the blob was deleted as unneeded."""
         return self._explained
 
 
 class _Explained:
-    """A context without state, so one object serves all reads: each point read enters it."""
+    """A context without state, so that point reads can share one object."""
 
     __slots__ = ("_is_needed",)
 
@@ -587,7 +519,7 @@ class _Explained:
 
 
 def make_collected_error(error: MissingBlob) -> LeaseExpired:
-    """Return the error for a blob that is missing because nothing refers to it any more."""
+    """Return the error for a blob that was deleted because nothing refers to it."""
     return LeaseExpired(
         f"the blob {error.key!r} was collected: nothing has referred to it for longer than the grace period, and this "
         "read held no lease that kept it"

@@ -1,6 +1,6 @@
 """The plan of a read, as a value.
 
-A `Scan` names parts of a keyframe, of which all rows count, and parts of the history, of which the updates in an
+A `Scan` names parts of a keyframe and of the history. All rows of the former count; of the latter, updates in an
 interval of times are added or subtracted. It also has a slice of the key space, columns and a filter.
 `persist.engine.read.planning.snapshot_plan` makes it from the state alone. It can be cut into independent slices:
 threads read them here, and tasks in Spark. `persist.engine.read.merging` and `persist.engine.read.following.changes`
@@ -37,16 +37,17 @@ TASK_BYTES_MIN = 4 << 20  # Less than this is not worth a task.
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The rows of base, and the updates of parts with `time_lower <= time < time_upper`, that pass filter.
+    """The plan of a read: rows of `base`, and updates of `parts` at `time_lower <= time < time_upper`, that pass
+    `filter`.
 
     Attributes:
         parts: of the history.
         columns: the requested key and value columns, in the requested order.
         filter: an expression over key and value columns, or None.
         keys: the slice of the key space.
-        base: of a keyframe; they do not overlap in key.
+        base: parts of a keyframe, which do not overlap in key.
         sign: the factor for diffs of parts: -1 if the keyframe is later than the requested time.
-        narrow: the schema of results, if it is another than `schema`. See `with_newest_types`.
+        narrow: the schema of results, if it differs from `schema`. See `with_newest_types`.
     """
 
     schema: CollectionSchema
@@ -72,7 +73,7 @@ class Scan:
 
     @property
     def as_of(self) -> int:
-        """The time of the snapshot that this is a plan for."""
+        """The time of the planned snapshot."""
         return self.time_upper - 1 if self.sign > 0 else self.time_lower - 1
 
     @property
@@ -81,7 +82,7 @@ class Scan:
         return self.estimate_memory(self.all_parts)
 
     def estimate_memory(self, parts: Iterable[Part]) -> int:
-        """Return the same of some of the parts."""
+        """Estimate the size of all decoded rows of some parts, in bytes."""
         if self.keys.is_all:
             return sum([part.memory for part in parts])
         return sum(estimate_memory_within(part, self.keys, self.schema) for part in parts)
@@ -96,7 +97,7 @@ class Scan:
         )
 
     def prune(self) -> "Scan":
-        """Return this scan without the parts that cannot hold anything of it."""
+        """Return this scan without the parts that cannot have matching rows."""
         in_time = [p for p in self.parts if p.time_min < self.time_upper and p.time_max >= self.time_lower]
         base, parts = self._select_matching(self.base), self._select_matching(in_time)
         is_same = len(base) == len(self.base) and len(parts) == len(self.parts)
@@ -117,13 +118,13 @@ class Scan:
         return self.schema if self.narrow is None else self.narrow
 
     def cast_to_result(self, table: pa.Table) -> pa.Table:
-        """Return consolidated rows of the requested times with the types of `get_result_schema`."""
+        """Cast consolidated rows to the types of `result_schema`."""
         return table if self.narrow is None else cast_columns(table, self.columns, self.narrow)
 
     def with_newest_types(self) -> "Scan":
         """Return a scan that reads with the newest types of columns, and returns the types of this schema.
 
-        So a value that does not fit is an error only if it is in the result.
+        So a value that does not fit is an error only if the result contains it.
         """
         wide = find_newest_types(self.schema)
         if wide is self.schema or (self.filter is not None and not _can_filter(self.filter, wide)):
@@ -147,20 +148,20 @@ class Scan:
         ]
 
     def choose_task_count(self, parallel: int) -> int:
-        """Return how many slices of a fair size keep so many workers busy."""
+        """Return a number of slices that keeps so many workers busy, without tiny slices."""
         by_size = -(-self.memory // TASK_BYTES_MAX)
         worth = -(-self.memory // TASK_BYTES_MIN)
         rounded = -(-by_size // parallel) * parallel  # Whole rounds: no worker is idle in the last one.
         return max(1, min(rounded, worth))
 
     def cut_into_slices(self, bytes_max: int, estimate: "Callable[[Scan], int] | None" = None) -> "list[Scan]":
-        """Return slices that hold about bytes_max, at most twice that, in key order.
+        """Return slices of about bytes_max each, at most twice that, in key order.
 
-        They may be larger where the keys of the parts are not known finely enough: a part has up to 33 known ones. Only
-        what is too large is cut again.
+        They may be larger if parts have too few sampled keys, of which a part has up to 33. Only too large slices are
+        cut again.
 
         Args:
-            bytes_max: the part of a slice that is in memory at a time.
+            bytes_max: the size of the part of a slice that is in memory at a time.
             estimate: estimates that part of a scan; all decoded rows without it.
         """
         estimate = estimate or (lambda scan: scan.memory)
@@ -180,7 +181,7 @@ class Scan:
         """Return scans of at most about bytes_max of updates each that together are this one, in time order.
 
         The sizes are estimates: the updates of a part count as spread evenly. A part is read, piece by piece, for each
-        slice that it has updates for. A larger time is a slice by itself.
+        slice in which it has updates. A larger time is a slice by itself.
         """
         changes: defaultdict[int, Fraction] = defaultdict(Fraction)  # By time: the change of the bytes for each time.
         for part in self.parts:
@@ -204,7 +205,7 @@ class Scan:
         return [replace(self, time_lower=a, time_upper=b).prune() for a, b in pairwise([*cuts, self.time_upper])]
 
     def check_columns(self) -> None:
-        """Raise SchemaMismatch if a part lacks a column of an earlier version of the schema, which was dropped."""
+        """Raise SchemaMismatch if a part lacks a column of an earlier schema version that was dropped since."""
         if self.schema.known and self.schema.version < len(self.schema.known):
             by_filter = (
                 () if self.filter is None else list_referenced_columns(self.filter, self.schema.arrow, self.columns)
@@ -216,12 +217,12 @@ class Scan:
                     lifted.list_source_columns(requested)
 
     def keeps_distinct(self, part: Part) -> bool:
-        """Return whether distinct records of a part are distinct when all columns are read."""
+        """Return whether distinct records of a part stay distinct when all columns are read."""
         lifted = part.make_lift(self.schema)
         return lifted is None or lifted.is_exact
 
     def is_inside(self, part: Part) -> bool:
-        """Whether all updates of a part of the history are in the interval of times."""
+        """Return whether all updates of a part of the history are in the interval of times."""
         return part.time_min >= self.time_lower and part.time_max < self.time_upper
 
     def select_within_time(self, updates: pa.Table) -> pa.Table:
@@ -265,7 +266,7 @@ class Scan:
 
 
 def narrow_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[str] | None = None) -> Scan | None:
-    """Return a scan of fewer columns (None: the same), and of the rows that also pass a filter.
+    """Return a scan with fewer columns (None: the same), and with a further filter.
 
     None if the filter needs columns that a scan cannot filter by, such as `_time`.
     """
@@ -288,7 +289,7 @@ def _can_filter(filter: pc.Expression, schema: CollectionSchema) -> bool:
 
 
 def refuse_positions(filter: pc.Expression) -> None:
-    """Raise InvalidUsage if a filter names a column by position: it is evaluated over some of the columns only."""
+    """Raise InvalidUsage if a filter names a column by position, because it is evaluated on fewer columns."""
     if "FieldPath" not in print_filter(filter):
         return
     try:  # Texts and names may hold that word too; a position is what Arrow cannot serialize.
@@ -302,7 +303,7 @@ def refuse_positions(filter: pc.Expression) -> None:
 def sort_by_cost(names: list[str], schema: CollectionSchema) -> list[str]:
     """Return names in the cheapest order for comparing rows: keys, then columns of fixed width.
 
-    It takes a third of the time on keys with a few records each: numbers differ mostly, so few strings are compared.
+    This takes a third of the time for keys with a few records each: most numbers differ, so few strings are compared.
     """
     return sorted(
         names, key=lambda name: (name not in schema.key_names, not pt.is_primitive(schema.arrow.field(name).type))
@@ -324,7 +325,7 @@ def negate_diffs(table: pa.Table) -> pa.Table:
 
 
 def add_diff(table: pa.Table, diff: int = 1) -> pa.Table:
-    """Return a table with a column `_diff`, which is the same in all rows if there was none."""
+    """Return a table with a column `_diff`; a missing one is added with the same diff in all rows."""
     if "_diff" in table.column_names:
         return table
     diffs = make_int64_array(np.full(len(table), diff, np.int64))

@@ -1,9 +1,10 @@
 """Plans: the cheapest parts from which to read the contents as of a time, or the changes in an interval.
 
 The contents as of a time are an earlier keyframe plus the history after it, or a later keyframe minus the history
-between the time and it. Diffs are a group, so both ways are exact. As long as no history was dropped, all history up to
-the time is a third way. The candidates are the nearest keyframe on either side, and none. Their costs are estimated
-from the descriptors of parts: rows to decode, and rows to merge, which cost several times as much. Nothing is read.
+between the time and it. Diffs can be subtracted, so both ways are exact. As long as no history was dropped, all history
+up to the time is a third way. The candidates are the nearest keyframe on either side, and none. Their costs are
+estimated from the descriptors of parts: rows to decode, and rows to merge, which cost several times as much. Nothing is
+read.
 """
 
 from bisect import bisect_right
@@ -35,19 +36,19 @@ class Explanation(Shown):
 
     Attributes:
         as_of: the time of the snapshot.
-        keyframe: the time of the keyframe it starts from, None if it starts from nothing.
+        keyframe: the time of the keyframe from which it starts; None without one.
         direction: "forwards" or "backwards" from there in time.
-        parts, bytes, rows: to be read, of keyframe and history; rows is an upper bound where parts are cut.
+        parts, bytes, rows: to read, of keyframe and history; rows is an upper bound if parts are cut.
         base_parts, base_bytes, base_rows: the keyframe's share of these.
-        memory: the decoded size of all of it, in bytes.
+        memory: the decoded size of all these, in bytes.
         slices: how many independent slices `to_batches` reads one after the other.
         columns, form, filter: as requested.
         pruned: how many parts are not read, by reason: "time", "filter", or "keyframe" for history that the keyframe
             replaces.
-        index: the columns of the index that finds the rows of the filter, in place of all that; None for none.
+        index: the columns of the index that is read instead to find the filter's rows; None without one.
         index_memory: the decoded size of the rows that are read by the index, in bytes.
         timeline: of the collection, to show times as moments.
-        unsealed: contents at times that are not sealed, so that no snapshot shows them; None if there are none.
+        unsealed: describes updates at unsealed times, which no snapshot shows; None without any.
     """
 
     as_of: int
@@ -118,7 +119,7 @@ def plan_snapshot(
 def explain_scan(
     contents: CollectionState, scan: Scan, form: str, slices: int, index: tuple[tuple[str, ...], int] | None = None
 ) -> Explanation:
-    """Explain a plan of `plan_snapshot` over contents, in so many slices, or the index in its place."""
+    """Explain a plan of `plan_snapshot` with so many slices, or the index that replaces it."""
     forwards = scan.sign > 0
     time = scan.time_lower - 1 if forwards else scan.time_upper - 1
     keyframe = next((candidate for candidate in contents.keyframes if candidate.as_of == time), None)
@@ -201,7 +202,7 @@ def _make_scan(
 def _list_nearest_keyframes(contents: CollectionState, as_of: int) -> list[Keyframe | None]:
     """Return the nearest keyframes before and after a time, and None if the history is whole.
 
-    A farther keyframe costs no less. Its records, with the history between, are at least those of the nearer one.
+    A farther keyframe never costs less: with the history between, it has at least the records of the nearer one.
     """
     after = bisect_right(contents.keyframes, as_of, key=lambda keyframe: keyframe.as_of)
     nearest: list[Keyframe | None] = [*contents.keyframes[max(0, after - 1) : after + 1]]
@@ -211,7 +212,7 @@ def _list_nearest_keyframes(contents: CollectionState, as_of: int) -> list[Keyfr
 def _estimate_cost(
     contents: CollectionState, history: tuple[Part, ...], keyframe: Keyframe | None, as_of: int
 ) -> float:
-    """Estimate the rows to read from a keyframe, in one of updates."""
+    """Estimate the cost of starting from a keyframe, in units of one read update."""
     base = 0 if keyframe is None else sum(part.rows for part in contents.list_parts(keyframe.parts))
     start, end = (-1, as_of) if keyframe is None else sorted((keyframe.as_of, as_of))
     touched = [part for part in history if part.time_min <= end and part.time_max > start]
@@ -230,7 +231,7 @@ def _estimate_rows_between(part: Part, start: int, end: int) -> float:
 def count_records(contents: CollectionState) -> int | None:
     """Return the sum of all diffs, sealed or not: the number of records, while no multiplicity is negative.
 
-    None if the parts must be read for that: they may hold tombstones, or sealed events are not resolved.
+    None if this needs a read of parts, because of tombstones or unresolved sealed events.
     """
     base = contents.list_parts(contents.keyframes[0].parts) if contents.history_from else ()
     parts = (*base, *contents.history_parts)
@@ -246,7 +247,7 @@ def count_records(contents: CollectionState) -> int | None:
 
 
 class UnreadParts:
-    """The parts of one collection's history that hold times at or after a bound that only grows."""
+    """Tracks the parts of one collection's history with times at or after a growing bound."""
 
     def __init__(self) -> None:
         self._runs: tuple[Numbers, ...] = ()

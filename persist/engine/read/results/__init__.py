@@ -1,4 +1,4 @@
-"""Results of a read as users get them: Arrow, pandas, Polars, DuckDB, sums and exports.
+"""The results of a read for users: Arrow, pandas, Polars, DuckDB, sums and exports.
 
 Promises: nothing is read before a method needs it. No value changes on its way into another library.
 """

@@ -1,23 +1,22 @@
 """Counts and sums over a snapshot, group by group, straight from updates.
 
-Both are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`, whatever cancels on the way. So nothing is
-consolidated: each table of updates becomes a *partial*, one row for each of its groups, and partials of equal groups
-are added up. Memory: one table as it was read, and a few times the number of groups.
+Both are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`. So nothing is consolidated: each table of
+updates becomes a *partial*, one row for each of its groups, and partials of equal groups are added up. Memory: one
+decoded table, and a few times the number of groups.
 
-Grouping columns are decoded to dictionaries where files have them. Rows are then added up by the numbers that their
-groups have there (`_number_groups`), and nothing looks at a text again for each row.
+Grouping columns are decoded to dictionaries if files have them. Rows are then added up by dictionary numbers
+(`_number_groups`), without comparing a text for each row.
 
-Whole numbers and counts are exact: a partial holds such a sum as limbs (`persist.codecs.order.sums`), as many as the
-bound over all that was added demands, `rows * max|v| * max|diff|` of each table. Mostly that is one, so that an int64
-column is all.
+Whole numbers and counts are exact: a partial has such a sum as limbs (`persist.codecs.order.sums`). Their number
+follows from the bound `rows * max|v| * max|diff|` of each added table. Mostly one limb suffices, an int64 column.
 
-Floats are added as float64, and what was inserted and retracted again may have left rounding errors behind. Where that
-can happen, the sum of `|v * diff|` is kept, too; if it shows that the result is not exact, the sums are computed again
-from consolidated records.
+Floats are added as float64, so values that were inserted and retracted may leave rounding errors. If that can happen,
+the sum of `|v * diff|` is computed, too; if it shows that the result may be inexact, the sums are computed again from
+consolidated records.
 
-NaN and the infinities are not added up: `inf - inf` would be NaN, though nothing is left. The diffs of each of them are
-summed instead, exactly. So a value that is retracted as often as it was inserted leaves nothing, whichever records of
-the group have it and in whatever pieces they are read.
+NaN and the infinities are not added up, because a retracted infinity would leave NaN (`inf - inf`). The diffs of each
+of them are summed instead, exactly. So a value that is retracted as often as it was inserted leaves nothing, whichever
+records of the group have it and in whatever pieces they are read.
 """
 
 import math
@@ -102,13 +101,13 @@ class Request:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns of which values are read, and not only whether they are NULL."""
+        """The columns whose values are read, not only their NULLs."""
         summed = {a.column for a in self.aggregations if a.kind == "sum"}
         return tuple(name for name in self.columns if name in self.group_by or name in summed)
 
 
 def _check_aggregation(schema: CollectionSchema, groups: tuple[str, ...], output: Any, spec: Any) -> Aggregation:
-    """Return an aggregation that was checked; raise InvalidUsage for a wrong one."""
+    """Check the request for one output; return it as an aggregation."""
     if not isinstance(output, str) or not output:
         raise InvalidUsage(f"{output!r:.80} is not a name for an output: give text that is not empty")
     if output in groups:
@@ -148,7 +147,7 @@ def get_sum_type(type_: pa.DataType) -> pa.DataType:
 
 
 def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Consolidated) -> pa.Table:
-    """Return what `Snapshot.aggregate` promises.
+    """Compute the result of `Snapshot.aggregate`.
 
     Args:
         scan: the snapshot's; its columns do not matter.
@@ -179,9 +178,9 @@ def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Co
 
 
 def _iterate_updates(scan: Scan, reader: PartReader, request: Request) -> Iterator[tuple[pa.Table, int | None]]:
-    """Yield tables of columns and `_diff`, or without it and the one diff that all rows have.
+    """Yield tables with `_diff`, or without it and the common diff of all rows.
 
-    A column whose values are only counted is left out where it has no NULL.
+    A column whose values are only counted is left out if it has no NULL.
     """
     needed = request.needed
     counted = [name for name in request.columns if name not in needed]
@@ -229,7 +228,7 @@ class _Sums:
         self.add(pa.schema([scan.result_schema.arrow.field(name) for name in names]).empty_table(), None)
 
     def add(self, table: pa.Table, diff: int | None) -> None:
-        """Add a table of updates, all with that diff or with a column `_diff`."""
+        """Add a table of updates with a common diff, or with a column `_diff`."""
         assert len(table) <= ROWS_MAX, "limbs would overflow"
         diffs = np.full(len(table), diff, np.int64) if diff is not None else table["_diff"].to_numpy()
         largest = find_largest_magnitude(diffs)
@@ -264,7 +263,7 @@ class _Sums:
     def _split_non_finite(
         self, name: str, values: pa.ChunkedArray, diffs: Ints, largest: int, columns: dict[str, Any]
     ) -> pa.ChunkedArray:
-        """Return floats with NULL in place of others than finite ones, whose diffs go to columns."""
+        """Replace NaN and infinities by NULL; add the sums of their diffs to columns."""
         is_finite = pc.is_finite(values)
         if pc.all(is_finite, min_count=0).as_py():
             return values
@@ -274,7 +273,7 @@ class _Sums:
         return pc.if_else(is_finite, values, pa.scalar(None, pa.float64()))
 
     def _put_limbs(self, measure: str, terms: Ints, largest: int, columns: dict[str, Any]) -> None:
-        """Put the limbs of terms, of at most that magnitude, into columns."""
+        """Split terms of at most this magnitude into limbs, and add these to columns."""
         self.bounds[measure] = self.bounds.get(measure, 0) + len(terms) * largest
         for at, limb in enumerate(split_into_limbs(terms, count_limbs(self.bounds[measure]))):
             columns[f"{measure}.{at}"] = limb
@@ -290,7 +289,7 @@ class _Sums:
         self._merge_rows = max(MERGE_ROWS, 2 * len(self._partials[0]))
 
     def _widen_limbs(self, partial: pa.Table) -> pa.Table:
-        """Return a partial with as many limbs as all partials together need."""
+        """Return a partial with the number of limbs that all partials together need."""
         columns: dict[str, Any] = {f"g{i}": partial[f"g{i}"] for i in range(len(self.request.group_by))}
         for measure, bound in self.bounds.items():
             limbs = _list_limbs(partial, measure) or [np.zeros(len(partial), np.int64)]
@@ -337,7 +336,7 @@ class _Groups:
             return bool((~np.isfinite(size) | (size > CANCELLED_MAX * np.abs(net))).any())
 
     def with_floats(self, exact: "_Groups", names: Sequence[str]) -> "_Groups":
-        """Return these groups with the sums of some float columns from exact."""
+        """Replace the sums of some float columns by those of exact."""
         assert len(self._keys) == len(exact._keys), "consolidation leaves the groups as they are"
         self._floats |= {name: exact._floats[name] for name in names}
         return self
@@ -367,7 +366,7 @@ class _Groups:
         return pc.if_else(pa.array(nothing.astype(bool)), pa.scalar(None, sums.type), sums)
 
     def _add_non_finite(self, name: str) -> Any:
-        """Return the sums of a float column: NaN or infinite where such values are left in a group."""
+        """Return the sums of a float column, NaN or infinite for groups with such values."""
         finite = self._floats[name]
         if f"nan:{name}" not in self._sums.bounds:
             return finite
@@ -411,7 +410,7 @@ def _sum_groups(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.
 
 
 def _number_groups(keys: Sequence[pa.ChunkedArray]) -> tuple[Rows, list[pa.Array]]:
-    """Return the group of each row, numbered from 0, and the keys of the groups, of which some may have no row."""
+    """Return the number of each row's group, and the keys of the groups, some of which may have no row."""
     codes, *more_codes = [_encode_values(combine_chunks(key)) for key in keys]
     groups, numbers = [codes.dictionary], codes.indices.to_numpy().astype(np.int64)
     for next_codes in more_codes:
@@ -426,7 +425,7 @@ def _number_groups(keys: Sequence[pa.ChunkedArray]) -> tuple[Rows, list[pa.Array
 
 
 def _encode_values(key: pa.Array) -> pa.DictionaryArray:
-    """Return a column as numbers, none of them NULL, and the values that they stand for, NULL among them."""
+    """Encode a column as a dictionary without NULL among the numbers; a NULL is a dictionary value."""
     if pat.is_dictionary(key.type):
         coded, values = key, key.dictionary
     else:

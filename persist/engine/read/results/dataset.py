@@ -1,8 +1,8 @@
 """A result as a dataset of PyArrow, so that DuckDB, Polars and other libraries read only what they need.
 
 Such libraries call `scanner` with the columns and the filter of their query, and get a scanner over these. PyArrow's
-calls in C++ bypass these methods: there they find a missing file, whose name points to the right call. This module
-imports pyarrow.dataset, which imports pandas if it is installed: import it late.
+C++ calls bypass these methods, and find a missing file whose name points to the right call. This module imports
+pyarrow.dataset, which imports pandas if it is installed: import it late.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ _NOWHERE = f"PyArrow cannot read this dataset by itself, as its rows are those o
 class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes without types.
     """A dataset without fragments that reads a result anew for each scan.
 
-    It is a union, because a subclass can initialize no other dataset: uninitialized ones end the process when used.
+    It is a UnionDataset, the only kind that a subclass can initialize; an uninitialized dataset crashes the process.
     """
 
     def __init__(self, schema: pa.Schema, narrowed: Narrowed) -> None:
@@ -146,7 +146,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     @property
     def children(self) -> Any:
-        """A union has some; this has none."""
+        """The children of the union: none."""
         raise InvalidUsage(f"this dataset has no children, as its rows are those of files merged: {_USE}")
 
     def replace_schema(self, schema: pa.Schema) -> Any:

@@ -4,15 +4,15 @@ Rows are a stream. Memory: a slice of the snapshot, and a file while it is encod
 at the requested number of rows. Its metadata have the time as `persist.as_of`. Libraries of other formats take a
 snapshot as a stream of Arrow.
 
-An export appears as a whole. A folder is written beside its place and renamed. A store cannot make many objects appear
-at once, so they are marked:
+An export appears as a whole. A folder is written beside its place and renamed. In a store, many objects cannot appear
+at once, so markers show whether they are complete:
 
-    _INCOMPLETE          created first if it is not there, and deleted last: the export is not complete
+    _INCOMPLETE          created first (it must not exist) and deleted last: the export is not complete
     part-<number>.parquet
-    _SUCCESS             as of Hadoop and Spark: {"as_of": …, "rows": …, "files": […]}, after all files
+    _SUCCESS             created after all files, as by Hadoop and Spark: {"as_of": …, "rows": …, "files": […]}
 
-While objects are missing, `_INCOMPLETE` is there and `_SUCCESS` is not. An export that fails deletes its objects. One
-that is killed leaves the mark, and the next export to that place is refused. Spark, PyArrow, Hive and others ignore
+While objects are missing, `_INCOMPLETE` exists and `_SUCCESS` does not. An export that fails deletes its objects. A
+killed export leaves `_INCOMPLETE`, and the next export to that place is refused. Spark, PyArrow, Hive and others ignore
 names that begin with an underscore.
 """
 
@@ -45,12 +45,12 @@ def export_to_store(
     store: Blob,
     rows_per_file: int,
 ) -> list[str]:
-    """Write batches as Parquet files to a store where nothing is yet; return their URLs.
+    """Write batches as Parquet files to an empty place of a store; return their URLs.
 
     Raises:
-        InvalidUsage: something is there already.
+        InvalidUsage: the place is not empty.
         ReadOnlyStore: the store has no atomic create, so others could see half a file.
-        PersistError: from the store; then nothing is left, or at least `_INCOMPLETE`.
+        PersistError: from the store; then no object is left, or at least `_INCOMPLETE`.
     """
     blob = RetryBlob(store)
     _claim_place(blob)

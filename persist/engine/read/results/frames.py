@@ -1,15 +1,15 @@
-"""Results as frames of pandas and Polars, with unchanged values, and lazy frames of Polars.
+"""Converts results to frames of pandas and Polars with unchanged values, and to lazy frames of Polars.
 
-For pandas, Arrow would make floats of integers with a NULL among them, also inside lists, structs and maps. Above 2**53
-these would be other numbers.
+For pandas, Arrow would convert integers with a NULL among them to floats, also inside lists, structs and maps. Above
+2**53 this changes values.
 
 Polars has no seconds. It multiplies them without a check, so huge values wrap. Here seconds become milliseconds with a
 check.
 
-Columns, predicates and slices of a lazy query reach the read. A predicate is pushed down as far as Arrow compares like
-Polars: comparisons of columns with constants and tests for NULL, joined by `&` and `|`. Floats are left out, because
-NaN equals itself in Polars alone. Polars writes the predicate as JSON, and unknown nodes are not pushed down. The whole
-predicate is applied to the rows that were read, so the answer never depends on any of this.
+Columns, predicates and slices of a lazy query reach the read. Those parts of a predicate are pushed down that Arrow
+evaluates like Polars: comparisons of columns with constants and tests for NULL, joined by `&` and `|`. Floats are left
+out, because NaN equals itself in Polars alone. Polars writes the predicate as JSON, and unknown nodes are not pushed
+down. The whole predicate is applied to the rows that were read, so the answer never depends on any of this.
 """
 
 import io
@@ -40,11 +40,11 @@ _NULLABLE_FLOATS = {"float": "Float32", "double": "Float64"}
 
 
 def to_frame(table: pa.Table, dtype_backend: DtypeBackend | None, options: Mapping[str, Any]) -> Any:
-    """Return table as a `pandas.DataFrame`; see `ArrowResult.to_pandas`. The package pandas must be there.
+    """Return a table as a `pandas.DataFrame`; see `ArrowResult.to_pandas`. Needs the package pandas.
 
     Raises:
-        InvalidUsage: dtype_backend is unknown, or comes with a `types_mapper`; or Arrow does not know an option, or
-            cannot apply it to these columns.
+        InvalidUsage: dtype_backend is unknown, or combined with a `types_mapper`; or Arrow does not have an option, or
+        cannot apply it to these columns.
     """
     if dtype_backend is not None:
         options = {**options, "types_mapper": _make_types_mapper(dtype_backend, options)}
@@ -71,7 +71,7 @@ def _make_types_mapper(dtype_backend: DtypeBackend, options: Mapping[str, Any]) 
 
 
 def _list_separate_columns(table: pa.Table, options: Mapping[str, Any]) -> list[str]:
-    """Return the columns in which Arrow would make floats of integers, unless options choose their types."""
+    """Return the columns whose integers Arrow would convert to floats, unless options choose their types."""
     mapper, categories = options.get("types_mapper"), options.get("categories") or ()
     return [
         field.name
@@ -89,7 +89,7 @@ def _is_spoiled(column: pa.ChunkedArray) -> bool:
 
 
 def _holds_null_integers(array: pa.Array) -> bool:
-    """Return whether there is a NULL among integers anywhere inside an array."""
+    """Return whether integers anywhere inside an array include a NULL."""
     t = array.type
     if pat.is_struct(t):
         return any(map(_holds_null_integers, array.flatten()))
@@ -101,7 +101,7 @@ def _holds_null_integers(array: pa.Array) -> bool:
 
 
 def _convert_columns(table: pa.Table, apart: list[str], options: Mapping[str, Any]) -> Any:
-    """Return a pandas frame, with some columns converted apart from the others."""
+    """Return a pandas frame, with some columns converted separately."""
     if not apart:
         return table.to_pandas(**options)
     import pandas as pd
@@ -160,7 +160,7 @@ def _to_milliseconds(kind: pa.DataType) -> pa.DataType:
 
 
 class _NotUnderstood(ValueError):
-    """Some of a predicate has no counterpart here."""
+    """A part of a predicate cannot be translated."""
 
 
 def make_lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any:
@@ -192,7 +192,7 @@ def make_lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any
 
 
 def push_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression | None:
-    """Return an Arrow expression that all rows of the predicate pass; None if there is none."""
+    """Return an Arrow expression that all rows that meet the predicate pass, or None."""
     try:
         written = json.loads(predicate.meta.serialize(format="json"))
     except Exception:  # Python functions cannot be written, and Polars may stop writing others.

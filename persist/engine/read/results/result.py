@@ -1,4 +1,4 @@
-"""Base of results: as Arrow, pandas, Polars, or an iterator of record batches."""
+"""The base class of results: conversions to Arrow, pandas, Polars and record batches."""
 
 import re
 from collections.abc import Generator, Iterator, Sequence
@@ -30,7 +30,7 @@ WHOLE_NUMBERS = pa.decimal128(38, 0)  # The type of a sum of integers: exact, ho
 class ArrowResult(Closes, ShownByRepr, Completed):
     """Base of results that can be read as Arrow; subclasses yield tables of bounded size.
 
-    An open result keeps its data from deletion: close it, use it in a `with`, or drop it.
+    An open result protects its data from deletion: close it, use it in a `with`, or drop it.
     """
 
     _INTERNAL = frozenset({"read_narrowed"})
@@ -39,7 +39,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         self._reading = reading
 
     def close(self) -> None:
-        """Give up the claim on the data; idempotent. A later read is an error."""
+        """Release the claim on the data; idempotent. A later read is an error."""
         self._reading.close()
 
     @property
@@ -78,8 +78,8 @@ class ArrowResult(Closes, ShownByRepr, Completed):
 
         Args:
             dtype_backend: as in pandas: "numpy_nullable" or "pyarrow". None means NumPy's types, and pandas' nullable
-                ones for integers and booleans with NULLs among them. A NULL among floats is then NaN, as everywhere in
-                pandas; "pyarrow" keeps both.
+                types for integers and booleans with NULLs. A NULL among floats then becomes NaN, as everywhere in
+                pandas; "pyarrow" distinguishes both.
             options: for `pyarrow.Table.to_pandas`, such as `types_mapper` or `split_blocks`.
         """
         require_package("pandas>=2.2")
@@ -118,7 +118,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         return pa.concat_tables(slices) if slices else self.schema.empty_table()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Yield what `to_batches` does."""
+        """Iterate over `to_batches`."""
         return self.to_batches()
 
     def __len__(self) -> int:
@@ -126,13 +126,13 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         return sum(table.num_rows for table in self._tables())
 
     def __bool__(self) -> bool:
-        """Return True: an `if` should not read a store."""
+        """Return True, because an `if` should not read a store."""
         return True
 
     def read_narrowed(self, columns: Sequence[str] | None, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of the result (None: all), of the rows that pass a filter.
+        """Yield some columns (None: all) of the rows that pass a filter.
 
-        Parts without such rows are not read. Unneeded columns are not decoded, unless rows would become equal.
+        Parts without such rows are not read. Unneeded columns are not decoded, unless this would make rows equal.
         """
         names = self.schema.names if columns is None else [*columns]
         filter = None if filter is None else add_both_zeros(filter)
@@ -141,14 +141,14 @@ class ArrowResult(Closes, ShownByRepr, Completed):
                 yield from table.select(names).to_batches(max_chunksize=BATCH_ROWS_MAX)
 
     def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
-        """Yield tables that have at least columns, of the rows that pass a filter."""
+        """Yield tables with at least these columns, of the rows that pass a filter."""
         for table in self._tables():
             yield table if filter is None else table.filter(filter)
 
     def lazy(self) -> "pl.LazyFrame":
         """Return a `polars.LazyFrame`: a query on it reads only the columns that it needs, of parts that may match.
 
-        Each collect reads anew; keep this result open until then.
+        Each `collect` reads again; keep this result open until then.
         """
         polars = require_package("polars>=1.36")
         from persist.engine.read.results.frames import make_lazy_frame
@@ -179,11 +179,11 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         return connection.table(name)
 
     def __array__(self, *args: object, **options: object) -> Any:
-        """Raise InvalidUsage: NumPy, and so `pandas.DataFrame(result)`, would make an array of batches."""
+        """Raise InvalidUsage, because NumPy and `pandas.DataFrame(result)` would make an array of batches."""
         raise make_array_error(self)
 
     def __contains__(self, key: object) -> bool:
-        """Raise InvalidUsage: `in` would read all batches."""
+        """Raise InvalidUsage, because `in` would read all batches."""
         raise make_membership_error(self, key)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
@@ -193,12 +193,12 @@ class ArrowResult(Closes, ShownByRepr, Completed):
 
 
 def make_array_error(result: object) -> InvalidUsage:
-    """Return the error of a result from which NumPy is to make an array."""
+    """Return the error for a conversion of a result to a NumPy array."""
     return InvalidUsage(f"{type(result).__name__} is not an array of NumPy: use to_pandas(), or to_arrow() for columns")
 
 
 def make_membership_error(result: object, key: object) -> InvalidUsage:
-    """Return the error of `key in result`."""
+    """Return the error for `key in result`."""
     instead = f"get([{key!r:.100}])" if hasattr(result, "get") else "to_pylist()"
     return InvalidUsage(f"{type(result).__name__} has no `in`: use {instead}, which returns the rows")
 
@@ -215,7 +215,7 @@ def to_python_dicts(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def cast_whole_to_int64(table: pa.Table) -> pa.Table:
-    """Return a table with int64 in place of decimal(38, 0), the type of sums, for columns whose values all fit."""
+    """Cast columns of decimal(38, 0), the type of sums, to int64 if all values fit."""
     for at, field in enumerate(table.schema):
         if field.type == WHOLE_NUMBERS:
             with suppress(pa.ArrowInvalid):

@@ -87,11 +87,11 @@ def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
 
 
 class Shortcut(Protocol):
-    """A way to the rows of a scan that reads less than the scan.
+    """A plan that returns the rows of a scan and reads less than the scan.
 
     Attributes:
-        columns: of an index, by which they are found.
-        memory: about how many bytes all that is read takes when decoded.
+        columns: of the index that finds the rows.
+        memory: the estimated decoded bytes of all reads.
     """
 
     @property
@@ -100,12 +100,12 @@ class Shortcut(Protocol):
     def memory(self) -> int: ...
 
     def tables(self, form: Form, reader: PartReader) -> Iterator[pa.Table]:
-        """Yield what `read_snapshot` does of the scan, all of it made before the first table."""
+        """Yield the tables of `read_snapshot` of the scan; all are computed before the first one."""
         ...
 
 
 def find_no_shortcut(_erasures: int, _scan: Scan, _bytes_max: int) -> Shortcut | None:
-    """Return None: a client with indexes passes another function (`persist.compute.index.enable_index_reads`)."""
+    """Return None; `persist.compute.index.enable_index_reads` replaces this function."""
     return None
 
 
@@ -115,9 +115,9 @@ class Snapshot(ArrowResult):
     Attributes:
         as_of: the time.
         form: "rows" or "diff".
-        find_by_index: returns an alternative to a scan, from `count_erasures` of its contents, and the bytes that may
-            be in memory at once.
-        again: the collection and the arguments that another process takes it by, once more, if it is pickled.
+        find_by_index: returns a shortcut for a scan, from `count_erasures` of its contents, and the bytes that may be
+            in memory at once.
+        again: for pickling, the collection and the arguments with which another process opens the snapshot again.
     """
 
     _INTERNAL = frozenset(
@@ -127,7 +127,7 @@ class Snapshot(ArrowResult):
     def __init__(
         self, scan: Scan, form: Form, reading: ClaimedRead, contents: CollectionState, slice_bytes: int
     ) -> None:
-        """Plan nothing more: scan is of contents, and slices of it hold about slice_bytes."""
+        """Make a snapshot from a plan of contents; its slices have about slice_bytes."""
         super().__init__(reading)
         self._contents = contents
         self._slice_bytes = slice_bytes
@@ -194,8 +194,8 @@ class Snapshot(ArrowResult):
     def iterate_unsummed(self) -> Iterator[pa.Table]:
         """Yield tables of the columns and `_diff` whose sums are the contents, for callers that sum anyway.
 
-        Cost: nothing is merged, so rows that cancel are yielded. If half of the rows cancel, the contents are merged as
-        in form "diff".
+        Nothing is merged, so rows that cancel are yielded. If half of the rows cancel, the contents are merged as in
+        form "diff".
         """
         scan, names = self.scan, [*self.scan.columns, "_diff"]
         remaining_rows = sum([part.diff_sum for part in scan.base])
@@ -230,9 +230,9 @@ class Snapshot(ArrowResult):
         Returns:
             the columns of group_by, then the outputs in their order; a row for each group whose multiplicities do not
             sum to zero, in the order of its columns. NULL and NaN are groups of their own. Counts are int64; sums are
-            int64, uint64 of uint64, float64, the decimal of most digits, or the duration itself. NULLs are not added
-            up; a sum is NULL where nothing is left to add: multiplicities and values both sum to zero. NaN or an
-            infinity counts where the multiplicities of all of a group's records with it do not sum to zero.
+            int64, uint64 of uint64, float64, the decimal of most digits, or the duration itself. Sums leave NULLs out;
+            a sum is NULL if the multiplicities of its values, and the values, sum to zero. NaN or an infinity counts if
+            the multiplicities of the group's records with it do not sum to zero.
 
         Raises:
             SchemaMismatch: a column is unknown, or in group_by twice.
@@ -270,7 +270,7 @@ class Snapshot(ArrowResult):
         Raises:
             InvalidUsage: a key is not one of this collection; the message names its index.
             SchemaMismatch: Arrow data with other columns, or of other types.
-            CodecMismatch: keys go through a codec that is not known here.
+            CodecMismatch: keys need a codec that this process does not have.
             NegativeMultiplicity: in form "rows", if some record with these keys has a negative multiplicity.
             DiffOverflow: a multiplicity does not fit int64.
         """
@@ -308,15 +308,15 @@ class Snapshot(ArrowResult):
         return pa.concat_tables([pa.Table.from_batches([], self.schema), *tables])
 
     def explain(self) -> Explanation:
-        """Return the cost of reading all of this: print it. Nothing is read for that."""
+        """Return the cost of reading all contents, without a read; print it."""
         return self._explain_scan(self.scan)
 
     def explain_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Explanation:
-        """Return the cost of `read_narrowed`, as `explain` does."""
+        """Explain the cost of `read_narrowed`; see `explain`."""
         return self._explain_scan(narrow_scan(self.scan, filter, columns if self.form == "rows" else None) or self.scan)
 
     def _explain_scan(self, scan: Scan) -> Explanation:
-        """Explain the cost of a scan, or of the index in its place."""
+        """Explain the cost of a scan, or of the index that replaces it."""
         slices, by_index = slice_snapshot(scan, self.form, self._slice_bytes), self.by_index(scan)
         by = None if by_index is None else (by_index.columns, by_index.memory)
         return explain_scan(self._contents, scan, self.form, len(slices), by)
@@ -326,7 +326,7 @@ class Snapshot(ArrowResult):
 
         Raises:
             InvalidUsage: the snapshot has only some of the columns.
-            CodecMismatch: a user's codec is needed, and `create_or_load` did not get it.
+            CodecMismatch: a user's codec is needed that was not passed to `create_or_load`.
         """
         if set(self.scan.columns) != set(self.scan.schema.names):
             raise InvalidUsage("rows() needs all columns, and this snapshot has a selection; use to_arrow() for those")
@@ -384,7 +384,7 @@ class Snapshot(ArrowResult):
         exists until all files do, and then `_SUCCESS`. An export that fails deletes its files.
 
         Args:
-            folder: not there yet, or empty; or a URL, as `persist.open` takes it, where nothing is yet.
+            folder: a new or empty folder; or a URL of an empty place, as for `persist.open`.
             rows_per_file: the most rows of a file; it also ends at 64 MiB.
             storage_options: as for `persist.open`, for a URL.
 
@@ -393,7 +393,7 @@ class Snapshot(ArrowResult):
         return export_parquet(self, self.as_of, folder, rows_per_file, storage_options)
 
     def _repr_html_(self) -> str:
-        """Show the first rows to a notebook, and below them what this is. Cost: as `head`."""
+        """Return HTML of the first rows and a description, for notebooks. Cost: as `head`."""
         try:
             rows = to_dicts(self.head(ROWS_SHOWN + 1), " ")
         except PersistError:  # Such as a closed result.
