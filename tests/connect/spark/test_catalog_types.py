@@ -122,7 +122,7 @@ def test_statements_keep_each_type_whatever_the_settings(
         assert find(rows.match("{c} <= {v} AND NOT ({c} < {v})", 1) + " AND id > 1") == [4]
         assert find(rows.match("{c} IN ({v}, NULL) AND {c} IS NOT NULL", 1) + " AND id = 1") == [1]
         with persist.open(path, mode="read") as client:
-            before = client.load("types").upper.time
+            before = client.load("types").upper.time or 0
         source = f"{rows.select(5, 0)} UNION ALL {rows.select(6, 1)}"
         spark.sql(
             f"MERGE INTO {table} t USING ({source}) s ON t.id = s.id "
@@ -157,7 +157,8 @@ CONDITIONS = {
 }
 
 
-@pytest.mark.parametrize("literals", ["false", "true"])
+@pytest.mark.thorough(except_every=2)
+@pytest.mark.parametrize("literals", ["true", "false"])
 def test_an_overwrite_replaces_what_its_condition_means_in_the_session(
     spark: SparkSession, tmp_path: Path, literals: str
 ) -> None:
