@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -69,7 +68,7 @@ def test_an_overwrite_gives_no_key_a_second_row_beside_its_condition(
     spark: SparkSession, location: str, way: str
 ) -> None:
     rows = spark.createDataFrame([(1, "a", 6)], "id long, day string, v long")
-    with pytest.raises((Py4JJavaError, persist.InvalidUsage), match=r"keys of new rows, first of all \(1, 'a'\)"):
+    with pytest.raises((PySparkException, persist.InvalidUsage), match=r"keys of new rows, first of all \(1, 'a'\)"):
         overwrite(way, rows, location, where="v > 1")
     overwrite(way, rows, location, where="v > 0")
     assert held(location) == [((1, "a"), 6)]
