@@ -53,7 +53,7 @@ from persist.connect.spark.uploads import partition_by_key, upload_by_tasks
 from persist.connect.spark.write_functions.conditions import Condition
 from persist.connect.spark.write_functions.dataframes import write
 from persist.connect.spark.write_functions.upserting import upsert
-from persist.core.antichain import to_antichain
+from persist.core.antichain import Antichain, to_antichain
 from persist.core.errors import (
     AsOfNotSealed,
     CollectionExists,
@@ -389,6 +389,8 @@ class Planner:
         for name in {"time", "seal"} & {*named}:
             if named[name].isdigit():
                 named[name] = int(named[name])
+        if named.get("seal") == "end":
+            named["seal"] = Antichain()
         return named
 
 
