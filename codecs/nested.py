@@ -27,6 +27,7 @@ from persist.codecs.types.arrow_types import (
     rebuild_nested,
     replace_inner_types,
 )
+from persist.codecs.types.python_types import get_stored_type
 from persist.codecs.types.schema import CollectionSchema
 
 COLUMN = -1  # The number of the column itself.
@@ -307,7 +308,7 @@ def change_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path:
                 f"field {changes.drop[child.number]!r} is dropped, and changed besides: do one of these"
             )
     for name, kind in changes.add.get(node.number, {}).items():
-        inner.append(make_node(name, kind, numbers, next(numbers)))
+        inner.append(make_node(name, get_stored_type(kind), numbers, next(numbers)))
     name, kind = changes.rename.get(node.number, node.name), changes.widen.get(node.number, node.kind)
     if node.inner and kind != node.kind:
         raise SchemaMismatch(f"{path!r} is of type {node.kind}: change the fields inside by their paths")

@@ -1,7 +1,7 @@
-"""How data comes and goes: sources, sinks, messages of change data capture, and Spark.
+"""Connections to other systems: sources, sinks, messages of change data capture, and Spark.
 
-`__init__.pyi` lists the types that `persist.ingest` and `persist.egress` take and return, for sources and sinks of your
-own. Each one is loaded when it is first used.
+`__init__.pyi` lists the types of `persist.ingest` and `persist.egress`, with which users write their own sources and
+sinks. Each is loaded at its first use.
 """
 
 import lazy_loader

@@ -1,1 +1,1 @@
-"""Work on whole locations: fsck, backup, erase, publish and serve."""
+"""Services for whole locations: fsck, backup, erase, publish and serve."""

@@ -126,11 +126,9 @@ class NewerCelsius(Celsius):
 def test_what_goes_through_a_codec_comes_back(blob: MemoryBlob, codec: Any, values: list[Any]) -> None:
     with persist.open(blob) as client:
         keyed = client.create_or_load("keyed", key=codec)
-        keyed.write([((v, None), 0, 1) for v in values])
-        keyed.seal(1)
+        keyed.write([((v, None), 0, 1) for v in values], seal=1)
         valued = client.create_or_load("valued", key=KEY, value=codec)
-        valued.write([((i, v), 0, 1) for i, v in enumerate(values)])
-        valued.seal(1).result()
+        valued.write([((i, v), 0, 1) for i, v in enumerate(values)], seal=1).result()
     with persist.open(blob, mode="read") as reader:
         keys = [k for k, _ in reader.create_or_load("keyed", key=codec).snapshot(0).rows()]
         assert sorted(map(repr, keys)) == sorted(map(repr, values))
@@ -140,8 +138,7 @@ def test_what_goes_through_a_codec_comes_back(blob: MemoryBlob, codec: Any, valu
 
 def test_unit_on_both_sides_holds_one_record(client: persist.Client) -> None:
     things = client.create_or_load("things", key=persist.Unit(), value=persist.Unit())
-    things.write([((None, None), 0, 1)] * 3)
-    things.seal(1).result()
+    things.write([((None, None), 0, 1)] * 3, seal=1).result()
     assert list(things.snapshot(0, form="diff").rows()) == [((None, None), 3)]
 
 
@@ -156,16 +153,14 @@ def test_changes_end_at_the_latest_time_if_they_say_so(orders: persist.Collectio
 def test_codecs_on_both_sides_come_back_in_changes(blob: MemoryBlob) -> None:
     with persist.open(blob) as client:
         both = client.create_or_load("both", key=persist.Utf8(), value=Celsius())
-        both.write([(("here", 21.5), 3, 1)])
-        both.seal(4).result()
+        both.write([(("here", 21.5), 3, 1)], seal=4).result()
         assert list(both.changes(0, 4).updates()) == [(("here", 21.5), 3, 1)]
 
 
 def test_a_users_codec_of_another_version_is_refused_on_reopening(blob: MemoryBlob) -> None:
     with persist.open(blob) as client:
         here = client.create_or_load("here", key=KEY, value=Celsius())
-        here.write([((1, 21.5), 0, 1)])
-        here.seal(1).result()
+        here.write([((1, 21.5), 0, 1)], seal=1).result()
     with persist.open(blob) as client:
         with pytest.raises(persist.errors.CodecMismatch, match=r"'celsius' version 1, and codec 'celsius' version 2"):
             client.create_or_load("here", key=KEY, value=NewerCelsius())
@@ -184,8 +179,7 @@ TUPLES = [((k, v), t, d) for k, v, t, d in ROWS]
 
 
 def test_every_kind_of_output_holds_the_same(orders: persist.Collection) -> None:
-    orders.write(TUPLES)
-    orders.seal(2).result()
+    orders.write(TUPLES, seal=2).result()
     expected = [(1, "a"), (2, "ü"), (2, "ü"), (3, "c")]
     found = orders.snapshot(1)
     assert found.schema == pa.schema({**KEY, **VALUE})
@@ -343,8 +337,7 @@ def test_many_threads_write_through_one_client(orders: persist.Collection) -> No
 def test_everything_after_close_is_refused(blob: MemoryBlob) -> None:
     client = persist.open(blob)
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
-    orders.write([((1, "a"), 0, 1)])
-    orders.seal(1).result()
+    orders.write([((1, "a"), 0, 1)], seal=1).result()
     held = orders.snapshot(0)
     client.close()
     client.close()
@@ -406,8 +399,7 @@ def test_a_listen_in_another_thread_follows_another_client_to_the_end(blob: Memo
     seen: queue.Queue[persist.Progress | None] = queue.Queue()
     with persist.open(blob) as writer, persist.open(blob, mode="read") as reader:
         orders = writer.create_or_load("orders", key=KEY, value=VALUE)
-        orders.write([((0, "before"), 0, 1)])
-        orders.seal(1).result()
+        orders.write([((0, "before"), 0, 1)], seal=1).result()
 
         def follow() -> None:
             with reader.load("orders").subscribe(0) as progresses:
@@ -425,8 +417,7 @@ def test_a_listen_in_another_thread_follows_another_client_to_the_end(blob: Memo
             persist.Antichain(1),
         )
         for time in range(1, 6):
-            orders.write([((time, "a"), time, 1), ((time - 1, "a"), time, -1)])
-            orders.seal(time + 1)
+            orders.write([((time, "a"), time, 1), ((time - 1, "a"), time, -1)], seal=time + 1)
         orders.write([((99, "last"), 2**63 - 2, 1)])
         orders.seal(persist.Antichain()).result()
         found: list[dict[str, Any]] = []

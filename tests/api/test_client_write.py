@@ -169,6 +169,7 @@ STREAMS: dict[str, tuple[dict[str, list[Any]], str | None]] = {
 }
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(("columns", "refused"), STREAMS.values(), ids=STREAMS)
 @pytest.mark.parametrize("is_large", [False, True])
 def test_a_stream_follows_the_same_rules_whether_its_collection_is_there_or_not(
@@ -461,12 +462,6 @@ def test_who_only_reads_creates_nothing(client: persist.Client) -> None:
     client.write("orders", FRAME, key=["id"]).result()
     with persist.open(client.engine.storage.blob, mode="read") as reader, pytest.raises(persist.errors.ReadOnly):
         reader.write("others", FRAME, key=["id"])
-
-
-def test_a_token_names_a_write_that_creates_too(client: persist.Client) -> None:
-    for _ in range(2):
-        client.write("orders", FRAME, key=["id"], token="load 7").result()
-    assert client["orders"].snapshot().count() == 2
 
 
 def test_a_first_write_without_rows_keeps_its_token_its_message_and_its_seal(client: persist.Client) -> None:

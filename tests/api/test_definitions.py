@@ -97,6 +97,7 @@ def test_conditions_are_heard(client: persist.Client) -> None:
     assert client.collections() == ["orders"]
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("statement", "error", "says"),
     [

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forks import forked_python
 from tests.support.paths import ROOT
 
 PAGES = ["README.md", "docs/use/python.md", "docs/use/schemas.md", "docs/use/events.md"]
@@ -26,12 +27,6 @@ def pasted(block: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=folder, env=env, input=block + "\n\n", capture_output=True, text=True)
 
 
-def assert_clean(done: "subprocess.CompletedProcess[str]") -> None:
-    for word in ("Error", "Traceback", "Warning"):
-        assert word not in done.stderr, done.stderr[-3000:]
-    assert done.returncode == 0
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_each_line_of_each_block_is_taken_where_it_stands(page: str) -> None:
     assert blocks_of(page)
@@ -44,15 +39,22 @@ def test_each_line_of_each_block_is_taken_where_it_stands(page: str) -> None:
         assert waiting in ([], [""]), block
 
 
-def test_the_readme_runs_when_it_is_pasted_into_an_interactive_python(tmp_path: Path) -> None:
-    done = pasted("\n\n".join(blocks_of("README.md")), tmp_path)
-    assert_clean(done)
-    assert done.stdout
-
-
 @pytest.mark.thorough
-def test_the_page_about_python_runs_when_it_is_pasted_into_an_interactive_python(tmp_path: Path) -> None:
-    done = pasted("\n\n".join(blocks_of("docs/use/python.md")), tmp_path)
-    assert_clean(done)
-    assert "Antichain(11)" in done.stdout
-    assert "2026-11-21 18:00:00+00:00" in done.stdout
+@pytest.mark.parametrize(
+    ("page", "said"), [("README.md", ""), ("docs/use/python.md", "Antichain(11)"), ("docs/use/schemas.md", "")]
+)
+def test_a_page_runs_when_it_is_pasted_into_an_interactive_python(page: str, said: str, tmp_path: Path) -> None:
+    done = pasted("\n\n".join(blocks_of(page)), tmp_path)
+    for word in ("Error", "Traceback", "Warning"):
+        assert word not in done.stderr, done.stderr[-3000:]
+    assert done.returncode == 0
+    assert said in done.stdout
+
+
+@pytest.mark.parametrize(("page", "said"), [("python", "2026-11-21 18:00:00+00:00"), ("schemas", "")])
+def test_all_blocks_of_a_page_run_one_after_the_other(page: str, said: str, tmp_path: Path) -> None:
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks_of(f"docs/use/{page}.md")))
+    done = subprocess.run([*forked_python(), str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said in done.stdout

@@ -223,8 +223,8 @@ def test_who_writes_in_between_makes_an_overwrite_fail_and_leave_nothing(
 
 
 def test_a_difference_larger_than_the_memory_budget_is_made_in_slices(blob: MemoryBlob) -> None:
-    count, changed_rows = 50_000, 2_000
-    settings = persist.Settings(memory_budget=32 << 20)
+    count, changed_rows = 25_000, 1_000
+    settings = persist.Settings(memory_budget=16 << 20)
     with persist.open(blob, settings=settings) as client:
         wide = client.create_or_load("wide", key={"k": pa.int64()}, value={"v": pa.string()})
         keys = pa.array(range(count))
@@ -241,6 +241,7 @@ def test_a_difference_larger_than_the_memory_budget_is_made_in_slices(blob: Memo
     assert (report.problems, report.unreferenced) == ((), ())
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("is_sorted", [True, False])
 def test_rows_that_fit_in_memory_are_not_stored_to_be_compared(is_sorted: bool) -> None:
     blob = MeteredBlob(MemoryBlob())

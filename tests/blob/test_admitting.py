@@ -52,18 +52,18 @@ def test_what_is_wanted_from_now_on_takes_the_place_of_what_was() -> None:
 
 
 def test_a_scan_of_small_values_drops_no_large_value_that_is_requested_more_often() -> None:
-    room = Cache(64 << 20)
+    room = Cache(16 << 20)
     large: Kind[int, int] = room.add_kind(lambda size: size)
     small: Kind[int, int] = room.add_kind(lambda size: size)
-    for key in range(50):
+    for key in range(12):
         for _ in range(5):
             large.get(key)
         large.put(key, 1 << 20)
-    for key in range(70_000):
+    for key in range(18_000):
         small.get(key)
         small.put(key, 1000)
-    assert large.bytes == 50 << 20
-    assert small.peek(69_999) == 1000, "the newest values are in the window"
+    assert large.bytes == 12 << 20
+    assert small.peek(17_999) == 1000, "the newest values are in the window"
     assert room.bytes <= room.bytes_max
 
 

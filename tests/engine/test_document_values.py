@@ -84,6 +84,7 @@ def test_conditions_read_values_in_the_place_of_documents(client: persist.Client
 
 
 @pytest.mark.usefixtures("_no_document_is_parsed")
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
@@ -121,7 +122,9 @@ NUMBERS, TEXTS = [0, 1, -1, 1.5, 2.5, -0.0, 1e17, 2**63], ["1", "1.5", "x", " 2 
 SCALARS = st.sampled_from([None, True, *NUMBERS, *TEXTS])
 
 
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=examples(60, quick=3), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(st.lists(SCALARS | st.lists(SCALARS, max_size=1), min_size=1, max_size=6), st.data())
 def test_sql_keeps_what_duckdb_keeps(values: list[Any], data: st.DataObject) -> None:
     condition = data.draw(st.sampled_from(CONDITIONS)).format(

@@ -263,4 +263,4 @@ def counted(table: pa.Table) -> Counter[tuple[int, tuple[Any, ...]]]:
 
 
 TestEvolving = Evolving.TestCase
-TestEvolving.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+TestEvolving.settings = settings(max_examples=examples(60, quick=3), stateful_step_count=30, deadline=None)

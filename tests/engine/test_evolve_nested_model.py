@@ -272,4 +272,4 @@ def counted(table: pa.Table) -> Counter[str]:
 
 
 TestEvolvingInside = EvolvingInside.TestCase
-TestEvolvingInside.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+TestEvolvingInside.settings = settings(max_examples=examples(60, quick=3), stateful_step_count=30, deadline=None)

@@ -160,6 +160,9 @@ def test_json_evolves_and_a_key_has_none() -> None:
         assert "{}" in collection.snapshot(2, schema=2).to_arrow()["document"].to_pylist()
         with pytest.raises(SchemaMismatch, match="type json"):
             here.create_or_load("by document", key={"document": persist.JSON}, value=None)
+        nested = here.create_or_load("nested", key={"id": int}, value={"in": pa.struct({"a": persist.JSON})})
+        nested.evolve(add={"in.b": persist.JSON})
+        assert nested.schema.arrow.field("in").type == pa.struct({"a": pa.string(), "b": pa.string()})
 
 
 def test_statements_make_columns_of_json() -> None:
@@ -186,7 +189,7 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(60, quick=3))
 @given(ANY, st.data())
 def test_a_text_is_a_document_as_pythons_parser_and_duckdb_say(value: object, data: st.DataObject) -> None:
     text = json.dumps(value)
@@ -259,6 +262,7 @@ def test_a_line_may_have_documents_and_numbers_that_json_lacks(tmp_path: Path) -
             persist.ingest(here, str(tmp_path / "bad.json"), collection="bad", columns=columns, once=True)
 
 
+@pytest.mark.thorough  # A new process loads DuckDB; the test before it pickles plans, too.
 def test_a_plan_in_a_fresh_process_knows_the_functions_of_its_condition() -> None:
     with client() as here:
         handle = documents(here).handle

@@ -1,7 +1,7 @@
 """Times on a timeline that nobody is likely to mean are refused, with what is likely meant; "now" is one."""
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -79,24 +79,6 @@ def test_events_with_times_of_their_own_ahead_of_the_clock_are_refused_unless_it
     users.upsert([(1, "a", FAR)], allow_future=True).result()
     users.seal_to(FAR + timedelta(days=1), allow_future=True).result()
     c.upsert(column, time="at", allow_future=True).result()
-
-
-@pytest.mark.parametrize(
-    ("call", "moment"),
-    [
-        ("write", "2200-01-01"),
-        ("overwrite", "2999-01-01T00:00:00Z"),
-        ("delete", "9999-12-31"),
-        ("seal", date(2500, 1, 1)),
-        ("block", "2200-01-01"),
-    ],
-)
-def test_a_moment_centuries_ahead_is_refused_unless_it_is_allowed(
-    c: persist.Collection, call: str, moment: Any
-) -> None:
-    with pytest.raises(persist.InvalidUsage, match=r"more than a day ahead of the clock.*allow_future=True"):
-        CALLS[call](c, moment)
-    CALLS[call](c, moment, allow_future=True)
 
 
 @pytest.mark.parametrize(

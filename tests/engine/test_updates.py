@@ -274,65 +274,6 @@ ROWS = st.fixed_dictionaries(
     {"id": st.integers(0, 1)},
     optional={"a": st.none() | st.integers(0, 9), "b": st.none() | st.sampled_from("xyz"), "ts": st.integers(0, 4)},
 )
-PARTIAL = st.tuples(st.just("update"), st.lists(ROWS, max_size=4), st.sampled_from(["insert", "ignore"]))
-WHOLE = st.fixed_dictionaries(
-    {"id": st.integers(0, 1), "a": st.integers(0, 9), "b": st.sampled_from("xyz"), "ts": st.integers(0, 4)}
-)
-EVENTS = st.tuples(
-    st.just("events"), st.lists(st.tuples(WHOLE, st.booleans(), st.integers(0, 3)), max_size=3), st.booleans()
-)
-
-
-def folded(rows: dict[int, dict[str, Any]], events: list[tuple[dict[str, Any], str]]) -> None:
-    """Apply events of one time: a row, and "whole", "gone", or the policy for a missing key."""
-    for row, what in sorted(events, key=lambda event: event[0].get("ts", -1)):
-        old = rows.get(row["id"])
-        if old is not None and row.get("ts", old["ts"] or 0) < (old["ts"] or 0):
-            continue
-        if what in ("whole", "gone"):
-            rows[row["id"]] = {**row, "gone": what == "gone"}
-        elif old is not None and not old["gone"]:
-            old.update(row)
-        elif what == "insert":
-            ts = None if old is None else old["ts"]
-            rows[row["id"]] = {"a": None, "b": None, "ts": ts, **row, "gone": False}
-
-
-@given(st.lists(PARTIAL | EVENTS, max_size=8), st.sampled_from(["seal", "background"]))
-@settings(max_examples=examples(60), deadline=None)
-def test_partial_and_whole_events_are_what_the_model_says(steps: list[Any], resolve: Any) -> None:
-    keyed = persist.Keyed(order_by=["ts"], tombstone="gone", resolve=resolve)
-    with persist.open(persist.MemoryBlob()) as client:
-        orders = client.create_or_load("orders", key={"id": int}, value=VALUE, keyed=keyed)
-        pending: list[tuple[int, dict[str, Any], str]] = []
-        model: dict[int, dict[str, Any]] = {}
-        upper = 0
-
-        def resolved(end: int) -> None:
-            for time in sorted({time for time, *_ in pending if time < end}):
-                folded(model, [(row, what) for at, row, what in pending if at == time])
-            pending[:] = [event for event in pending if event[0] >= end]
-
-        for kind, rows, more in steps:
-            if kind == "events":
-                for row, is_gone, later in rows:
-                    event = {**row, "gone": is_gone, "_time": upper + later}
-                    orders.upsert([event]).result()
-                    pending.append((upper + later, row, "gone" if is_gone else "whole"))
-                if more:
-                    orders.seal(upper + 2).result()
-                    resolved(upper + 2)
-                    upper += 2
-            else:
-                orders.update(rows, time=upper, missing=more).result()
-                if rows:
-                    resolved(upper + 1)
-                    folded(model, [(row, more) for row in rows])
-                    upper += 1
-        orders.seal(upper + 4).result()
-        resolved(upper + 4)
-        expected = sorted((id_, row["a"], row["b"], row["ts"]) for id_, row in model.items() if not row["gone"])
-        assert sorted((key, *value[:3]) for key, value in orders.snapshot().rows()) == expected
 
 
 @given(st.lists(st.tuples(st.lists(ROWS, max_size=4, unique_by=lambda row: row["id"]), st.booleans()), max_size=6))

@@ -66,6 +66,12 @@ def sources() -> dict[str, tuple[Path, ast.Module]]:
     return found
 
 
+@cache
+def nodes(module: str) -> list[ast.AST]:
+    """Return all that a module consists of."""
+    return [*ast.walk(sources()[module][1])]
+
+
 def doors() -> list[str]:
     """Return the folders whose `__init__` exports names of their own modules."""
     folders = [name for name, (path, _) in sources().items() if path.name == "__init__.py" and name.count(".") > 1]
@@ -74,16 +80,16 @@ def doors() -> list[str]:
 
 def imported_names(door: str) -> set[str]:
     """Return the names that a door imports from its own modules."""
-    nodes = [node for node in ast.walk(sources()[door][1]) if isinstance(node, ast.ImportFrom)]
-    return {alias.name for node in nodes if f"{node.module}.".startswith(f"{door}.") for alias in node.names}
+    imports = [node for node in nodes(door) if isinstance(node, ast.ImportFrom)]
+    return {alias.name for node in imports if f"{node.module}.".startswith(f"{door}.") for alias in node.names}
 
 
 def exported_names(door: str) -> set[str]:
     """Return all names that a door has: those of its own modules, of rooms below, and its own."""
+    imports = [node for node in nodes(door) if isinstance(node, ast.ImportFrom)]
+    imported = {alias.asname or alias.name for node in imports for alias in node.names}
+    stored = {node.id for node in nodes(door) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     tree = sources()[door][1]
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    imported = {alias.asname or alias.name for node in nodes for alias in node.names}
-    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     lists = [node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.List)]
     listed = {str(item.value) for items in lists for item in items.elts if isinstance(item, ast.Constant)}
     defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
@@ -93,7 +99,7 @@ def exported_names(door: str) -> set[str]:
 @cache
 def imports() -> list[tuple[str, ast.ImportFrom]]:
     """Return all imports of names, each with the module that has it."""
-    walked = ((module, node) for module, (_, tree) in sources().items() for node in ast.walk(tree))
+    walked = ((module, node) for module in sources() for node in nodes(module))
     return [(module, node) for module, node in walked if isinstance(node, ast.ImportFrom)]
 
 
@@ -108,8 +114,8 @@ def test_modules_named_in_strings_are_on_the_same_floor_or_below() -> None:
     rank = {name: place for place, name in enumerate(FLOORS)}
     upward = [
         f"{module}:{node.lineno} names {node.value}"
-        for module, (_, tree) in sources().items()
-        for node in ast.walk(tree)
+        for module in sources()
+        for node in nodes(module)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in sources()
         if node.value.count(".") > 1 and rank[node.value.split(".")[1]] > rank.get(module.split(".")[1], len(FLOORS))
     ]
@@ -132,7 +138,7 @@ def test_a_door_exports_few_names_and_only_used_ones(door: str) -> None:
     exported = imported_names(door)
     assert len(exported) <= EXPORTS_MAX or door in LARGE_DOORS
     used = {alias.name for _, node in imports() if node.module == door for alias in node.names}
-    used |= {node.id for node in ast.walk(sources()[door][1]) if isinstance(node, ast.Name)}
+    used |= {node.id for node in nodes(door) if isinstance(node, ast.Name)}
     assert exported <= used | public_names() or door in LARGE_DOORS
 
 
@@ -146,18 +152,18 @@ def public_names() -> set[str]:
 def test_a_module_keeps_out_of_the_private_names_of_others() -> None:
     used = [
         f"{module}:{line} uses {name}"
-        for module, (_, tree) in sources().items()
-        for line, name in foreign_private_names(tree)
+        for module in sources()
+        for line, name in foreign_private_names(module)
         if (module, name) not in FOREIGN_PRIVATES
     ]
     assert not used
 
 
-def foreign_private_names(tree: ast.Module) -> list[tuple[int, str]]:
+def foreign_private_names(module: str) -> list[tuple[int, str]]:
     """Return private names that a module uses and does not define, with their lines."""
     used: list[tuple[int, str]] = []
     defined: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(module):
         match node:
             case ast.ImportFrom(names=names):
                 used += [(node.lineno, alias.name) for alias in names]

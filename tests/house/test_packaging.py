@@ -172,6 +172,7 @@ def required(name: str, extras: frozenset[str] = frozenset()) -> set[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_wheel_in_a_clean_environment_needs_only_what_it_says(wheel: Path, tmp_path: Path) -> None:
     """Only the dependencies that the package declares are put beside it, so that one that it forgot would be missed."""
     venv.create(tmp_path / "clean", with_pip=False)

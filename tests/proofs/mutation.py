@@ -84,8 +84,7 @@ ROOMS = {
     # Windows, kept groups, and steps of queries are reached by queries only.
     "compute/dataflow": ["tests/compute/dataflow"]
     + [
-        f"tests/compute/sql/test_{what}.py"
-        for what in ("ranked_windows", "groups", "two_ways", "cold_steps", "bounds", "limits")
+        f"tests/compute/sql/test_{what}.py" for what in ("ranked_windows", "groups", "two_ways", "cold_steps", "limits")
     ],
     "compute/sql": [
         "tests/compute/sql",

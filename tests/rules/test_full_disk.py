@@ -81,27 +81,6 @@ def test_on_a_full_disk_shared_clients_read_at_once_and_writes_fail_at_once(disk
         assert client.fsck().is_clean
 
 
-def test_garbage_is_collected_on_a_full_disk(disk: Path) -> None:
-    with persist.open(disk, settings=NOW) as client:
-        orders = client.create_or_load("orders", key=KEY)
-        orders.write(table(100), seal=1).result()
-        scratch = client.create_or_load("scratch", key=KEY)
-        for time_ in range(4):
-            scratch.write(table(time=time_)).result()
-        scratch.drop().result()
-        fill(disk)
-        with pytest.raises(StoreFull):
-            orders.write([((1, None), 5, 1)]).result()
-
-        report = client.gc()
-
-        assert report.collections == 1
-        assert report.parts >= 4
-        orders.write([((1, None), 5, 1)], seal=6).result()
-        assert orders.snapshot().count() == 101
-        assert client.fsck().is_clean
-
-
 def test_look_ups_go_on_where_a_full_disk_has_no_room_for_what_they_decode(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +144,7 @@ print(len(refused), refused[0])
 """
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(("limit", "what"), [("files", "ulimit -n"), ("size", "ulimit -f")])
 def test_a_limit_of_the_process_is_said_at_once_and_nothing_is_half_done(limit: str, what: str, tmp_path: Path) -> None:
     """However many more files it may open, or bytes a file may have."""

@@ -47,6 +47,7 @@ def test_whatever_is_stored_has_the_members_that_its_format_number_stands_for() 
     assert stored_members() == expected, f"what is stored has changed, so raise FORMAT: {PROCEDURE}"
 
 
+@pytest.mark.thorough(except_every=8)
 @pytest.mark.parametrize("name", FORMATS)
 def test_golden_files_read_as_they_did(name: str) -> None:
     folder = HERE / name

@@ -1,6 +1,7 @@
 """The rules and the map of modules in docs/inside: what they name exists, and each rule has a test of its name."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -29,12 +30,18 @@ def rules() -> list[int]:
     return [int(n) for n in HEADING.findall((ROOT / "docs" / "inside" / "rules.md").read_text(encoding="utf-8"))]
 
 
+@cache
 def sources(*suffixes: str) -> list[Path]:
     """Return our files: code, tests and documents, but none of what is installed or generated."""
     folders = ["persist", "codecs", "blob", "tests", "docs", "examples", "benchmarks", "pyspark_persist", "scripts"]
     found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
     here = Path(__file__)
     return [path for path in [*found, *ROOT.glob("*.md")] if path != here and "golden/format" not in str(path)]
+
+
+@cache
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def cited(text: str) -> set[int]:
@@ -50,22 +57,20 @@ def test_every_rule_that_is_cited_stands_in_the_list() -> None:
     strangers = {
         str(path.relative_to(ROOT)): sorted(missing)
         for path in sources(".py", ".md")
-        if (missing := cited(path.read_text(encoding="utf-8")) - known)
+        if (missing := cited(read(path)) - known)
     }
     assert not strangers
 
 
 def test_every_rule_has_a_test_of_its_name_in_the_first_tier() -> None:
-    found = [match for path in sources(".py") for match in NAMED_TEST.findall(path.read_text(encoding="utf-8"))]
+    found = [match for path in sources(".py") for match in NAMED_TEST.findall(read(path))]
     named = {int(rule) for only_thorough, rule in found if not only_thorough}
     assert set(rules()) - named == set()
     assert named - set(rules()) == set()
 
 
 def test_nothing_cites_a_document_outside_the_repository() -> None:
-    citing = [
-        str(p.relative_to(ROOT)) for p in sources(".py", ".md", ".toml") if DOCUMENTS.search(p.read_text("utf-8"))
-    ]
+    citing = [str(p.relative_to(ROOT)) for p in sources(".py", ".md", ".toml") if DOCUMENTS.search(read(p))]
     assert not citing
 
 

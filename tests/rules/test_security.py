@@ -212,6 +212,7 @@ def test_who_may_only_read_reads_in_any_mode_and_a_writer_replaces_no_record(
     bucket.close()
 
 
+@pytest.mark.thorough
 def test_missing_rights_are_not_taken_for_damage(gate: Gate, s3_options: dict[str, Any]) -> None:
     place = Place(gate, s3_options)
     with persist.open(place.url, storage_options=place.options("WRITER")) as client:

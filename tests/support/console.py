@@ -8,6 +8,7 @@ for anything, and alone on a line for any number of lines. Runs of blanks count 
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from persist.tools.cli.main import main
 
+Run = Callable[..., str]  # The fixture of `tests/tools/cli/conftest.py`.
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 

@@ -1,9 +1,7 @@
 """The oracle: what a location holds, what each call makes of it, and what it is refused with.
 
 It knows the rules and nothing of the library, so that the two can be compared; `tests/proofs/test_model.py` keeps it
-so. All
-suites that make up their calls share it: two clients at once (`tests/proofs/test_state_machine.py`), and the simulator
-of faults, races and deaths (`tests/proofs/simulator`).
+so. The simulator of faults, races and deaths (`tests/proofs/simulator`) judges by it.
 
 States are values: a call returns the one after it, or raises `Refused`. They hold frontiers, holds and tokens. Updates
 are kept beside them, in lists that only grow: what is read as of a sealed time does not depend on what came later. An
@@ -124,8 +122,8 @@ class Collection:
         return replace(self, holds={**self.holds, name: (time, lease)})._moved()
 
     def holding_only(self, holds: Mapping[Any, tuple[int, Any]]) -> "Collection":
-        """Return the collection with these holds instead of those it has."""
-        return replace(self, holds=dict(holds))._moved()
+        """Return the collection with these holds and no others."""
+        return replace(self, holds=holds)._moved()
 
     def released(self, name: Any) -> "Collection":
         """Return the collection without a hold."""
@@ -149,13 +147,6 @@ class Collection:
         if as_of < self.since:
             raise Refused("AsOfCompacted", as_of=as_of, since=self.since)
         if as_of >= self.upper:
-            raise Refused("AsOfNotSealed", upper=self.upper)
-
-    def check_changes(self, lower: int, upper: int) -> None:
-        """Raise Refused if the updates at lower <= time < upper cannot be read now."""
-        if lower <= self.since and (lower, self.since) != (0, 0):
-            raise Refused("AsOfCompacted", as_of=lower - 1, since=self.since)
-        if lower < upper and upper > self.upper:
             raise Refused("AsOfNotSealed", upper=self.upper)
 
 

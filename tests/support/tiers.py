@@ -29,9 +29,10 @@ settings.register_profile("quick", _ALWAYS, max_examples=QUICK, derandomize=True
 settings.load_profile("thorough")
 
 
-def examples(thorough: int) -> int:
-    """Return how many examples Hypothesis is to make where `thorough` are wanted if everything is run."""
-    return max(1, thorough * settings().max_examples // THOROUGH)
+def examples(thorough: int, *, quick: int = 0) -> int:
+    """Return how many examples to make: `thorough`, or `quick` of them (by default a tenth) in the first tier."""
+    is_quick = settings().max_examples == QUICK
+    return quick if quick and is_quick else max(1, thorough * settings().max_examples // THOROUGH)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

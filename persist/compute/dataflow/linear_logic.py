@@ -17,22 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
-from persist.compute.dataflow.plan.stages import (
-    BatchFunction,
-    Delay,
-    Explode,
-    Filter,
-    FilterFunction,
-    FlatMap,
-    Map,
-    MapFunction,
-    Negate,
-    Stage,
-    TemporalFilter,
-    Unnest,
-    check_function,
-    to_record_schema,
-)
+from persist.compute.dataflow.plan import stages
 from persist.compute.dataflow.plan.types import Columns, check_names
 from persist.core.expression.term import Col, Expression, Term, to_term
 
@@ -51,7 +36,7 @@ class LinearStep:
     """
 
     operator: str
-    stage: Callable[[pa.Schema], Stage]
+    stage: Callable[[pa.Schema], stages.Stage]
     dimension: int = 0
 
 
@@ -67,25 +52,27 @@ class LinearMethods(ABC, Generic[Made]):
         if function is None:
             if not outputs:
                 raise InvalidUsage('map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})')
-            return self._append_stage("map", Map(tuple((name, to_term(term)) for name, term in outputs.items())))
-        check_function(function, "map")
+            return self._append_stage("map", stages.Map(tuple((name, to_term(term)) for name, term in outputs.items())))
+        stages.check_function(function, "map")
         if outputs or schema is None:
             raise InvalidUsage(
                 "map(function, schema={…}) needs the columns that the function returns, and nothing else"
             )
-        return self._append_stage("map", MapFunction(function, to_record_schema(schema, "map")))
+        return self._append_stage("map", stages.MapFunction(function, stages.to_record_schema(schema, "map")))
 
     def map_batches(self, function: Function, *, schema: Columns) -> Made:
         """Return the columns that a function of record batches returns: as many records, in the same order."""
-        check_function(function, "map_batches")
-        return self._append_stage("map_batches", BatchFunction(function, to_record_schema(schema, "map_batches")))
+        stages.check_function(function, "map_batches")
+        return self._append_stage(
+            "map_batches", stages.BatchFunction(function, stages.to_record_schema(schema, "map_batches"))
+        )
 
     def extend(self, **outputs: Any) -> Made:
         """Return the columns with computed ones added; equal names are replaced."""
         computed = {name: to_term(term) for name, term in outputs.items()}
 
-        def stage(input_schema: pa.Schema) -> Stage:
-            return Map(tuple(({name: Col(name) for name in input_schema.names} | computed).items()))
+        def stage(input_schema: pa.Schema) -> stages.Stage:
+            return stages.Map(tuple(({name: Col(name) for name in input_schema.names} | computed).items()))
 
         return self.then(LinearStep("extend", stage))
 
@@ -93,7 +80,8 @@ class LinearMethods(ABC, Generic[Made]):
         """Return some of the columns. Equal records add up."""
         return self.then(
             LinearStep(
-                "project", lambda given: Map(tuple((name, Col(name)) for name in check_names("project", names, given)))
+                "project",
+                lambda given: stages.Map(tuple((name, Col(name)) for name in check_names("project", names, given))),
             )
         )
 
@@ -101,34 +89,34 @@ class LinearMethods(ABC, Generic[Made]):
         """Rename columns: `{old: new}`."""
         given_names = dict(names)
 
-        def stage(input_schema: pa.Schema) -> Stage:
+        def stage(input_schema: pa.Schema) -> stages.Stage:
             check_names("rename", list(given_names), input_schema)
-            return Map(tuple((given_names.get(name, name), Col(name)) for name in input_schema.names))
+            return stages.Map(tuple((given_names.get(name, name), Col(name)) for name in input_schema.names))
 
         return self.then(LinearStep("rename", stage))
 
     def filter(self, condition: Expression | Term | bool | Function) -> Made:
         """Return the records for which a condition, or a Python function, is true."""
         if isinstance(condition, Expression | Term | bool):
-            return self._append_stage("filter", Filter(to_term(condition)))
-        check_function(condition, "filter")
-        return self._append_stage("filter", FilterFunction(condition))
+            return self._append_stage("filter", stages.Filter(to_term(condition)))
+        stages.check_function(condition, "filter")
+        return self._append_stage("filter", stages.FilterFunction(condition))
 
     def flat_map(self, function: Function, *, schema: Columns) -> Made:
         """Return all records that a Python function returns for each record."""
-        check_function(function, "flat_map")
-        return self._append_stage("flat_map", FlatMap(function, to_record_schema(schema, "flat_map")))
+        stages.check_function(function, "flat_map")
+        return self._append_stage("flat_map", stages.FlatMap(function, stages.to_record_schema(schema, "flat_map")))
 
     def explode(self, by: Expression | Term | Function, *, schema: Columns | None = None) -> Made:
         """Multiply diffs by an integer expression; or return the pairs (record, diff) that a function returns."""
         if isinstance(by, Expression | Term):
-            return self._append_stage("explode", Explode(to_term(by)))
-        check_function(by, "explode")
+            return self._append_stage("explode", stages.Explode(to_term(by)))
+        stages.check_function(by, "explode")
         if schema is None:
             raise InvalidUsage(
                 "explode(function, schema={…}) needs the columns of the records that the function returns"
             )
-        return self._append_stage("explode", FlatMap(by, to_record_schema(schema, "explode"), "diffs"))
+        return self._append_stage("explode", stages.FlatMap(by, stages.to_record_schema(schema, "explode"), "diffs"))
 
     def unnest(self, **lists: Expression | Term) -> Made:
         """Repeat each record for each element of a list: `unnest(word=col("words"))`.
@@ -138,18 +126,18 @@ class LinearMethods(ABC, Generic[Made]):
         """
         if not lists:
             raise InvalidUsage('unnest() needs a list, and a name for its elements: unnest(word=col("words"))')
-        return self._append_stage("unnest", Unnest(tuple((name, to_term(term)) for name, term in lists.items())))
+        return self._append_stage("unnest", stages.Unnest(tuple((name, to_term(term)) for name, term in lists.items())))
 
     def join_function(self, function: Function, *, schema: Columns) -> Made:
         """Return the updates (record, time, diff) that a function returns for each record. Their times are joined with
         the record's time, and their diffs multiplied with its diff. The times have no coordinates of iterations."""
-        check_function(function, "join_function")
-        flattened = FlatMap(function, to_record_schema(schema, "join_function"), "updates")
+        stages.check_function(function, "join_function")
+        flattened = stages.FlatMap(function, stages.to_record_schema(schema, "join_function"), "updates")
         return self.then(LinearStep("join_function", lambda _: flattened))
 
     def negate(self) -> Made:
         """Return the same records with the opposite multiplicities."""
-        return self._append_stage("negate", Negate())
+        return self._append_stage("negate", stages.Negate())
 
     def temporal_filter(self, lower: Any = None, upper: Any = None, *, dimension: int = 0) -> Made:
         """Let each record be there while time is in `[lower, upper)`, integer expressions of the record; None: no
@@ -160,7 +148,7 @@ class LinearMethods(ABC, Generic[Made]):
         `temporal_filter(col("at"), col("at") + 24)` holds the last 24 hours.
         """
         bounds = [None if bound is None else to_term(bound) for bound in (lower, upper)]
-        stage = TemporalFilter(bounds[0], bounds[1], dimension)
+        stage = stages.TemporalFilter(bounds[0], bounds[1], dimension)
         return self.then(LinearStep("temporal_filter", lambda _: stage, dimension))
 
     def delay(self, to: Any, *, dimension: int = 0) -> Made:
@@ -169,10 +157,10 @@ class LinearMethods(ABC, Generic[Made]):
         An update whose value is before its time is an error when the program runs. Inside an iteration it is refused in
         a program that reads and writes collections, because that could not resume.
         """
-        stage = Delay(to_term(to), dimension)
+        stage = stages.Delay(to_term(to), dimension)
         return self.then(LinearStep("delay", lambda _: stage, dimension))
 
-    def _append_stage(self, operator: str, stage: Stage) -> Made:
+    def _append_stage(self, operator: str, stage: stages.Stage) -> Made:
         return self.then(LinearStep(operator, lambda _: stage))
 
 

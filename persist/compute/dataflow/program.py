@@ -14,22 +14,8 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import CollectionSchema
+from persist.compute.dataflow.plan import plan as plans
 from persist.compute.dataflow.plan.draft import Draft, make_hold_name
-from persist.compute.dataflow.plan.plan import (
-    ROOT,
-    Consolidate,
-    Constant,
-    Input,
-    Leave,
-    Persist,
-    Plan,
-    Reduce,
-    ScopeInfo,
-    Source,
-    Upper,
-    Variable,
-    list_incoming_edges,
-)
 from persist.compute.dataflow.plan.stages import to_record_schema
 from persist.compute.dataflow.plan.types import Columns, format_schema
 from persist.compute.dataflow.ports.output import list_hidden_collections, make_kept_name
@@ -73,7 +59,7 @@ class Program(Draft):
         schema = CollectionSchema.of(key, value)
         self.input_schemas[name] = schema
         columns = pa.schema([schema.arrow.field(column) for column in schema.names])
-        return Stream(self, self.plan.add(Input(name, schema.key_names), (), columns).number)
+        return Stream(self, self.plan.add(plans.Input(name, schema.key_names), (), columns).number)
 
     def source(
         self,
@@ -108,7 +94,7 @@ class Program(Draft):
             schema = self._look_up_columns(collection)
         fields = to_record_schema(schema, f"source {collection!r}")
         columns = pa.schema([pa.field(field.name, field.type) for field in fields])
-        return Stream(self, self.plan.add(Source(collection, as_of, unsealed), (), columns).number)
+        return Stream(self, self.plan.add(plans.Source(collection, as_of, unsealed), (), columns).number)
 
     def _add_written_source(self, collection: str, *, is_plain: bool) -> Stream:
         """Return a source that the program writes: it is an output as well."""
@@ -121,13 +107,13 @@ class Program(Draft):
         columns = self._look_up_columns(collection)
         assert self.engine is not None
         schema = check_writable(load_handle(self.engine, collection)).schema
-        source = self.plan.add(Source(collection, written=True), (), columns)
-        self.plan.add(Persist(collection, schema.key_names), (source.number,), columns)
+        source = self.plan.add(plans.Source(collection, written=True), (), columns)
+        self.plan.add(plans.Persist(collection, schema.key_names), (source.number,), columns)
         return Stream(self, source.number)
 
     def add_upper(self, collection: str) -> Stream:
         self._check_read(collection)
-        return Stream(self, self.plan.add(Upper(collection), (), pa.schema([])).number)
+        return Stream(self, self.plan.add(plans.Upper(collection), (), pa.schema([])).number)
 
     def _check_read(self, collection: str) -> None:
         check_name(collection)
@@ -143,7 +129,7 @@ class Program(Draft):
         if not isinstance(records, pa.Table):
             raise InvalidUsage(f"constant: {records!r:.100} is not a pyarrow Table of records")
         columns = to_record_schema(records.schema, "constant")
-        return Stream(self, self.plan.add(Constant(records), (), columns).number)
+        return Stream(self, self.plan.add(plans.Constant(records), (), columns).number)
 
     def using(self, client: OnEngine | Engine) -> "Program":
         """Let `source` look the columns of collections up with a client; returns the program."""
@@ -160,14 +146,14 @@ class Program(Draft):
         schema = load_handle(self.engine, collection).schema
         return pa.schema([schema.arrow.field(name) for name in schema.names])
 
-    def scope(self, name: str = "scope", *, limit: int = ITERATIONS_MAX, inside: "int | Scope" = ROOT) -> "Scope":
+    def scope(self, name: str = "scope", *, limit: int = ITERATIONS_MAX, inside: "int | Scope" = plans.ROOT) -> "Scope":
         """Return a new scope of iteration; see `Scope`."""
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InvalidUsage(f"scope {name!r}: limit={limit!r} is not a number of iterations of at least 1")
         parent = inside.number if isinstance(inside, Scope) else inside
         number = 1 + max(self.plan.scopes)
         depth = self.plan.scopes[parent].depth + 1
-        self.plan.scopes[number] = ScopeInfo(number, parent, name, limit, depth)
+        self.plan.scopes[number] = plans.ScopeInfo(number, parent, name, limit, depth)
         return Scope(self, number)
 
     def join_all(self, streams: Sequence[Stream], on: str | Sequence[str]) -> Stream:
@@ -202,7 +188,7 @@ class Program(Draft):
         """
         engine = to_engine("Program.drop", client)
         for node in self.plan.nodes.values():
-            if isinstance(node.operator, Source):
+            if isinstance(node.operator, plans.Source):
                 with suppress(CollectionNotFound, HoldNotFound):
                     take_hold(load_handle(engine, node.operator.collection), None, make_hold_name(self.name)).release()
         for name in self.list_kept_names(engine):
@@ -218,7 +204,7 @@ class Program(Draft):
     def check(self) -> None:
         """Raise InvalidUsage if the program is incomplete."""
         for node in self.plan.nodes.values():
-            if isinstance(node.operator, Variable) and node.operator.feedback is None:
+            if isinstance(node.operator, plans.Variable) and node.operator.feedback is None:
                 raise InvalidUsage(
                     f"variable {node.operator.name!r} of scope {self.plan.scopes[node.scope].name!r} was never set: "
                     "call its set(result)"
@@ -266,7 +252,7 @@ class Scope:
             raise InvalidUsage(f"variable {name!r}: give either an initial stream, or the columns with schema={{…}}")
         start = None if initial is None else self.enter(initial)
         columns = start.schema if start is not None else to_record_schema(schema, f"variable {name!r}")
-        node = self.program.plan.add(Variable(name), (), columns, self.number)
+        node = self.program.plan.add(plans.Variable(name), (), columns, self.number)
         whole = Stream(self.program, node.number)
         if start is not None:
             whole = whole.concat(start)
@@ -281,7 +267,9 @@ class Scope:
         if stream.node.scope != self.number:
             raise InvalidUsage(f"leave: {stream.node.title} is not in this scope; its own scope must let it leave")
         parent = self.program.plan.scopes[self.number].parent
-        return Stream(self.program, self.program.plan.add(Leave(), (stream.number,), stream.schema, parent).number)
+        return Stream(
+            self.program, self.program.plan.add(plans.Leave(), (stream.number,), stream.schema, parent).number
+        )
 
 
 class Looped(Stream):
@@ -298,7 +286,7 @@ class Looped(Stream):
         Raises NotConsolidated: the cycle has no operator that consolidates.
         """
         plan, variable = self.program.plan, self.program.plan.nodes[self._variable]
-        assert isinstance(variable.operator, Variable)
+        assert isinstance(variable.operator, plans.Variable)
         title = f"variable {variable.operator.name!r}"
         if variable.operator.feedback is not None:
             raise InvalidUsage(f"{title} was set already; a variable is set once")
@@ -309,23 +297,23 @@ class Looped(Stream):
                 f"{format_schema(result.schema)}: map one to the other"
             )
         whole = result if self._initial is None else result.concat(self._initial.negate())
-        plan.replace_node(self._variable, operator=Variable(variable.operator.name, whole.number))
+        plan.replace_node(self._variable, operator=plans.Variable(variable.operator.name, whole.number))
         cycle = _find_unconsolidated_cycle(plan, self._variable)
         if cycle:
             plan.replace_node(self._variable, operator=variable.operator)
             raise NotConsolidated(plan.scopes[variable.scope].name, [plan.nodes[number].title for number in cycle])
 
 
-def _find_unconsolidated_cycle(plan: Plan, variable: int) -> list[int]:
+def _find_unconsolidated_cycle(plan: plans.Plan, variable: int) -> list[int]:
     """Return the nodes of a cycle through a variable on which nothing consolidates; [] if there is none."""
     paths = [[variable]]
     visited: set[int] = set()
     while paths:
         path = paths.pop()
-        for number in list_incoming_edges(plan.nodes[path[-1]]):
+        for number in plans.list_incoming_edges(plan.nodes[path[-1]]):
             if number == variable:
                 return path[::-1]
-            if number not in visited and not isinstance(plan.nodes[number].operator, Reduce | Consolidate):
+            if number not in visited and not isinstance(plan.nodes[number].operator, plans.Reduce | plans.Consolidate):
                 visited.add(number)
                 paths.append([*path, number])
     return []
@@ -364,7 +352,7 @@ class Together(Draft):
         names = []
         for program in self._programs:
             reads = any(
-                isinstance(node.operator, Source) and node.operator.collection == collection
+                isinstance(node.operator, plans.Source) and node.operator.collection == collection
                 for node in program.plan.nodes.values()
             )
             names += program.list_holds(collection) if reads else []
@@ -384,7 +372,7 @@ class Together(Draft):
         self.input_schemas |= program.input_schemas
         places = {}
         for node in program.plan.nodes.values():
-            if isinstance(node.operator, Source):
+            if isinstance(node.operator, plans.Source):
                 names, kinds = tuple(node.schema.names), tuple(map(str, node.schema.types))
                 same = (node.operator, node.operator.unsealed, names, kinds)
                 if same not in self._sources:
@@ -400,9 +388,13 @@ class Together(Draft):
 
     def _check_disjoint(self) -> None:
         """Raise InvalidUsage if a program reads another one's output."""
-        written = [node.operator.collection for node in self.plan.nodes.values() if isinstance(node.operator, Persist)]
+        written = [
+            node.operator.collection for node in self.plan.nodes.values() if isinstance(node.operator, plans.Persist)
+        ]
         read = {
-            node.operator.collection for node in self.plan.nodes.values() if isinstance(node.operator, Source | Upper)
+            node.operator.collection
+            for node in self.plan.nodes.values()
+            if isinstance(node.operator, plans.Source | plans.Upper)
         }
         for name in written:
             if written.count(name) > 1 or name in read:

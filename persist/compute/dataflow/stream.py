@@ -16,34 +16,8 @@ from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import TIME
 from persist.compute.dataflow.linear_logic import Function, LinearMethods, LinearStep, Logic
 from persist.compute.dataflow.operators.aggregates import find_result_type
+from persist.compute.dataflow.plan import plan as plans
 from persist.compute.dataflow.plan.draft import Captured, Draft, Probed
-from persist.compute.dataflow.plan.plan import (
-    ROOT,
-    Aggregates,
-    Arrange,
-    Capture,
-    Concat,
-    Consolidate,
-    Counted,
-    Distinct,
-    Enter,
-    Folded,
-    Inspect,
-    Join,
-    Linear,
-    Node,
-    Operator,
-    Persist,
-    Probe,
-    Reduce,
-    SealedWith,
-    Threshold,
-    TopK,
-    UserReduce,
-    Windowed,
-    WindowFunction,
-)
-from persist.compute.dataflow.plan.plan import Logic as ReduceLogic
 from persist.compute.dataflow.plan.stages import FlatMap, Map, Stage, check_function, derive_schema, to_record_schema
 from persist.compute.dataflow.plan.types import (
     Columns,
@@ -68,7 +42,7 @@ class Stream(LinearMethods["Stream"]):
         self.number = number
 
     @property
-    def node(self) -> Node:
+    def node(self) -> plans.Node:
         """Its node in the plan."""
         return self.program.plan.nodes[self.number]
 
@@ -99,7 +73,7 @@ class Stream(LinearMethods["Stream"]):
             stage = step.stage(schema)
             stages.append(replace(stage, dimensions=self.program.dimensions) if isinstance(stage, FlatMap) else stage)
             schema = self._derive_schema(stages[-1], schema, step.operator)
-        return self._add_node(Linear(tuple(stages)), [self], schema) if stages else self
+        return self._add_node(plans.Linear(tuple(stages)), [self], schema) if stages else self
 
     def then(self, step: LinearStep) -> "Stream":
         """Return the stream after a linear operator."""
@@ -109,7 +83,7 @@ class Stream(LinearMethods["Stream"]):
         """Return the records of this and of others: multiplicities add up."""
         streams = self._enter_common_scope(others)
         schema = check_same_schema([(stream.schema, stream.node.title) for stream in streams])
-        return self._add_node(Concat(), streams, schema)
+        return self._add_node(plans.Concat(), streams, schema)
 
     def __add__(self, other: "Stream") -> "Stream":
         return self.concat(other)
@@ -129,17 +103,17 @@ class Stream(LinearMethods["Stream"]):
             self.program.add_upper(condition) if isinstance(condition, str) else condition for condition in others
         ]
         first, *conditions = self._enter_common_scope(streams)
-        return self._add_node(SealedWith(), [first, *conditions], self.schema)
+        return self._add_node(plans.SealedWith(), [first, *conditions], self.schema)
 
     # Operators that keep state.
 
     def consolidate(self) -> "Stream":
         """Return the same collection with its updates summed per record and time, once they are complete."""
-        return self._add_node(Consolidate(), [self], self.schema)
+        return self._add_node(plans.Consolidate(), [self], self.schema)
 
     def arrange_by_key(self, *keys: str) -> "Stream":
         """Keep an index by key, which every join and reduction by this key on the result shares."""
-        return self._add_node(Arrange(check_names("arrange_by_key", keys, self.schema)), [self], self.schema)
+        return self._add_node(plans.Arrange(check_names("arrange_by_key", keys, self.schema)), [self], self.schema)
 
     def join(self, other: "Stream", on: On, *, null_equals: bool = False) -> "Stream":
         """Return the pairs of records that agree in key: this one's columns, then the other's that are not its key.
@@ -150,7 +124,7 @@ class Stream(LinearMethods["Stream"]):
         """
         this_side, other_side = self._enter_common_scope([other])
         pairs = pair_join_columns("join", on, this_side.schema, other_side.schema)
-        operator = Join((pairs,), null_equals=null_equals)
+        operator = plans.Join((pairs,), null_equals=null_equals)
         return self._add_node(
             operator, [this_side, other_side], join_schemas("join", this_side.schema, other_side.schema, pairs)
         )
@@ -159,7 +133,7 @@ class Stream(LinearMethods["Stream"]):
         """Return all pairs of records. Cost: each change meets all of the other side."""
         this_side, other_side = self._enter_common_scope([other])
         return self._add_node(
-            Join(((),)), [this_side, other_side], join_schemas("cross", this_side.schema, other_side.schema, ())
+            plans.Join(((),)), [this_side, other_side], join_schemas("cross", this_side.schema, other_side.schema, ())
         )
 
     def semijoin(self, other: "Stream", on: On) -> "Stream":
@@ -189,12 +163,12 @@ class Stream(LinearMethods["Stream"]):
 
     def distinct(self) -> "Stream":
         """Return each record of positive multiplicity once."""
-        return self._add_node(Reduce(tuple(self.columns), (), Distinct()), [self], self.schema)
+        return self._add_node(plans.Reduce(tuple(self.columns), (), plans.Distinct()), [self], self.schema)
 
     def threshold(self, function: Callable[[int], int]) -> "Stream":
         """Return each record with a new multiplicity that a function computes from its non-zero multiplicity."""
         check_function(function, "threshold")
-        return self._add_node(Reduce(tuple(self.columns), (), Threshold(function)), [self], self.schema)
+        return self._add_node(plans.Reduce(tuple(self.columns), (), plans.Threshold(function)), [self], self.schema)
 
     def upsert(
         self, key: str | Sequence[str], *, order_by: str | Sequence[str], tombstone: str | None = None
@@ -289,17 +263,17 @@ class Stream(LinearMethods["Stream"]):
     def inspect(self, function: Callable[[pa.Table], object]) -> "Stream":
         """Call a function with each table of updates that passes (columns, `_time` or `_times`, `_diff`)."""
         check_function(function, "inspect")
-        return self._add_node(Inspect(function), [self], self.schema)
+        return self._add_node(plans.Inspect(function), [self], self.schema)
 
     def probe(self) -> Probed:
         """Return a probe of how far this stream is complete in the running program."""
         self._check_root("probe")
-        return self.program.add_probe(self._add_node(Probe("probe"), [self], self.schema).number)
+        return self.program.add_probe(self._add_node(plans.Probe("probe"), [self], self.schema).number)
 
     def capture(self) -> Captured:
         """Return a capture of the complete updates of this stream while the program runs. Memory: all of them."""
         self._check_root("capture")
-        return self.program.add_capture(self._add_node(Capture("capture"), [self], self.schema).number)
+        return self.program.add_capture(self._add_node(plans.Capture("capture"), [self], self.schema).number)
 
     def early(self) -> Captured:
         """Return a capture of the complete updates of this stream, which also shows early ones.
@@ -310,7 +284,7 @@ class Stream(LinearMethods["Stream"]):
         """
         self._check_root("early")
         return self.program.add_capture(
-            self._add_node(Capture("early", early=True), [self], self.schema).number, early=True
+            self._add_node(plans.Capture("early", early=True), [self], self.schema).number, early=True
         )
 
     def persist(self, collection: str, *, key: Sequence[str]) -> "Stream":
@@ -324,7 +298,7 @@ class Stream(LinearMethods["Stream"]):
         keys = check_names("persist", tuple([key] if isinstance(key, str) else key), self.schema)
         check_name(collection)
         self.program.check_output(collection)
-        self._add_node(Persist(collection, keys), [self], self.schema)
+        self._add_node(plans.Persist(collection, keys), [self], self.schema)
         return self
 
     # Inside.
@@ -338,7 +312,7 @@ class Stream(LinearMethods["Stream"]):
         check_column_names(operator, schema)
         return schema
 
-    def _add_node(self, operator: Operator, streams: Iterable["Stream"], schema: pa.Schema) -> "Stream":
+    def _add_node(self, operator: plans.Operator, streams: Iterable["Stream"], schema: pa.Schema) -> "Stream":
         inputs = list(streams)
         numbers = tuple(stream.number for stream in inputs)
         return Stream(self.program, self.program.plan.add(operator, numbers, schema, inputs[0].node.scope).number)
@@ -362,7 +336,7 @@ class Stream(LinearMethods["Stream"]):
         """Return this stream inside a scope: itself, or entered from one outside of it."""
         scopes, path, at = self.program.plan.scopes, list[int](), scope
         while at != self.node.scope:
-            if at == ROOT:
+            if at == plans.ROOT:
                 raise InvalidUsage(
                     f"{self.node.title} is in scope {scopes[self.node.scope].name!r}, which is not around "
                     f"{scopes[scope].name!r}: let it leave its scope first"
@@ -371,7 +345,7 @@ class Stream(LinearMethods["Stream"]):
             at = scopes[at].parent
         stream = self
         for inner_scope in reversed(path):
-            number = self.program.plan.add(Enter(), (stream.number,), self.schema, inner_scope).number
+            number = self.program.plan.add(plans.Enter(), (stream.number,), self.schema, inner_scope).number
             stream = Stream(self.program, number)
         return stream
 
@@ -396,11 +370,11 @@ class Stream(LinearMethods["Stream"]):
             raise InvalidUsage(
                 f"enter_at: {expression} gives {kind}, and an iteration is a whole number of up to 63 bits: cast it"
             )
-        number = self.program.plan.add(Enter(rounds), (numbered.number,), self.schema, scope).number
+        number = self.program.plan.add(plans.Enter(rounds), (numbered.number,), self.schema, scope).number
         return Stream(self.program, number)
 
     def _check_root(self, operator: str) -> None:
-        if self.node.scope != ROOT:
+        if self.node.scope != plans.ROOT:
             raise InvalidUsage(f"{operator}: {self.node.title} is inside an iteration; let it leave its scope first")
 
     def _check_dimension(self, operator: str, dimension: int) -> None:
@@ -454,7 +428,7 @@ class Grouped:
             outputs.append((name, aggregate.kind, column))
         mapped = self._map_terms(values)
         kinds = [(name, find_result_type(kind, mapped.schema.field(of).type, name)) for name, kind, of in outputs]
-        return self._reduce(mapped, tuple(values), Aggregates(tuple(outputs), is_complete), pa.schema(kinds))
+        return self._reduce(mapped, tuple(values), plans.Aggregates(tuple(outputs), is_complete), pa.schema(kinds))
 
     def count(self, name: str = "count") -> Stream:
         """Return a record per key with the number of its records."""
@@ -468,7 +442,7 @@ class Grouped:
         descending: bool | Sequence[bool] = False,
         skip: int = 0,
         nulls_first: Sequence[str] = (),
-        counted: Counted = "row_number",
+        counted: plans.Counted = "row_number",
     ) -> Stream:
         """Return the first records of each key in the order of some columns; the other columns break ties.
 
@@ -478,8 +452,8 @@ class Grouped:
             counted: what count limits. "rank" and "dense_rank" return all records whose rank by this function of SQL is
                 at most count, so peers are in or out together; skip is 0 then.
         """
-        if counted not in get_args(Counted) or (skip and counted != "row_number"):
-            allowed = ", ".join(map(repr, get_args(Counted)))
+        if counted not in get_args(plans.Counted) or (skip and counted != "row_number"):
+            allowed = ", ".join(map(repr, get_args(plans.Counted)))
             raise InvalidUsage(
                 f"top_k: counted={counted!r}, skip={skip!r}: give one of {allowed}, and skip with the first"
             )
@@ -497,22 +471,22 @@ class Grouped:
         return self._reduce(
             mapped,
             values,
-            TopK(count, tuple(zip(names, down, strict=True)), skip, tuple(nulls_first), counted),
+            plans.TopK(count, tuple(zip(names, down, strict=True)), skip, tuple(nulls_first), counted),
             select_fields(mapped.schema, values),
         )
 
-    def windows(self, calls: Sequence[WindowFunction]) -> Stream:
+    def windows(self, calls: Sequence[plans.WindowFunction]) -> Stream:
         """Return the records, each with the results of window functions over its key."""
         mapped, values = self._map_all_columns()
         added = [pa.field(call.name, call.result) for call in calls]
         columns = pa.schema([*select_fields(mapped.schema, values), *added])
-        return self._reduce(mapped, values, Windowed(tuple(calls)), columns)
+        return self._reduce(mapped, values, plans.Windowed(tuple(calls)), columns)
 
-    def fold(self, calls: Sequence[WindowFunction]) -> Stream:
+    def fold(self, calls: Sequence[plans.WindowFunction]) -> Stream:
         """Return a record per key with aggregates of its records in an order."""
         mapped, values = self._map_all_columns()
         columns = pa.schema([pa.field(call.name, call.result) for call in calls])
-        return self._reduce(mapped, values, Folded(tuple(calls)), columns)
+        return self._reduce(mapped, values, plans.Folded(tuple(calls)), columns)
 
     def reduce(self, function: Function, *, schema: Columns) -> Stream:
         """Return the records that a function returns for each non-empty group.
@@ -523,7 +497,7 @@ class Grouped:
         check_function(function, "reduce")
         columns = to_record_schema(schema, "reduce")
         mapped, values = self._map_all_columns()
-        return self._reduce(mapped, values, UserReduce(function, columns), columns)
+        return self._reduce(mapped, values, plans.UserReduce(function, columns), columns)
 
     def distinct(self) -> Stream:
         """Return each key of records with positive multiplicity in sum, once."""
@@ -543,8 +517,8 @@ class Grouped:
     def _map_terms(self, values: dict[str, Term]) -> Stream:
         return self._stream._map_terms({**self._keys, **values})
 
-    def _reduce(self, mapped: Stream, values: tuple[str, ...], logic: ReduceLogic, columns: pa.Schema) -> Stream:
+    def _reduce(self, mapped: Stream, values: tuple[str, ...], logic: plans.Logic, columns: pa.Schema) -> Stream:
         keys = tuple(self._keys)
         schema = pa.schema([*(mapped.schema.field(name) for name in keys), *columns])
         check_column_names("reduce", schema)
-        return mapped._add_node(Reduce(keys, values, logic), [mapped], schema)
+        return mapped._add_node(plans.Reduce(keys, values, logic), [mapped], schema)

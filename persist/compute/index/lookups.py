@@ -73,7 +73,7 @@ class IndexPath:
             for table in read_matching(self.contents, self._rename_keys(keys), reader):
                 yield table.select([*self.held_columns, "_diff"]).rename_columns(names)
             if self.changes is not None:
-                new = filter_by_keys(read_changes(self.changes, reader), keys).select(names)
+                new = _filter_by_keys(read_changes(self.changes, reader), keys).select(names)
                 yield negate_diffs(new) if self.is_ahead else new
         except MissingBlob as error:
             raise make_collected_error(error) from error
@@ -82,12 +82,10 @@ class IndexPath:
         return keys.select([*self.columns]).rename_columns([*self.contents.schema.key_names])
 
 
-def filter_by_keys(table: pa.Table, keys: pa.Table, *, others: bool = False) -> pa.Table:
-    """Return the rows with one of the keys; or the others."""
+def _filter_by_keys(table: pa.Table, keys: pa.Table) -> pa.Table:
+    """Return the rows with one of the keys."""
     names = keys.column_names
-    sorted_keys = SortedKeys.of(keys, names)
-    inside, outside = sorted_keys.split(table.take(sort_indices(table, names)))
-    return outside if others else inside
+    return SortedKeys.of(keys, names).split(table.take(sort_indices(table, names)))[0]
 
 
 def plan_paths(

@@ -61,6 +61,7 @@ QUERIES_MAX = 8  # Queries that run at a time.
 TURN_S = 10.0
 
 _CHANGING = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:ALTER|COMMENT|COPY|CREATE|DROP|REFRESH)\b", re.I | re.S)
+_REFUSAL = re.compile(r"([A-Z][\w ]*) Error: ")
 _WITHOUT_ARROW = {"UHUGEINT", "BIT", "BIGNUM", "VARINT", "TIME WITH TIME ZONE"}
 
 AsOf = int | Moment | Mapping[str, int | Moment] | None
@@ -312,20 +313,23 @@ class QueryResult(ArrowResult):
             raise InvalidUsage(f"the query was ended: {self._interrupted}") from error
         if self._notes.failures:
             raise self._notes.failures[0] from error
-        if type(error).__module__.partition(".")[0] != "_duckdb" and "duckdb" not in type(error).__module__:
+        # Arrow raises DuckDB's errors at later batches as OSError.
+        match = _REFUSAL.match(str(error))
+        if match is None and not isinstance(error, self._refusals[0]):
             raise error
-        if type(error).__name__ == "OutOfMemoryException" and self._limits is not None:
+        kind = match and match[1]
+        if kind == "Out of Memory" and self._limits is not None:
             raise InvalidUsage(
                 f"the query needs more than {self._limits.memory_bytes:,} bytes of memory: narrow it"
             ) from error
         way = "" if self._limits else FILES_REMEDY
-        if type(error).__name__ == "PermissionException":
+        if kind == "Permission":
             raise InvalidUsage(f"the query reads something that is not a collection: {error}").with_remedy(
                 way
             ) from error
         why = f"{explain_refusal(error)}. The collections are {list_some(self._collections)}."
         refused = InvalidUsage(f"DuckDB refuses the query: {why}")
-        raise (refused.with_remedy(way) if type(error).__name__ == "CatalogException" else refused) from error
+        raise (refused.with_remedy(way) if kind == "Catalog" else refused) from error
 
     def __repr__(self) -> str:
         return f"<Answer of {self.sql:.100}>"

@@ -62,7 +62,8 @@ def read_touched(
             return None
         if touched.condition == "false":
             return iter(())
-        names = [] if touched.source is None else _describe_columns(connection, touched.source)
+        columns = () if touched.source is None else connection.sql(f"SELECT * FROM {touched.source}\nLIMIT 0").columns
+        names = [*map(fold_case, columns)]
         pairs = _find_equal_columns(connection, touched, statement.table, schema, names)
         if touched.source is not None and pairs:
             by = _read_source_keys(connection, touched.source, pairs, schema)
@@ -73,10 +74,6 @@ def read_touched(
         raise
     except duckdb.Error:
         return None  # The statement itself is refused then, or DuckDB needs its whole text.
-
-
-def _describe_columns(connection: Any, source: str) -> list[str]:
-    return [fold_case(name) for name in connection.sql(f"SELECT * FROM {source}\nLIMIT 0").columns]
 
 
 def _find_equal_columns(

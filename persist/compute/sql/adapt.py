@@ -10,38 +10,12 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from persist.compute.sql import algebra
 from persist.compute.sql.adapt_expression import Expressions, Json, is_computed_from_list
-from persist.compute.sql.algebra import (
-    TRUE,
-    Aggregate,
-    Aggregation,
-    Distinct,
-    Filter,
-    Frame,
-    Join,
-    Let,
-    Node,
-    Order,
-    Project,
-    Recursive,
-    Ref,
-    Scan,
-    SetOperation,
-    Temporal,
-    TopK,
-    Unnest,
-    Values,
-    Window,
-    WindowCall,
-    count_columns,
-    infer_types,
-    iterate_nodes,
-    list_terms,
-)
 from persist.compute.sql.by_duckdb import read_function_name
 from persist.compute.sql.by_place import add_positional_windows, is_by_place
 from persist.compute.sql.duck import Columns
-from persist.compute.sql.members import check_members
+from persist.compute.sql.members import RELATIONS, check_members
 from persist.compute.sql.temporal import apply_now_bounds, check_without_now, reads_now
 from persist.compute.sql.types import Unreadable, parse_constant, to_arrow
 from persist.core.errors import InvalidUsage
@@ -88,29 +62,81 @@ class Adapter:
         self._unit = unit
         self._of = Expressions(sql)
 
-    def adapt(self, plan: Json) -> Node:
+    def adapt(self, plan: Json) -> algebra.Node:
         """Return the relation of a plan of DuckDB."""
-        adapter = _ADAPTED.get(plan["type"])
-        if adapter is None:
+        if plan["type"] not in RELATIONS:
             name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
             raise InvalidUsage(f"{name} is not supported in a view: {_INSTEAD.get(name, _INSTEAD_OF_ALL)}")
         if plan["type"] == "LOGICAL_GET" and read_function_name(plan) not in _SERIES:
             self._check_table(plan)
         check_members(plan)
-        node: Node = adapter(self, plan)
-        for term in list_terms(node):
+        node = self._adapt_relation(plan)
+        for term in algebra.list_terms(node):
             check_without_now(term, self._sql)
         return node
 
-    def _adapt_child(self, plan: Json, at: int = 0) -> Node:
-        return self.adapt(plan["children"][at])
+    def _adapt_relation(self, plan: Json) -> algebra.Node:
+        """Translate a relation by its kind."""
+        match plan["type"].removeprefix("LOGICAL_"):
+            case "GET":
+                return self._adapt_scan(plan)
+            case "UNNEST":
+                lists = self._of.translate_all(node["child"] for node in plan["expressions"])
+                return algebra.Unnest(self.adapt(plan["children"][0]), lists)
+            case "PROJECTION":
+                return self._adapt_project(plan)
+            case "FILTER":
+                return self._adapt_filter(plan)
+            case "CROSS_PRODUCT":
+                return algebra.Join("inner", self.adapt(plan["children"][0]), self.adapt(plan["children"][1]))
+            case "COMPARISON_JOIN" | "ANY_JOIN":
+                return self._adapt_join(plan)
+            case "ASOF_JOIN":
+                return self._adapt_asof(plan)
+            case "AGGREGATE_AND_GROUP_BY":
+                return self._adapt_aggregate(plan)
+            case "DISTINCT":
+                return self._adapt_distinct(plan)
+            case "ORDER_BY":
+                # A collection is in no order; `_adapt_limit` has what LIMIT makes of it.
+                return _pick_columns(self.adapt(plan["children"][0]), plan.get("projection_map"))
+            case "LIMIT":
+                return self._adapt_limit(plan)
+            case "UNION":
+                node = _union_all(self._list_union_parts(plan, bool(plan.get("setop_all"))))
+                return node if plan.get("setop_all") else algebra.Distinct(node)
+            case "EXCEPT" | "INTERSECT" as how:
+                return self._adapt_set_operation(plan, how.lower())
+            case "WINDOW":
+                return self._adapt_window(plan)
+            case "MATERIALIZED_CTE":
+                return algebra.Let(
+                    plan["table_index"], self.adapt(plan["children"][0]), self.adapt(plan["children"][1])
+                )
+            case "CTE_REF":
+                if plan.get("is_recurring"):
+                    raise InvalidUsage("recurring.… is not supported in a view: read the rows of the round before")
+                return algebra.Ref(
+                    plan["cte_index"], tuple(self._of.infer_type(kind, plan) for kind in plan["chunk_types"])
+                )
+            case "RECURSIVE_CTE":
+                return self._adapt_recursive(plan)
+            case "DUMMY_SCAN":
+                return algebra.Values(("boolean",), ((algebra.TRUE,),))
+            case "EXPRESSION_GET":
+                input_ = self.adapt(plan["children"][0])
+                return _union_all([algebra.Project(input_, self._of.translate_all(row)) for row in plan["expressions"]])
+            case "EMPTY_RESULT":
+                types = tuple(self._of.infer_type(kind, plan) for kind in plan.get("return_types", ()))
+                return algebra.Values(types or ("boolean",), ())
+        raise AssertionError(plan["type"])
 
     def _check_table(self, plan: Json) -> None:
         if plan.get("function_data", {}).get("table") not in self._tables:
             name = (plan.get("qname", {}).get("path") or ["?"])[-1]
             raise InvalidUsage(f"a view reads only collections, not {name}(): write its rows to a collection first")
 
-    def adapt_scan(self, plan: Json) -> Node:
+    def _adapt_scan(self, plan: Json) -> algebra.Node:
         """Translate the scan of a table or of a table function."""
         if read_function_name(plan) in _SERIES:
             return self._add_table_function(plan)
@@ -123,52 +149,52 @@ class Adapter:
                 raise InvalidUsage(kind.why)
         picked = [(name, kind) for name, kind in requested or columns if isinstance(kind, str)]
         picked = picked if requested else picked[:1]
-        node = Scan(table, tuple(name for name, _ in picked), tuple(kind for _, kind in picked))
-        return node if requested else Project(node, (TRUE,))
+        node = algebra.Scan(table, tuple(name for name, _ in picked), tuple(kind for _, kind in picked))
+        return node if requested else algebra.Project(node, (algebra.TRUE,))
 
-    def _add_table_function(self, plan: Json) -> Node:
+    def _add_table_function(self, plan: Json) -> algebra.Node:
         """Return the rows with the columns of a table function computed for each."""
-        rows = self._adapt_child(plan) if plan.get("children") else Values(("boolean",), ((TRUE,),))
-        width = count_columns(rows)
+        rows = (
+            self.adapt(plan["children"][0])
+            if plan.get("children")
+            else algebra.Values(("boolean",), ((algebra.TRUE,),))
+        )
+        width = algebra.count_columns(rows)
         numbers = [column["index"] for column in plan.get("column_indexes", ())]
         requested = [number for number in numbers if number < _ROW_ID]
         if requested and requested != numbers:
             raise InvalidUsage(
                 f"rows of {read_function_name(plan)}() have no rowid in a view: use WITH ORDINALITY, or id of JSON"
             )
-        unnested = Unnest(rows, tuple(self._of.make_series(plan, requested or [0])))
+        unnested = algebra.Unnest(rows, tuple(self._of.make_series(plan, requested or [0])))
         places = [*range(width, width + len(requested)), *plan.get("projected_input", ())]
-        return Project(unnested, tuple(map(Place, places)) or (TRUE,))
+        return algebra.Project(unnested, tuple(map(Place, places)) or (algebra.TRUE,))
 
-    def adapt_unnest(self, plan: Json) -> Node:
-        return Unnest(self._adapt_child(plan), self._of.translate_all(node["child"] for node in plan["expressions"]))
-
-    def adapt_project(self, plan: Json) -> Node:
+    def _adapt_project(self, plan: Json) -> algebra.Node:
         """Translate a projection."""
-        child = self._adapt_child(plan)
+        child = self.adapt(plan["children"][0])
         self._of.table = plan["children"][0].get("table_index")
         outputs = self._of.translate_all(plan["expressions"])
         self._of.table = None
-        return Project(child, outputs)
+        return algebra.Project(child, outputs)
 
-    def adapt_filter(self, plan: Json) -> Node:
+    def _adapt_filter(self, plan: Json) -> algebra.Node:
         """Translate a filter; conditions on `_now()` become bounds of time."""
-        node = self._adapt_child(plan)
+        node = self.adapt(plan["children"][0])
         conditions = [
             part for condition in self._of.translate_all(plan["expressions"]) for part in split_conjuncts(condition)
         ]
         timed = [condition for condition in conditions if reads_now(condition)]
         untimed = [condition for condition in conditions if condition not in timed]
-        node = apply_now_bounds(Filter(node, join_with_and(untimed)) if untimed else node, timed, self._unit, self._sql)
+        node = apply_now_bounds(
+            algebra.Filter(node, join_with_and(untimed)) if untimed else node, timed, self._unit, self._sql
+        )
         return _pick_columns(node, plan.get("projection_map"))
 
-    def adapt_cross(self, plan: Json) -> Node:
-        return Join("inner", self._adapt_child(plan), self._adapt_child(plan, 1))
-
-    def adapt_join(self, plan: Json) -> Node:
+    def _adapt_join(self, plan: Json) -> algebra.Node:
         """Translate a join of any kind."""
-        left, right = self._adapt_child(plan), self._adapt_child(plan, 1)
-        width, right_width = count_columns(left), count_columns(right)
+        left, right = self.adapt(plan["children"][0]), self.adapt(plan["children"][1])
+        width, right_width = algebra.count_columns(left), algebra.count_columns(right)
         how: Any = _HOW.get(plan["join_type"])
         if how is None:
             raise InvalidUsage(f"a {plan['join_type']} JOIN is not supported in a view")
@@ -196,7 +222,7 @@ class Adapter:
         if "condition" in plan:
             residual.append(self._of.translate(plan["condition"]))
         condition = join_with_and(residual) if residual else None
-        join = Join(how, left, right, tuple(equal), tuple(same), condition)
+        join = algebra.Join(how, left, right, tuple(equal), tuple(same), condition)
         lefts, rights = plan.get("left_projection_map"), plan.get("right_projection_map")
         if not lefts and (not rights or how in ("semi", "anti", "mark")):
             return join
@@ -205,17 +231,17 @@ class Adapter:
             picked.append(width)
         elif how not in ("semi", "anti"):
             picked += [width + number for number in rights or range(right_width)]
-        return Project(join, tuple(map(Place, picked)))
+        return algebra.Project(join, tuple(map(Place, picked)))
 
-    def adapt_asof(self, plan: Json) -> Node:
+    def _adapt_asof(self, plan: Json) -> algebra.Node:
         """Translate an ASOF join: each left row with the nearest right row.
 
         Both sides are sorted together, and each left row gets the values of the last right row before it. Right rows
         with an equal value are sorted before or behind it, by the comparison. In a RIGHT or FULL join, a right row has
         a partner if the next row is a left one with a key.
         """
-        left, right = self._adapt_child(plan), self._adapt_child(plan, 1)
-        how, width, right_width = plan["join_type"], count_columns(left), count_columns(right)
+        left, right = self.adapt(plan["children"][0]), self.adapt(plan["children"][1])
+        how, width, right_width = plan["join_type"], algebra.count_columns(left), algebra.count_columns(right)
         equal: list[tuple[Term, Term, bool]] = []
         nearest: list[tuple[Term, Term, str]] = []
         for clause in plan.get("conditions", ()):
@@ -233,26 +259,26 @@ class Adapter:
         if how not in ("INNER", "LEFT", "RIGHT", "FULL", "OUTER") or len(nearest) != 1 or plan.get("expressions"):
             raise InvalidUsage(f"an ASOF {how} JOIN with these conditions is not supported in a view")
         [(key, other_key, comparison)] = nearest
-        kinds = [*infer_types(left), *infer_types(right)]
+        kinds = [*algebra.infer_types(left), *algebra.infer_types(right)]
         nulls = [parse_constant(kind, None) for kind in kinds]
         keys = (*(left_value for left_value, _, _ in equal), key)
         other_keys = (*(right_value for _, right_value, _ in equal), other_key)
         needed = [at for at, (_, _, is_strict) in enumerate(equal) if is_strict] + [len(equal)]
         has_right_key = join_with_and([make_sql_call("is_not_null", pa.bool_(), other_keys[at]) for at in needed])
-        ours = Project(left, (*map(Place, range(width)), *nulls[width:], *keys, Lit(pa.scalar(False))))
-        right_rows = Project(
-            Filter(right, has_right_key),
+        ours = algebra.Project(left, (*map(Place, range(width)), *nulls[width:], *keys, Lit(pa.scalar(False))))
+        right_rows = algebra.Project(
+            algebra.Filter(right, has_right_key),
             (*nulls[:width], *map(Place, range(right_width)), *other_keys, Lit(pa.scalar(True))),
         )
         first = width + right_width
         is_right, by = Place(first + len(keys)), Place(first + len(equal))
         is_down, is_with_equal = comparison in _NEAREST[2:], comparison.endswith("OREQUALTO")
-        window = WindowCall(
+        window = algebra.WindowCall(
             "count_star",
             "int64",
             partition=tuple(map(Place, range(first, first + len(equal)))),
-            order=(Order(by, is_down), Order(is_right, is_with_equal)),
-            frame=Frame(None, ("rows", 0)),
+            order=(algebra.Order(by, is_down), algebra.Order(is_right, is_with_equal)),
+            frame=algebra.Frame(None, ("rows", 0)),
             where=is_right,
         )
         calls = [
@@ -265,26 +291,26 @@ class Adapter:
         )
         finds = msgspec.structs.replace(window, function="lead", type="boolean", arguments=(has_key,), where=None)
         is_outer = how not in ("INNER", "LEFT")
-        rows = Window(SetOperation("union", ours, right_rows), (*calls, window, *[finds] * is_outer))
+        rows = algebra.Window(algebra.SetOperation("union", ours, right_rows), (*calls, window, *[finds] * is_outer))
         count, is_found = (Place(first_key.index + right_width + at) for at in (0, 1))
         matched = join_with_and([make_sql_call("greater", pa.bool_(), count, Lit(pa.scalar(0, pa.int64()))), has_key])
-        of_left: Node = Filter(rows, matched if how in ("INNER", "RIGHT") else is_left)
+        of_left: algebra.Node = algebra.Filter(rows, matched if how in ("INNER", "RIGHT") else is_left)
         shown_columns = (
             make_sql_call("case", to_arrow(kinds[width + at]), matched, Place(first_key.index + at), nulls[width + at])
             for at in range(right_width)
         )
-        pairs: Node = Project(of_left, (*map(Place, range(width)), *shown_columns))
+        pairs: algebra.Node = algebra.Project(of_left, (*map(Place, range(width)), *shown_columns))
         if not is_outer:
             return pairs
         is_alone = join_with_and([is_right, make_sql_call("distinct_from", pa.bool_(), is_found, Lit(pa.scalar(True)))])
-        alone = Project(Filter(rows, is_alone), tuple(map(Place, range(first))))
+        alone = algebra.Project(algebra.Filter(rows, is_alone), tuple(map(Place, range(first))))
         has_none = make_sql_call("distinct_from", pa.bool_(), has_right_key, Lit(pa.scalar(True)))
-        keyless = Project(Filter(right, has_none), (*nulls[:width], *map(Place, range(right_width))))
+        keyless = algebra.Project(algebra.Filter(right, has_none), (*nulls[:width], *map(Place, range(right_width))))
         return _union_all([pairs, alone, keyless])
 
-    def adapt_aggregate(self, plan: Json) -> Node:
+    def _adapt_aggregate(self, plan: Json) -> algebra.Node:
         """Translate a GROUP BY, with its grouping sets."""
-        node = self._adapt_child(plan)
+        node = self.adapt(plan["children"][0])
         keys = self._of.translate_all(plan.get("groups"))
         nodes = plan.get("expressions") or []
         aggregates = _share_order(tuple(map(self._of.translate_aggregate, nodes)))
@@ -295,48 +321,44 @@ class Adapter:
             )
         sets = plan.get("grouping_sets") or [list(range(len(keys)))]
         if len(sets) > 1:  # DuckDB shows one of the intervals where the column is not grouped by.
-            self._refuse_intervals(infer_types(Project(node, keys)), "ROLLUP, CUBE or GROUPING SETS")
+            self._refuse_intervals(algebra.infer_types(algebra.Project(node, keys)), "ROLLUP, CUBE or GROUPING SETS")
         groupings = tuple(map(tuple, plan.get("grouping_functions") or ()))
-        aggregated = Aggregate(
+        aggregated = algebra.Aggregate(
             node, keys, aggregates, tuple(tuple(sorted(grouping_set)) for grouping_set in sets), groupings
         )
         return self._add_list_aggregates(aggregated, nodes, len(keys))
 
-    def _add_list_aggregates(self, made: Node, nodes: Sequence[Json], first: int) -> Node:
+    def _add_list_aggregates(self, made: algebra.Node, nodes: Sequence[Json], first: int) -> algebra.Node:
         """Replace collected lists by the aggregates that DuckDB computes of them."""
         if not any(map(is_computed_from_list, nodes)):
             return made
-        outputs: list[Term] = [Place(at) for at in range(count_columns(made))]
+        outputs: list[Term] = [Place(at) for at in range(algebra.count_columns(made))]
         for at, node in enumerate(nodes, first):
             outputs[at] = self._of.compute_from_list(node, Place(at)) if is_computed_from_list(node) else outputs[at]
-        return Project(made, tuple(outputs))
+        return algebra.Project(made, tuple(outputs))
 
-    def adapt_distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> Node:
+    def _adapt_distinct(self, plan: Json, order: tuple[algebra.Order, ...] = ()) -> algebra.Node:
         """Return each row once; with an order by other columns, the first row in that order."""
-        node = self._adapt_child(plan)
+        node = self.adapt(plan["children"][0])
         targets = self._of.translate_all(plan["distinct_targets"])
         if plan.get("distinct_type") == "DISTINCT_ON":
             order = tuple(map(self._of.translate_order, plan.get("order_by", {}).get("orders") or ()))
         elif _determines(targets, node):
-            return Distinct(node)
-        return TopK(node, order, 1, 0, targets)
+            return algebra.Distinct(node)
+        return algebra.TopK(node, order, 1, 0, targets)
 
-    def adapt_order(self, plan: Json) -> Node:
-        # A collection is in no order; `adapt_limit` has what LIMIT makes of it.
-        return _pick_columns(self._adapt_child(plan), plan.get("projection_map"))
-
-    def adapt_limit(self, plan: Json) -> Node:
+    def _adapt_limit(self, plan: Json) -> algebra.Node:
         """Translate a LIMIT with its ORDER BY, or a DISTINCT ON."""
         ordered = plan["children"][0]
-        order: tuple[Order, ...] = ()
+        order: tuple[algebra.Order, ...] = ()
         map_ = None
         if ordered["type"] == "LOGICAL_ORDER_BY":
             order, map_ = tuple(map(self._of.translate_order, ordered["orders"])), ordered.get("projection_map")
             ordered = ordered["children"][0]
         is_distinct = ordered["type"] == "LOGICAL_DISTINCT"
-        node = self.adapt_distinct(ordered, order) if is_distinct else self.adapt(ordered)
+        node = self._adapt_distinct(ordered, order) if is_distinct else self.adapt(ordered)
         limit, offset = self._read_limit(plan, "limit_val"), self._read_limit(plan, "offset_val") or 0
-        return _pick_columns(TopK(node, order, limit, offset), map_)
+        return _pick_columns(algebra.TopK(node, order, limit, offset), map_)
 
     def _read_limit(self, plan: Json, which: str) -> int | None:
         """Return a constant LIMIT or OFFSET; None without one."""
@@ -349,11 +371,7 @@ class Adapter:
             return self._of.read_whole_number(value["expression"], "LIMIT or OFFSET")
         raise InvalidUsage("LIMIT of a percentage is not supported in a view: give a number of rows")
 
-    def adapt_union(self, plan: Json) -> Node:
-        node = _union_all(self._list_union_parts(plan, bool(plan.get("setop_all"))))
-        return node if plan.get("setop_all") else Distinct(node)
-
-    def _list_union_parts(self, plan: Json, is_all: bool) -> list[Node]:
+    def _list_union_parts(self, plan: Json, is_all: bool) -> list[algebra.Node]:
         """Return the parts of a UNION, including those of nested ones with the same result."""
         below = [child for child in plan["children"] if child["type"] == "LOGICAL_UNION"]
         through = [child for child in below if bool(child.get("setop_all")) or not is_all]
@@ -365,100 +383,48 @@ class Adapter:
         ]
         return [part for parts in every for part in parts]
 
-    def adapt_except(self, plan: Json) -> Node:
-        return self._adapt_set_operation(plan, "except")
-
-    def adapt_intersect(self, plan: Json) -> Node:
-        return self._adapt_set_operation(plan, "intersect")
-
-    def _adapt_set_operation(self, plan: Json, how: Any) -> Node:
+    def _adapt_set_operation(self, plan: Json, how: Any) -> algebra.Node:
         """Translate an EXCEPT or INTERSECT."""
-        left, right = self._adapt_child(plan), self._adapt_child(plan, 1)
-        self._refuse_intervals(infer_types(left), how.upper())
+        left, right = self.adapt(plan["children"][0]), self.adapt(plan["children"][1])
+        self._refuse_intervals(algebra.infer_types(left), how.upper())
         if plan.get("setop_all"):
-            return SetOperation(how, left, right)
-        return SetOperation(how, Distinct(left), Distinct(right))
+            return algebra.SetOperation(how, left, right)
+        return algebra.SetOperation(how, algebra.Distinct(left), algebra.Distinct(right))
 
     def _refuse_intervals(self, kinds: Sequence[str], what: str) -> None:
         if "interval" in kinds:
             raise InvalidUsage(f"{what} of intervals is not supported in a view: take epoch_us(…), their lengths")
 
-    def adapt_window(self, plan: Json) -> Node:
-        child, nodes = self._adapt_child(plan), plan["expressions"]
+    def _adapt_window(self, plan: Json) -> algebra.Node:
+        child, nodes = self.adapt(plan["children"][0]), plan["expressions"]
         if any(map(is_by_place, nodes)):
             windowed = add_positional_windows(child, nodes, plan["window_index"], self._of, self._of.translate_window)
-            return self._add_list_aggregates(windowed, nodes, count_columns(child))
+            return self._add_list_aggregates(windowed, nodes, algebra.count_columns(child))
         return self._add_list_aggregates(
-            Window(child, tuple(map(self._of.translate_window, nodes))), nodes, count_columns(child)
+            algebra.Window(child, tuple(map(self._of.translate_window, nodes))), nodes, algebra.count_columns(child)
         )
 
-    def adapt_let(self, plan: Json) -> Node:
-        return Let(plan["table_index"], self._adapt_child(plan), self._adapt_child(plan, 1))
-
-    def adapt_ref(self, plan: Json) -> Node:
-        types = tuple(self._of.infer_type(kind, plan) for kind in plan["chunk_types"])
-        if plan.get("is_recurring"):
-            raise InvalidUsage("recurring.… is not supported in a view: read the rows of the round before")
-        return Ref(plan["cte_index"], types)
-
-    def adapt_recursive(self, plan: Json) -> Node:
+    def _adapt_recursive(self, plan: Json) -> algebra.Node:
         """Translate a recursive query."""
         if plan.get("key_targets") or plan.get("payload_aggregates"):
             raise InvalidUsage("WITH RECURSIVE … USING KEY is not supported in a view")
-        anchor, step = self._adapt_child(plan), self._adapt_child(plan, 1)
+        anchor, step = self.adapt(plan["children"][0]), self.adapt(plan["children"][1])
         if not plan.get("union_all"):
-            self._refuse_intervals(infer_types(anchor), "WITH RECURSIVE with UNION")
-        if any(isinstance(node, Temporal) for node in iterate_nodes(step)):
+            self._refuse_intervals(algebra.infer_types(anchor), "WITH RECURSIVE with UNION")
+        if any(isinstance(node, algebra.Temporal) for node in algebra.iterate_nodes(step)):
             raise InvalidUsage("_now() is not supported in the step of WITH RECURSIVE: compare it before, or after")
-        return Recursive(plan["table_index"], bool(plan.get("union_all")), anchor, step)
-
-    def adapt_dummy(self, plan: Json) -> Node:
-        return Values(("boolean",), ((TRUE,),))
-
-    def adapt_expressions(self, plan: Json) -> Node:
-        input_ = self._adapt_child(plan)
-        return _union_all([Project(input_, self._of.translate_all(row)) for row in plan["expressions"]])
-
-    def adapt_empty(self, plan: Json) -> Node:
-        types = tuple(self._of.infer_type(kind, plan) for kind in plan.get("return_types", ()))
-        return Values(types or ("boolean",), ())
+        return algebra.Recursive(plan["table_index"], bool(plan.get("union_all")), anchor, step)
 
 
-_ADAPTED: dict[str, Any] = {
-    "LOGICAL_GET": Adapter.adapt_scan,
-    "LOGICAL_PROJECTION": Adapter.adapt_project,
-    "LOGICAL_FILTER": Adapter.adapt_filter,
-    "LOGICAL_CROSS_PRODUCT": Adapter.adapt_cross,
-    "LOGICAL_COMPARISON_JOIN": Adapter.adapt_join,
-    "LOGICAL_ANY_JOIN": Adapter.adapt_join,
-    "LOGICAL_AGGREGATE_AND_GROUP_BY": Adapter.adapt_aggregate,
-    "LOGICAL_DISTINCT": Adapter.adapt_distinct,
-    "LOGICAL_ORDER_BY": Adapter.adapt_order,
-    "LOGICAL_LIMIT": Adapter.adapt_limit,
-    "LOGICAL_UNION": Adapter.adapt_union,
-    "LOGICAL_EXCEPT": Adapter.adapt_except,
-    "LOGICAL_INTERSECT": Adapter.adapt_intersect,
-    "LOGICAL_WINDOW": Adapter.adapt_window,
-    "LOGICAL_MATERIALIZED_CTE": Adapter.adapt_let,
-    "LOGICAL_CTE_REF": Adapter.adapt_ref,
-    "LOGICAL_RECURSIVE_CTE": Adapter.adapt_recursive,
-    "LOGICAL_DUMMY_SCAN": Adapter.adapt_dummy,
-    "LOGICAL_EXPRESSION_GET": Adapter.adapt_expressions,
-    "LOGICAL_UNNEST": Adapter.adapt_unnest,
-    "LOGICAL_ASOF_JOIN": Adapter.adapt_asof,
-    "LOGICAL_EMPTY_RESULT": Adapter.adapt_empty,
-}
-
-
-def _union_all(parts: Sequence[Node]) -> Node:
+def _union_all(parts: Sequence[algebra.Node]) -> algebra.Node:
     """Return the rows of all parts, as a balanced tree of unions."""
     if len(parts) == 1:
         return parts[0]
     half = len(parts) // 2
-    return SetOperation("union", _union_all(parts[:half]), _union_all(parts[half:]))
+    return algebra.SetOperation("union", _union_all(parts[:half]), _union_all(parts[half:]))
 
 
-def _share_order(aggregates: tuple[Aggregation, ...]) -> tuple[Aggregation, ...]:
+def _share_order(aggregates: tuple[algebra.Aggregation, ...]) -> tuple[algebra.Aggregation, ...]:
     """Complete the orders of aggregates, so that all use one row order.
 
     So `first(a), first(b)` come from one row, and the elements of two lists correspond, as in DuckDB.
@@ -470,9 +436,9 @@ def _share_order(aggregates: tuple[Aggregation, ...]) -> tuple[Aggregation, ...]
     ]
     if all(columns == read[0] for columns in read):
         return aggregates
-    ties: list[Order] = []
+    ties: list[algebra.Order] = []
     for columns in read:
-        ties += [key for key in map(Order, columns) if key not in ties]
+        ties += [key for key in map(algebra.Order, columns) if key not in ties]
     return tuple(
         msgspec.structs.replace(call, order=(*call.order, *ties)) if call.function in _IN_AN_ORDER else call
         for call in aggregates
@@ -482,13 +448,13 @@ def _share_order(aggregates: tuple[Aggregation, ...]) -> tuple[Aggregation, ...]
 _IN_AN_ORDER = ("first", "last", "any", "arg_min", "arg_max", "list", "string_agg")
 
 
-def _determines(targets: Sequence[Term], node: Node) -> bool:
+def _determines(targets: Sequence[Term], node: algebra.Node) -> bool:
     """Return whether rows equal in some expressions are equal in all columns."""
     target_places = {target.index for target in targets if isinstance(target, Place)}
-    if not isinstance(node, Project):
-        return len(target_places) == count_columns(node)
+    if not isinstance(node, algebra.Project):
+        return len(target_places) == algebra.count_columns(node)
     outputs = [node.outputs[at] for at in target_places]
-    kinds = infer_types(node.input)
+    kinds = algebra.infer_types(node.input)
     exact = {at for at, kind in enumerate(kinds) if kind not in ("float", "double")}  # 0.0 and -0.0 are one row.
 
     def is_known(expression: Term) -> bool:
@@ -499,8 +465,8 @@ def _determines(targets: Sequence[Term], node: Node) -> bool:
     return all(map(is_known, node.outputs))
 
 
-def _pick_columns(node: Node, places: Sequence[int] | None) -> Node:
+def _pick_columns(node: algebra.Node, places: Sequence[int] | None) -> algebra.Node:
     """Return some columns of a relation; without places, all of them."""
-    if not places or list(places) == list(range(count_columns(node))):
+    if not places or list(places) == list(range(algebra.count_columns(node))):
         return node
-    return Project(node, tuple(map(Place, places)))
+    return algebra.Project(node, tuple(map(Place, places)))

@@ -10,20 +10,8 @@ import pyarrow.types as pat
 from persist.codecs.types.schema import NAME_CHARS_MAX, CollectionSchema
 from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.compute.query import match_collection, quote_name
+from persist.compute.sql import algebra
 from persist.compute.sql.adapt import Adapter
-from persist.compute.sql.algebra import (
-    Aggregate,
-    Filter,
-    Node,
-    Project,
-    Temporal,
-    TopK,
-    infer_types,
-    list_inputs,
-    list_terms,
-    replace_children,
-    replace_terms,
-)
 from persist.compute.sql.duck import Columns, bind_query, find_tables, mentions_column, show_position
 from persist.compute.sql.emission import derive_lateness, split_emission
 from persist.compute.sql.rows import fold_constant_call
@@ -94,7 +82,7 @@ def list_columns(name: str, schema: CollectionSchema, *, names_row_id: bool) -> 
 
 def plan_query(
     sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[str, KeyedForm] = _NO_FORMS
-) -> tuple[Node, list[tuple[str, str]]]:
+) -> tuple[algebra.Node, list[tuple[str, str]]]:
     """Return the plan of a query over some collections, and its columns.
 
     `keyed`: the declarations of keyed collections.
@@ -105,7 +93,7 @@ def plan_query(
 
 def _plan_uncached(
     whole: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[str, KeyedForm]
-) -> tuple[Node, list[tuple[str, str]]]:
+) -> tuple[algebra.Node, list[tuple[str, str]]]:
     """Return the rewritten plan and the columns of a query."""
     sql, is_final = split_emission(whole)
     late_by = derive_lateness(sql, schemas, keyed) if is_final else None
@@ -123,10 +111,10 @@ def _plan_uncached(
     plan = _fold_constants(Adapter(sql, tables, unit).adapt(bound_query.plan))
     if _count_node_levels(plan) > LEVELS_MAX:
         raise InvalidUsage(_TOO_DEEP)
-    return _replace_intervals(plan, bound_query.list_columns(infer_types(plan)))
+    return _replace_intervals(plan, bound_query.list_columns(algebra.infer_types(plan)))
 
 
-def _fold_constants(plan: Node) -> Node:
+def _fold_constants(plan: algebra.Node) -> algebra.Node:
     """Return a plan with its constant expressions computed.
 
     A value of a type that definitions do not spell exactly, such as a float or a list, is left as it is.
@@ -140,14 +128,16 @@ def _fold_constants(plan: Node) -> Node:
         folded = fold_constant_call(call)
         return folded if isinstance(folded, Lit) and _can_be_stored(folded.value.type) else call
 
-    return replace_terms(replace_children(plan, _fold_constants), fold_constants)
+    return algebra.replace_terms(algebra.replace_children(plan, _fold_constants), fold_constants)
 
 
 def _can_be_stored(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_boolean(kind) or pat.is_date32(kind) or pat.is_timestamp(kind))
 
 
-def _replace_intervals(plan: Node, columns: list[tuple[str, str]]) -> tuple[Node, list[tuple[str, str]]]:
+def _replace_intervals(
+    plan: algebra.Node, columns: list[tuple[str, str]]
+) -> tuple[algebra.Node, list[tuple[str, str]]]:
     """Return a plan and its columns with intervals as structs."""
     if not any(kind == "interval" for _, kind in columns):
         return plan, columns
@@ -156,7 +146,7 @@ def _replace_intervals(plan: Node, columns: list[tuple[str, str]]) -> tuple[Node
         for at, (_, kind) in enumerate(columns)
     )
     stored = [(name, _STORED_INTERVAL if kind == "interval" else kind) for name, kind in columns]
-    return Project(plan, tuple(outputs)), stored
+    return algebra.Project(plan, tuple(outputs)), stored
 
 
 @contextmanager
@@ -167,10 +157,10 @@ def _refuse_deep_plans() -> Iterator[None]:
         raise InvalidUsage(_TOO_DEEP) from None
 
 
-def _count_node_levels(node: Node) -> int:
+def _count_node_levels(node: algebra.Node) -> int:
     """Return a plan's depth: two for a relation, one for an expression."""
-    depth = max(map(_count_levels, list_terms(node)), default=0)
-    return 2 + max([depth, *map(_count_node_levels, list_inputs(node))])
+    depth = max(map(_count_levels, algebra.list_terms(node)), default=0)
+    return 2 + max([depth, *map(_count_node_levels, algebra.list_inputs(node))])
 
 
 def _count_levels(expression: Term) -> int:
@@ -207,7 +197,7 @@ def parse_key(asked: Sequence[str]) -> tuple[str, ...]:
 
 
 def choose_key(
-    plan: Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] | None, documents: Sequence[str] = ()
+    plan: algebra.Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] | None, documents: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """Return the key columns: the caller's, or the query's groups, or all but documents of JSON."""
     names = [name for name, _ in columns]
@@ -219,12 +209,12 @@ def choose_key(
         return key
     places: dict[int, int] = {at: at for at in range(len(names))}
     node = plan
-    while isinstance(node, Project | Filter | Temporal | TopK):
-        if isinstance(node, Project):
+    while isinstance(node, algebra.Project | algebra.Filter | algebra.Temporal | algebra.TopK):
+        if isinstance(node, algebra.Project):
             columns_at = {at: output.index for at, output in enumerate(node.outputs) if isinstance(output, Place)}
             places = {columns_at[at]: to for at, to in places.items() if at in columns_at}
         node = node.input
-    if isinstance(node, Aggregate) and len(node.sets) == 1 and node.keys:
+    if isinstance(node, algebra.Aggregate) and len(node.sets) == 1 and node.keys:
         key_places = [places[at] for at in range(len(node.keys)) if at in places]
         if len(key_places) == len(node.keys):
             return tuple(names[at] for at in sorted(key_places))

@@ -120,15 +120,11 @@ def to_json(value: Any) -> Any:
             return [*map(to_json, value)]
         case msgspec.Struct():
             config = value.__struct_config__
-            names = [field.name for field in msgspec.structs.fields(value) if _must_store(value, field)]
+            fields = msgspec.structs.fields(value)
+            names = [field.name for field in fields if field.required or getattr(value, field.name) != field.default]
             tag = {} if config.tag is None else {config.tag_field: config.tag}
             return tag | dict(zip(names, map(to_json, [getattr(value, name) for name in names]), strict=True))
     return value
-
-
-def _must_store(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
-    """Return whether a field is required, or differs from its default."""
-    return field.required or getattr(value, field.name) != field.default
 
 
 def decode_term(wanted: type, stored: dict[str, Any]) -> Term:

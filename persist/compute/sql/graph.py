@@ -216,9 +216,7 @@ def _find_fitting_plan(engine: Engine, definition: Definition) -> StoredPlan | N
 
 
 def _adapt_readers(plan: Plan, source: Node, schema: pa.Schema) -> None:
-    """Rewrite a source's readers for the columns of a newer schema. A reader that picks columns by name needs no
-    change.
-    """
+    """Rewrite a source's readers for the columns of a newer schema, unless they pick columns by name."""
     if schema == source.schema:
         return
     readers = [node for node in plan.nodes.values() if source.number in node.inputs]

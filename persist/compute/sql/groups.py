@@ -28,22 +28,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.compute.sql.algebra import (
-    Aggregate,
-    Aggregation,
-    Filter,
-    Let,
-    Node,
-    Project,
-    Recursive,
-    Ref,
-    Scan,
-    Temporal,
-    infer_term_types,
-    infer_types,
-    iterate_nodes,
-    replace_children,
-)
+from persist.compute.sql import algebra
 from persist.compute.sql.rows import make_null
 from persist.compute.sql.types import to_arrow
 from persist.core.expression.term import Lit, Place, Term, make_sql_call
@@ -65,12 +50,14 @@ class Groups:
     """
 
     name: str
-    plan: Node
+    plan: algebra.Node
     columns: tuple[tuple[str, str], ...]
     key: tuple[str, ...]
 
 
-def split_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = None) -> tuple[Node, list[Groups]]:
+def split_at_aggregates(
+    plan: algebra.Node, prefix: str, kept: Sequence[Groups] | None = None
+) -> tuple[algebra.Node, list[Groups]]:
     """Split a plan at its aggregates: the plan above, and the stored groups.
 
     Args:
@@ -78,57 +65,59 @@ def split_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None =
         prefix: of the groups' names, to which numbers are added.
         kept: existing views: the plan reads groups from these alone.
     """
-    if any(isinstance(node, Temporal | Recursive) for node in iterate_nodes(plan)):
+    if any(isinstance(node, algebra.Temporal | algebra.Recursive) for node in algebra.iterate_nodes(plan)):
         return plan, []  # No step is taken of it.
     groups: list[Groups] = []
 
-    def below(node: Node) -> Node:
+    def below(node: algebra.Node) -> algebra.Node:
         """Replace the aggregates of a relation from the bottom up."""
-        node = replace_children(node, below)
-        if not isinstance(node, Aggregate) or not _can_be_stored(node):
+        node = algebra.replace_children(node, below)
+        if not isinstance(node, algebra.Aggregate) or not _can_be_stored(node):
             return node
         if kept is not None:
             answer = _compute_from_groups(kept, node)
             groups.extend([] if answer is None or answer[1] in groups else [answer[1]])
             return node if answer is None else answer[0]
-        groups_cut = _SplitAggregate(node, infer_types(node.input))
+        groups_cut = _SplitAggregate(node, algebra.infer_types(node.input))
         groups.append(groups_cut.make_groups(f"{prefix}{len(groups)}"))
         return groups_cut.compute_aggregate(groups[-1])
 
     return below(plan), groups
 
 
-def _compute_from_groups(kept: Sequence[Groups], node: Aggregate) -> tuple[Node, Groups] | None:
+def _compute_from_groups(kept: Sequence[Groups], node: algebra.Aggregate) -> tuple[algebra.Node, Groups] | None:
     """Compute an aggregate from stored groups; None if none suffice."""
     for groups in kept:
         stored = groups.plan
-        if isinstance(stored, Aggregate) and (stored.input, stored.keys, stored.sets) == (
+        if isinstance(stored, algebra.Aggregate) and (stored.input, stored.keys, stored.sets) == (
             node.input,
             node.keys,
             node.sets,
         ):
-            candidate = _SplitAggregate(node, infer_types(node.input), [*stored.aggregates])
+            candidate = _SplitAggregate(node, algebra.infer_types(node.input), [*stored.aggregates])
             if len(candidate.stored) == len(stored.aggregates):
                 return candidate.compute_aggregate(groups), groups
     return None
 
 
-def _can_be_stored(node: Aggregate) -> bool:
+def _can_be_stored(node: algebra.Aggregate) -> bool:
     """Return whether the groups of an aggregate can be stored."""
-    input_types = infer_types(node.input)
-    bound = {inner.number for inner in iterate_nodes(node.input) if isinstance(inner, Let)}
+    input_types = algebra.infer_types(node.input)
+    bound = {inner.number for inner in algebra.iterate_nodes(node.input) if isinstance(inner, algebra.Let)}
     return (
         bool(node.aggregates)
         and not node.complete
         and not node.groupings
         and node.sets == (tuple(range(len(node.keys))),)
-        and not any(isinstance(inner, Ref) and inner.number not in bound for inner in iterate_nodes(node.input))
-        and not any(kind in UNSTORED for kind in infer_term_types(node.keys, input_types))
+        and not any(
+            isinstance(inner, algebra.Ref) and inner.number not in bound for inner in algebra.iterate_nodes(node.input)
+        )
+        and not any(kind in UNSTORED for kind in algebra.infer_term_types(node.keys, input_types))
         and all(_is_determined(aggregation, input_types) for aggregation in node.aggregates)
     )
 
 
-def _is_determined(aggregation: Aggregation, given: Sequence[str]) -> bool:
+def _is_determined(aggregation: algebra.Aggregation, given: Sequence[str]) -> bool:
     """Return whether counts and integer sums determine an aggregate."""
     if aggregation.distinct or aggregation.order:
         return False
@@ -136,7 +125,7 @@ def _is_determined(aggregation: Aggregation, given: Sequence[str]) -> bool:
         return True
     if aggregation.function not in ("sum", "avg"):
         return False
-    [kind] = infer_term_types(aggregation.arguments[:1], given)
+    [kind] = algebra.infer_term_types(aggregation.arguments[:1], given)
     arrow = to_arrow(kind)
     return bool(pat.is_integer(arrow) or pat.is_boolean(arrow) or pat.is_decimal128(arrow))
 
@@ -150,9 +139,9 @@ class _SplitAggregate:
         kept: the counts and totals, each once.
     """
 
-    node: Aggregate
+    node: algebra.Aggregate
     input_types: Sequence[str]
-    stored: list[Aggregation] = field(default_factory=lambda: [Aggregation("count_star", "int64")])
+    stored: list[algebra.Aggregation] = field(default_factory=lambda: [algebra.Aggregation("count_star", "int64")])
     outputs: list[Term] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -161,18 +150,18 @@ class _SplitAggregate:
 
     def make_groups(self, name: str) -> Groups:
         """Return the stored groups as a view of a name."""
-        keys = [(f"k{at}", kind) for at, kind in enumerate(infer_term_types(self.node.keys, self.input_types))]
+        keys = [(f"k{at}", kind) for at, kind in enumerate(algebra.infer_term_types(self.node.keys, self.input_types))]
         columns = (*keys, *((f"v{at}", aggregation.type) for at, aggregation in enumerate(self.stored)))
-        plan = Aggregate(self.node.input, self.node.keys, tuple(self.stored), self.node.sets, complete=True)
+        plan = algebra.Aggregate(self.node.input, self.node.keys, tuple(self.stored), self.node.sets, complete=True)
         return Groups(name, plan, columns, tuple(key for key, _ in keys) or ("v0",))
 
-    def compute_aggregate(self, groups: Groups) -> Node:
+    def compute_aggregate(self, groups: Groups) -> algebra.Node:
         """Return the aggregate's rows, computed from stored groups."""
         names, kinds = zip(*groups.columns, strict=True)
         is_there = make_sql_call("not_equal", pa.bool_(), Place(len(self.node.keys)), _ZERO)
-        return Project(Filter(Scan(groups.name, names, kinds), is_there), tuple(self.outputs))
+        return algebra.Project(algebra.Filter(algebra.Scan(groups.name, names, kinds), is_there), tuple(self.outputs))
 
-    def _rebuild_aggregate(self, aggregation: Aggregation) -> Term:
+    def _rebuild_aggregate(self, aggregation: algebra.Aggregation) -> Term:
         """Return the term of an aggregate over counts and totals."""
         if aggregation.function == "count_star" and aggregation.where is None:
             n = Place(len(self.node.keys))
@@ -180,7 +169,7 @@ class _SplitAggregate:
         if aggregation.function in ("count_star", "count"):
             return self._add_aggregate(aggregation.function, "int64", aggregation.arguments, aggregation.where)
         [value] = aggregation.arguments[:1]
-        arrow = to_arrow(infer_term_types([value], self.input_types)[0])
+        arrow = to_arrow(algebra.infer_term_types([value], self.input_types)[0])
         if not pat.is_decimal(arrow):
             value = make_sql_call("cast", pa.int8(), value) if pat.is_boolean(arrow) else value
             arrow = pa.decimal128(38, 0)
@@ -203,7 +192,7 @@ class _SplitAggregate:
 
     def _add_aggregate(self, function: str, kind: str, arguments: tuple[Term, ...], where: Term | None) -> Place:
         """Add a stored aggregate, unless it is there; return its column."""
-        aggregation = Aggregation(function, kind, arguments, where=where)
+        aggregation = algebra.Aggregation(function, kind, arguments, where=where)
         if aggregation not in self.stored:
             self.stored.append(aggregation)
         return Place(len(self.node.keys) + self.stored.index(aggregation))

@@ -12,28 +12,7 @@ from persist.compute.dataflow.plan.plan import Clamped, WindowFunction
 from persist.compute.dataflow.plan.stages import Unnest as UnnestStage
 from persist.compute.dataflow.program import Program
 from persist.compute.dataflow.stream import Stream
-from persist.compute.sql.algebra import (
-    Aggregate,
-    Distinct,
-    Filter,
-    Frame,
-    Join,
-    Let,
-    Node,
-    Project,
-    Recursive,
-    Ref,
-    Scan,
-    SetOperation,
-    Temporal,
-    TopK,
-    Unnest,
-    Values,
-    Window,
-    WindowCall,
-    is_empty_without,
-    iterate_terms,
-)
+from persist.compute.sql import algebra
 from persist.compute.sql.compile import check_columns, find_mentioned, plan_query
 from persist.compute.sql.lower_aggregate import build_fold, keep_if, lower_aggregate, split_arguments, to_summable
 from persist.compute.sql.lower_join import lower_join
@@ -71,58 +50,58 @@ class Lowering:
         self._sizes = known
         self._known: dict[int, Rows] = {}
 
-    def lower_query(self, plan: Node, names: Sequence[str] = ()) -> Stream:
+    def lower_query(self, plan: algebra.Node, names: Sequence[str] = ()) -> Stream:
         """Rewrite a plan, and return its stream; see `lower_rewritten`."""
         return self.lower_rewritten(rewrite_plan(plan, self._sizes), names)
 
-    def lower_rewritten(self, plan: Node, names: Sequence[str] = ()) -> Stream:
+    def lower_rewritten(self, plan: algebra.Node, names: Sequence[str] = ()) -> Stream:
         """Return the stream of a plan that is rewritten already."""
-        self._program.local_functions |= {name for name, _ in list_python_calls(iterate_terms(plan))}
+        self._program.local_functions |= {name for name, _ in list_python_calls(algebra.iterate_terms(plan))}
         rows = self.lower_relation(plan)
         column_names = names or [f"c{at}" for at in range(len(rows.columns))]
         return select_terms(
             rows.stream, {name: Col(column) for name, column in zip(column_names, rows.columns, strict=True)}
         )
 
-    def lower_relation(self, node: Node) -> Rows:
+    def lower_relation(self, node: algebra.Node) -> Rows:
         """Return the rows of a relation."""
         match node:
-            case Scan(collection, columns, types):
+            case algebra.Scan(collection, columns, types):
                 return _cast_columns(self._source(collection), columns, types)
-            case Values():
+            case algebra.Values():
                 return Rows.of(self._program.constant(_make_constant_table(node)))
-            case Project(input_, outputs):
+            case algebra.Project(input_, outputs):
                 return self.lower_relation(input_).project(outputs)
-            case Filter(input_, condition):
+            case algebra.Filter(input_, condition):
                 return self.lower_relation(input_).filter([condition])
-            case Temporal(input_, lower, upper):
+            case algebra.Temporal(input_, lower, upper):
                 rows = self.lower_relation(input_)
                 bounds = [None if bound is None else rows.to_stream_term(bound) for bound in (lower, upper)]
                 return replace(rows, stream=rows.stream.temporal_filter(*bounds))
-            case Join(_, left, right):
+            case algebra.Join(_, left, right):
                 return lower_join(node, self.lower_relation(left), self.lower_relation(right))
-            case Aggregate(input_):
+            case algebra.Aggregate(input_):
                 return lower_aggregate(node, self.lower_relation(input_), self._program)
-            case Distinct(input_):
+            case algebra.Distinct(input_):
                 return Rows.of(self.lower_relation(input_).to_stream().distinct())
-            case TopK(input_):
+            case algebra.TopK(input_):
                 return Rows.of(_lower_top_k(node, Rows.of(self.lower_relation(input_).to_stream())))
-            case SetOperation():
+            case algebra.SetOperation():
                 return Rows.of(self._lower_set_operation(node))
-            case Window(input_, calls):
+            case algebra.Window(input_, calls):
                 return Rows.of(_add_windows(Rows.of(self.lower_relation(input_).to_stream()), calls))
-            case Unnest(input_, lists):
+            case algebra.Unnest(input_, lists):
                 return _lower_unnest(self.lower_relation(input_), lists)
-            case Let(number, value, body):
+            case algebra.Let(number, value, body):
                 self._known[number] = self.lower_relation(value)
                 return self.lower_relation(body)
-            case Ref(number):
+            case algebra.Ref(number):
                 return self._known[number]
-            case Recursive():
+            case algebra.Recursive():
                 return Rows.of(self._lower_recursion(node))
         raise AssertionError(node)
 
-    def _lower_set_operation(self, node: SetOperation) -> Stream:
+    def _lower_set_operation(self, node: algebra.SetOperation) -> Stream:
         """Return the stream of an EXCEPT or INTERSECT."""
         left = self.lower_relation(node.left).to_stream()
         right = self.lower_relation(node.right).to_stream(left.columns)
@@ -131,7 +110,7 @@ class Lowering:
         more = (left - right).threshold(Clamped())
         return more if node.how == "except" else left - more
 
-    def _lower_recursion(self, node: Recursive) -> Stream:
+    def _lower_recursion(self, node: algebra.Recursive) -> Stream:
         """Return the result of a recursion: in each round, step sees the rows that were new in the round before."""
         scope = self._program.scope("recursive", limit=ITERATIONS_MAX)
         anchor = self.lower_relation(node.anchor).to_stream()
@@ -140,7 +119,7 @@ class Lowering:
         self._known[node.number] = Rows.of(new)
         step = self.lower_relation(node.step).to_stream(anchor.columns).enter_scope(scope.number)
         goes_on = None
-        if not is_empty_without(node.step, frozenset([node.number])):
+        if not algebra.is_empty_without(node.step, frozenset([node.number])):
             # A sum has a row even of nothing. The first round is always done, and others only after one with new rows.
             name = choose_free_name("goes_on", step.columns)
             goes_on = scope.variable("goes_on", self._program.constant(pa.table({name: [True]})))
@@ -176,7 +155,7 @@ def _lower_unnest(rows: Rows, lists: Sequence[Term]) -> Rows:
     return Rows(stream, (*rows.columns, *names))
 
 
-def _make_constant_table(node: Values) -> pa.Table:
+def _make_constant_table(node: algebra.Values) -> pa.Table:
     """Return the rows of VALUES as a table."""
     arrays = []
     for at, kind in enumerate(node.types):
@@ -196,7 +175,7 @@ def _add_named_terms(rows: Rows, terms: Iterable[Term], prefix: str) -> tuple[Ro
     return replace(rows, stream=extend_with_terms(rows.stream, computed)), names
 
 
-def _lower_top_k(node: TopK, rows: Rows) -> Stream:
+def _lower_top_k(node: algebra.TopK, rows: Rows) -> Stream:
     """Return the stream of the first rows in an order."""
     columns = rows.columns
     if node.limit == 0:
@@ -227,7 +206,7 @@ def _lower_top_k(node: TopK, rows: Rows) -> Stream:
     return top_rows.project(*columns)
 
 
-def _add_windows(rows: Rows, calls: tuple[WindowCall, ...]) -> Stream:
+def _add_windows(rows: Rows, calls: tuple[algebra.WindowCall, ...]) -> Stream:
     """Return a stream of the relation's columns, followed by one for each window function."""
     input_columns = rows.columns
     names = choose_free_names((f"c{len(input_columns) + at}" for at in range(len(calls))), input_columns)
@@ -279,7 +258,7 @@ _UNFRAMED = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "n
 _RUNNING = ("count_star", "count", "sum", "avg", "min", "max", "bool_and", "bool_or")
 
 
-def _lower_window_function(known: _ComputedArguments, call: WindowCall, name: str) -> WindowFunction:
+def _lower_window_function(known: _ComputedArguments, call: algebra.WindowCall, name: str) -> WindowFunction:
     """Return the dataflow's window function for a call."""
     non_constant, constants = split_arguments(call.function, call.arguments)
     arguments, number, function = list(non_constant), 1, "sum" if call.function == "count_if" else call.function
@@ -293,7 +272,7 @@ def _lower_window_function(known: _ComputedArguments, call: WindowCall, name: st
         values = [to_summable(values[0], known.schema, function)]
     if function in ("lag", "lead") and len(values) > 1:
         values[1] = make_sql_call("cast", to_arrow(call.type), values[1])
-    frame, condition = Frame() if function in _UNFRAMED else call.frame, call.where
+    frame, condition = algebra.Frame() if function in _UNFRAMED else call.frame, call.where
     if condition is not None and function in _RUNNING and not (call.distinct or frame.exclude):
         if function == "count_star":
             function, values = "count", [Lit(pa.scalar(True))]

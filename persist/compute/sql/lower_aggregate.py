@@ -27,7 +27,6 @@ from persist.core.expression.evaluation import infer_type
 from persist.core.expression.term import Aggregate as Summary
 from persist.core.expression.term import Col, Lit, Term, make_sql_call
 
-NARROW = 18  # Digits of a decimal that fit one word.
 _COMPUTED = re.compile(r"[vow]\d|there$|is_out$")  # Names of computed columns in this module.
 
 
@@ -241,27 +240,11 @@ def _fold_groups(aggregations: dict[str, Aggregation], rows: Stream, keys: list[
 def _accumulate_groups(
     aggregations: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool
 ) -> Stream:
-    """Return a row per key with aggregates. Sums of wide decimals are computed from the sums of their limbs."""
-    summaries: dict[str, Summary] = {}
-    outputs: dict[str, Term] = {key: Col(key) for key in keys}
-    for name, aggregation in aggregations.items():
-        kind = rows.schema.field(name).type
-        if aggregation.function in ("sum", "avg") and pat.is_decimal(kind) and kind.precision > NARROW:
-            for number in ("lower", "upper"):
-                limb = make_sql_call(f"{number}_limb", pa.int64(), Col(name))
-                summaries[f"{name}_{number}"] = Summary("wide_sum", limb)
-            limbs = (Col(f"{name}_lower"), Col(f"{name}_upper"))
-            if aggregation.function == "sum":
-                outputs[name] = make_sql_call("joined_limbs", pa.decimal128(38, kind.scale), *limbs)
-            else:
-                summaries[f"{name}_count"] = Summary("count", make_sql_call("upper_limb", pa.int64(), Col(name)))
-                scale = Lit(pa.scalar(kind.scale, pa.int64()))
-                outputs[name] = make_sql_call("mean_of_limbs", pa.float64(), *limbs, Col(f"{name}_count"), scale)
-        else:
-            summaries[name] = _lower_one(name, aggregation, rows, is_global=is_global)
-            outputs[name] = Col(name)
-    groups = rows.group_by(*keys).aggregate(summaries)
-    return groups if all(name in summaries for name in aggregations) else select_terms(groups, outputs)
+    """Return a row per key with aggregates that are sums or extremes."""
+    summaries = {
+        name: _lower_one(name, aggregation, rows, is_global=is_global) for name, aggregation in aggregations.items()
+    }
+    return rows.group_by(*keys).aggregate(summaries)
 
 
 def _accumulate_completely(aggregations: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:

@@ -38,7 +38,7 @@ _SET = f"{_RUNS} setop_all allow_out_of_order"
 _JOIN = (
     f"{_RUNS} join_type conditions condition expressions mark_index mark_types left_projection_map right_projection_map"
 )
-_RELATIONS = {
+RELATIONS = {
     "LOGICAL_GET": f"{_RUNS} column_indexes extra_info function_data has_serialize names positional_arguments qname "
     "returned_types source_ordinality table_filters_by_projection arguments parameters input_table_types "
     "input_table_names projected_input ordinality_idx",
@@ -108,7 +108,7 @@ def check_members(node: Json) -> None:
     `node`: of a relation or an expression. Its children are not checked.
     """
     kind = node.get("expression_class") or node["type"]
-    supported = _RELATIONS.get(kind) or f"{_EVERY} {_EXPRESSIONS.get(kind, '')}"
+    supported = RELATIONS.get(kind) or f"{_EVERY} {_EXPRESSIONS.get(kind, '')}"
     _check_names(node, kind, supported.split())
     for member, names in _PARTS.items():
         parts = node.get(member) or []

@@ -16,24 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.compute.dataflow.plan.optimise import Statistics
-from persist.compute.sql.algebra import (
-    Aggregate,
-    Distinct,
-    Filter,
-    Join,
-    Node,
-    Project,
-    Ref,
-    Scan,
-    Temporal,
-    TopK,
-    Values,
-    count_columns,
-    iterate_nodes,
-    list_inputs,
-    make_inner_join,
-    replace_children,
-)
+from persist.compute.sql import algebra
 from persist.core.expression.evaluation import factor_conjuncts
 from persist.core.expression.term import (
     Call,
@@ -54,45 +37,45 @@ EQUAL_KEEPS, OTHER_KEEPS = 0.1, 0.3  # Shares of rows for an equality with a con
 SEMI_KEEPS = 0.5
 
 
-def estimate_relation(node: Node, known: Known) -> Statistics:
+def estimate_relation(node: algebra.Node, known: Known) -> Statistics:
     """Estimate a relation's number of rows and distinct values."""
     match node:
-        case Scan(collection, columns):
+        case algebra.Scan(collection, columns):
             statistics = known.get(collection, Statistics(ROWS))
             rows = max(1.0, statistics.rows)
             return Statistics(rows, None, statistics.distinct).rename((name, at) for at, name in enumerate(columns))
-        case Ref(number) if number in known:
+        case algebra.Ref(number) if number in known:
             return known[number]
-        case Values(_, rows_given):
+        case algebra.Values(_, rows_given):
             return Statistics(float(len(rows_given)))
-        case TopK(input_, _, limit, _, ()) if limit is not None:
+        case algebra.TopK(input_, _, limit, _, ()) if limit is not None:
             return Statistics(min(float(limit), estimate_relation(input_, known).rows))
-        case Filter(input_, condition):
+        case algebra.Filter(input_, condition):
             below = estimate_relation(input_, known)
             for conjunct in factor_conjuncts(condition):
                 below = below.scale(_estimate_share(conjunct, below))
             return below
-        case Project(input_, outputs):
+        case algebra.Project(input_, outputs):
             copies = ((output.index, at) for at, output in enumerate(outputs) if isinstance(output, Place))
             return estimate_relation(input_, known).rename(copies)
-        case Temporal(input_) | Distinct(input_):
+        case algebra.Temporal(input_) | algebra.Distinct(input_):
             return estimate_relation(input_, known)
-        case Aggregate(input_, keys):
+        case algebra.Aggregate(input_, keys):
             below = estimate_relation(input_, known)
             counts = {at: _estimate_distinct(below, key) for at, key in enumerate(keys)}
             return Statistics(max(1.0, min(prod(counts.values()), below.rows)), None, counts)
-        case Join(how, left, right) if how == "inner":
+        case algebra.Join(how, left, right) if how == "inner":
             width, left_size, right_size = (
-                count_columns(left),
+                algebra.count_columns(left),
                 estimate_relation(left, known),
                 estimate_relation(right, known),
             )
             return _estimate_join(
                 left_size, _shift_columns(right_size, width), [(a, shift_columns(b, width)) for a, b in node.equal]
             )
-        case Join(how, left) if how in ("semi", "anti", "unless"):
+        case algebra.Join(how, left) if how in ("semi", "anti", "unless"):
             return estimate_relation(left, known).scale(SEMI_KEEPS)
-    below_all = [estimate_relation(child, known) for child in list_inputs(node)]
+    below_all = [estimate_relation(child, known) for child in algebra.list_inputs(node)]
     return Statistics(max((estimate.rows for estimate in below_all), default=ROWS))
 
 
@@ -133,17 +116,17 @@ def _shift_columns(statistics: Statistics, by: int) -> Statistics:
     return statistics.rename((at, at + by) for at in statistics.distinct)
 
 
-def order_joins(node: Node, statistics: Known = NOTHING) -> Node:
+def order_joins(node: algebra.Node, statistics: Known = NOTHING) -> algebra.Node:
     """Reorder inner joins so that intermediate results stay small.
 
     `statistics`: of collections; they affect speed only.
     """
-    if not isinstance(node, Join) or node.how != "inner" or node.same:
-        return replace_children(node, lambda child: order_joins(child, statistics))
+    if not isinstance(node, algebra.Join) or node.how != "inner" or node.same:
+        return algebra.replace_children(node, lambda child: order_joins(child, statistics))
     relations, conditions = _flatten_joins(node, 0)
     if len(relations) < 3:
-        return replace_children(node, lambda child: order_joins(child, statistics))
-    widths = [count_columns(leaf) for leaf in relations]
+        return algebra.replace_children(node, lambda child: order_joins(child, statistics))
+    widths = [algebra.count_columns(leaf) for leaf in relations]
     starts = [sum(widths[:at]) for at in range(len(widths))]
 
     def owners(expression: Term) -> set[int]:
@@ -164,31 +147,33 @@ def order_joins(node: Node, statistics: Known = NOTHING) -> Node:
         place |= {starts[at] + n: len(place) + n for n in range(widths[at])}
         ready = [part for part in conditions if list_places(part) <= place.keys()]
         conditions = [part for part in conditions if part not in ready]
-        joined = make_inner_join(
+        joined = algebra.make_inner_join(
             joined, order_joins(relations[at], statistics), [move_columns(part, place) for part in ready]
         )
-    return Project(joined, tuple(Place(place[index]) for index in range(sum(widths))))
+    return algebra.Project(joined, tuple(Place(place[index]) for index in range(sum(widths))))
 
 
-def list_ordered_collections(node: Node) -> list[str]:
+def list_ordered_collections(node: algebra.Node) -> list[str]:
     """Return the collections whose sizes determine the order of joins."""
     if not any(
-        isinstance(part, Join) and part.how == "inner" and len(_flatten_joins(part, 0)[0]) > 2
-        for part in iterate_nodes(node)
+        isinstance(part, algebra.Join) and part.how == "inner" and len(_flatten_joins(part, 0)[0]) > 2
+        for part in algebra.iterate_nodes(node)
     ):
         return []
-    return list(dict.fromkeys(part.collection for part in iterate_nodes(node) if isinstance(part, Scan)))
+    return list(
+        dict.fromkeys(part.collection for part in algebra.iterate_nodes(node) if isinstance(part, algebra.Scan))
+    )
 
 
 def _is_key(condition: Term) -> bool:
     return isinstance(condition, Call) and is_call(condition, "equal") and all(map(list_places, condition.arguments))
 
 
-def _flatten_joins(node: Node, start: int) -> tuple[list[Node], list[Term]]:
+def _flatten_joins(node: algebra.Node, start: int) -> tuple[list[algebra.Node], list[Term]]:
     """Return the relations of inner joins of inner joins, and their conditions by columns of the whole."""
-    if not isinstance(node, Join) or node.how != "inner" or node.same:
+    if not isinstance(node, algebra.Join) or node.how != "inner" or node.same:
         return [node], []
-    width = count_columns(node.left)
+    width = algebra.count_columns(node.left)
     (lefts, above), (rights, below) = _flatten_joins(node.left, start), _flatten_joins(node.right, start + width)
     residual: list[Term] = [
         make_sql_call("equal", pa.bool_(), left_key, shift_columns(right_key, width))

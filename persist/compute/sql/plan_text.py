@@ -23,19 +23,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.compute.dataflow.operators.aggregates import find_result_type
-from persist.compute.dataflow.plan.plan import (
-    Aggregates,
-    Arrange,
-    Concat,
-    Consolidate,
-    Distinct,
-    Join,
-    Linear,
-    Node,
-    Plan,
-    Reduce,
-    Stages,
-)
+from persist.compute.dataflow.plan import plan as plans
 from persist.compute.dataflow.plan.stages import Filter, Map, Negate
 from persist.compute.query import quote_name
 from persist.compute.sql.types import name_arrow_type, to_duckdb
@@ -105,7 +93,9 @@ def check_columns(schema: pa.Schema) -> None:
         raise Untranslatable
 
 
-def write_node(plan: Plan, node: Node, inputs: Sequence[Relation], relations: Mapping[int, Relation]) -> Relation:
+def write_node(
+    plan: plans.Plan, node: plans.Node, inputs: Sequence[Relation], relations: Mapping[int, Relation]
+) -> Relation:
     """Return the SQL for the contents of a node, from that of its inputs and of earlier nodes."""
     check_columns(node.schema)
     relation = _write_operator(plan, node, inputs, relations)
@@ -114,17 +104,19 @@ def write_node(plan: Plan, node: Node, inputs: Sequence[Relation], relations: Ma
     return _select(relation, [*map(quote_name, node.schema.names)], node.schema)  # The others are not read.
 
 
-def _write_operator(plan: Plan, node: Node, inputs: Sequence[Relation], relations: Mapping[int, Relation]) -> Relation:
+def _write_operator(
+    plan: plans.Plan, node: plans.Node, inputs: Sequence[Relation], relations: Mapping[int, Relation]
+) -> Relation:
     match node.operator:
-        case Linear(stages):
+        case plans.Linear(stages):
             return _apply_stages(inputs[0], stages)
-        case Arrange() | Consolidate():
+        case plans.Arrange() | plans.Consolidate():
             return inputs[0]
-        case Concat():
+        case plans.Concat():
             return _find_anti_join(plan, node, relations) or _concatenate(inputs, node.schema)
-        case Join():
+        case plans.Join():
             return _join(node.operator, inputs)
-        case Reduce():
+        case plans.Reduce():
             return _reduce(node.operator, _apply_stages(inputs[0], node.operator.before))
     raise Untranslatable
 
@@ -136,7 +128,7 @@ def _select(relation: Relation, columns: Sequence[str], schema: pa.Schema, claus
     return replace(relation, text=f"SELECT {listed} FROM ({relation.text}) {clauses}", schema=schema)
 
 
-def _apply_stages(relation: Relation, stages: Stages) -> Relation:
+def _apply_stages(relation: Relation, stages: plans.Stages) -> Relation:
     for stage in stages:
         match stage:
             case Filter(condition):
@@ -170,17 +162,17 @@ def _concatenate(inputs: Sequence[Relation], schema: pa.Schema) -> Relation:
     return Relation(" UNION ALL ".join(texts), schema, is_weighted)
 
 
-def _find_anti_join(plan: Plan, node: Node, relations: Mapping[int, Relation]) -> Relation | None:
+def _find_anti_join(plan: plans.Plan, node: plans.Node, relations: Mapping[int, Relation]) -> Relation | None:
     """Return a union that subtracts the records with some keys as an anti join; None for other unions."""
     if len(node.inputs) != 2:
         return None
     first, second = (plan.nodes[number] for number in node.inputs)
     join = second.operator
-    if not isinstance(join, Join) or second.inputs[:1] != (first.number,) or len(second.inputs) != 2:
+    if not isinstance(join, plans.Join) or second.inputs[:1] != (first.number,) or len(second.inputs) != 2:
         return None
     keys, distinct = join.on[0], plan.nodes[second.inputs[1]]
     reduce = distinct.operator
-    is_distinct = isinstance(reduce, Reduce) and isinstance(reduce.logic, Distinct) and not reduce.after
+    is_distinct = isinstance(reduce, plans.Reduce) and isinstance(reduce.logic, plans.Distinct) and not reduce.after
     copies = [stage for stage in join.after if not isinstance(stage, Negate)]
     minuend = relations[first.number]
     if (
@@ -204,12 +196,12 @@ def _find_anti_join(plan: Plan, node: Node, relations: Mapping[int, Relation]) -
     )
 
 
-def _match_keys(pairs: Sequence[tuple[str, str]], join: Join) -> str:
+def _match_keys(pairs: Sequence[tuple[str, str]], join: plans.Join) -> str:
     sign = "IS NOT DISTINCT FROM" if join.null_equals else "="
     return " AND ".join(f"{key} {sign} {partner}" for key, partner in pairs) or "true"
 
 
-def _join(join: Join, inputs: Sequence[Relation]) -> Relation:
+def _join(join: plans.Join, inputs: Sequence[Relation]) -> Relation:
     sides = [sum_weights(_apply_stages(relation, stages)) for relation, stages in zip(inputs, join.before, strict=True)]
     places = {name: f"t0.{quote_name(name)}" for name in sides[0].schema.names}
     fields = [*sides[0].schema]
@@ -241,14 +233,14 @@ def sum_weights(relation: Relation) -> Relation:
     return Relation(f"SELECT {columns} FROM (SELECT {listed} FROM ({summed}))", relation.schema)
 
 
-def _reduce(reduce: Reduce, relation: Relation) -> Relation:
+def _reduce(reduce: plans.Reduce, relation: Relation) -> Relation:
     keys = [quote_name(name) for name in reduce.keys]
     fields = [relation.schema.field(name) for name in reduce.keys]
-    if isinstance(reduce.logic, Distinct) and keys:
+    if isinstance(reduce.logic, plans.Distinct) and keys:
         counted = f"HAVING sum({WEIGHT}) > 0" if relation.is_weighted else ""
         text = f"SELECT {', '.join(keys)} FROM ({relation.text}) GROUP BY {', '.join(keys)} {counted}"
         return _apply_stages(Relation(text, pa.schema(fields)), reduce.after)
-    if not isinstance(reduce.logic, Aggregates):
+    if not isinstance(reduce.logic, plans.Aggregates):
         raise Untranslatable
     relation = sum_weights(relation)
     columns, text, floats = [], relation.text, list[tuple[int, str]]()

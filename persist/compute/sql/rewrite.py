@@ -48,30 +48,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.compute.sql.algebra import (
-    Aggregate,
-    Distinct,
-    Filter,
-    Join,
-    Let,
-    Node,
-    Project,
-    Ref,
-    SetOperation,
-    Temporal,
-    TopK,
-    Window,
-    WindowCall,
-    count_columns,
-    count_cross_joins,
-    filter_rows,
-    has_one_partner,
-    infer_types,
-    make_inner_join,
-    replace_children,
-    split_by_side,
-    split_equality,
-)
+from persist.compute.sql import algebra
 from persist.compute.sql.order import NOTHING, Known, order_joins
 from persist.compute.sql.types import to_arrow
 from persist.core.expression.evaluation import evaluate, factor_conjuncts, may_raise
@@ -87,88 +64,88 @@ _STRICT = (*_COMPARED, "add", "subtract", "multiply", "negate", "cast")
 Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # The path to a `Ref` in a plan, its number, and a column of it.
 
 
-def rewrite_plan(plan: Node, statistics: Known = NOTHING) -> Node:
+def rewrite_plan(plan: algebra.Node, statistics: Known = NOTHING) -> algebra.Node:
     """Return an equivalent, cheaper plan. `statistics`: of collections."""
     pushed = _push_down(drop_domain_joins(plan), [])
     return order_joins(limit_windows(pushed), statistics)
 
 
-def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> Node:
+def _push_down(node: algebra.Node, conditions: list[Term], known: Sequence[Term] = ()) -> algebra.Node:
     """Apply conditions to a relation, as far down as possible.
 
     `known`: conditions that are tested above, so rows that fail them may be dropped.
     """
-    if isinstance(node, Join) and node.how in ("left", "single"):
-        width = count_columns(node.left)
+    if isinstance(node, algebra.Join) and node.how in ("left", "single"):
+        width = algebra.count_columns(node.left)
         if any(_rejects_nulls(part, width) for part in (*conditions, *known)):
-            is_inner = node.how == "left" or has_one_partner(node)
+            is_inner = node.how == "left" or algebra.has_one_partner(node)
             node = msgspec.structs.replace(node, how="inner") if is_inner else node
-    if isinstance(node, Join) and node.how == "inner" and node.condition is not None:
+    if isinstance(node, algebra.Join) and node.how == "inner" and node.condition is not None:
         conjuncts = factor_conjuncts(node.condition)
         return _push_down(msgspec.structs.replace(node, condition=None), [*conjuncts, *conditions], known)
-    if conditions and not isinstance(node, Filter | Project):
-        types = dict(enumerate(map(to_arrow, infer_types(node))))
+    if conditions and not isinstance(node, algebra.Filter | algebra.Project):
+        types = dict(enumerate(map(to_arrow, algebra.infer_types(node))))
         raising = [part for part in conditions if may_raise(part, types)]
         if raising:
             pushed = _push_down(node, [part for part in conditions if part not in raising], [*known, *raising])
             useful = (
                 at
                 for at, part in enumerate(raising, 1)
-                if count_cross_joins(_push_join_keys(pushed, [part])) < count_cross_joins(pushed)
+                if algebra.count_cross_joins(_push_join_keys(pushed, [part])) < algebra.count_cross_joins(pushed)
             )
             first = max(useful, default=0)
-            return filter_rows(_push_join_keys(pushed, raising[:first]), raising[first:])
+            return algebra.filter_rows(_push_join_keys(pushed, raising[:first]), raising[first:])
     match node:
-        case Filter(input_, condition):
+        case algebra.Filter(input_, condition):
             return _push_down(input_, [*factor_conjuncts(condition), *conditions], known)
-        case Temporal(input_, lower, upper):
+        case algebra.Temporal(input_, lower, upper):
             return _push_bounds_down(_push_down(input_, conditions, known), lower, upper)
-        case Project(input_, outputs):
+        case algebra.Project(input_, outputs):
             down, above = (
                 [replace_columns(part, outputs.__getitem__) for part in parts] for parts in (conditions, known)
             )
-            return Project(_push_down(input_, down, above), outputs)
-        case Join():
+            return algebra.Project(_push_down(input_, down, above), outputs)
+        case algebra.Join():
             return _push_into_join(node, conditions, known)
-        case Aggregate(input_, keys, _, sets) if len(sets) == 1 and len(sets[0]) == len(keys):
+        case algebra.Aggregate(input_, keys, _, sets) if len(sets) == 1 and len(sets[0]) == len(keys):
             below = [part for part in conditions if list_places(part) and max(list_places(part)) < len(keys)]
             above = [part for part in conditions if part not in below]
             down = [replace_columns(part, keys.__getitem__) for part in below]
-            return filter_rows(replace_children(node, lambda _: _push_down(input_, down)), above)
-        case Distinct() | SetOperation():
-            return replace_children(node, lambda below: _push_down(below, conditions))
-        case Let(number, value, body):
-            return Let(number, _push_down(value, []), _push_down(body, conditions, known))
-        case Window(input_, calls):
+            return algebra.filter_rows(algebra.replace_children(node, lambda _: _push_down(input_, down)), above)
+        case algebra.Distinct() | algebra.SetOperation():
+            return algebra.replace_children(node, lambda below: _push_down(below, conditions))
+        case algebra.Let(number, value, body):
+            return algebra.Let(number, _push_down(value, []), _push_down(body, conditions, known))
+        case algebra.Window(input_, calls):
             fixed = set.intersection(*({e.index for e in c.partition if isinstance(e, Place)} for c in calls))
             below = [part for part in conditions if list_places(part) <= fixed and list_places(part)]
             above = [part for part in conditions if part not in below]
-            return filter_rows(Window(_push_down(input_, below), calls), above)
-    return filter_rows(replace_children(node, lambda below: _push_down(below, [])), conditions)
+            return algebra.filter_rows(algebra.Window(_push_down(input_, below), calls), above)
+    return algebra.filter_rows(algebra.replace_children(node, lambda below: _push_down(below, [])), conditions)
 
 
-def _push_bounds_down(node: Node, lower: Term | None, upper: Term | None) -> Node:
+def _push_bounds_down(node: algebra.Node, lower: Term | None, upper: Term | None) -> algebra.Node:
     """Apply the time bounds of rows as far down as possible, so that less is arranged."""
     bounds = [bound for bound in (lower, upper) if bound is not None]
     reads = set().union(*map(list_places, bounds))
-    if isinstance(node, Join) and node.how in ("inner", "left", "semi", "anti") and reads:
-        width = count_columns(node.left)
+    if isinstance(node, algebra.Join) and node.how in ("inner", "left", "semi", "anti") and reads:
+        width = algebra.count_columns(node.left)
         if max(reads) < width:
             return msgspec.structs.replace(node, left=_push_bounds_down(node.left, lower, upper))
         if min(reads) >= width and node.how == "inner":
             below = [None if e is None else shift_columns(e, -width) for e in (lower, upper)]
             return msgspec.structs.replace(node, right=_push_bounds_down(node.right, *below))
-    return Temporal(node, lower, upper)
+    return algebra.Temporal(node, lower, upper)
 
 
-def _push_into_join(join: Join, conditions: list[Term], known: Sequence[Term]) -> Node:
+def _push_into_join(join: algebra.Join, conditions: list[Term], known: Sequence[Term]) -> algebra.Node:
     """Apply conditions below a join where possible, otherwise above."""
-    width = count_columns(join.left)
-    known_lefts, known_rights, _ = split_by_side(known, width)
+    width = algebra.count_columns(join.left)
+    known_lefts, known_rights, _ = algebra.split_by_side(known, width)
     if join.how == "inner":
-        lefts, rights, crossing = split_by_side(conditions, width)
+        lefts, rights, crossing = algebra.split_by_side(conditions, width)
         left, right = _push_down(join.left, lefts, known_lefts), _push_down(join.right, rights, known_rights)
-        return make_inner_join(left, right, crossing, join.equal, join.same)
+        return algebra.make_inner_join(left, right, crossing, join.equal, join.same)
     lefts = [part for part in conditions if list_places(part) and max(list_places(part)) < width]
     residual = [part for part in conditions if part not in lefts]
     if join.how in ("right", "full"):
@@ -176,72 +153,75 @@ def _push_into_join(join: Join, conditions: list[Term], known: Sequence[Term]) -
     joined = msgspec.structs.replace(
         join, left=_push_down(join.left, lefts, known_lefts), right=_push_down(join.right, [])
     )
-    return _filter_by_mark(joined, residual, width) if join.how == "mark" else filter_rows(joined, residual)
+    return _filter_by_mark(joined, residual, width) if join.how == "mark" else algebra.filter_rows(joined, residual)
 
 
-def _push_join_keys(node: Node, conditions: list[Term]) -> Node:
+def _push_join_keys(node: algebra.Node, conditions: list[Term]) -> algebra.Node:
     """Apply conditions that joins below can use as keys."""
     if not conditions:
         return node
     match node:
-        case Project(input_, outputs):
-            return Project(
+        case algebra.Project(input_, outputs):
+            return algebra.Project(
                 _push_join_keys(input_, [replace_columns(part, outputs.__getitem__) for part in conditions]), outputs
             )
-        case Filter(input_, condition):
+        case algebra.Filter(input_, condition):
             return _push_join_keys(input_, [*factor_conjuncts(condition), *conditions])
-        case Let(number, value, body):
-            return Let(number, value, _push_join_keys(body, conditions))
-        case Join(how, left, right, equal) if how not in ("right", "full"):
-            width = count_columns(left)
-            lefts, rights, residual = split_by_side(conditions, width)
+        case algebra.Let(number, value, body):
+            return algebra.Let(number, value, _push_join_keys(body, conditions))
+        case algebra.Join(how, left, right, equal) if how not in ("right", "full"):
+            width = algebra.count_columns(left)
+            lefts, rights, residual = algebra.split_by_side(conditions, width)
             if how != "inner":
                 residual = [part for part in conditions if part not in lefts]
-                return filter_rows(msgspec.structs.replace(node, left=_push_join_keys(left, lefts)), residual)
+                return algebra.filter_rows(msgspec.structs.replace(node, left=_push_join_keys(left, lefts)), residual)
             keys = (
-                [] if equal or node.same else [part for part in residual if split_equality(part, width) is not None][:1]
+                []
+                if equal or node.same
+                else [part for part in residual if algebra.split_equality(part, width) is not None][:1]
             )
-            joined = make_inner_join(
+            joined = algebra.make_inner_join(
                 _push_join_keys(left, lefts), _push_join_keys(right, rights), keys, equal, node.same
             )
             residual = [part for part in residual if part not in keys]
-            return filter_rows(msgspec.structs.replace(joined, condition=node.condition), residual)
-    return filter_rows(node, conditions)
+            return algebra.filter_rows(msgspec.structs.replace(joined, condition=node.condition), residual)
+    return algebra.filter_rows(node, conditions)
 
 
-def _filter_by_mark(join: Join, conditions: list[Term], width: int) -> Node:
+def _filter_by_mark(join: algebra.Join, conditions: list[Term], width: int) -> algebra.Node:
     """Return the rows of a mark join that satisfy conditions: usually a semijoin or an antijoin."""
     mark = Place(width)
     negated = [p for p in conditions if isinstance(p, Call) and is_call(p, "not") and p.arguments == (mark,)]
     if mark not in conditions and not negated:
-        return filter_rows(join, conditions)
+        return algebra.filter_rows(join, conditions)
     is_semi = mark in conditions
     matching = msgspec.structs.replace(join, how="semi" if is_semi else "unless")
-    joined = Project(matching, (*map(Place, range(width)), Lit(pa.scalar(is_semi))))
+    joined = algebra.Project(matching, (*map(Place, range(width)), Lit(pa.scalar(is_semi))))
     above = [part for part in conditions if part != mark and part not in negated]
     return _push_down(joined, above) if above else joined
 
 
-def drop_domain_joins(node: Node, domains: Mapping[int, int] | None = None) -> Node:
+def drop_domain_joins(node: algebra.Node, domains: Mapping[int, int] | None = None) -> algebra.Node:
     """Return an equivalent plan without joins of a domain with a relation derived from it.
 
     `domains`: the number of columns of each relation without repeated rows, by its number.
     """
     known_domains = domains or {}
-    if isinstance(node, Let):
+    if isinstance(node, algebra.Let):
         value = drop_domain_joins(node.value, known_domains)
-        inside = {**known_domains, node.number: count_columns(value)} if _is_distinct(value) else known_domains
-        return Let(node.number, value, drop_domain_joins(node.body, inside))
-    rewritten_node: Node = replace_children(node, lambda below: drop_domain_joins(below, known_domains))
-    if isinstance(rewritten_node, Join) and _is_redundant_domain_join(rewritten_node, known_domains):
+        inside = {**known_domains, node.number: algebra.count_columns(value)} if _is_distinct(value) else known_domains
+        return algebra.Let(node.number, value, drop_domain_joins(node.body, inside))
+    rewritten_node: algebra.Node = algebra.replace_children(node, lambda below: drop_domain_joins(below, known_domains))
+    if isinstance(rewritten_node, algebra.Join) and _is_redundant_domain_join(rewritten_node, known_domains):
         partner = {
             domain_column.index: row_column
             for domain_column, row_column in rewritten_node.same
             if isinstance(domain_column, Place)
         }
-        row_places = map(Place, range(count_columns(rewritten_node.right)))
-        return Project(
-            rewritten_node.right, (*(partner[at] for at in range(count_columns(rewritten_node.left))), *row_places)
+        row_places = map(Place, range(algebra.count_columns(rewritten_node.right)))
+        return algebra.Project(
+            rewritten_node.right,
+            (*(partner[at] for at in range(algebra.count_columns(rewritten_node.left))), *row_places),
         )
     return rewritten_node
 
@@ -261,16 +241,16 @@ def _is_null(value: Term, first: int) -> bool:
     return is_call(value, *_STRICT) and any(_is_null(part, first) for part in value.arguments[:2])
 
 
-def _is_distinct(node: Node) -> bool:
-    return isinstance(node, Aggregate) and not node.aggregates and not node.groupings and len(node.sets) == 1
+def _is_distinct(node: algebra.Node) -> bool:
+    return isinstance(node, algebra.Aggregate) and not node.aggregates and not node.groupings and len(node.sets) == 1
 
 
-def _is_redundant_domain_join(join: Join, domains: Mapping[int, int]) -> bool:
+def _is_redundant_domain_join(join: algebra.Join, domains: Mapping[int, int]) -> bool:
     """Return whether a join with a domain keeps all rows."""
     domain = join.left
     if join.how != "inner" or join.equal or join.condition is not None:
         return False
-    if not isinstance(domain, Ref) or domain.number not in domains:
+    if not isinstance(domain, algebra.Ref) or domain.number not in domains:
         return False
     origins = {}
     for domain_column, row_column in join.same:
@@ -281,19 +261,19 @@ def _is_redundant_domain_join(join: Join, domains: Mapping[int, int]) -> bool:
     return len(origins) == domains[domain.number] == len(join.same) and len(set(origins.values())) == 1
 
 
-def _find_origin(node: Node, index: int) -> Origin | None:
+def _find_origin(node: algebra.Node, index: int) -> Origin | None:
     """Return the `Ref` column that a column copies, or None."""
     match node:
-        case Ref(number):
+        case algebra.Ref(number):
             return (), number, index
-        case Project(input_, outputs):
+        case algebra.Project(input_, outputs):
             return _find_origin_in_input("input", input_, outputs[index])
-        case Aggregate(input_, keys, _, sets) if len(sets) == 1 and index < len(keys):
+        case algebra.Aggregate(input_, keys, _, sets) if len(sets) == 1 and index < len(keys):
             return _find_origin_in_input("input", input_, keys[index])
-        case Filter(input_) | Temporal(input_):
+        case algebra.Filter(input_) | algebra.Temporal(input_):
             return _find_origin_in_input("input", input_, Place(index))
-        case Join(how, left, right):
-            width = count_columns(left)
+        case algebra.Join(how, left, right):
+            width = algebra.count_columns(left)
             if index < width and how not in ("right", "full"):
                 return _find_origin_in_input("left", left, Place(index))
             if index >= width and how == "inner":
@@ -301,7 +281,7 @@ def _find_origin(node: Node, index: int) -> Origin | None:
     return None
 
 
-def _find_origin_in_input(where: str, node: Node, expression: Term) -> Origin | None:
+def _find_origin_in_input(where: str, node: algebra.Node, expression: Term) -> Origin | None:
     origin = _find_origin(node, expression.index) if isinstance(expression, Place) else None
     return None if origin is None else ((where, *origin[0]), *origin[1:])
 
@@ -310,41 +290,43 @@ def _find_origin_in_input(where: str, node: Node, expression: Term) -> Origin | 
 class _WindowLimit:
     """A window function that numbers rows, and the greatest number that is used."""
 
-    call: WindowCall
+    call: algebra.WindowCall
     most: int
 
 
-def limit_windows(plan: Node) -> Node:
+def limit_windows(plan: algebra.Node) -> algebra.Node:
     """Compute windows only over the first rows, where no others count."""
-    rewritten_plan: Node = replace_children(plan, limit_windows)
-    if isinstance(rewritten_plan, Project) and isinstance(rewritten_plan.input, TopK):
+    rewritten_plan: algebra.Node = algebra.replace_children(plan, limit_windows)
+    if isinstance(rewritten_plan, algebra.Project) and isinstance(rewritten_plan.input, algebra.TopK):
         return _drop_needless_order(rewritten_plan, rewritten_plan.input)
-    if isinstance(rewritten_plan, Filter) and isinstance(rewritten_plan.input, Window):
+    if isinstance(rewritten_plan, algebra.Filter) and isinstance(rewritten_plan.input, algebra.Window):
         window, bound = (
             rewritten_plan.input,
             _find_bound(rewritten_plan.input, factor_conjuncts(rewritten_plan.condition)),
         )
         if bound is not None:
             call: Any = bound.call
-            first = TopK(window.input, call.order, bound.most, 0, call.partition, call.function)
-            return Filter(Window(first, window.calls), rewritten_plan.condition)
+            first = algebra.TopK(window.input, call.order, bound.most, 0, call.partition, call.function)
+            return algebra.Filter(algebra.Window(first, window.calls), rewritten_plan.condition)
     return rewritten_plan
 
 
-def _drop_needless_order(shown: Project, top: TopK) -> Node:
+def _drop_needless_order(shown: algebra.Project, top: algebra.TopK) -> algebra.Node:
     """Drop the order of first rows if only partition columns are shown."""
     places = {term: Place(at) for at, term in enumerate(top.partition)}
     read = set().union(*map(list_places, shown.outputs))
     is_first = bool(places) and (top.limit, top.offset, top.counted) == (1, 0, "row_number")
     if not is_first or not {*map(Place, read)} <= places.keys():
         return shown
-    distinct = Distinct(Project(top.input, top.partition))
-    return Project(distinct, tuple(replace_columns(output, lambda at: places[Place(at)]) for output in shown.outputs))
+    distinct = algebra.Distinct(algebra.Project(top.input, top.partition))
+    return algebra.Project(
+        distinct, tuple(replace_columns(output, lambda at: places[Place(at)]) for output in shown.outputs)
+    )
 
 
-def _find_bound(window: Window, conditions: Sequence[Term]) -> _WindowLimit | None:
+def _find_bound(window: algebra.Window, conditions: Sequence[Term]) -> _WindowLimit | None:
     """Return the tightest limit on first rows; None without one, or if later rows matter."""
-    width = len(infer_types(window.input))
+    width = len(algebra.infer_types(window.input))
     bounds = []
     for call in dict.fromkeys(window.calls):
         if call.function not in _PLACES or (call.function != "row_number" and not call.order):
@@ -356,7 +338,7 @@ def _find_bound(window: Window, conditions: Sequence[Term]) -> _WindowLimit | No
     return min(bounds, key=lambda bound: (bound.call.function != "row_number", bound.most), default=None)
 
 
-def _ignores_later_rows(call: WindowCall, by: WindowCall) -> bool:
+def _ignores_later_rows(call: algebra.WindowCall, by: algebra.WindowCall) -> bool:
     """Return whether a function's result on a row is independent of the later rows."""
     if (call.partition, call.order) != (by.partition, by.order) or call.frame.exclude or call.within:
         return False

@@ -9,6 +9,7 @@ from os import PathLike
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, get_args
 
+from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.running.refreshed import Policy, Refreshed, explain, refresh
 from persist.compute.dataflow.running.reports import OperatorReport
 from persist.compute.dataflow.running.running import Options, Running, list_requested_indexes
@@ -47,7 +48,7 @@ from persist.engine.location.opening import load_handle, load_handle_by_id
 from persist.engine.write.retrying import commit_with_retry
 
 STALE = (SourceLost, OutputConflict)  # So a program fails that was opened before another client went on.
-FAILURES = (OperatorFailed, NotConverging)  # Caused by the rows, so retractions may end them.
+FAILURES = (OperatorFailed, NotConverging, DiffOverflow)  # Caused by the rows, so retractions may end them.
 
 
 class OnView(Protocol):
@@ -329,12 +330,15 @@ def check_policy(policy: Any) -> None:
 
 
 def _skip_failing_times(
-    program: ViewProgram, engine: Engine, options: Mapping[str, Any], failure: OperatorFailed | NotConverging
+    program: ViewProgram,
+    engine: Engine,
+    options: Mapping[str, Any],
+    failure: OperatorFailed | NotConverging | DiffOverflow,
 ) -> int | None:
     """Skip the times at which a query fails; return the commit's seqno.
 
     Raises:
-        OperatorFailed, NotConverging: the failure, if the query also fails at the latest time.
+        OperatorFailed, NotConverging, DiffOverflow: the failure, if the query also fails at the latest time.
     """
     try:
         with program.open(engine, jump=True, **options) as running:

@@ -1,12 +1,13 @@
-"""The loop that moves collections into a target, step by step, and then the hold.
+"""The loop of a sink: it moves collections to a target, step by step, and then moves the hold.
 
 The target stores its position, so the loop reads that first, and again after each outage. All collections of a sink
-move together: a step has their contents at one point of the log. If all are sealed to one time and were sent up to one
-time, a step may end at an earlier common time. So a backlog is sent in steps of bounded size. A time is never cut.
+move together: a step has their contents at one point of the log. If all have the same upper and were sent up to the
+same time, a step may end at an earlier common time, so that steps of a backlog have a bounded size. The changes of one
+time are never split.
 
-The hold follows behind the target, at most every `KEEP_S`: each time is a commit in the location.
+The hold follows the target, at most every `KEEP_S`, because each move is a commit in the location.
 
-A sink is described by a URL with options, a TOML file, or what such a file would hold.
+A URL with options, a TOML file, or a mapping with the contents of such a file describes a sink.
 """
 
 import logging
@@ -39,7 +40,7 @@ WAIT_S = 1.0
 class Egressed:
     """The result of a run: rows, transactions with rows, and the target's upper of each collection.
 
-    `dropped`: collections whose holds were released, with `drop`.
+    `dropped`: the collections whose holds were released by `drop`.
     """
 
     sink: str
@@ -63,18 +64,18 @@ def egress(
 
     Args:
         location: as of `persist.open`, or a client.
-        sink: the URL of a target, the path of a TOML file that describes one, or what such a file would hold.
-        once: return when all that is sealed by now was sent; else this goes on until it is stopped.
-        drop: send nothing; give up the holds, so that history may be compacted, and let the target forget how far it
-            has come. Its rows stay.
-        stop: ends it after the transaction under way, when it is set.
+        sink: the URL of a target, the path of a TOML file that describes one, or a mapping with its contents.
+        once: return when everything sealed by now was sent; otherwise continue until stopped.
+        drop: send nothing; release the holds, so that history may be compacted, and delete the target's positions. Its
+            rows stay.
+        stop: when set, ends the loop after the current transaction.
         storage_options: of the location.
         options: of the sink, such as `collections=["orders"]`; they override the file.
 
     Raises:
-        InvalidUsage: the sink or an option is unknown, or the target refuses what it is to get.
-        CollectionNotFound: a collection is not there, or was dropped meanwhile.
-        HoldNotFound, HoldMoved, AsOfCompacted: history that was not sent yet is not kept for this sink any more.
+        InvalidUsage: the sink or an option is unknown, or the target refuses the data.
+        CollectionNotFound: a collection does not exist, or was dropped meanwhile.
+        HoldNotFound, HoldMoved, AsOfCompacted: the collection does not keep unsent history for this sink any more.
         SinkMoved: another process feeds the same target.
         TargetUnavailable: the target does not answer.
     """
@@ -155,7 +156,7 @@ class _Egress:
         return Egressed(self.sink.name, self.rows, self.commits, uppers)
 
     def _take_step(self, step: Sequence[Piece]) -> None:
-        """Apply a step to the target, and release what it has."""
+        """Apply a step to the target, and note what was sent."""
         applied = self.sink.take(step)
         self._outage.end()
         for feed in self.feeds:

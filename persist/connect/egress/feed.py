@@ -5,15 +5,15 @@ instead of a number of rows, because rows have no particular order, and compacti
 
     share [LOWER, UPPER)   the rows whose hash, an integer below `HASHES`, is inside
 
-A hash is of the row's values alone, by `hash_rows`, in the types of the schema version that is sent. So a share is
-definite, however the collection is stored by then. So a copy can continue from its position after any compaction.
+A hash depends on the row's values alone (`hash_rows`), in the types of the sent schema version. So a share is definite,
+however the collection is stored, and a copy can continue from its position after any compaction.
 
 All parts are read once. Their updates are consolidated as far as memory allows, split by hash, and written to an
 unnamed temporary file with an index of the shares. Then each share is consolidated alone. So the disk needs room for
-the contents, compressed by LZ4, and a process that goes on reads all parts once more.
+the contents, compressed by LZ4, and a process that continues a copy reads all parts again.
 
 Memory: a chunk and a share, about four times each while they are consolidated.
-Rejected: shares in the order of rows. Parts have it, but a position would be a row of any size and any type.
+Rejected: shares in the order of rows, which parts have, because a position would be a row of any size and type.
 """
 
 import tempfile
@@ -127,9 +127,9 @@ class Shares:
 
 
 def _cast_to_sent_types(table: pa.Table, scan: Scan) -> pa.Table:
-    """Return rows in the types that are sent, which their hashes depend on.
+    """Return rows in the sent types, on which their hashes depend.
 
-    A value that does not fit cancels out later, so any hash will do that is equal for equal rows.
+    A value that does not fit cancels out later, so its hash only has to be equal for equal rows.
     """
     if scan.narrow is None:
         return table
@@ -152,13 +152,13 @@ class Feed:
 
     Attributes:
         handle: of the collection.
-        reached: how far the target has come; None if it has nothing.
-        held: how far the hold knows that.
-        seen: up to which time it is known that nothing more has to be sent.
+        reached: the target's position; None if it has nothing.
+        held: the position at which the hold is.
+        seen: the time up to which nothing more has to be sent, as far as known.
     """
 
     def __init__(self, collection: Collection, hold: str, sink: str) -> None:
-        """Make a feed. `hold` is the name of its hold, `sink` the sink's name."""
+        """`hold`: the name of its hold; `sink`: the name of the sink."""
         self.handle = collection.handle
         self._name = hold
         self._sink = sink
@@ -175,9 +175,9 @@ class Feed:
         """Continue at the target's position.
 
         Raises:
-            HoldNotFound, HoldMoved: the hold is not there, or not behind that.
-            AsOfCompacted: contents that are being copied cannot be read any more.
-            InvalidUsage: the collection was put back to an earlier state.
+            HoldNotFound, HoldMoved: the hold is missing, or ahead of the position.
+            AsOfCompacted: contents of an unfinished copy cannot be read any more.
+            InvalidUsage: the collection was restored to an earlier state.
         """
         self.close()
         reached = None if standing is None else standing.reached
@@ -240,7 +240,7 @@ class Feed:
             yield Piece(self.leaving, position, after, schema, schema, rows)
 
     def make_promised_piece(self) -> Piece | None:
-        """Return the step that the target began but may not have; once, or None."""
+        """Return the step that the target has begun but may lack, once; otherwise None."""
         at, after = self.reached, self._promised
         if at is None or after is None:
             return None

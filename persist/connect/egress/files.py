@@ -2,17 +2,17 @@
 
     COLLECTION/contents-TIME-N.parquet         contents as of a time; N counts the files of a collection.
     COLLECTION/LOWER-UPPER.parquet             the changes with LOWER <= time < UPPER.
-    COLLECTION/LOWER-UPPER-ROW.parquet         the same from a row on, if they do not fit one file.
+    COLLECTION/LOWER-UPPER-ROW.parquet         such changes from a row on, if they do not fit one file.
     _persist/NAME/ID/N.json                    file N: begin and end of its step, and its rows
 
-A process first promises a file, by its object N.json, which it creates only if there is none. So only one of two
-processes decides where file N ends. Then it creates the file, also only if there is none. A process that finds a
+A process first promises a file, by its object N.json, which it creates only if it does not exist. So only one of two
+processes decides where file N ends. Then it creates the file, also only if it does not exist. A process that finds a
 promise without its file creates it. The changes between two times and their order are definite, so each process writes
 the same file. If rows of a step remain, the process continues with the next file. Steps without rows have no promise,
-unless they end something; the next step begins where the last promise ended.
+unless they end a copy or a collection; the next step begins where the last promise ended.
 
 Files are Parquet, Arrow IPC, CSV or JSON lines. Memory: a file, compressed if it is Parquet, and a copy of it. Contents
-come in no definite order, so a step of them is one file, which the feed keeps small. Changes are cut where a file has
+have no definite order, so each step of contents is one file, which the feed keeps small. Changes are split at
 `file_bytes`.
 """
 
@@ -63,8 +63,8 @@ class _Step(msgspec.Struct, omit_defaults=True):
     """A written promise: the step's positions, and the key of its file, if any.
 
     Attributes:
-        rows: which rows of the step the file has, `[first, end)`; None for all of them.
-        goes_on: whether the step has more rows, which the next promise is for.
+        rows: the interval `[first, end)` of the step's rows in the file; None for all.
+        goes_on: whether the next promise has more rows of the step.
     """
 
     before: str | None
@@ -93,7 +93,7 @@ class FilesSink:
         return self._storage.retried
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Return the last step of each collection, and what it lacks. Cost: log N requests for N steps."""
+        """Return the target's position in each collection. Cost: log N requests for N steps."""
         standings = {}
         self._open.clear()
         with self._translate_errors():
@@ -261,7 +261,7 @@ class FilesSink:
 
 
 class _Rows:
-    """The remaining rows of a step, as files contain them; `at` is the number of rows returned or skipped.
+    """The remaining rows of a step, in the form of files; `at` is the number of rows returned or skipped.
 
     `is_definite` is whether each read returns the same order.
     """
@@ -387,7 +387,7 @@ def _widen_field(field: pa.Field) -> pa.Field:
 
 
 def _show_digits(column: pa.Array) -> pa.Array:
-    """Return float32 as doubles, of which Arrow writes all digits before the point."""
+    """Convert float32 to doubles, because Arrow writes all digits of these before the point."""
     if not pa.types.is_float32(column.type):
         return column
     short = column.cast(pa.string()).cast(pa.float64())
@@ -417,7 +417,7 @@ class JsonLinesWriter:
 def encode_json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") -> list[bytes]:
     """Return each row as a JSON object. Types without a JSON form become text.
 
-    `nan` decides on NaN and infinities.
+    `nan`: the treatment of NaN and infinities.
     """
     import msgspec
 
@@ -445,7 +445,7 @@ def are_finite(column: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def _list_inner_values(column: pa.Array) -> list[pa.Array]:
-    """Return fields of structs, elements of lists, or keys and values of maps, except those of NULL ones."""
+    """Return the fields of structs, elements of lists, or keys and values of maps, without those under NULL."""
     if pa.types.is_struct(column.type):
         return column.flatten()  # type: ignore[no-any-return]
     if pa.types.is_map(column.type):

@@ -1,14 +1,14 @@
 """Kafka as a sink: the messages and positions of a step are one transaction.
 
-How far they have come is in a topic of its own, `persist-positions`, which has to be compacted. A message for each step
+The positions are in a separate topic, `persist-positions`, which must be compacted. A message for each step
 has a key that names the location, the sink and the collection. A sink begins by taking over the transactions of its
-name. So earlier holders of the name can commit nothing more, and their open transactions are void. Then it reads the
-topic to its end.
+name. So earlier processes with the name can commit nothing more, and their open transactions are aborted. Then it reads
+the topic to its end.
 
 Each message has the key of its row, so Kafka keeps the changes of a row in their order. The header `time` is the time
 of a change.
 
-The client library takes one message at a time, so there is a loop for each row.
+The client library accepts one message at a time, so there is a loop over rows.
 """
 
 import logging

@@ -3,14 +3,14 @@
 The table has a row for each key, and the key is its primary key.
 
 Contents are first copied into a second table, which replaces the first when it is complete, so readers never see part
-of them. If the table is there already, it gets what was copied. Changes are copied into a temporary table, and applied
-from there: what comes last counts of each key.
+of them. If the first table exists already, the copied rows are inserted into it. Changes are copied into a temporary
+table, and applied from there: the last change of each key counts.
 
 An insert must find no row, and an update or a deletion must find one. So the sink notices keys with several rows, and
 writes of other programs.
 
-`docs/use/egress.md` has the table of Postgres' types for Arrow's. Zeros have no sign, as in collections, where both are
-equal.
+`docs/use/egress.md` has the table of Postgres' types for Arrow's. Zeros have no sign, because both zeros are equal in
+collections.
 """
 
 import io
@@ -113,7 +113,7 @@ class PgTable:
         self._run(cursor, "INSERT INTO {table} ({columns}) SELECT {columns} FROM {copy}; DROP TABLE {copy}")
 
     def evolve(self, cursor: Any, before: "PgTable") -> None:
-        """Change the table's columns from those of a version before. Rows that are there get an added one's default."""
+        """Change the table's columns from an earlier version's. Existing rows get the default of an added column."""
         sql, was, now = self._sql, before.schema, self.schema
         old, new = dict(zip(was.ids, was.names, strict=True)), dict(zip(now.ids, now.names, strict=True))
         for id_ in {*old} & {*new}:
@@ -138,13 +138,13 @@ class PgTable:
                 self._run(cursor, text, name=sql.Identifier(name), kind=kind)
 
     def _encode_default(self, name: str) -> str | None:
-        """Return what earlier rows have in a column, as text for Postgres."""
+        """Return the default of a column for earlier rows, as text for Postgres."""
         default = pa.repeat(read_default(self.schema, name), 1)
         text: str | None = _encode_column(default, f"{self.leaving.name}.{name}").cast(pa.string())[0].as_py()
         return text
 
     def _check_inner_changes(self, before: "PgTable", name: str, new_name: str) -> None:
-        """Check that the documents that are there still mean the same: fields inside may be added, or hold more."""
+        """Check that existing documents keep their meaning: inner fields may only be added or widened."""
         nodes = get_column_node(before.schema, name), get_column_node(self.schema, new_name)
         for path, was, now in find_differences(*nodes):
             if was is None or (now and now.name == was.name and all(map(_is_number, (was.kind, now.kind)))):
@@ -271,7 +271,7 @@ class PgTable:
 def _split_transitions(transitions: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Return transitions as new rows with `_was` and `_is`.
 
-    These tell whether the row existed before and exists after.
+    They show whether the row existed before and exists after.
     """
     change = transitions.column(CHANGED)
     was, comes = pc.not_equal(change, "insert"), pc.not_equal(change, "delete")
@@ -345,7 +345,7 @@ def encode_copy_rows(rows: pa.RecordBatch | pa.Table, table: str) -> io.BytesIO:
 
 
 def _encode_column(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
-    """Return values that Arrow writes as Postgres reads them."""
+    """Return values whose text, as Arrow writes it, Postgres can read."""
     kind = values.type
     try:
         if kind == pa.float16():
@@ -378,7 +378,7 @@ def _encode_column(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
 
 
 def _encode_moments(values: pa.Array | pa.ChunkedArray, number: str, day: int) -> pa.Array | pa.ChunkedArray:
-    """Return dates or moments; the least and the greatest become Postgres's infinities, which DuckDB has there, too."""
+    """Return dates or moments; the least and the greatest become Postgres's infinities, as in DuckDB."""
     ends = np.iinfo(number).max, -np.iinfo(number).max
     numbers = values.cast(pa.int32() if day == 1 else pa.int64()).cast(pa.int64())
     is_far = pc.or_(pc.less(numbers, -719_162 * day), pc.greater_equal(numbers, 10_237_747 * day))

@@ -1,7 +1,7 @@
 """Postgres as a sink: the rows and positions of a step are one transaction.
 
-How far they have come is in the table `persist_positions`, beside their tables. A step locks the row of a collection
-there, and checks that it is the begin of the step. After an unclear commit, the row has the result.
+The positions are in the table `persist_positions`, beside the tables. A step locks the row of a collection there, and
+checks that the step begins at this position. After an unclear commit, the row shows the outcome.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,12 +3,12 @@
 The target keeps, for each collection, a `Reached`. It goes through three stages:
 
     copying     the contents as of a time are sent, in pieces by key or hash; `below` is the end of sent rows.
-    copied      all of them are there, hidden from readers of the target.
+    copied      all contents are in the target, hidden from its readers.
     following   readers of the target see the contents as of `upper - 1`
 
-A `Piece` leads from one `Reached` to another one. A step is pieces of different collections, which a sink takes as a
-whole or not at all: the rows, and where they lead. It refuses a piece that does not begin where the target is. So if
-two processes feed one target, one of them gets an error.
+A `Piece` leads from one `Reached` to another one. A step consists of pieces of different collections. A sink applies it
+as a whole or not at all: the rows and the new positions. It refuses a piece that does not begin where the target is. So
+if two processes feed one target, one of them gets an error.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,10 +43,10 @@ class Reached:
     """A target's position in one collection.
 
     Attributes:
-        as_of: the time of the contents that were sent first; None if nothing was sealed then.
-        upper: what was sent, exclusive; None for all there will ever be.
-        below: while contents are copied, all keys below it are there; None for no key. If the collection has no key,
-            it is one number: all rows are there whose hash is below it, see `persist.connect.egress.feed`.
+        as_of: the time of the initial contents; None if nothing was sealed then.
+        upper: the exclusive end of what was sent; None if a complete collection was sent.
+        below: while contents are copied, all keys below it are sent; None for no key. Without a key, it is a number:
+            all rows with a lower hash are sent (`persist.connect.egress.feed`).
         schema: the version of the collection's schema that the target has.
     """
 
@@ -57,7 +57,7 @@ class Reached:
     schema: int
 
     def position(self, hold: str) -> Position:
-        """Return the hold that this position needs. It keeps contents while they are copied, and later changes."""
+        """Return the time of the hold that this position needs: it keeps unsent contents and later changes."""
         if self.stage == "following":
             return Position(None, self.upper or 0, self.upper, hold)
         return Position(self.as_of, 0 if self.as_of is None else None, self.upper, hold)
@@ -87,7 +87,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A collection as a sink sees it. With a key, its changes are inserts, updates and deletes of rows."""
+    """A collection that a sink sends. With a key, its changes are inserts, updates and deletes of rows."""
 
     id: str
     name: str
@@ -98,7 +98,7 @@ class Leaving:
 class Standing:
     """The position of a target in a collection.
 
-    `promised` is where a step leads that the target has begun, and that is to be taken once more.
+    `promised`: the end of a step that the target has begun, and that must be repeated.
     """
 
     reached: Reached
@@ -110,12 +110,12 @@ class Piece:
     """Rows that move a target from one position to another.
 
     Attributes:
-        before: where it has to be; None if it has nothing yet.
-        schema: the columns of the tables; the target may still have the columns of the version in `before`.
-        earlier: the schema that the target has; None if it has nothing yet.
+        before: the required position of the target; None if it must be empty.
+        schema: of the tables; the target may still have the version in `before`.
+        earlier: the target's schema; None if it has nothing yet.
         tables: contents, with `_diff` if there is no key; or changes in the order of times: transitions with
-            `_change` by key, or updates with `_diff`. They are read once.
-        count: how many rows these had, once they were read.
+            `_change` by key, or updates with `_diff`. They can be read once.
+        count: the number of rows that were read.
     """
 
     leaving: Leaving
@@ -172,7 +172,7 @@ class Sink(Protocol):
 
         Raises:
             SinkMoved: the target is not where the step begins.
-            TargetUnavailable: it does not answer; `begin` returns whether it took the step.
+            TargetUnavailable: it does not answer; the positions of `begin` show whether it applied the step.
             InvalidUsage: it refuses the rows.
         """
 

@@ -1,4 +1,4 @@
-"""Messages of change data capture, as raw JSON, become events: Debezium's, Maxwell's and Canal's.
+"""Converts messages of change data capture, as raw JSON, to events: Debezium's, Maxwell's and Canal's.
 
 Each good message becomes its events, in order; each bad one is reported with its reason; missing information is an
 error. Pure functions of columns, vectorised through `pyarrow.json`.

@@ -1,6 +1,6 @@
 """Checks the options of a reader of messages, and collects its results: events and rejected messages.
 
-Turns changes of rows into events: their keys, whether the row is deleted, and their values. Whole columns at a time.
+Turns changes of rows into events, with keys, deletions and values; whole columns at a time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,9 +33,9 @@ class Events:
     """The result of reading messages; an Arrow stream for `Collection.upsert` or `Collection.transition`.
 
     Attributes:
-        table: the events in the order of their messages: the key's columns, the value's, `_deleted`; by option also
-            `_time` and `_before`. The value of a deleted row is NULL. If rows lack unchanged large values, `_unchanged`
-            lists their columns.
+        table: the events in the order of their messages: the columns of key and value, `_deleted`; by option also
+            `_time` and `_before`. Deleted rows have NULL values. `_unchanged` lists the columns of unchanged large
+            values that rows lack.
         rejected: unreadable messages: `message`, its number from 0; `reason`; `key` and `value`, their bytes.
     """
 
@@ -43,7 +43,7 @@ class Events:
     rejected: pa.Table
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Give the events, not what was rejected, to whatever takes Arrow."""
+        """Export the events, without rejected messages, as an Arrow stream."""
         return self.table.__arrow_c_stream__(requested_schema)
 
     def __len__(self) -> int:
@@ -57,10 +57,10 @@ class ReadOptions:
     Attributes:
         key: the columns of the key; () to take them from messages.
         types: of the columns, key included; None to infer them from messages.
-        time: where `_time` is in a message, or a column beside the messages; None for no such column.
-        metadata: by their names, further columns of the value: where they are.
+        time: the path of `_time` in a message, or a column beside the messages; None for no `_time`.
+        metadata: further columns of the value: name and path.
         logical: the encodings of columns for messages without a schema.
-        on_error: whether a bad message raises, or is collected.
+        on_error: whether a bad message raises an error or is collected.
     """
 
     key: tuple[str, ...]
@@ -162,11 +162,11 @@ class Changes:
     """Changes in the order of their messages.
 
     Attributes:
-        rows: the number of each one's message, int64[n], ascending.
-        deletes: bool[n]: whether the row is gone.
-        after: struct[n], the row after the change; NULL where there is none.
-        before: struct[n], the old row as far as the message has it, else NULL.
-        keys: struct[n], the key that the message has apart from the rows; NULL where there is none.
+        rows: the message number of each change, int64[n], ascending.
+        deletes: bool[n]: whether the row was deleted.
+        after: struct[n], the row after the change; NULL without one.
+        before: struct[n], the old row, as far as the message has it; otherwise NULL.
+        keys: struct[n], the separate key of the message; NULL without one.
         others: further columns of the events.
     """
 
@@ -201,7 +201,7 @@ class AssembledEvents:
 def assemble_events(changes: Changes, key: tuple[str, ...], with_before: bool = False) -> AssembledEvents:
     """Return changes as events by key, and the messages with missing keys.
 
-    A change of the key, which only rows before it show, is two events: the old key is gone, and the new one is there.
+    A change of the key, which only old rows show, is two events: the old key is deleted, and the new one inserted.
     Only the message's own key may have NULL in a field: in a row, NULL may mean a missing field.
     """
     columns = {name: make_key_column(changes, name) for name in key}
@@ -261,7 +261,7 @@ def _find_usable_keys(changes: Changes, columns: Mapping[str, pa.Array]) -> pa.A
 
 
 def _reject_nulls(nulls: pa.Array, good: Mask, changes: Changes, bad: list[Bad], reason: str) -> Mask:
-    """Add bad messages where a key is NULL; return the mask of the others."""
+    """Add messages with a NULL key to bad; return the mask of the others."""
     mask = get_boolean_values(nulls)
     bad += [Bad(int(row), reason) for row in changes.rows[mask & good]]
     return ~mask

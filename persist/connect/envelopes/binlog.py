@@ -8,13 +8,13 @@
 
 Maxwell writes one row in each message, bytes in base64, and `primary_key_columns` if configured. Canal, and TiCDC with
 it, writes the changed rows of one statement. All its values are text; each character of a bytes value is one byte; and
-`old` is null or an empty list without old rows. "INIT" is what a table held in the beginning.
+`old` is null or an empty list without old rows. "INIT" has the initial rows of a table.
 
-Messages are read twice: first their tables and kinds of change, then the rows of the selected tables. So neither other
-tables nor statements about tables can get in the way of the columns' types.
+Messages are read twice: first their tables and kinds of change, then the rows of the selected tables. So other tables,
+and statements about tables, do not affect the types of columns.
 
-`old` has the columns that an update changed. An old key is known from it, but no NULL from a column that is not there:
-so these envelopes have no `_before`.
+`old` has only the columns that an update changed. It shows an old key, but it cannot distinguish NULL from an unchanged
+column, so these envelopes have no `_before`.
 """
 
 import re
@@ -109,7 +109,7 @@ class Dialect:
     Attributes:
         writes, deletes, skipped: the types of messages with rows, with deleted rows, and without changes of rows.
         listed: whether `data` and `old` are arrays of rows.
-        key_at, types_at: where a message names the columns of the key, and MySQL's types; None for nowhere.
+        key_at, types_at: the members with the columns of the key, and with MySQL's types; None if messages lack them.
         binary: decodes text to bytes.
     """
 
@@ -125,9 +125,9 @@ class Dialect:
 
 @dataclass(frozen=True)
 class _Stream:
-    """The messages of one table that hold rows: their numbers, texts, and some as Python values.
+    """The messages with rows of one table: their numbers, texts, and samples as Python values.
 
-    `deletes` is whether the rows of each are gone; `bad` is what was left out, and why.
+    `deletes`: whether each deletes its rows; `bad`: messages that were left out, with reasons.
     """
 
     rows: np.ndarray
@@ -334,8 +334,8 @@ def canal(
         key: the columns of the key; `pkNames` if None.
         schema: the types of the columns, key included; others are left out. None takes the types of `mysqlType`, or
             text.
-        table: "table" or "database.table": messages of others are passed over. None if all are of one.
-        time: where the time of an event is, such as "es", or the name of a column beside the messages: it becomes
+        table: "table" or "database.table"; messages of other tables are skipped. None if all messages are of one table.
+        time: the path of an event's time, such as "es", or the name of a column beside the messages; it becomes
             `_time`. None if the caller of `upsert` sets the time.
         metadata: further columns for the value, such as `{"es": "es"}`.
         on_error: "raise", or "collect" bad messages in `rejected`.

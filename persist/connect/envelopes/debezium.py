@@ -5,11 +5,11 @@
     op      = "c" created, "r" read by a snapshot, "u" updated, "d" deleted, "t" truncated, "m" a message of the log
     key     = {column: value, …} | {"schema": …, "payload": {…}}
 
-A row with placeholders for unchanged large values ("u") becomes an event that leaves these columns as they are: the
-column `_unchanged` names them.
+A row with placeholders for unchanged large values ("u") becomes an event that does not change these columns: the column
+`_unchanged` names them.
 
-Refused are: "t", because a truncated table has no keys; "m", which has no row; and placeholders where no earlier row
-can have the values.
+Three kinds are refused: "t", because a truncated table has no keys; "m", which has no row; and placeholders without an
+earlier row that could have the values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +84,7 @@ def debezium(
     time. Neighbours of bad messages are read twice.
 
     An update without its unchanged large values changes the other columns: the events have a column `_unchanged` then.
-    They are resolved by the commit that takes them in, so `upsert` also seals their times.
+    The commit that adds such events resolves them, so `upsert` also seals their times.
 
     Args:
         messages: record batches, a table or a frame, in the order of arrival. The column "value" has bytes or text,
@@ -92,17 +92,17 @@ def debezium(
         key: the columns of the key. Required if messages have no keys; by default the columns of their keys.
         schema: the types of the columns, key included; others are left out. None takes the types of the schema part, or
             else infers them from JSON, which may differ from one call to the next.
-        types: by column, the logical type that Debezium encodes it as, such as "io.debezium.time.MicroTimestamp",
-            "org.apache.kafka.connect.data.Decimal", or "string" for text: for messages without a schema part.
-        time: where the time of an event is, such as "source.ts_ms", or the name of a column beside the messages: it
+        types: for messages without a schema part: by column, Debezium's logical type, such as
+            "io.debezium.time.MicroTimestamp" or "org.apache.kafka.connect.data.Decimal", or "string" for text.
+        time: the path of an event's time, such as "source.ts_ms", or the name of a column beside the messages; it
             becomes `_time`. None if the caller of `upsert` sets the time.
-        metadata: further columns for the value, such as `{"lsn": "source.lsn"}`, for `order_by`. Deletions also have
-            them; a tombstone has only fields outside the value.
+        metadata: further columns for the value, such as `{"lsn": "source.lsn"}`, for `order_by`. Deletions have them,
+        too; a tombstone has only fields outside the value.
         before: add `_before`, the value before the change, for machines that check it.
-        tombstones: whether a message without a value deletes its key. If not, it is skipped: Debezium sends one after
-            each "d", which has deleted the key.
-        unchanged: whether an update may lack unchanged large values. "refuse" makes it a bad message, as before=True
-            does: for machines, which need whole events.
+        tombstones: whether a message without a value deletes its key; otherwise it is skipped, because Debezium sends
+        one after each "d", which has deleted the key.
+        unchanged: whether an update may lack unchanged large values. "refuse" makes it a bad message, for machines that
+        need whole events; before=True does so, too.
         on_error: "raise", or "collect" bad messages in `rejected`.
 
     Raises:
@@ -257,7 +257,7 @@ def check_encodings(
 ) -> None:
     """Raise InvalidUsage early if the encoding of a column is ambiguous.
 
-    One message among others that holds something odd is bad, and no reason to raise.
+    A single message with an odd value is only a bad message.
     """
     if group.described is not None:
         return
@@ -322,7 +322,7 @@ def _make_changes(
 
 
 def _find_key_changes(changes: Changes, key: Sequence[str]) -> Mask:
-    """Return a mask of the changes that give their row another key. Large values are not stored under the new key."""
+    """Return a mask of the changes of a row's key. Unchanged large values are not stored under the new key."""
     moves = np.zeros(len(changes.rows), np.bool_)
     for name in key:
         if changes.before.type.get_field_index(name) >= 0:

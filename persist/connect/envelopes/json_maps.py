@@ -1,7 +1,6 @@
-"""Maps in JSON: objects, or lists of pairs, which become lists of objects for Arrow's parser, and maps again behind it.
+"""Maps in JSON, as objects or lists of pairs: they become lists of objects for Arrow's parser, and maps again after it.
 
-Keys of an object are text, so all keys go through the parser as text. Only a column with maps is written anew, and
-Python parses it.
+Keys of an object are text, so all keys go through the parser as text. Only columns with maps are rewritten, by Python.
 """
 
 import json
@@ -22,7 +21,7 @@ from persist.connect.envelopes.messages import Unreadable
 
 
 class _Number(str):
-    """A number as it was written."""
+    """A number with its original text."""
 
 
 class _Object(list[tuple[str, Any]]):
@@ -67,7 +66,7 @@ def _write_entry(key: Any, value: Any, kind: pa.DataType) -> str:
 
 
 def restore_maps(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a parsed array whose lists of entries are maps where a type has them."""
+    """Turn lists of entries in a parsed array into maps, as a type requires."""
     if not contains_map(kind):
         return array
     if not pat.is_map(kind):

@@ -1,7 +1,7 @@
 """Numbers of JSON in float columns: detects inexact ones, and finds exact types.
 
 `pyarrow.json` silently rounds a whole number beyond 2^53 to the nearest double, and reads one beyond float32 as
-infinity. A search of the bytes finds such numbers; only documents with some are read again, slowly.
+infinity. A search of the bytes finds such numbers; only documents with such numbers are read again, slowly.
 """
 
 import re
@@ -73,7 +73,7 @@ class NumberGuess:
 
     Attributes:
         inexact: a number that a double rounds.
-        odd: a number that no decimal holds.
+        odd: a number that no decimal can represent.
         whole, scale: digits before and behind the point.
     """
 

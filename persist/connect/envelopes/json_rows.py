@@ -1,11 +1,11 @@
 """Reads JSON documents of a column of bytes in one pass, and separates bad ones.
 
-`pyarrow.json` reads a stream of objects and stops at the first that is bad, without a word about where it was. So
-documents are joined into one stream, and what makes a document hold exactly one row of it is checked:
+`pyarrow.json` reads a stream of objects and stops at the first bad one, without its place. So documents are joined into
+one stream, after checks that each document is exactly one row of it:
 
 - each begins with `{` and ends with `}`. No JSON continues between `}` and `{`, even in a string, because a string
   cannot contain the newline between two documents. So two documents cannot become one object;
-- there are as many rows as documents: so none was two objects.
+- there are as many rows as documents, so no document was two objects.
 
 After an error, documents that look bad (`find_suspects`) are separated in one pass, and both sides are read again. A
 piece that looks good but fails is halved until the bad documents are alone. Each halving costs a pass over the piece:
@@ -75,7 +75,7 @@ def parse(
     Args:
         texts: large_binary without NULL.
         fields: a listed field that is missing is NULL.
-        others: what becomes of fields that are not listed.
+        others: the treatment of fields that are not listed.
     """
     import pyarrow.json as pj
 
@@ -99,7 +99,7 @@ def parse(
 
 
 class DocumentReader(Protocol[T_co]):
-    """Reads documents that have one description."""
+    """The protocol of readers of documents with one description."""
 
     def read(self, texts: pa.Array) -> T_co:
         """Parse documents; a bad one raises Unreadable, InvalidUpdate or Arrow's error."""
@@ -202,7 +202,7 @@ _NUMBERS = {b"NaN": b"0e0", b"Infinity": b"0.000000"}  # Their lengths are equal
 def encode_mixed_members(texts: pa.Array, types: Mapping[str, pa.DataType]) -> pa.Array:
     """Return objects whose documents are JSON text, and whose maps are lists.
 
-    A text or null in a column of documents stays. Objects that cannot be read stay as they are.
+    A text or null in a column of documents stays unchanged, as do unreadable objects.
     """
     encoders = {name: encoder for name, kind in types.items() if (encoder := _choose_encoder(kind)) is not None}
     if not encoders:

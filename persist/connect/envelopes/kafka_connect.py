@@ -73,7 +73,7 @@ NAMES = (*COUNTED, DECIMAL, VARIABLE_DECIMAL, ZONED_TIMESTAMP, "string")
 
 @dataclass(frozen=True)
 class Described:
-    """One field as Connect describes it; `name` and `parameters` are of the logical type."""
+    """The description of a field by Connect; `name` and `parameters` are of the logical type."""
 
     type: str
     name: str = ""

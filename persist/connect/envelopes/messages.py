@@ -1,11 +1,11 @@
 """Raw messages as columns of bytes, and errors for a bad message.
 
 Bytes inside of messages are base64 text, and a decimal is such bytes; both are read whole columns at a time. A decimal
-travels as Java's `BigInteger.toByteArray`: two's complement, the highest byte first, as few bytes as hold it.
+is encoded as by Java's `BigInteger.toByteArray`: big-endian two's complement in as few bytes as possible.
 
 The JSON type of a value and its meaning determine the column's type. JSON has only numbers, texts and booleans. So
-samples of the messages show which of these a producer sends for a date or a decimal. If other messages hold something
-else, they are read again apart.
+samples of the messages show which of these a producer sends for a date or a decimal. Messages with another form are
+read again separately.
 """
 
 import json
@@ -26,7 +26,7 @@ from persist.codecs.types.texts import parse_column
 
 
 class Unreadable(ValueError):
-    """Some message of a piece is bad. Never leaves this room: the piece is halved until the message is alone."""
+    """A message of a piece is bad. Raised only inside this package: the piece is halved until the message is alone."""
 
 
 KEY, VALUE = "key", "value"
@@ -37,7 +37,7 @@ class Messages:
     """Messages in the order in which they arrived.
 
     Attributes:
-        keys: large_binary[n], NULL where a message has no key; None if no message has one.
+        keys: large_binary[n], NULL for messages without a key; None if no message has one.
         values: large_binary[n]; NULL is a tombstone.
         others: all other columns, such as an offset or a partition.
     """
@@ -215,9 +215,9 @@ class Reader:
     """Reads one column.
 
     Attributes:
-        wire: what `pyarrow.json` is to read.
-        convert: makes of that what the column holds; raises where a value is bad.
-        target: the type of what it makes.
+        wire: the type that `pyarrow.json` reads.
+        convert: converts this to the column's values; raises an error for a bad value.
+        target: the type of the converted values.
     """
 
     wire: pa.DataType
@@ -285,7 +285,7 @@ def choose_reader(
 ) -> Reader:
     """Return a reader of a column of type `target`, chosen by samples.
 
-    Numbers for moments count the units of `target`; text for bytes is what `binary` reads.
+    Numbers for moments count the units of `target`; `binary` decodes text for bytes.
     """
     if pat.is_struct(target):
         inner = {

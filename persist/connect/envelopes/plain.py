@@ -1,7 +1,7 @@
 """Messages without an envelope: each value is a row, as a JSON object.
 
-Connect's schema may be around the object. A message without a value is a tombstone: the row of its key is gone. The key
-of a message has no other effect, because producers also choose keys to spread messages. A tombstone's key is a JSON
+Connect's schema may be around the object. A message without a value is a tombstone: it deletes the row of its key. The
+key of a message has no other effect, because producers also choose keys to spread messages. A tombstone's key is a JSON
 object, or the one column of the key as JSON or as bare text.
 """
 
@@ -68,8 +68,8 @@ def plain(
             bad then.
         schema: the types of the columns, key included; others are left out. None takes the types of the schema part, or
             else infers them from JSON, which may differ from one call to the next.
-        types: by column, the logical type that it is sent as; see `debezium`.
-        metadata: further columns for the value: where they are in a message, or the name of a column beside it.
+        types: by column, the logical type in messages; see `debezium`.
+        metadata: further columns for the value: the path in a message, or the name of a column beside it.
         unchanged: see `debezium`.
         on_error: "raise", or "collect" bad messages in `rejected`.
 

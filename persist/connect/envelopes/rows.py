@@ -1,6 +1,6 @@
 """Rows inside messages: their columns, and readers for pieces of messages.
 
-A row is an object at a place in a message, such as "after"; several places of one message hold rows of one table.
+A row is an object at a place in a message, such as "after"; several places of a message may have rows of one table.
 
 Without a schema, the types of columns are inferred from all messages of the batch. Text that looks like a moment stays
 text, because the next batch may differ. For the same reason, give a stream a schema.
@@ -39,12 +39,12 @@ class RowPlan:
     """The plan for reading messages of one description.
 
     Attributes:
-        places: the members of a message that hold rows; () if the message is the row.
+        places: the members of a message with rows; () if the message is the row.
         types: the columns of a row, by name.
-        how: makes the reader of a column from its name, its type and samples of what it holds.
-        paths: further values of a message, by name: where they are.
+        how: makes the reader of a column from its name, its type and samples of its values.
+        paths: further values of a message: name and path.
         path_types: the types of these.
-        listed: whether each place holds an array of rows.
+        listed: whether each place has an array of rows.
     """
 
     places: tuple[str, ...]
@@ -178,7 +178,7 @@ def get_described_types(what: Described, logical: Mapping[str, Described]) -> di
 def make_reader_factory(what: Described | None, logical: Mapping[str, Described]) -> ReaderFactory:
     """Return a function that chooses readers by a description and by `logical`.
 
-    Without either, an ambiguous value is not guessed.
+    Without either, an ambiguous value is refused.
     """
 
     def how(name: str, target: pa.DataType, samples: list[object]) -> Reader:
@@ -211,7 +211,7 @@ def explain_ambiguity(target: pa.DataType, samples: list[object], name: str) -> 
 
 
 def merge_types(types: list[pa.DataType], name: str = "") -> pa.DataType:
-    """Return the common type that holds values of all types."""
+    """Return the common type for values of all types."""
     kinds = [t for t in types if not pat.is_null(t)]
     if not kinds:
         return pa.null()

@@ -9,7 +9,7 @@ A placeholder contains the text `__debezium_unavailable_value`, in a form that f
     arrays of texts and bytes     [the text], [the bytes]
     other arrays                  each byte of the text as an element: a number, a decimal, or true
 
-Only messages that hold such bytes are looked at closer. Source: `UnchangedToastedPlaceholder` of
+Only messages with such bytes are parsed. Source: `UnchangedToastedPlaceholder` of
 debezium-connector-postgres; Oracle's connector marks LOBs in the same way.
 """
 

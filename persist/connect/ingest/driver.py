@@ -4,7 +4,7 @@ A source yields batches. When the loop requests the next batch, the previous one
 acknowledge and forget it. A commit expects the uppers from which the batch was read. So if two processes read one
 source, one commits and the other ends with `UpperMismatch`.
 
-A source is described by a URL with options, a TOML file, or what such a file would hold.
+A URL with options, a TOML file, or a mapping with the contents of such a file describes a source.
 """
 
 import json
@@ -41,7 +41,7 @@ FILLED = "ingest.collections"  # A property of the collection of moments: which 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """The result of a run: rows, commits with rows, and how far each collection is sealed."""
+    """The result of a run: rows, commits with rows, and the upper of each collection."""
 
     source: str
     rows: int
@@ -62,15 +62,15 @@ def ingest(
 
     Args:
         location: as of `persist.open`, or a client.
-        source: the URL of a source, the path of a TOML file that describes one, or what such a file would hold.
-        once: return when all that is there by now was taken in; else this goes on until it is stopped.
-        stop: ends it after the commit under way, when it is set.
+        source: the URL of a source, the path of a TOML file that describes one, or a mapping with its contents.
+        once: return when all present rows are ingested; otherwise continue until stopped.
+        stop: when set, ends the loop after the current commit.
         storage_options: of the location.
         options: of the source, such as `collection="orders"`; they override the file.
 
     Raises:
         InvalidUsage: the source or an option is unknown, or rows of the source do not fit.
-        UpperMismatch: another process takes in the same source.
+        UpperMismatch: another process ingests the same source.
     """
     with ExitStack() as stack:
         reading = load_source(source, options)
@@ -261,11 +261,11 @@ def check_no_options(kind: str, options: Mapping[str, Any]) -> None:
 def parse_description(
     end: str, description: "str | os.PathLike[str] | Mapping[str, Any]", options: Mapping[str, Any], example: str
 ) -> tuple[str, dict[str, Any], str]:
-    """Return the URL of a source or a sink, its options, and where they are written.
+    """Return the URL of a source or sink, its options, and their place for errors.
 
     Args:
         end: "source" or "sink", the name of the option that has the URL.
-        options: that go before those of a file.
+        options: override those of a file.
     """
     config: dict[str, Any] = {**description} if isinstance(description, Mapping) else {end: os.fspath(description)}
     where = "the options"

@@ -1,8 +1,8 @@
 """Files of a folder or a prefix, in the order of names: each is one commit and one time.
 
 Each file is read once. A second collection, `NAME.files`, holds name, size, version, rows and time of each file. It is
-sealed with the rows, so a crash cannot separate them. The version of a file is the etag of its store; where there is
-none, it is the moment of its last change.
+sealed with the rows, so a crash cannot separate them. The version of a file is the etag of its store or, without one,
+the moment of its last change.
 
 A time is the moment of ingestion, or the next free one.
 """
@@ -111,7 +111,7 @@ class Files(Source):
         return [main, Target(marks, {"file": pa.string()}, columns, True, timeline, comment)]
 
     def batches(self, run: Run) -> Generator[Batch]:
-        """Yield a batch for each new file, and look for more until the run stops."""
+        """Yield a batch for each new file; repeat this until the run stops."""
         marks = run.collections[f"{self.config.collection}.files"]
         marks_by_name = {} if not run.uppers[marks.name] else _load_marks(marks)
         while not run.stop.is_set():
@@ -229,7 +229,7 @@ class Files(Source):
         return sorted(files, key=lambda file: file.name)
 
     def _must_read(self, file: SourceFile, marks: Mapping[str, tuple[int, str]]) -> bool:
-        """Return whether a file is new, or changed and to be read again."""
+        """Return whether a file is new, or changed so that it must be read again."""
         earlier = marks.get(file.name)
         if earlier is None or earlier == (file.size, file.version):
             return earlier is None

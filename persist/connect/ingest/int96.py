@@ -1,7 +1,7 @@
-"""Moments that Parquet stores as INT96, as Spark 2, Hive and Impala wrote them.
+"""Reads moments that Parquet stores as INT96, as written by Spark 2, Hive and Impala.
 
-Arrow reads them in one unit, and wraps those out of its range around. So they are read in two: in microseconds, which
-reach 290,000 years, and in nanoseconds, which agree unless a moment is finer than a microsecond.
+Arrow reads them in one unit, and wraps moments out of its range around. So they are read twice: in microseconds, which
+cover 290,000 years, and in nanoseconds. Both agree unless a moment is finer than a microsecond.
 """
 
 from collections.abc import Iterator

@@ -31,7 +31,7 @@ REASONS_MAX = 10
 
 @dataclass(frozen=True)
 class CastTable:
-    """The rows that fit, and the reasons of the others by row number."""
+    """The cast rows of a table, and by row number the reasons why rows do not fit."""
 
     table: pa.Table
     misfits: dict[int, str]

@@ -1,4 +1,4 @@
-"""The columns that a file's rows become, and the times that a write takes."""
+"""Maps the columns of a file to the columns of a collection, and checks the times of its rows."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ class RowColumns:
     Attributes:
         schema: of the collection.
         remedy: advice about an extra column of the file, which replaces `{}`.
-        mark: the column that files may have besides: "_diff" of updates, "_deleted" of events.
+        mark: a column that files may have, and collections do not: "_diff" of updates, "_deleted" of events.
         time_column: the column with the times: "_time" of updates, another one of plain rows; None for no times.
         keys_only: read the key alone.
         may_lack_values: a value column that a file lacks is NULL; otherwise the file is refused.
-        ignored: columns of the file to leave out, and fields inside of columns, by their paths.
+        ignored: the columns of the file, and the fields inside of columns, to leave out, by their paths.
         upper: times before it are sealed, so rows at such times are misfits; None for no such check.
     """
 

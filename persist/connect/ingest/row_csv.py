@@ -3,8 +3,9 @@
 An empty field is NULL, unless it is in quotes; then it is empty text. Records with more or fewer fields than the head
 do not fit. Line numbers are found by reading the file once more, because a record may span several lines.
 
-Quotes that do not end would make one value of all that follows. In a correct file, each quote begins or ends a field or
-is doubled, so their number is even; all bytes are checked for that. Any other file is read once more, record by record.
+A quote that is never closed would turn the rest of the file into one value. In a correct file, each quote begins or
+ends a field or is doubled, so their number is even; all bytes are checked for that. Any other file is read once more,
+record by record.
 """
 
 import csv
@@ -88,7 +89,7 @@ def read_text_batches(
 
 
 class _QuoteChecker:
-    """The bytes of CSV; notes quotes that are misplaced or not closed."""
+    """A file of CSV that notes, while it is read, misplaced quotes and quotes that are not closed."""
 
     closed = False
     _BEFORE = np.isin(np.arange(256), [*b',\n\r"'])  # Also what follows: a second quote is one inside of a field.

@@ -4,7 +4,7 @@ CSV, JSON lines (both may be compressed: .gz, .bz2 or .zst), Parquet and Arrow I
 by name. All rows are checked, in pieces of one size. Halving a piece isolates misfits, so rows that fit cost nothing
 extra.
 
-JSON lines hold an object on each line. A line that lacks a required column or has an unknown field is a misfit.
+Each line of JSON lines is an object. A line that lacks a required column or has an unknown field is a misfit.
 `RowColumns` names the required columns; other missing ones are NULL.
 """
 

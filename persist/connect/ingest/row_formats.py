@@ -37,7 +37,8 @@ class RowFile:
     """A file of rows; `source` opens its bytes.
 
     Attributes:
-        path, name: of the file, and for people: standard input is spooled to another file.
+        path, name: of the file to read, and the name for messages. They differ for standard input, which is spooled to
+            a file.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Types of a file's columns: its own, or types that hold all of its text exactly.
+"""Infers the types of a file's columns: the file's own types, or for text, types that represent all values exactly.
 
 Text is read to its end, because any row may decide the type. A CSV column gets the first type that fits all its values:
 int64, boolean, float64, date32, time32[s], timestamp, string. Timestamps are in s or else in ns, and in UTC if all have
@@ -221,7 +221,7 @@ class _TypesDiffer(ValueError):
 
 
 def _merge_types(first_type: pa.DataType, second_type: pa.DataType, path: str) -> pa.DataType:
-    """Return a type that holds the values of both types; raise `_TypesDiffer`."""
+    """Return a type that has the values of both types; raise `_TypesDiffer` without one."""
     if pat.is_null(first_type) or first_type == second_type:
         return second_type
     if pat.is_null(second_type):

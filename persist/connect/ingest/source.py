@@ -27,17 +27,17 @@ class SourceUnavailable(Unavailable):
 
 
 class SourceBusy(SourceUnavailable):
-    """Another process holds the source and will release it soon; with `once`, a reader also waits."""
+    """Another process uses the source and will release it soon, so the loop waits even with `once`."""
 
 
 RETRY_S = 600.0
 
 
 class Outage:
-    """The waits while a source or sink does not answer, up to `RETRY_S` each.
+    """Waits between attempts while a source or sink does not answer, at most `RETRY_S` each.
 
     Args:
-        tell: a function that stores the problem in the location; None clears it.
+        tell: a function that stores the problem in the location; called with None, it clears the problem.
         once: raise the first problem, unless it passes soon.
     """
 
@@ -113,7 +113,7 @@ class Target:
     Attributes:
         key, value: columns and types of a new collection; an existing one keeps its own.
         keyed: whether the source sends events by key instead of updates.
-        timeline: what its times are; None if they are positions of the source.
+        timeline: which moments its times mean; None if times are positions of the source.
         comment, properties: of a new collection.
     """
 
@@ -140,16 +140,16 @@ class Batch:
     """The contents of one commit.
 
     Attributes:
-        changes: are read while the commit is made; what is raised meanwhile undoes it.
+        changes: an iterator that is read while the commit is made; if it raises, nothing is committed.
         upper: all collections of the source are sealed to it; None if nothing is sealed yet.
-        moments: of times, ascending: each with its µs since 1970; the last is the one before upper. Only sources that
-            have positions for times give them.
-        rows: how many rows it has, once its changes were read.
-        is_durable: set by the loop: whether it was committed.
-        since: collections whose contents before a time are not known, with that time.
-        properties: of collections, from this commit on.
+        moments: pairs of a time and its moment in µs since 1970, ascending; the last time is upper - 1. Only sources
+            whose times are positions fill it.
+        rows: how many rows the changes have; known after they were read.
+        is_durable: whether it was committed; the loop sets it.
+        since: by collection, the time before which its contents are not known.
+        properties: by collection, the properties that this commit sets.
         behind: how many bytes of the source are still to be read after it; None if that is not known.
-        targets: collections that it needs, and that are made if they are not there.
+        targets: the collections that it needs; missing ones are created.
     """
 
     changes: Iterable[Change]
@@ -168,11 +168,11 @@ class Run:
     """The state of the loop that a source reads.
 
     Attributes:
-        collections: that the source fills, by name.
-        once: end when all that is there by now was read.
-        stop: is set when the source is to end.
-        uppers: how far each collection is sealed, as far as this loop knows.
-        behind: bytes that are still to be read, as the collections have it.
+        collections: by name, the collections that the source fills.
+        once: end after all that the source has now was read.
+        stop: set when the source has to end.
+        uppers: the upper of each collection, as this loop last saw it.
+        behind: how many bytes are still to be read, as stored with the collections.
         outage: the waits while the source does not answer.
     """
 
@@ -194,24 +194,24 @@ class Run:
         self.outage = Outage(self.client.engine.clock, self._tell, once=self.once)
 
     def _tell(self, problem: Exception | None) -> None:
-        """Store a problem in a collection; None clears it. Cost: nothing if it has that already."""
+        """Store a problem in a collection; None clears it. Nothing is written if the same problem is stored already."""
         handles = [self.first_handle]
         clear_failure(handles) if problem is None else store_failure(handles, problem)
 
     @property
     def first_handle(self) -> CollectionHandle:
-        """The collection that stores problems of the source."""
+        """The collection in which problems of the source are stored."""
         return self.collections[min(self.collections)].handle
 
 
 class Source(Protocol):
     """A producer of batches.
 
-    `batches` begins at the uppers of the collections. Its positions are times, or it keeps them in a collection of its
-    own that is sealed with the others.
+    `batches` begins at the uppers of the collections. Positions of the source are times, or a collection that is sealed
+    with the others maps times to them.
 
     Attributes:
-        name: in messages and logs, without secrets.
+        name: for messages and logs, without secrets.
         moments: the collection that maps moments to times; None if times are moments.
     """
 
@@ -224,7 +224,7 @@ class Source(Protocol):
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield batches until the run stops; with `once`, until all is read.
 
-        After `Unavailable`, the loop waits and calls it anew.
+        If this raises `Unavailable`, the loop waits and calls it again.
         """
 
     def close(self) -> None:

@@ -1,15 +1,15 @@
-"""The first contents of tables of a database, in pieces. A copy that was cut off goes on where it was.
+"""Copies the tables of a database, in pieces, before their changes are followed. An interrupted copy continues.
 
-A run of a copy reads the server exactly as of one point of its log. The very first run fixes the position at which
-later changes begin. Any other run has a later point of its own. Rows get the time of their run's point. A table with a
-key is read in the order of its key. The commit of a piece stores its last key in a property of the collection, and the
-next run continues after that key. A table without a key is copied in one run; if that is cut off, its collection is
-dropped, and copied anew.
+One run of the process copies as of one point of the server's log. The first run fixes the position from which changes
+are followed later. Each other run, after an interruption, has a later point. Rows get the time of their run's point. A
+table with a key is read in the order of its key. The commit of a piece stores its last key in a property of the
+collection, and the next run continues after that key. A table without a key is copied in one run; if that is
+interrupted, the next run drops the collection and begins again.
 
 Contents are exact from `reached` on, the time of the last run. A row was set to its value at the point of its run, and
 changes after that point are applied to it. Effects of earlier changes are overwritten. At times before `reached`,
 contents would be a mixture of points, so `since` is moved there if there were several. Changes before `begin`, the time
-of the first run, are in the copy, and passed over.
+of the first run, are in the copy, and are skipped.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -31,9 +31,9 @@ class CopyProgress(StoredProperty, frozen=True):
     """The progress of a table's copy.
 
     Attributes:
-        times: of the rows of each of its runs.
+        times: of its runs; the rows that a run copies have its time.
         begin_us: the moment of its first run, in µs since 1970.
-        after: the last key that was copied, as the server writes it; None for none.
+        after: the last key that was copied, as texts of the server; None if no key was.
         is_done: whether all rows were copied.
     """
 
@@ -59,7 +59,7 @@ class CopyProgress(StoredProperty, frozen=True):
 class Point:
     """A position in a server's log, at which a run reads tables.
 
-    `reading` reads the server as of it; `properties` are of collections, from the very first run.
+    `reading` is a connection that reads as of it; `properties` are what the very first run stores in collections.
     """
 
     time: int
@@ -72,7 +72,7 @@ class Server(Protocol):
     """Queries on a server for a copy. `table` is the name of a collection."""
 
     def open_point(self, *, is_new: bool) -> AbstractContextManager[Point]:
-        """Open a point of the log. Later changes are read from the first one on."""
+        """Open a point of the log. `is_new`: the first run, from whose point on changes are followed."""
 
     def read_pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
         """Yield rows after a key, in key order, with the last key of each piece."""
@@ -95,7 +95,7 @@ def drop_unfinished(source: Source, client: Client, target: Target) -> None:
 
 
 class Copy:
-    """Copies tables into unsealed collections, and seals them up to the others."""
+    """Copies tables into collections; seals these after the last piece, to the upper of the other collections."""
 
     def __init__(self, server: Server, tables: Sequence[str], run: Run) -> None:
         self._server = server

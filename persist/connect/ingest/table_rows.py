@@ -1,4 +1,4 @@
-"""Uncommitted changes of one table, as rows; a commit turns them into columns."""
+"""Collects the uncommitted changes of one table as rows; a commit turns them into columns."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
@@ -44,13 +44,13 @@ class TableRows:
 
     Attributes:
         table: its name, for errors.
-        types: what each column becomes, in the order of rows.
+        types: the Arrow type of each column, in the order of the values of a row.
         key: the columns that identify a row; empty without a key.
-        begin: changes up to that time are in the copy of the table.
-        reached: earlier contents are unknown, so a changed row may have been deleted later.
-        typed: makes arrays of values.
-        piece: what the collection has of a transaction that is not sealed yet; so many changes of it are passed over.
-        place: what the server calls the transaction of a time.
+        begin: changes up to this time are in the copy of the table.
+        reached: contents before this time are unknown: a row that was changed before it may be missing in the copy.
+        typed: the function that makes an array of a type from values.
+        piece: the part of an unsealed transaction that the collection has; as many of its changes are skipped.
+        place: returns the server's name for the transaction of a time.
         refresh: is called before rows become columns; it may set other `types`.
     """
 
@@ -115,12 +115,12 @@ class TableRows:
         return self.piece.time != time or self._seen.truncates > self.piece.truncates
 
     def mark_piece_committed(self) -> Piece:
-        """Mark the arrived part of the transaction as committed; return it."""
+        """Mark the changes of the transaction so far as committed; return their numbers."""
         self.piece = self._seen
         return self.piece
 
     def make_removals(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
-        """Yield rows that remove a collection's contents, unsealed ones included. Memory: a slice."""
+        """Yield rows that remove all rows of a collection, also unsealed ones. Memory: a slice."""
         tables: list[pa.Table] = []
         for rows in self._read_removed_rows(collection, upper, time):
             tables.append(rows)
@@ -221,7 +221,7 @@ class TableRows:
     def _fill_unsent(self) -> dict[int, Key]:
         """Copy unsent values from earlier changes; return keys of rows that still lack some.
 
-        Each has the stored key before all changes here, because a row may change its key several times.
+        Each row is returned with the key that it had before all changes here, because changes may have changed its key.
         """
         last, absent = dict[Key, int](), dict[int, Key]()
         for at, row in enumerate(self._rows):
@@ -243,7 +243,8 @@ class TableRows:
     ) -> list[int]:
         """Fill unsent values from the collection; return the rows to leave out.
 
-        These changed a row that is not there. Before `reached`, it was deleted or copied again later.
+        A row is left out if the collection lacks the row that it changes: before `reached`, that was deleted or copied
+        later.
         """
         values = zip(self.key, zip(*absent.values(), strict=True), strict=True)
         keys = pa.table(

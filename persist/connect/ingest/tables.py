@@ -1,11 +1,11 @@
-"""Tables of Delta and Iceberg: each version is one commit and one time.
+"""A source that reads a table of Delta or Iceberg: each version of it becomes one commit, at one time.
 
 The time is the version's moment, or the next free time. A second collection, `NAME.versions`, maps versions to times.
 It is sealed with the rows, so a crash cannot separate them. Between two versions, the source reads only files that are
 not in both, or the change feed of a Delta table with one. Rows that were copied from one file to another cancel out.
 
-Columns are identified by their ids if the format has any, and else by their names. When they change, the collection
-follows (`evolve`) before the first version that has them.
+Columns are identified by their ids if the format has ids, and otherwise by their names. When they change, the
+collection follows (`evolve`) before the first version that has them.
 """
 
 import logging
@@ -53,7 +53,7 @@ class TablesConfig(msgspec.Struct, kw_only=True):
     """The options of a table of Delta or Iceberg; `docs/use/from-tables.md` explains them.
 
     Attributes:
-        first: the first version that is taken in, of Iceberg the id of a snapshot; else the oldest there is.
+        first: the first version to read (for Iceberg, the id of a snapshot); None for the oldest that exists.
         catalog: of pyiceberg: its name, or properties such as type and uri, or both.
     """
 
@@ -337,7 +337,7 @@ def _read_rows(files: Sequence[tuple[Any, Any]]) -> Iterator[pa.RecordBatch]:
 
 
 class _Iceberg:
-    """A table of Iceberg, by pyiceberg, with all snapshots that were current once."""
+    """A table of Iceberg, read by pyiceberg; its versions are all snapshots that were once current."""
 
     def __init__(self, place: str, config: TablesConfig) -> None:
         require_package("pyiceberg[pyarrow]>=0.12")

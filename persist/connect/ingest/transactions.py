@@ -1,11 +1,11 @@
-"""Transactions of a database on their way into collections: how they become batches, whatever their size.
+"""Turns transactions of a database, of any size, into batches for collections.
 
 Each transaction has a time. Small ones are committed together, and sealed. A transaction larger than a batch is
 committed in pieces. The last piece seals its time, so readers never see half of it, and memory holds one piece. A
-property of a collection counts the committed changes of such a transaction (`Piece`). So a process that is killed
-passes over just that much, when the same transaction comes again.
+property of a collection counts the committed changes of such a transaction (`Piece`). So after a process was killed,
+the next one skips just these changes when it reads the same transaction again.
 
-`Moments` has the rows of the map of moments. A source provides the moment of each time. Moments grow with times here,
+`Moments` makes the rows of the map of moments. A source provides the moment of each time. Moments grow with times here,
 and later commits have later ones, so a read as of a moment never changes its answer
 (`persist.engine.location.moments`). If a source's clock runs back, a time gets the moment of the one before it, with
 a warning.
@@ -34,17 +34,17 @@ Position = Callable[[], Mapping[str, Mapping[str, str]]]
 
 
 class Transactions:
-    """Transactions that are not committed yet.
+    """The transactions that were read and are not committed yet, and the state of the current one.
 
     Attributes:
-        upper: up to which time all is committed.
-        done: up to which time all has come.
-        time, moment_us: of the transaction that comes.
-        is_known: whether it was committed before.
-        is_inside: whether more of it is to come.
+        upper: all transactions before this time are committed.
+        done: all transactions before this time have been read.
+        time, moment_us: of the current transaction, which is being read.
+        is_known: whether that transaction was committed before.
+        is_inside: whether its end was not read yet.
         behind: how many bytes of the log are still to be read.
         position: returns the source's position, for the commits that seal.
-        place: what the server calls the transaction of a time, for errors.
+        place: returns the server's name for the transaction of a time, for errors.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Transactions:
         return self._rows.get(name)
 
     def begin(self, time: int, moment_us: int) -> Iterator[Batch]:
-        """Begin the transaction of a time. Yields batches that must be sealed before."""
+        """Begin the transaction of a time. Yields the batches that must be sealed before it."""
         while (reached := self._find_first_unsealed(time)) is not None:
             # Rows that were copied again at that time count from there on, so it is sealed first.
             self.done = reached + 1
@@ -166,7 +166,7 @@ class Transactions:
             self._count += 1
 
     def commit(self) -> Iterator[Batch]:
-        """End the transaction; yield a batch if enough has come."""
+        """End the transaction; yield a batch if enough changes wait."""
         self.is_inside = False
         if not self.is_known:
             self.done = self.time + 1
@@ -191,7 +191,7 @@ class Transactions:
                 yield self._make_batch(tables, None, (), properties)
 
     def truncate_tables(self, tables: Sequence[TableRows]) -> Iterator[Batch]:
-        """Remove all rows of truncated tables, including earlier ones of the transaction."""
+        """Remove all rows of truncated tables, also rows that the transaction has added."""
         tables = [rows for rows in tables if not self.is_known and self.time > rows.begin]
         yield from self.seal_earlier()
         names = {id(rows): name for name, rows in self._rows.items()}
@@ -227,7 +227,7 @@ class Transactions:
         return self._make_batch(tables, upper, moments, self._position())
 
     def note_quiet_until(self, time: int, moment_us: int) -> None:
-        """Note that no transaction happened before a time, as of a moment."""
+        """Note that no more transactions come before a time, and that this was known at a moment."""
         if time > self.upper and (not self._moments or self._moments[-1][0] < time - 1):
             self._moments.append((time - 1, moment_us))
         self.done = max(self.done, time)

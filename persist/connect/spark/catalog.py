@@ -2,9 +2,9 @@
 
     spark = persist.spark.catalog(SparkSession.builder, "s3://bucket/prefix")
 
-The catalog is a class of the JVM (`jvm/PersistCatalog.java`), which cannot read logs, parts and schemas. It calls the
-planner of this module, through Py4J. So planning exists once, in Python, and every table is read by the plan that
-`persist.spark.snapshot` makes, with Spark's own operators.
+The catalog is a Java class (`jvm/PersistCatalog.java`), which cannot read logs, parts and schemas. It calls the planner
+of this module, through Py4J. So only Python plans, and a table is read by the plan that `persist.spark.snapshot` makes,
+with Spark's own operators.
 
     JVM                                     this module
     SHOW TABLES, DESCRIBE                   names, describe
@@ -14,8 +14,8 @@ planner of this module, through Py4J. So planning exists once, in Python, and ev
     DELETE, UPDATE, MERGE                   apply: Spark computes which records go and come; tasks write both
     CREATE, ALTER, DROP                     create, alter, drop, rename
 
-The time of a table is fixed when Spark loads it, anew for each query. A row-level operation is refused
-if the collection was sealed further between that and its commit. So an update of another writer is never overwritten.
+Each query fixes the time of a table when Spark loads the table. A row-level operation is refused if the collection was
+sealed further between this and the commit. So it never overwrites an update of another writer.
 
 A driver without Python (`spark-sql`, Spark Connect) starts this module as a process; see `jvm/Python.java`.
 """
@@ -123,7 +123,7 @@ def catalog(
 
 
 def register_planner(context: SparkContext) -> None:
-    """Let the JVM of a driver call this process."""
+    """Let the JVM of a driver call the planner of this process."""
     gateway: Any = context._gateway
     ensure_callback_server_started(gateway)
     gateway.jvm.dev.persist.spark.Python.register(_Callbacks())
@@ -133,7 +133,7 @@ class _Callbacks:
     """The Java interface `Planner`, for tables of catalogs."""
 
     def call(self, name: str, arguments: str, session: Any, frame: Any, where: Any = None) -> Any:
-        """Answer one call of the JVM; see `jvm/Planner.java`."""
+        """Return the answer to one call of the JVM; see `jvm/Planner.java`."""
         return call_safely(partial(_answer, name, frame, where), arguments, session)
 
     class Java:
@@ -189,7 +189,7 @@ class Planner:
             }
 
     def read(self, name: str, options: Mapping[str, Any]) -> DataFrame | None:
-        """Answer a call about the contents of a collection as of the time of its table."""
+        """Return the rows of a collection as of the time of its table; None if the JVM has to read."""
         with self._open_collection(options) as (at, _, schema):
             if options["as_of"] is None:
                 return self._make_empty_frame(schema) if name == "read" else None
@@ -293,7 +293,7 @@ class Planner:
             return True
 
     def alter(self, options: Mapping[str, Any]) -> bool:
-        """Carry out ALTER TABLE on a collection; return False without one."""
+        """Apply ALTER TABLE to a collection; return False if it does not exist."""
         evolution: dict[str, Any] = {"add": {}, "widen": {}, "rename": {}, "drop": []}
         comments: dict[str, str] = {}
         properties: dict[str, str | None] = {}
@@ -335,7 +335,7 @@ class Planner:
             return True
 
     def drop(self, options: Mapping[str, Any]) -> bool:
-        """Drop a collection; return False without one."""
+        """Drop a collection; return False if it does not exist."""
         with self._get_client() as client:
             try:
                 collection = client.load(options["name"])
@@ -407,12 +407,12 @@ def _to_spark_schema(schema: CollectionSchema) -> StructType:
 
 
 def _get_stored_type(schema: str) -> pa.DataType:
-    """Return the type of the one column of a schema."""
+    """Return the Arrow type of the one column of a schema of Spark in JSON."""
     return to_stored_schema(StructType.fromJson(json.loads(schema)), creates=True).field(0).type
 
 
 def _resolve_time(handle: CollectionHandle, kind: str, named: Any) -> dict[str, Any]:
-    """Return the time that a query names, and the size; no time if nothing was ever sealed."""
+    """Return the time that a query requests, and the size of the contents; no time if nothing was ever sealed."""
     time = named
     if kind == "latest":
         time = None
@@ -437,7 +437,7 @@ def _make_moment_column(timeline: Timeline) -> Column:
 
 
 def _resolve_range(handle: CollectionHandle, options: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the first time of a range of changes, and the first after it."""
+    """Return the first time of a range of changes, and the first time after the range."""
     contents = handle.contents()
     start, until = contents.since + 1, contents.upper
     if options["start"] is not None:
@@ -448,7 +448,7 @@ def _resolve_range(handle: CollectionHandle, options: Mapping[str, Any]) -> tupl
 
 
 def _find_time_bound(handle: CollectionHandle, kind: str, named: Any, *, is_before: bool) -> int:
-    """Return the first time at or after a bound; without is_before, the first one after it."""
+    """Return the first time at or after a bound; unless `is_before`, the first one after it."""
     if kind == "timestamp":
         if handle.timeline is None:
             raise InvalidUsage(f"times of {handle.name!r} are not moments: say VERSION and a number")

@@ -58,23 +58,23 @@ def compact(
     storage_options: dict[str, Any] | None = None,
     settings: Settings | None = None,
 ) -> CompactionReport:
-    """Do what `Collection.compact` does, by the tasks of a cluster. Readers and writers notice nothing.
+    """Compact collections by the tasks of a cluster, as `Collection.compact` does. Readers and writers notice nothing.
 
     Memory: `Settings.memory_budget` for each task, and for the driver.
 
     Args:
         spark: a session, classic or Spark Connect.
         location: a folder that all workers see, or a URL.
-        collection: its name, None for all that there are.
-        only_due: do only what is worth it by now.
-        partitions: into how many tasks each piece of work is cut, as far as the keys of its parts are known.
-            None: as many as there will be parts of 64 MiB. More make smaller parts.
+        collection: its name; None for all collections.
+        only_due: do only the work that is due, as a client does in the background.
+        partitions: into how many tasks each piece of work is cut, as far as the keys of its parts are known. None for
+            one task for each 64 MiB, the size of a full part. More tasks make smaller parts.
         storage_options: for the store, as in `persist.open`.
         settings: as in `persist.open`, for the driver and for tasks.
 
     Raises:
         CollectionNotFound, InvalidUsage: the collection does not exist; or an argument does not fit.
-        CorruptBlob: a part cannot be believed; nothing that it is part of was replaced.
+        CorruptBlob: a part is damaged; the run that it belongs to was not replaced.
         DiffOverflow: a multiplicity does not fit int64.
         Unavailable: the store did not answer the driver.
         PySparkException: a task failed as often as Spark lets it; its message ends with the reason.
@@ -131,10 +131,10 @@ class SparkPartMaker:
         next_seqno: Callable[[], int],
         partitions: int | None,
     ) -> None:
-        """Make one.
+        """Store the arguments.
 
         Args:
-            here: does what is not worth a task.
+            here: does, in this process, work that is not worth a task.
             next_seqno: returns the next seqno of the log, which may be slightly out of date.
             partitions: see `compact`.
         """
@@ -146,7 +146,7 @@ class SparkPartMaker:
         self._part_bytes = place.settings.tuning.part_bytes
 
     def build_change_test(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
-        """See `PartMaker`: all regions are looked at now, at the same time."""
+        """See `PartMaker`: tasks examine all regions now, at the same time."""
         sizes = [estimate_encoded_bytes(replace(region, base=())) for region in regions]
         if self._is_too_small_for_tasks(sum(sizes)):
             return self._here.build_change_test(regions)
@@ -222,7 +222,7 @@ def _make_task_function(
 
 
 def _assemble_run(run: Sequence[int | Job], answers: Iterator[JobResult]) -> MadeRun:
-    """Return the run of existing parts and the next answers of its jobs."""
+    """Return the run that consists of existing parts and of the next answers, one for each job."""
     parts: list[int | Part] = []
     added = 0
     for piece in run:

@@ -1,7 +1,7 @@
-"""Matches columns of DataFrames with a collection: names by Spark's rules, exact casts.
+"""Fits the columns of DataFrames to a collection: matches names as Spark does, and casts exactly.
 
-PySpark's `mapInArrow` looks columns up by their bare names, so that a dot or a backtick in one fails. Tasks therefore
-get columns under plain names, and see the right names again.
+PySpark's `mapInArrow` looks columns up by their unquoted names, so a dot or a backtick in a name fails. So Spark sees
+columns under simple names, and the functions of tasks see the original ones.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ def ignores_case(spark: SparkSession) -> bool:
 
 @contextmanager
 def set_temporarily(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Set an option of a session while something is planned."""
+    """Set an option of a session within a `with`, for example while a query is planned."""
     old_value = spark.conf.get(name)
     spark.conf.set(name, value)
     try:
@@ -45,7 +45,7 @@ def set_temporarily(spark: SparkSession, name: str, value: str) -> Iterator[None
 def match_names(names: Sequence[str], known: Iterable[str], *, folds: bool = True) -> list[str]:
     """Return names with the spelling of the known names that they match.
 
-    `folds`: case does not matter. A name in the right case comes first. An ambiguous name stays as it is.
+    `folds`: ignore case. An exact match is preferred. A name with several matches stays as it is.
     """
     if not folds:
         return [*names]
@@ -61,13 +61,13 @@ def match_names(names: Sequence[str], known: Iterable[str], *, folds: bool = Tru
 
 
 def spell_columns(df: DataFrame, known: Iterable[str]) -> DataFrame:
-    """Return df with the spelling of known names that its columns match."""
+    """Return df with its columns spelled as the known names that they match."""
     names = match_names(df.columns, known, folds=ignores_case(df.sparkSession))
     return df if names == df.columns else df.toDF(*names)
 
 
 def spell_name(value: Any, df: DataFrame) -> Any:
-    """Return a name with the spelling of df's column; anything else as it is."""
+    """Return a name, spelled as df's column; return a value that is not a name as it is."""
     if not isinstance(value, str):
         return value
     return match_names([value], df.columns, folds=ignores_case(df.sparkSession))[0]
@@ -93,7 +93,7 @@ class _Renaming:
 def cast_exactly(df: DataFrame, fields: pa.Schema) -> DataFrame:
     """Return df with the columns of fields, in the types in which Spark reads them.
 
-    Tasks make the casts, not Spark, whose own casts round, and whose types for two columns may have room for neither.
+    Tasks cast, because casts of Spark may round.
     """
     cast = _Cast(fields)
     cast.cast(to_stored_schema(df.schema).empty_table())

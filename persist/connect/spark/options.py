@@ -1,4 +1,4 @@
-"""The options of `format("persist")`, declared in one table, which parsing, checks, errors and docs/reference/spark-options.md use.
+"""The options of `format("persist")`, in one table for parsing, checks, errors and docs/reference/spark-options.md.
 
 Spark passes every option as a string and ignores the case of names. Options of the store have the prefix `storage.`,
 such as `storage.endpoint_url`. Every option is checked. An option is refused if it is unknown or belongs to another
@@ -43,7 +43,7 @@ Parse = Callable[[str, str], Any]  # The name of an option and its text to its v
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that an option takes: in words, and the function that parses them."""
+    """The values that an option takes: a description in words, and the function that parses them."""
 
     words: str
     parse: Parse
@@ -51,7 +51,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `default`: as text; None if there is none."""
+    """One option. `default` is a text; None without a default."""
 
     name: str
     uses: tuple[Use, ...]

@@ -1,8 +1,8 @@
-"""`persist.spark.refresh`: bring a view, or a program, up to date by tasks or here.
+"""`persist.spark.refresh`: brings a view or a program up to date, by tasks or in this process.
 
-Both ways make the same updates. This process reads only the records of changed keys. Tasks read everything: that pays
-for outputs that begin, and for changes to a large part of the data. No task holds more than its share. This module runs
-the tasks; `persist.compute.dataflow.cluster` defines their work.
+Both ways make the same updates. This process reads only the records of changed keys. Tasks read everything: that is
+faster for new outputs, and for changes to a large part of the data. No task has more than its share in memory. This
+module runs the tasks; `persist.compute.dataflow.cluster` defines their work.
 
 The stages of a job are one job of Spark, with a DataFrame for each stage; `SHAPE` is the type of its rows.
 """
@@ -72,12 +72,12 @@ def refresh(
         view: a `persist.View` of a location that all workers can reach.
         spark: the session; None for the active one.
         where: "tasks" by tasks, "driver" without a job, which is what `View.refresh` does; "auto" chooses by how much
-            there is to read. This handle does the work that tasks cannot do; the result shows it.
-        partitions: how many tasks share a stage out; None for as many as what is read is worth.
-        storage_options: the same as for the client; they travel to the tasks.
+            there is to read. Work that tasks cannot do is done in this process, as the result shows.
+        partitions: how many tasks a stage has; None chooses by the bytes to read.
+        storage_options: the same as for the client; they are sent to the tasks.
 
     Raises:
-        what `View.refresh` raises. A failure that tasks find is looked into here.
+        what `View.refresh` raises. If tasks find a failure, this process examines it.
     """
     live = load_live_view(view)
     cluster = _make_cluster(live.engine, spark, where, partitions, storage_options)
@@ -113,7 +113,7 @@ def run_program(
     Args:
         client: of a location that the tasks can reach.
         memory_budget, spill_folder: of a program that runs; see `persist.dataflow.Options`. None for its defaults.
-        until: a time that is to be done: the sources are waited for. All that is sealed is done, whatever it is.
+        until: wait until the sources have sealed this time. All that is sealed is processed, also later times.
         timeout_s: how long to wait at most; None waits without limit.
     """
     check_whole("until", until, 0, TIME_MAX)
@@ -147,7 +147,7 @@ def _make_cluster(
     partitions: int | None,
     storage: Mapping[str, Any] | None,
 ) -> "_Cluster | None":
-    """Return where tasks run; None to run without tasks, or if these cannot reach the location."""
+    """Return the cluster whose tasks to use; None to use no tasks, or if they cannot reach the location."""
     if where not in get_args(Place):
         raise InvalidUsage(f'where={where!r} is not a place to compute: use "auto", "driver" or "tasks"')
     check_whole("partitions", partitions, 1, PARTITIONS_MAX)
@@ -163,7 +163,7 @@ def _make_cluster(
 class _Cluster:
     """The tasks of a session, which compute programs of one location.
 
-    `is_requested`: whether tasks are to be used whatever there is to read.
+    `is_requested`: whether the caller insists on tasks, even if there is little to read.
     """
 
     spark: SparkSession
@@ -173,7 +173,7 @@ class _Cluster:
     is_requested: bool
 
     def refresh(self, program: Program, engine: Engine) -> Refreshed | None:
-        """Bring outputs up to date by tasks; None if it is better done here."""
+        """Bring outputs up to date by tasks; return None, having done nothing, if this process would be faster."""
         if self._must_run_here(program):
             return None
         for tries_left in reversed(range(TRIES)):
@@ -197,7 +197,7 @@ class _Cluster:
         raise AssertionError("the last try returns or raises")
 
     def explain(self, program: Program, engine: Engine) -> Refreshed | None:
-        """Return how tasks would do it; None if it is better done here."""
+        """Return how tasks would bring outputs up to date; None if this process would be faster."""
         if self._must_run_here(program):
             return None
         with Ports.of_job(program, engine) as ports, self._make_job(program, ports) as job:
@@ -230,7 +230,7 @@ class _Cluster:
 
 
 def choose_partitions(slots: int, size: int) -> int:
-    """Return how many tasks share a keyed stage that reads so many bytes."""
+    """Return how many tasks a keyed stage that reads `size` bytes gets."""
     most, worth = -(-size // SHARE_BYTES_MIN), -(-size // SHARE_BYTES)
     return min(PARTITIONS_MAX, max(1, worth, min(slots, 4 * worth, most)))
 
@@ -256,7 +256,7 @@ def _run_stages(spark: SparkSession, tasks: Sequence[StageTask]) -> Stored:
 
 @dataclass(frozen=True)
 class _StageWork:
-    """The work of a task, with errors in the form for Spark's user."""
+    """The function that a task runs; it shows errors in the form for Spark's user."""
 
     task: StageTask
 

@@ -1,6 +1,6 @@
 """Reads the input of a task: one slice of a snapshot, or of changes.
 
-Slices are planned on the driver, and each travels with its task. They name immutable parts, so a task that runs later,
+The driver plans slices, and sends each with its task. They name immutable parts, so a task that runs later,
 or again, reads the same.
 """
 
@@ -32,9 +32,10 @@ What = Literal["all", "changes"]
 
 @dataclass
 class Slice(InputPartition):
-    """The input of one task. It travels compressed, because the descriptors of parts hold keys.
+    """The input of one task.
 
-    `events` makes rows by key from the updates; `as_of` is the time that a stream shows contents at.
+    It is sent compressed, because descriptors of parts contain keys. `events` makes rows by key from the updates;
+    `as_of` is the time of the contents with which a stream begins.
     """
 
     scan: Scan | IndexScan
@@ -52,7 +53,7 @@ class Slice(InputPartition):
         self.__dict__.update(pickle.loads(zlib.decompress(packed)))  # noqa: S301  # The driver has made it.
 
     def rows(self, form: Form, what: What, schema: StructType) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in a task, as Spark expects them. `what`: "all" for contents, "changes" for updates."""
+        """Yield the rows as Spark expects them, in a task. `what`: "all" for contents, "changes" for updates."""
         with surface_errors(), self.address.open_store() as storage:
             rows = 0
             for table in self._read_tables(form, what, PartReader(storage.blob)):
@@ -64,7 +65,7 @@ class Slice(InputPartition):
             log(message, self.address.collection, rows, parts, gets.bytes, gets.requests)
 
     def _with_moments(self, table: pa.Table, schema: StructType) -> pa.Table:
-        """Return a table with `_time` as moments, if that is how the schema has it."""
+        """Return a table with `_time` as moments, if the schema has them as TIMESTAMP."""
         has_moments = "_time" in table.column_names and "_time" in schema.names
         if not has_moments or not isinstance(schema["_time"].dataType, TimestampType):
             return table
@@ -103,7 +104,7 @@ def add_time_column(contents: pa.Table, time: int, scan: Scan) -> pa.Table:
 
 
 def _check_insertions(updates: pa.Table) -> pa.Table:
-    """Return updates if all of them insert something."""
+    """Return updates; raise if one of them does not insert."""
     retractions = updates.filter(pc.less(updates["_diff"], 0))
     if len(retractions):
         first = retractions.slice(0, 1).to_pylist()[0]

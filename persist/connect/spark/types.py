@@ -1,7 +1,7 @@
 """Arrow types of collections and the types Spark has for them.
 
-Spark has no unsigned, half-precision or large types, one unit of time (microseconds) and one of dates. A column is
-read as the narrowest Spark type that holds all its values; what Spark cannot hold at all is refused with its name.
+Spark has no unsigned, half-precision or large types, one unit of time (microseconds) and one of dates. A column is read
+as the narrowest Spark type that has all its values. A type without one is refused, and the error names the column.
 
     uint8, uint16, uint32, uint64   short, int, long, decimal(20, 0)
     float16                         float
@@ -46,7 +46,7 @@ def spark_schema(arrow: pa.Schema) -> StructType:
 
 
 def convert_to_spark(table: pa.Table, schema: StructType) -> pa.Table:
-    """Return table in exactly the Arrow types that Spark expects of schema."""
+    """Return a table in exactly the Arrow types that Spark expects for a schema."""
     target = utc_arrow_schema(schema)
     if not target.names:
         return make_rows_without_columns(len(table))
@@ -62,7 +62,7 @@ def convert_to_spark(table: pa.Table, schema: StructType) -> pa.Table:
 
 
 def _check_zones(given: Any, wanted: Any, column: str) -> None:
-    """Refuse what Arrow would cast as if local times were UTC."""
+    """Raise for columns that Arrow would cast as if local times were UTC."""
     if pt.is_timestamp(given) and pt.is_timestamp(wanted) and (given.tz is None) != (wanted.tz is None):
         kinds = ("TIMESTAMP_NTZ", "TIMESTAMP") if given.tz is None else ("TIMESTAMP", "TIMESTAMP_NTZ")
         raise InvalidUsage(
@@ -76,10 +76,10 @@ def _check_zones(given: Any, wanted: Any, column: str) -> None:
 
 
 def convert_from_spark(table: pa.Table, arrow: pa.Schema) -> pa.Table:
-    """Return table with columns that Spark has widened cast back to their types in arrow.
+    """Return a table with the columns that Spark has widened cast back to their types in `arrow`.
 
     `to_updates` refuses the columns that do not convert, because a value is out of range or has an unrelated type.
-    Arrow's casts of nested values would take other fields for NULL, and round.
+    Arrow's casts are not used for nested values: they round, and turn fields of other names into NULL.
     """
     for at, field in enumerate(table.schema):
         target = arrow.field(field.name).type if field.name in arrow.names else field.type
@@ -155,7 +155,7 @@ def _parse_nested(type_: Any, column: str) -> pa.DataType:
 
 
 def quote_column(name: str) -> str:
-    """Return a column's name as Spark takes it whatever characters it has."""
+    """Return a column's name in backticks, so that Spark accepts any characters in it."""
     return f"`{name.replace('`', '``')}`"
 
 
@@ -167,7 +167,7 @@ def utc_arrow_schema(schema: StructType) -> pa.Schema:
 def to_stored_schema(schema: StructType, *, creates: bool = False) -> pa.Schema:
     """Return the schema of rows to be stored, in Arrow.
 
-    `creates`: the columns are to have these types, so that each type must be the same when it is read.
+    `creates`: a collection is created with these types, so each must be read back as the same type.
     """
     for field in schema.fields:
         _check_type(field.dataType, field.name, creates=creates)
@@ -202,7 +202,7 @@ _REMEDIES: dict[type[DataType], str] = {
 
 
 def _check_type(kind: DataType, column: str, *, creates: bool) -> None:
-    """Refuse a type of Spark that a read would change; without creates, only if values would change."""
+    """Raise if a column would be read back as another type; without `creates`, only if values would change."""
     if isinstance(kind, types.StructType):
         for field in kind.fields:
             _check_type(field.dataType, column, creates=creates)

@@ -3,8 +3,8 @@
 Times and diffs of updates come from one of these:
 
     _time and _diff are columns        they are the updates
-    one time for all rows              plain rows, inserted; or with a column _diff
-    a column of event times            the same; a long as it is, a timestamp in microseconds since 1970
+    one time for all rows              plain rows, which are inserted; or rows with a column _diff
+    a column of event times            the same; longs are times, timestamps become microseconds since 1970
 
 If the collection has a timeline, timestamps are its times, in `_time` as in any other column. A timestamp that its unit
 cannot hold exactly is refused.
@@ -62,9 +62,8 @@ class Rows:
     """The meaning of the rows of a DataFrame.
 
     Attributes:
-        time: of every row, or the name of the column with the time of each; None for updates.
-        folds: the names of columns match whatever their case. Tasks of a data source cannot read this setting from
-            the session.
+        time: of every row; or the name of the column with the time of each row; None for updates.
+        folds: match names of columns without regard to case. Tasks of a data source cannot read this from the session.
     """
 
     schema: CollectionSchema
@@ -99,9 +98,9 @@ class UploadTask:
     """The work of each task of an upload.
 
     Attributes:
-        lower: updates before it are late and left out, unless it is None.
-        digest_by: the columns of the digest of the rows; none if no digest is needed.
-        marker: a column that is true where a row counts for the digest; it is not written. None: all of them count.
+        lower: updates before this time are late and left out; None to leave none out.
+        digest_by: the columns of which a digest of the rows is made; empty if no digest is needed.
+        marker: a column that is true for the rows that count for the digest; it is not written. None: all rows count.
         one_per_key: raise DuplicateKeys if rows with the marker repeat a key; rows of one key must be adjacent.
     """
 
@@ -145,7 +144,7 @@ class OnePerKey:
     last: pa.Table | None = None
 
     def check(self, rows: pa.Table) -> None:
-        """Raise DuplicateKeys if there is one in rows, or at the end of those before."""
+        """Raise DuplicateKeys if a key is repeated in `rows`, or was the last key of the rows before."""
         if not len(rows):
             return
         with_last = rows if self.last is None else pa.concat_tables([self.last, rows])
@@ -200,12 +199,12 @@ def is_ranged_by_key(schema: CollectionSchema) -> bool:
 
 
 def _has_distinct_names(schema: CollectionSchema) -> bool:
-    """Return whether names differ by more than case; otherwise Spark mostly confuses columns."""
+    """Return whether all names of columns differ by more than case; Spark may confuse others."""
     return len({name.lower() for name in schema.arrow.names}) == len(schema.arrow.names)
 
 
 def make_sort_order(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
-    """Return the ascending order by columns, up to the first that Spark orders differently."""
+    """Return the ascending order by the columns, up to the first column in which Spark has another order."""
     flat = takewhile(lambda name: not pt.is_nested(schema.arrow.field(name).type), names)
     return [F.col(quote_column(name)).asc_nulls_last() for name in flat]
 
@@ -214,7 +213,7 @@ def make_sort_order(schema: CollectionSchema, names: Iterable[str]) -> list[Colu
 class EventRows:
     """The meaning of the rows of a DataFrame of events.
 
-    `stamp` has the times and diffs of rows without these columns; `machine` is None for those in the box.
+    `stamp` has the times and diffs of rows without these columns; `machine` is None for a built-in machine.
     """
 
     schema: CollectionSchema
@@ -251,7 +250,7 @@ def plan_events(
 
     Args:
         is_plain: rows have no times yet, and get one when they are committed.
-        collects: late events are left out and not refused, so the option `time` may be late.
+        collects: late events are left out instead of refused, so the option `time` may be late.
     """
     name = options.collection
     with explain_missing_collection(name), read_engine(options.location, options.storage) as engine:
@@ -313,7 +312,7 @@ def unpack_rows(schema: StructType, streams: Sequence[bytes]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Replanning:
-    """Plans work again: with a time for rows without one, a seal, and new contents."""
+    """Plans the work of an event batch again: with a time for rows that have none, a seal, and the newest contents."""
 
     work: KeyedWork
 

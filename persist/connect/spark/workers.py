@@ -1,7 +1,7 @@
-"""Common rules for all tasks: their Python, their number, their errors and their logs.
+"""Common to all tasks: their Python, their number, their errors and their logs.
 
-Without `PYSPARK_PYTHON` workers run the first `python3` on the path, which need not be the driver's, nor have this
-library. PySpark then complains of a data source that it cannot find, or of pickles. Workers of a local master run on
+Without `PYSPARK_PYTHON`, workers run the first `python3` on the path, which may differ from the driver's and lack this
+library. PySpark then reports a data source that it cannot find, or an error of pickle. Workers of a local master run on
 this machine, so this module makes them run the driver's Python, unless the user has chosen another one. Once for each
 session it checks the Python of the workers: locally by running it, and on a cluster by a job of one task. Spark Connect
 allows neither.
@@ -12,8 +12,8 @@ them out. The name of the error and its message remain. The worker process ends 
 the variable affects nothing else.
 
 A Python data source has no metrics of its own in Spark 4.3. With `spark.sql.pyspark.worker.logging.enabled`, Spark
-keeps what its Python workers log, to be seen by `spark.tvf.python_worker_logs()`. Without it, nothing is logged:
-executors' logs are not for each slice of each read.
+keeps what its Python workers log, to be seen by `spark.tvf.python_worker_logs()`. Without it, tasks log nothing,
+because a line for each slice of each read would flood executors' logs.
 """
 
 import logging
@@ -130,7 +130,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def surface_errors() -> Iterator[None]:
-    """Let a PersistError reach Spark's user as its class name and message, without frames."""
+    """Within this `with`, make Spark show a PersistError by its class name and message, without a traceback."""
     try:
         yield
     except PersistError:

@@ -84,15 +84,10 @@ def format_term(term: Term) -> str:
             written.append(["literal", *_encode_value(node.value)])
         else:
             assert isinstance(node, Call), "filters have no places"
-            written.append(
-                ["call", node.function, len(node.arguments), [_decode_option(option) for option in node.options]]
-            )
+            options = [[o[0], *_encode_value(o[1].value)] if isinstance(o, tuple) else o for o in node.options]
+            written.append(["call", node.function, len(node.arguments), options])
             pending += node.arguments
     return msgspec.json.encode(written[::-1]).decode()
-
-
-def _decode_option(option: Any) -> Json:
-    return [option[0], *_encode_value(option[1].value)] if isinstance(option, tuple) else option
 
 
 def _encode_value(value: pa.Scalar) -> tuple[Json, Json]:

@@ -256,19 +256,12 @@ def _check_condition(*values: Value) -> None:
             raise TypeError(f"{value.type} is not a condition")
 
 
-def _and(one: Value, other: Value) -> Value:
-    _check_condition(one, other)
-    return pc.and_kleene(one, other)
+def _on_conditions(function: Callable[..., Value]) -> Callable[..., Value]:
+    def apply(*values: Value) -> Value:
+        _check_condition(*values)
+        return function(*values)
 
-
-def _or(one: Value, other: Value) -> Value:
-    _check_condition(one, other)
-    return pc.or_kleene(one, other)
-
-
-def _not(one: Value) -> Value:
-    _check_condition(one)
-    return pc.invert(one)
+    return apply
 
 
 def _if_else(condition: Value, then: Value, otherwise: Value) -> Value:
@@ -365,9 +358,9 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "less_equal": _on_unified_types(pc.less_equal),
     "greater": _on_unified_types(pc.greater),
     "greater_equal": _on_unified_types(pc.greater_equal),
-    "and": _and,
-    "or": _or,
-    "not": _not,
+    "and": _on_conditions(pc.and_kleene),
+    "or": _on_conditions(pc.or_kleene),
+    "not": _on_conditions(pc.invert),
     "if_else": _if_else,
     "cast": _cast,
     "is_null": pc.is_null,

@@ -212,10 +212,6 @@ def _is_member(value: pa.Array, *others: pa.Array) -> pa.Array:
     return matches
 
 
-def _is_not_member(value: pa.Array, *others: pa.Array) -> pa.Array:
-    return pc.invert(_is_member(value, *others))
-
-
 def _make_arithmetic(sign: str, function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
     def apply(*arguments: Any) -> pa.Array:
         """Compute with DuckDB for times and intervals, otherwise with numbers."""
@@ -325,15 +321,6 @@ def _make_like(is_like: bool, ignore_case: bool) -> Callable[..., pa.Array]:
     return _make_pattern_function(like)
 
 
-def _split_interval(value: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return intervals as the structs that collections have."""
-    return pa.StructArray.from_arrays(value.flatten(), fields=list(kind), mask=value.is_null())
-
-
-def _raise_error(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    return pa.nulls(0, kind)  # Types only; it raises in `persist.core.expression.evaluation`, where there is a record.
-
-
 def _make_logical(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
     def apply(*arguments: Any) -> pa.Array:
         """Combine the arguments from the left."""
@@ -344,10 +331,6 @@ def _make_logical(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
         return truths
 
     return apply
-
-
-def _case(*arguments: Any) -> pa.Array:
-    return pa.nulls(0, arguments[-1])  # Types only; `persist.core.expression.evaluation` does the work.
 
 
 def _ignore_kind(function: Callable[..., Any]) -> Callable[..., pa.Array]:
@@ -375,7 +358,7 @@ FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "distinct_from": _differs,
     "not_distinct_from": _not_distinct_from,
     "in": _is_member,
-    "not_in": _is_not_member,
+    "not_in": lambda value, *others: pc.invert(_is_member(value, *others)),
     "and": _make_logical(pc.and_kleene),
     "or": _make_logical(pc.or_kleene),
     "not": _ignore_kind(pc.invert),
@@ -383,9 +366,10 @@ FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "is_not_null": _ignore_kind(pc.is_valid),
     "coalesce": _coalesce,
     "nullif": _nullif,
-    "case": _case,
+    # Types only; `persist.core.expression.evaluation` does the work, where there are records.
+    "case": lambda *arguments: pa.nulls(0, arguments[-1]),
+    "error": lambda text, kind: pa.nulls(0, kind),
     "cast": _cast_values,
-    "error": _raise_error,
     "like": _make_like(True, False),
     "not_like": _make_like(False, False),
     "ilike": _make_like(True, True),
@@ -399,7 +383,10 @@ FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     **{name: _make_part(name) for name in _PARTS},
     "time_from": _make_time_bound(after=False),
     "time_after": _make_time_bound(after=True),
-    "parts_of_interval": _split_interval,
+    # Intervals as the structs that collections have.
+    "parts_of_interval": lambda value, kind: pa.StructArray.from_arrays(
+        value.flatten(), fields=list(kind), mask=value.is_null()
+    ),
     "duckdb": compute_by_duckdb,
     "python": call_python_function,
 }

@@ -170,14 +170,10 @@ def round_half_away(values: Floats) -> Floats:
 def to_double(value: pa.Array) -> pa.Array:
     """Return numbers as floats, rounded once."""
     if not pat.is_decimal(value.type):
-        return pc.cast(value, pa.float64(), safe=False) if not pat.is_boolean(value.type) else _cast_boolean(value)
+        return pc.cast(pc.cast(value, pa.int8()) if pat.is_boolean(value.type) else value, pa.float64(), safe=False)
     if value.type.precision <= 15:
         return make_float_array(to_unscaled(value).astype(np.float64) / 10.0**value.type.scale, value)
     return pa.array([None if number is None else float(number) for number in value.to_pylist()], pa.float64())
-
-
-def _cast_boolean(value: pa.Array) -> pa.Array:
-    return pc.cast(pc.cast(value, pa.int8()), pa.float64())
 
 
 def to_unscaled(value: pa.Array) -> npt.NDArray[np.int64]:

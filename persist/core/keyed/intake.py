@@ -417,8 +417,7 @@ def check_keys(rows: pa.Table | pa.RecordBatch, schema: CollectionSchema) -> Non
 def _order_deletions(
     rows: pa.Table, deleted: "np.ndarray[Any, np.dtype[np.bool_]]", flags: pa.ChunkedArray, form: KeyedForm
 ) -> pa.Table:
-    """Check that deletions have an order, which keeps late events from undoing them; raise InvalidUpdate without
-    one."""
+    """Raise InvalidUpdate unless deletions have an order, which keeps late events from undoing them."""
     first = int(np.flatnonzero(deleted)[0])
     if form.is_ordered and form.tombstone is None:
         raise InvalidUpdate(

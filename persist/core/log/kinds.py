@@ -175,8 +175,7 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
 
 
 class Tokens(CollectionMutation, frozen=True, tag="tokens"):
-    """Store the tokens of writes, so that none is repeated; `archiving` moves older tokens out of the state into
-    archives."""
+    """Store the tokens of writes, so that none is repeated; `archiving` moves older tokens to archives."""
 
     tokens: tuple[TokenMark, ...]
     archiving: Archiving | None = None
@@ -463,9 +462,11 @@ class Note(CollectionMutation, frozen=True, tag="note"):
 
 
 class GrantLease(LocationMutation, frozen=True, tag="lease"):
-    """Begin a lease, or renew one. It lasts until `EndLease`, which other clients commit after its expiry. Its holder
-    now reads states from `reads_from` on. With a consumer, it is the lease of that consumer alone, and the next client
-    with that name ends it.
+    """Begin a lease, or renew one.
+
+    It lasts until `EndLease`, which other clients commit after its expiry. Its holder now reads states from
+    `reads_from` on. With a consumer, it is the lease of that consumer alone, and the next client with that name ends
+    it.
     """
 
     is_guarded: ClassVar[bool] = False

@@ -69,9 +69,10 @@ A = TypeVar("A", bound=BringsParts)
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The operations in a record that its writer committed for another client. The client numbers its operations. The
-    record has the numbers from `first` to `last`, none if first is beyond last. No later record has operations up to
-    `last`.
+    """The operations in a record that its writer committed for another client.
+
+    The client numbers its operations. The record has the numbers from `first` to `last`, none if first is beyond last.
+    No later record has operations up to `last`.
     """
 
     submitter: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]

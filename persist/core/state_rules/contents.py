@@ -74,8 +74,7 @@ class PublishedFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A published table; see `persist.core.state_rules.publications`, and for its members
-    `persist.core.log.kinds.Publish`.
+    """A published table; see `persist.core.state_rules.publications`; members as in `persist.core.log.kinds.Publish`.
 
     Attributes:
         files: the parts of the present version, by number.
@@ -126,8 +125,7 @@ class Erasure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The state of one collection; see the module's docstring. It is stored in this form
-    (`persist.engine.follow.checkpoint`)."""
+    """The state of one collection, as `persist.engine.follow.checkpoint` stores it; see the module's docstring."""
 
     id: str
     name: str

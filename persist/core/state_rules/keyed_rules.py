@@ -235,8 +235,9 @@ def get_keyed_form(contents: CollectionState) -> KeyedForm:
 
 
 def add_planned_events(contents: CollectionState, step: PlannedPend) -> CollectionState:
-    """Return contents with a placeholder part for events that are not encoded yet. Resolutions without these events
-    lose.
+    """Return contents with a placeholder part for unencoded events.
+
+    Resolutions without these events lose.
     """
     part = Part(
         bytes=0,

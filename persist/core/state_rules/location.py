@@ -88,8 +88,7 @@ class TakenOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The state of a location itself; see the module's docstring. The epoch is None if no client has ever opened
-    exclusively."""
+    """The state of a location itself; see the module's docstring. The epoch is None before any exclusive open."""
 
     epoch: int | None = None
     writer: ExclusiveWriter | None = None
@@ -169,8 +168,9 @@ def _grant_lease(control: LocationState, mutation: kinds.GrantLease, _: int) -> 
 
 
 def _end_lease(control: LocationState, mutation: kinds.EndLease, _: int) -> LocationState:
-    """Return control without a lease, if it exists. The caller releases its holds. Raises Conflict: the lease was
-    renewed meanwhile.
+    """Return control without a lease, if it exists.
+
+    The caller releases its holds. Raises Conflict: the lease was renewed meanwhile.
     """
     lease = control.leases.get(mutation.lease)
     if lease is None:

@@ -78,8 +78,9 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
-    """The directory of a location after the record at `seqno`, whose commit id is `commit`. It consists of the objects
-    in `directory` and the changes since.
+    """The directory of a location after the record at `seqno`, whose commit id is `commit`.
+
+    It consists of the objects in `directory` and the changes since.
     """
 
     location: str
@@ -456,8 +457,7 @@ def load_contents(
 def load_base(
     blob: Blob, location: str, entry: CollectionEntry, known_levels: KnownLevels | None = None
 ) -> CollectionState | None:
-    """Return the contents that an entry's base points to, or None without a base. Cost: a GET for each state object, in
-    parallel."""
+    """Return the contents of an entry's base, or None without one. Cost: a GET for each state object, in parallel."""
     if not entry.stored:
         return None
     base = (known_levels or KnownLevels()).contents.read(blob, location, entry)[-1].contents

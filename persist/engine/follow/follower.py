@@ -208,8 +208,9 @@ class Follower(KnownCollections):
                 raise
 
     def restart(self) -> State:
-        """Continue from the newest checkpoint, because state objects of older ones may be deleted. Cost: a page of
-        LIST, a GET, and reading the contents of collections again.
+        """Continue from the newest checkpoint, because state objects of older ones may be deleted.
+
+        Cost: a page of LIST, a GET, and reading the contents of collections again.
         """
         with self._lock:
             newest = self._load_newest_checkpoint()
@@ -248,8 +249,9 @@ class Follower(KnownCollections):
         return read_newest_control(self._blob).log_floor > seqno
 
     def get_newest_record(self) -> Record | None:
-        """Return the record of the newest known state; None if it was truncated. Cost: mostly nothing, because it was
-        read before.
+        """Return the record of the newest known state; None if it was truncated.
+
+        Mostly, it was read before.
         """
         with self._lock:
             if self._is_stale():

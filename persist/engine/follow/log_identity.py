@@ -117,8 +117,9 @@ class Past:
             self._check_whole()
 
     def prove_known(self, state: State) -> None:
-        """Check that the log is the one that this client knows, before it deletes blobs by its state. Cost: a GET of a
-        few bytes for each checked record, mostly two.
+        """Check that the log is the one that this client knows, before it deletes blobs by its state.
+
+        Cost: a GET of a few bytes for each checked record, mostly two.
 
         Raises:
             LogReplaced, LogInterrupted: as `prove`.

@@ -77,8 +77,9 @@ class StateLevel:
 
 
 class KnownContents:
-    """A cache of the state objects of large collections, from which a client makes the next ones. They are immutable,
-    and identified by the checksums of their bytes. Safe to use from many threads.
+    """A cache of the state objects of large collections, from which a client makes the next ones.
+
+    They are immutable, and identified by the checksums of their bytes. Safe to use from many threads.
 
     Args:
         pool: fetches several objects at once; None for one after the other.

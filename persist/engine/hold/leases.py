@@ -98,8 +98,7 @@ class _SharedHold:
 
 
 class Claim:
-    """A time that since must not pass while a read is open. Without `leases`, in a read-only client, it keeps
-    nothing."""
+    """A time that since must not pass while a read is open. Without `leases` (a read-only client) it keeps nothing."""
 
     def __init__(
         self, leases: "Leases | None", collection: str, number: int = 0, lease: OwnLease | None = None
@@ -204,8 +203,9 @@ class Leases:
         return self._commit_claims(requests, self._follower.state.seqno if reads else SEQNO_MAX)[0]
 
     def claim_unseen(self, request: WantedClaim) -> Claim | None:
-        """Return a claim if it needs a commit, whose record shows the newest state, so that no earlier refresh is
-        needed. None if the claim would be free, or the record was not read.
+        """Return a claim that needs a commit, so no refresh: its record shows the newest state.
+
+        None if the claim is free, or the record was not read.
 
         Raises: as `claim_all`.
         """

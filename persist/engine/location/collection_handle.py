@@ -274,8 +274,10 @@ class CollectionHandle(CollectionTimes):
         return contents, time, reading
 
     def _claim_unseen(self, as_of: int | Moment | None) -> tuple[CollectionState, int, ClaimedRead] | None:
-        """Do `wait_and_claim` without a refresh, for the latest time or a time known to be sealed. None if a refresh is
-        needed. The state includes the record of the claim, and so everything committed before the call.
+        """Do `wait_and_claim` without a refresh, for the latest time or a time known to be sealed.
+
+        None if a refresh is needed. The state includes the record of the claim, and so everything committed before the
+        call.
         """
         self.engine.check_open("reading")
         exact_as_of = as_of if type(as_of) is int and as_of >= 0 else None
@@ -317,8 +319,9 @@ class CollectionHandle(CollectionTimes):
         return any(part.blob == blob for part in contents.stored_parts)
 
     def stamp(self, time: int | Moment | None, diff: int | None) -> Stamp | None:
-        """Return the stamp of plain rows from a time or a diff; None without both, so that rows may be updates. A text
-        that is not a number, a moment or a word for a time is the name of a column.
+        """Return the stamp of plain rows from a time or a diff; None without both, so that rows may be updates.
+
+        A text that is not a number, a moment or a word for a time is the name of a column.
         """
         if time is None:
             return None if diff is None else Stamp(None, diff)

@@ -169,8 +169,7 @@ class Engine:
         return self._writer
 
     def reader(self) -> PartReader:
-        """Return a reader of parts, with the caches of this client. Request one for each read, because the engine may
-        be closed.
+        """Return a reader of parts, with this client's caches. Request one for each read: the engine may be closed.
 
         Raises:
             ClientClosed, InvalidUsage: as `check_open`.
@@ -215,6 +214,7 @@ class Engine:
 
     def wait_for_names(self, *names: str) -> None:
         """Wait for queued commits that create, rename or drop a collection of these names; without names, of any.
+
         Callers that look up a name call it first, so that the lookup includes this client's earlier requests.
         """
         if any(not names or not naming.isdisjoint(names) for naming in [*self._naming.values()]):
@@ -250,8 +250,9 @@ class Engine:
         return self.claim_all([WantedClaim(collection, name, time)], consumer)[0]
 
     def claim_unseen(self, claim: WantedClaim) -> Claim | None:
-        """Claim without an earlier refresh, if the record of the claim replaces it. None if it does not, or if the
-        known state refuses the claim: then refresh, and call `claim`.
+        """Claim without an earlier refresh, if the record of the claim replaces it.
+
+        None if it does not, or if the known state refuses the claim: then refresh, and call `claim`.
         """
         if self._writer is None or self.follower.looks.is_enough or not self.follower.knows_end:
             return None

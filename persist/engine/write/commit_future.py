@@ -103,15 +103,15 @@ class CommitFuture(Completed, Future[int]):
 
     @property
     def time(self) -> int | None:
-        """The time that the commit assigned to rows without one; waits for the commit, and raises its error. None if
-        the caller gave the times, or if nothing was written.
+        """The time that the commit assigned to rows without one; waits for the commit, and raises its error.
+
+        None if the caller gave the times, or if nothing was written.
         """
         return next(iter(self.times.values()), None)
 
     @property
     def times(self) -> Mapping[str, int]:
-        """The assigned times by the ids of the collections: on timelines of different units, one moment has several
-        numbers."""
+        """The assigned times by collection id: on timelines of different units, one moment has several numbers."""
         self.result()
         return self._times
 
@@ -138,8 +138,7 @@ class CommitFuture(Completed, Future[int]):
         self._seqno = seqno
 
     def _resolve(self, resolve: Callable[[Any], None], outcome: Any) -> None:
-        """Resolve, and log exceptions that would end the thread, such as `sys.exit` in a callback, because other
-        callers share it."""
+        """Resolve; log exceptions such as `sys.exit` in a callback, which would end a shared thread."""
         try:
             resolve(outcome)
         except Exception:  # Errors of callbacks are logged by the future itself.

@@ -82,8 +82,7 @@ class PartWriter:
         return tuple(stored)
 
     def append(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> kinds.Append | None:
-        """Return the mutation that adds all writes to a collection; None if empty. inline_bytes: those it has
-        already."""
+        """Return the mutation that adds all writes; None if empty. inline_bytes: those that the collection has."""
         parts = [part for write in writes if isinstance(write.data, Future) for part in _list_uploaded_parts(write)]
         for at_commit in (False, True):
             small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
@@ -97,8 +96,7 @@ class PartWriter:
         return kinds.Append(collection, tuple(parts)) if parts else None
 
     def encode(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> list[kinds.Append | kinds.Pend]:
-        """Return the mutations that add the updates and events of all writes to a collection. inline_bytes: as
-        `append`.
+        """Return the mutations that add the updates and events of all writes. inline_bytes: as for `append`.
 
         Events keep the order of the writes: adjacent small ones become one part. Parts that get the time of the commit
         have time 0 until it is known.

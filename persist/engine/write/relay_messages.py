@@ -126,8 +126,7 @@ def encode_request(location: str, operations: Sequence[Operation]) -> bytes:
 
 
 def decode_request(data: bytes) -> Request:
-    """Decode a request; raise ValueError if it is invalid, has another format, or rows that claim to be larger than
-    their bytes."""
+    """Decode a request; raise ValueError if it is invalid, has another format, or rows larger than their bytes."""
     request = _decode_message(data, Request)
     for write in (step for asking in request.operations for step in asking.steps if isinstance(step, _Write)):
         if not write.parts:
@@ -158,8 +157,9 @@ def _decode_answer(answer: _Answer) -> Answer:
 
 
 def decode_steps(asking: Asking, contents_of: Callable[[str], CollectionState | None]) -> list[Step]:
-    """Decode the steps of an operation, with the checks that need no log. `contents_of`: returns the known state of a
-    collection, or None.
+    """Decode the steps of an operation, with the checks that need no log.
+
+    `contents_of` returns the known state, or None.
     """
     creations = {step.collection: step for step in asking.steps if isinstance(step, kinds.Create)}
     return [

@@ -144,8 +144,7 @@ VALID_S = 1.0
 
 
 class LookBack:
-    """Looks for earlier records, for one client and one thread at a time. `pool`: for concurrent requests to a remote
-    store."""
+    """Looks for earlier records; for one thread at a time. `pool`: for concurrent requests to a remote store."""
 
     def __init__(self, blob: Blob, follower: Follower, clock: Clock, pool: Executor) -> None:
         self._blob = blob

@@ -73,8 +73,7 @@ class WriteSteps:
         return msgspec.structs.replace(write, at_commit=True) if at_commit and write is not None else write
 
     def from_checked(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
-        """Return the step that adds a table of `schema.arrow`, which is checked, not empty, and shares no buffers with
-        a caller."""
+        """Return the step that adds a checked table of `schema.arrow`, not empty, whose buffers no caller has."""
         return self._write_table(collection, schema, table, (), is_ours=True)
 
     def hold_or_store_updates(

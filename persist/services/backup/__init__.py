@@ -1,6 +1,6 @@
-"""A location as a copy elsewhere: backups that are incremental, restores and moves, and the proof that a copy is whole.
+"""Copies of whole locations: incremental backups, restores and moves, and the verification of a copy.
 
-Promises: a copy is the location as it was after one record of its log, while others write and collect garbage;
+Promises: a copy is the location as it was after one record of its log, even while others write and collect garbage;
 everything that a copy names exists before the copy can be opened; an interrupted copy resumes when it is called again.
 """
 

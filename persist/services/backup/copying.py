@@ -1,14 +1,14 @@
-"""Copying a location to another place: `backup` again and again to the same place, `copy` once to an empty one.
+"""Copies a location to another place: `backup` repeatedly to the same place, `copy` once to an empty place.
 
 Almost all objects of a location never change, and an object is older than the objects that name it. So a copy needs no
-lock and no lease, and only the right to read what is copied:
+lock and no lease, and needs only the right to read the source:
 
 1. The state at some record N is read, and the newest checkpoint C that was made before N.
 2. The missing objects are copied in this order: all blobs that the state at N names, then the lists, state and
    directory objects that C and the records name, then the records from the floor of the log to N, and last C itself. If
    the target has records, new ones follow in order; otherwise they are copied in reverse.
-3. If something has gone in between, a collector has deleted it, and the state at a later record does not name it. Then
-   all is done again, from the newest state; only what is new is copied.
+3. If an object is missing by then, a collector has deleted it, and a later state does not name it. Then the copy begins
+   again with the newest state, and copies only what the target lacks.
 
 Invariants of the target:
 
@@ -21,14 +21,14 @@ Invariants of the target:
 - An existing state object proves that its blobs exist as well, unless `DAMAGED` lists some as left out. So nothing is
   listed for a collection that did not change since the last backup.
 
-Every blob is compared with the checksum by which the state names it, and every other object with its own, before it
-goes to the target. Each stored object is read again and compared, so a copy is readable. Damaged blobs of the source
+Every blob is compared with the checksum that the state has for it, and every other object with its own checksum, before
+it goes to the target. Each stored object is read again and compared, so a copy is readable. Damaged blobs of the source
 are left out and named in the result: a backup of everything else is worth having. The target remembers them, so each
 later backup tries them again, and names them until the source is mended.
 
-One backup at a time goes to a target. Each leaves a mark of its own there first, and looks for it before it stores what
-makes others believe that something is there, and before it deletes. So an abandoned backup, or a second one started by
-a timer, stops instead of deleting objects that the other one has just copied.
+One backup at a time writes to a target. Each first stores a mark of its own there. It checks this mark before it stores
+an object that claims that others exist, and before it deletes. So if two backups overlap, for example because a timer
+starts a second one, the older one stops and does not delete objects that the newer one has just copied.
 
 Finally a backup deletes everything that the copied state does not name: it stays as large as the location, and is not
 an archive. A copy deletes nothing.
@@ -97,8 +97,8 @@ class Copied(Shown):
 
     Attributes:
         seqno: the target is the location after this record of its log.
-        blobs, bytes: stored in the target now, and read again there.
-        deleted: blobs of the target that the location does not name any more.
+        blobs, bytes: how much this call has stored in the target, and read again there.
+        deleted: how many blobs, no longer named by the location, were deleted from the target.
         damaged: keys in the source that are missing or damaged. The target keeps its own versions of them.
     """
 
@@ -131,10 +131,10 @@ def backup(
 
     Blobs that the location does not need any more are deleted from the target.
 
-    Writers, readers and collectors may go on. The first backup copies everything, later ones what is new. One that is
-    interrupted goes on when it is called again. The target can be read at any time. The next backup deletes the leases
-    of its readers, which begin again then, so mode="read" is best while one is made. A write to the target makes it
-    useless as a backup, and the next backup raises an error.
+    Writers, readers and collectors may continue. The first backup copies everything, later ones what is new. An
+    interrupted backup resumes when it is called again. The target can be read at any time. A backup deletes the leases
+    of the target's readers, which then begin again, so open the target with mode="read" meanwhile. A write to the
+    target makes it useless as a backup, and the next backup raises an error.
 
     Args:
         location, target: what `persist.open` takes; the target is empty, or a backup of the location.
@@ -144,8 +144,8 @@ def backup(
     each changed collection.
 
     Raises:
-        InvalidUsage: there is nothing to copy; or the target is another location, or something else, or has been
-            written to, or is older than a restore of the location.
+        InvalidUsage: there is nothing to copy; or the target is not a backup of this location, has been written to, or
+            is older than a restore of the location.
         Conflict: another backup to the target, or a collection of garbage there, has begun meanwhile.
         Unavailable: a store did not answer; what was copied stays.
         CorruptBlob: the log or objects that checkpoints name are damaged, so the state cannot be determined.
@@ -170,8 +170,8 @@ def copy(
     target must be empty, or an interrupted copy.
 
     Args:
-        leave_out_damaged: copy everything else although parts are damaged or lost, and name them in the result.
-            Otherwise the target cannot be opened: repair them and call again, or copy from another backup.
+        leave_out_damaged: leave damaged and lost parts out, and name them in the result. Otherwise, such a part is an
+            error, and the target cannot be opened: repair the part and call again, or copy from another backup.
 
     Raises:
         CorruptBlob: a part is damaged or lost.
@@ -310,9 +310,9 @@ class _Copier:
         return self._load_checkpointed_state()
 
     def _load_checkpointed_state(self) -> State:
-        """Return the target's state, with entries of its own checkpoint.
+        """Return the target's state, with the entries of the target's own checkpoint.
 
-        Those of the state that was read of the source may name objects of an older one, which were not copied.
+        Entries of the source's state may name objects of an older checkpoint, which were not copied.
         """
         follower = Follower(self._target, self._clock)
         try:
@@ -345,7 +345,7 @@ class _Copier:
             last: the seqno of the last record that the target had.
 
         Raises:
-            MissingBlob: something is not there any more.
+            MissingBlob: an object of the source was deleted meanwhile.
         """
         newest = self._names.get_newest_checkpoint()
         if newest is not None and newest.checkpoint.seqno > state.seqno:  # It was made since the state was read.
@@ -404,7 +404,7 @@ class _Copier:
     def _record_damage(self) -> None:
         """Record in the target which collections lack parts.
 
-        This comes before a state object that claims they are complete.
+        This is stored before any state object, which would claim that they are complete.
         """
         if self._left_out:
             self._target.set(DAMAGED, msgspec.json.encode(sorted(self._left_out)))

@@ -1,4 +1,4 @@
-"""The proof that a location is whole: all is read, and what collections hold is compared with another copy."""
+"""Verifies that a location is whole: reads all of it, and compares the contents of collections with another copy."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -27,9 +27,9 @@ class Verified(Shown):
 
     Attributes:
         seqno: the last record of the log.
-        digests: of what each collection holds at its last sealed time: time and digest by name.
-        problems: of `persist.fsck`.
-        differences: by name, of collections that cannot be read, or hold something else in the other location.
+        digests: by name, the last sealed time of a collection, and the digest of its contents at that time.
+        problems: the problems that `persist.fsck` finds.
+        differences: by name, why a collection cannot be read, or how it differs from the other location.
     """
 
     seqno: int
@@ -39,7 +39,7 @@ class Verified(Shown):
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems and no differences."""
         return not self.problems and not self.differences
 
     def __str__(self) -> str:
@@ -65,12 +65,12 @@ def verify(
     """Read a whole location, and compare its contents with another copy.
 
     Args:
-        location: what is to be proved; nothing is written there.
-        against: the location that it is a copy of. Each collection is compared by its digest at its last sealed time in
-            the copy; if the other location cannot read that time any more, this is not a difference.
+        location: the one to verify; nothing is written there.
+        against: the location of which it is a copy. A collection is compared by its digest at its last sealed time in
+            the copy. If that time cannot be read in the other location any more, this is not a difference.
         storage_options, against_options: of the two stores.
 
-    Cost: two reads of everything, and one of what is compared.
+    Cost: everything is read twice, and what is compared is read once in the other location.
 
     Raises:
         InvalidUsage: the location does not exist.

@@ -1,11 +1,11 @@
-"""Relatives of a collection, which share records with it, and collections that hold what a query gave of records.
+"""Finds the relatives of a collection, which share records with it, and collections with results of queries on them.
 
-An erasure follows into the relatives: clones, and what they were cloned from. It follows into no others.
+An erasure also erases from the relatives: clones, and the collections that they were cloned from; from no others.
 
 A view begins anew when something is erased from its inputs, because its definition determines its contents. A clone of
-a view only has its rows, under columns of its own: their origin in an erased record cannot be determined. So an erasure
-reports such clones, everything derived from them, and the views of which the collection itself is a clone. If there are
-no texts to look for, a search reports each of them as a trace, so there is no receipt.
+a view only has the view's rows: it cannot be determined which of them come from an erased record. So an erasure reports
+such clones, everything derived from them, and the views of which the collection itself is a clone. A search without
+texts reports each of them as a trace, so there is no receipt.
 
 A view that begins anew gets a new id, and a view may be dropped before its clone. Therefore a clone of a view has the
 property `DERIVED_FROM`: the ids of the view and of all that the view depended on. Clones of the clone have it as well.
@@ -58,7 +58,7 @@ def find_relatives(state: State, collection: str) -> Set[str]:
 
 
 def list_unfollowed(handle: CollectionHandle) -> list[CollectionHandle]:
-    """Return collections with query results of the family, by name, except views.
+    """Return collections with results of queries on the family, by name; no views.
 
     Cost: a GET for each clone of the location.
     """
@@ -85,7 +85,7 @@ def list_unfollowed(handle: CollectionHandle) -> list[CollectionHandle]:
 
 
 def list_longer_views(family: Iterable[CollectionHandle]) -> list[str]:
-    """Return names of views that are readable earlier than their inputs."""
+    """Return the names of views that can be read at earlier times than their inputs."""
     names = set()
     for relative in family:
         since = relative.contents().since

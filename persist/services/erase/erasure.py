@@ -1,4 +1,4 @@
-"""One erasure: what it concerns, and the one record that does it.
+"""Erases records: finds what an erasure concerns, and commits the one record that erases.
 
 | what | how it follows |
 |---|---|
@@ -11,16 +11,16 @@
 All of it except the last steps is one record of the log. The record erases all earlier commits; later ones are new
 data, which stays. If the record missed a part, it could remove the insertion of a row while another client commits the
 deletion: this would leave a negative multiplicity that contains erased data. So the committing thread checks the writes
-since the plan, for each state that the record may follow (`_Erasing.renewed`). It reads what is inline, and no blobs at
-first. If a blob, a compaction or a derived collection was added meanwhile, the record loses, and the next attempt plans
-for it. After `BRIEF_ATTEMPTS`, the committing thread reads blobs as well: other commits of this client wait then, so
-that constant writers cannot delay an erasure for ever.
+since the plan, for each state that the record may follow (`_ErasureAttempts.renew_steps`). At first, it reads only
+inline parts, no blobs. If a blob, a compaction or a derived collection was added meanwhile, the record is given up, and
+the next attempt makes a new plan. After `BRIEF_ATTEMPTS`, the committing thread also reads blobs, while other commits
+of this client wait, so constant writers cannot delay an erasure for ever.
 
-An attempt looks at the log once. With many writers and a distant store, each refresh has to catch up with them, and an
-attempt with ten refreshes loses to every compaction.
+An attempt refreshes the log once. With many writers and a distant store, each refresh takes long, so an attempt with
+ten refreshes would be superseded by every compaction.
 
-The record also keeps what the last steps are (`persist.services.erase.pending_erasures`). If the process dies before
-it has done them, the next call does, or any client that looks after the location.
+The record also stores the steps that follow it (`persist.services.erase.pending_erasures`). If the process dies before
+these are done, the next call does them, or the upkeep of any client.
 """
 
 import itertools
@@ -78,21 +78,21 @@ class ErasureReport(Shown):
 
     Attributes:
         collection: the name of the collection.
-        updates: how many updates, and events that are pending, were taken out of it and of its clones.
-        seqno: of the record that did so; None if there was nothing to erase.
+        updates: how many updates and pending events were erased from it and its clones.
+        seqno: of the record that erased; None if there was nothing to erase.
         clones: the other collections from which records were erased.
         views: the views that began anew.
-        indexes: how many were made anew.
-        tables: the tables that were published anew, as (collection, format).
+        indexes: how many indexes were made again.
+        tables: the tables that were published again, as (collection, format).
         unfollowed: collections with results of queries on such records, which stay unchanged: clones of views,
             everything derived from these, and views that can be read at earlier times than their inputs.
-        untold: tables of which only a program's own catalog knows, by what they are called there. It names files that
-            are deleted, until that program publishes again.
+        untold: tables in a program's own catalog, by their names there: the catalog still names deleted files, until
+            that program publishes again.
         mentions: places that still contain a text of the keys or the condition, because an erasure does not read them:
             queries, comments and properties.
         keys: how many keys of a keyed collection a condition erased; None in other cases.
-        former_keys: how many of these matched by deleted or replaced rows or waiting events, and not by the contents
-            when the erasure began.
+        former_keys: how many of these keys did not match in the contents when the erasure began, but in deleted or
+        replaced rows or in pending events.
     """
 
     collection: str
@@ -132,7 +132,7 @@ class ErasureReport(Shown):
 
 
 def select_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRecords:
-    """Return the records that keys or a condition select."""
+    """Return the selection of records by keys or by a condition."""
     if (keys is None) == (where is None):
         raise InvalidUsage("erase: give keys, or a condition as where=, and not both")
     schema = handle.contents().schema
@@ -202,7 +202,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
 
 
 def _count_present_keys(handle: CollectionHandle, where: pc.Expression) -> int:
-    """Return how many keys of a keyed collection hold a row for which a condition is true."""
+    """Return how many keys of a keyed collection have a row for which a condition is true."""
     if handle.contents().upper == 0:
         return 0
     with snapshot(handle, columns=[*handle.schema.key_names], where=where, form="diff") as present:
@@ -210,9 +210,9 @@ def _count_present_keys(handle: CollectionHandle, where: pc.Expression) -> int:
 
 
 def _write_checkpoint(engine: Engine) -> None:
-    """Write a checkpoint. Its age decides when older blobs may be deleted.
+    """Write a checkpoint, from whose age follows when older blobs may be deleted.
 
-    Without it, the next checkpoint of any client counts.
+    If this fails, the next checkpoint of any client serves instead.
     """
     try:
         write_checkpoint(engine.blob, *engine.follower.get_recent_records())
@@ -268,11 +268,11 @@ class _PreparedErasure:
     """The record of an erasure, and the work after it.
 
     Attributes:
-        seqno: of the state that it was made for.
-        relatives: the ids of all that the collection shares records with, views included.
+        seqno: of the state for which it was planned.
+        relatives: the ids of all collections that share records with this one, including views.
         erased: by id of a collection, what is erased from it.
-        tables, indexed: published tables and columns of indexes to make again, by name of their collection.
-        views: whether each was ever refreshed, by name.
+        tables, indexed: by name of a collection, the published tables and the columns of indexes to make again.
+        views: by name of a view, whether it was ever refreshed.
     """
 
     seqno: int
@@ -300,7 +300,7 @@ class _ErasureAttempts:
         self._erased: Mapping[str, kinds.Erase] = {}  # The record's mutation of each collection.
 
     def plan_erasure(self) -> _PreparedErasure | None:
-        """Return the record that erases present values; None without any."""
+        """Return the planned record for the newest state; None if there is nothing to erase."""
         engine = self._handle.engine
         seqno, relatives = engine.follower.refresh().seqno, list_family(self._handle)
         ids = engine.follower.apply_to_state(lambda state: find_relatives(state, self._handle.id))
@@ -374,10 +374,10 @@ class _ErasureAttempts:
                     raise
 
     def renew_steps(self, made: _PreparedErasure, state: State, *, reads_blobs: bool) -> Sequence[Step]:
-        """Return the steps for a newer state. They also erase updates since the plan.
+        """Return the steps of the record, adapted to a newer state: they also erase updates since the plan.
 
         Args:
-            reads_blobs: whether parts may be read that are not inline.
+            reads_blobs: whether parts that are blobs may be read; otherwise only inline parts.
 
         Raises:
             Superseded: the plan must be made again.
@@ -409,7 +409,7 @@ class _ErasureAttempts:
         return self._erasers[self._handle.id].selected_keys
 
     def lost(self, error: BaseException) -> None:
-        """Note that the record was refused."""
+        """Note that the record was not committed, because of this error."""
         if isinstance(error, UploadExpired):  # The uploaded parts may be deleted by now.
             for eraser in self._erasers.values():
                 eraser.discard()
@@ -426,10 +426,10 @@ class _ErasureAttempts:
 
 
 def _move_releases(steps: Sequence[Step]) -> Sequence[Step]:
-    """Return steps ordered so that since does not move between them.
+    """Return steps with the releases of holds last, so that since does not advance too early.
 
-    If a hold of an index or a view replaces another one, since would advance between the two, beyond the time that the
-    new one protects.
+    If a new hold replaces another one, since could otherwise advance between the two, beyond the time that the new hold
+    protects.
     """
     destroyed = {step.collection for step in steps if isinstance(step, kinds.Destroy)}
     late = [step for step in steps if isinstance(step, kinds.ReleaseHold) and step.collection not in destroyed]

@@ -1,13 +1,13 @@
-"""The remaining work of an erasure after its record: stored until it is done, so that any client can finish it.
+"""The work that remains after the record of an erasure: stored until it is done, so that any client can finish it.
 
-    a hidden collection, which the record of the erasure creates and which its last commit drops
+    a hidden collection, which the record of the erasure creates and the commit after the work drops
         name                .owed.<an id>
         properties["owed"]  a `PendingErasures` as JSON
 
 Views that began anew are empty until a refresh; indexes are dropped, and published tables are given up. Once the record
-exists, only this note knows their previous definitions. All steps of `finish` can be repeated, even concurrently: an
-existing refresh, index or publication stays as it is. After deleting the files of an abandoned table, a client
-publishes it again, and so restores a version that another one has published in between.
+exists, only this collection has their previous definitions. All steps of `complete_erasure` can be repeated, even
+concurrently: an existing refresh, index or publication stays as it is. After deleting the files of an abandoned table,
+a client publishes it again, and so restores a version that another one has published in between.
 """
 
 import uuid
@@ -88,7 +88,7 @@ def complete_all(engine: Engine) -> None:
 
 @contextmanager
 def collect_errors() -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Yield a context for attempts that may fail; raise the first error at the end."""
+    """Yield a function that makes a context, in which errors are collected; raise the first of them at the end."""
     errors: list[PersistError] = []
 
     @contextmanager
@@ -104,14 +104,14 @@ def collect_errors() -> Iterator[Callable[[], AbstractContextManager[None]]]:
 
 
 def complete_old(engine: Engine, contents: CollectionState) -> None:
-    """Do a hidden collection's pending work, unless its creator probably does."""
+    """Do the pending work in a hidden collection, unless it is so new that its creator is probably doing it."""
     owed = _decode_owed(contents)
     if engine.clock.wall_ms() - owed.at_ms >= 1000 * PATIENCE_S:
         complete_erasure(engine, contents)
 
 
 def complete_erasure(engine: Engine, contents: CollectionState) -> None:
-    """Do a hidden collection's pending work and drop it; keep it on failure."""
+    """Do the pending work in a hidden collection, then drop the collection; keep it if something fails."""
     owed = _decode_owed(contents)
     with collect_errors() as attempt:
         views = _load_existing(engine, owed.views)

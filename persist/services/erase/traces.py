@@ -1,17 +1,17 @@
 """Searches the store for traces of erased records, and returns a receipt if there are none.
 
-An object holds them for one of two reasons:
+An object may contain erased values for one of two reasons:
 
 - It is *from before* the erasure. Records of the log, checkpoints and the objects that they name contain the least and
-  greatest values of parts. So every such object that is older than the erasure and mentions the collections counts,
-  unread.
+  greatest values of parts. So every such object that is older than the erasure and mentions the collections is a trace,
+  without being read.
 - It has *rows*. So every part in the store or in the log is read and searched, even if no state names it.
 
-Texts that must not remain anywhere, such as an address, are searched in every object: as plain text, inside base64, and
+Texts that must not remain anywhere, such as an address, are searched for in every object: as plain text, in base64, and
 in the columns of parts.
 
-The collector decides when an object is deleted (`persist.engine.upkeep.garbage`). This module predicts the earliest
-time, from the same dates: a lease that ends sooner, or a collector that runs later, changes it.
+The garbage collector decides when an object is deleted (`persist.engine.upkeep.garbage`). This module predicts the
+earliest time, from the same dates. The deletion may be sooner if a lease ends early, and later if no collector runs.
 
 Traces outside the store are beyond this search, which `BEYOND` states.
 """
@@ -84,7 +84,7 @@ class Trace:
 
     Attributes:
         key: of the object.
-        why: the trace, and the reason why the object still exists.
+        why: what was found, and the reason why the object still exists.
         until: when the collector may delete it; None if it never does.
         rows: the number of matching rows; None if the object was not searched.
     """
@@ -97,9 +97,9 @@ class Trace:
 
 @dataclass(frozen=True)
 class Traces(Shown):
-    """The result of a search for erased records: the objects that still hold something, or may.
+    """The result of a search for erased records: the objects that still contain some, or may.
 
-    `objects` and `bytes` are how many objects were looked at, and how large they are.
+    `objects` and `bytes` are how many objects were examined, and their sizes together.
     """
 
     collection: str
@@ -114,7 +114,7 @@ class Traces(Shown):
         return not self.found
 
     def receipt(self) -> dict[str, Any]:
-        """Return a receipt as JSON that nothing was found. `receipt_digest` verifies it."""
+        """Return a receipt, to be stored as JSON, that nothing was found. `receipt_digest` verifies it."""
         if self.found:
             until = max((trace.until for trace in self.found if trace.until is not None), default=None)
             raise InvalidUsage(
@@ -147,7 +147,7 @@ class Traces(Shown):
 
 
 def receipt_digest(receipt: dict[str, Any]) -> str:
-    """Return SHA-256 of a receipt's sorted, compact JSON without the digest."""
+    """Return the SHA-256 of a receipt without its digest, as sorted, compact JSON."""
     signed = {name: value for name, value in receipt.items() if name != "digest"}
     text = json.dumps(signed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
@@ -251,7 +251,7 @@ class _Search:
         return Trace(key, "it has such rows, written after the erasure or never erased", None, rows) if rows else None
 
     def _knows_all_erasures(self, key: str, collection: str | None) -> bool:
-        """Return whether an object's state includes all erasures of its collection."""
+        """Return whether an object is a state object that was made after the last erasure of its collection."""
         contents = self._family.get(collection or "")
         if contents is None or not key.startswith(STATES):
             return False
@@ -335,7 +335,7 @@ def _to_datetime(seconds: float) -> datetime:
 
 
 def _parse_key(key: str) -> tuple[int | None, str | None]:
-    """Return the seqno and collection of an object's key, or None for each."""
+    """Return the seqno and the collection in an object's key; None for what the key lacks."""
     if key.startswith(LOG):
         return parse_record_seqno(key), None
     if key.startswith(CHECKPOINTS):
@@ -351,8 +351,8 @@ def _parse_key(key: str) -> tuple[int | None, str | None]:
 def _unpack_avro(data: bytes) -> bytes:
     """Return the inflated blocks of an Avro file; other bytes unchanged.
 
-    Such a file ends with the sixteen bytes that stand between its blocks. A block begins with two numbers, each as long
-    as its bytes have the highest bit.
+    Such a file ends with the sixteen bytes that separate its blocks. A block begins with two numbers of variable
+    length: all bytes of a number but its last have the highest bit.
     """
     head, *blocks = data.split(data[-16:]) if data.startswith(b"Obj\x01") else [data]
     if b"deflate" not in head:
@@ -369,7 +369,7 @@ class _Erasures(msgspec.Struct, frozen=True):
 
 
 class _StateObject(msgspec.Struct, frozen=True):
-    """The entries of a state object about erasures."""
+    """The part of a state object that lists erasures."""
 
     collection: _Erasures = _Erasures()
 
@@ -409,7 +409,7 @@ def _find_inline_parts(data: bytes) -> Iterator[_Inline]:
 
 
 def _split_member(value: dict[str, Any], name: str, is_of_events: bool | None) -> list[tuple[bool | None, Any]]:
-    """Return a member's pieces, each with whether its parts have events."""
+    """Return the pieces of a member of a JSON object, each with whether the parts in it have events."""
     inner = value[name]
     if name == "pending" or (name == "parts" and value.get("kind") == "pend"):
         return [(True, inner)]
@@ -419,7 +419,7 @@ def _split_member(value: dict[str, Any], name: str, is_of_events: bool | None) -
 
 
 def _read_tables(data: bytes, contents: CollectionState | None, inline: _Inline | None) -> Iterator[pa.Table]:
-    """Yield a part's rows in pieces, with the columns' present names if known."""
+    """Yield a part's rows in pieces, under the newest names of the columns if they are known."""
     if data.startswith(b"PAR1"):
         file = pq.ParquetFile(io.BytesIO(data))
         names = _get_present_names(file.schema_arrow, contents)
@@ -459,7 +459,7 @@ def _get_present_names(schema: pa.Schema, contents: CollectionState | None) -> l
 def _list_schemas(contents: CollectionState, inline: _Inline) -> Iterator[tuple[CollectionSchema, CollectionSchema]]:
     """Yield (written schema, newest version) of an inline part.
 
-    It is both of updates and of events, whose columns have ids of their own, if the part may have either.
+    If the part may have updates or events, both kinds of schema are yielded, since columns of events have other ids.
     """
     newest = [contents.schema] if not inline.is_of_events else []
     if contents.keyed is not None and inline.is_of_events is not False:

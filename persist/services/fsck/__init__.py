@@ -1,6 +1,6 @@
-"""The examination of a location: everything is read, replayed and compared, and nothing is believed.
+"""Examines a location: reads, replays and compares everything, and trusts nothing that it has not checked.
 
-Promises: an examination changes nothing; a repair touches only what the log implies.
+Promises: an examination changes nothing; a repair only restores what follows from the log.
 """
 
 from persist.services.fsck.examination import examine, fsck

@@ -1,4 +1,4 @@
-"""Repair of checkpoints, and of a log that has something beyond its end.
+"""Repairs checkpoints, and a log with objects beyond its end.
 
 To repair checkpoints, a new one replaces the unreadable ones, which are deleted only afterwards.
 
@@ -9,14 +9,14 @@ Objects beyond the end of the log are set aside, so that the log can continue fr
 
     lost/<key>      what lay at <key>
 
-Checkpoints and records are moved: copied, read back, and only then deleted, the last one first. After an interrupted
-repair, the others therefore still lie beyond the end, and the next repair can set them aside. Objects that only these
-name (parts, part lists, directory and state objects) are copied; the originals become ordinary garbage. Nothing below
+Checkpoints and records are moved: copied, read back, and only then deleted, the last one first. So after an interrupted
+repair, the rest still lies beyond the end, and the next repair can set it aside. Objects that only the moved ones name
+(parts, part lists, directory and state objects) are copied; the originals become ordinary garbage. Nothing below
 `lost/` is ever changed or deleted by this library.
 
-Only the end of the log decides what is set aside, and it is looked at again before anything is moved. If a record was
-put back there in between, nothing is done. Clients that were open during the roll-back must be closed before: a client
-that did not notice it could continue to write beyond the end.
+Only the end of the log decides what is set aside, and it is determined again before anything is moved. If a record was
+put back there meanwhile, nothing is moved. All clients that were open when the store lost the end of its log must be
+closed before: a client that has not noticed the loss could continue to write beyond the end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,7 +61,7 @@ class CheckpointRepair:
 
     @classmethod
     def of(cls, blob: Blob, log: LogExamination, problems: Sequence[Problem]) -> "CheckpointRepair | None":
-        """Return the necessary repair; None if unnecessary or impossible."""
+        """Return the repair of the checkpoints; None if none is needed, or the examination does not allow one."""
         bad = sorted(key for key in log.bad_checkpoints if _is_bad(blob, key))
         newest_bad = max((parse_checkpoint_seqno(key) or 0 for key in bad), default=-1)
         makes_one = log.newest < newest_bad or any(problem.kind == "overdue" for problem in problems)
@@ -84,7 +84,7 @@ class CheckpointRepair:
                 yield self._delete_checkpoints(key)
 
     def run(self) -> Iterator[Repair]:
-        """Repair the checkpoints; yield each step after it."""
+        """Repair the checkpoints; yield each step after it was done."""
         if self._makes_one:
             yield from self._store_checkpoint()
             checkpoint = read_checkpoint(self._blob, self._key)
@@ -140,7 +140,7 @@ class CheckpointRepair:
 
 
 def _is_bad(blob: Blob, key: str) -> bool:
-    """Return whether a checkpoint of a known version is partly unreadable."""
+    """Return whether a checkpoint has a known version, and cannot be read completely."""
     try:
         checkpoint = read_checkpoint(blob, key)
         if checkpoint is not None:
@@ -192,7 +192,7 @@ class MoveToLost:
         yield from map(_report_moved, self._moved)
 
     def run(self) -> Iterator[Repair]:
-        """Move the objects; yield each step after it."""
+        """Move the objects; yield each step after it was done."""
         following = read_record(self._blob, self._state.seqno + 1)
         if following is not None and following.previous == self._state.commit:
             return  # The log continues: a missing record has been restored.

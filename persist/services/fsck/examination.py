@@ -1,23 +1,22 @@
-"""Examination of a whole location, and what of it can be repaired: nothing that the log does not hold anyway.
+"""Examines a whole location, and repairs what can be restored from the log.
 
 An examination reads everything once: the log and its checkpoints (`persist.services.fsck.log`), then the parts
 (`persist.services.fsck.parts`), then a listing of all blobs, then the log to its end again. Every fault becomes a
-`Problem`, and the examination goes on; only an unavailable store ends it.
+`Problem`, and the examination continues; only an unavailable store ends it.
 
 `repair` does exactly this:
 
 - *Checkpoints*. If the newest or an object that it needs cannot be read, or if it is old, one is made at the end of the
   log, with new directory and state objects, from the state of the replay. The unreadable ones are deleted only after it
   has been read back. This requires a replay that reached the end and agreed with all checkpoints.
-- *Leaks*. Blobs that nothing refers to are deleted by `persist.engine.upkeep.garbage`, by its rules: old enough,
-  declared void in the log first if they are uploads. Not in a run that found a problem in the log, in a checkpoint, in
-  a state
-  object or in a list: what those may refer to is not known. Repair first, then run again.
+- *Leaks*. Blobs that nothing refers to are deleted by `persist.engine.upkeep.garbage`, by its rules: they are old
+  enough, and uploads are first declared void in the log. A run that found a problem in the log, a checkpoint, a state
+  object or a list deletes none, because these may refer to them. Repair first, then run again.
 
 - *Objects beyond the end of the log*, only if requested: see `persist.services.fsck.checkpoint`. Nothing else is done
   in that run.
 
-A damaged record or part is reported and never touched. Every step looks again before it acts.
+A damaged record or part is reported and never changed. Every step checks its reason again before it acts.
 """
 
 import re
@@ -94,7 +93,7 @@ def fsck(
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> FsckReport:
-    """Examine a location, even one that cannot be opened.
+    """Examine a location, even one that cannot be opened; return a report.
 
     It is safe while others read, write and collect.
 
@@ -105,9 +104,10 @@ def fsck(
             any, do nothing else. All clients of the location must be closed. docs/run/restore.md describes when to
             use it.
         dry_run: together with repair, change nothing, and list what would be done as `repairs_planned`.
-        deep: read and verify every part; without, only look whether they are there and of the right size.
+        deep: read and verify every part; otherwise only check that parts exist and have the right size.
 
-    Cost: a GET for every blob and a LIST of all; with deep=False none for parts; twice that if problems were repaired.
+    Cost: a GET for every blob (with deep=False, not for parts), and a LIST of all; twice that if problems were
+        repaired.
     Memory: the state with all collections, the names of all blobs, and one part.
 
     Raises:
@@ -254,7 +254,7 @@ class _Examination:
         return self.log.is_complete and about_parts
 
     def list_doomed(self) -> list[str]:
-        """Return the keys that garbage collection will delete."""
+        """Return the keys of unreferenced blobs that garbage collection will delete."""
         state = self.log.state
         assert state is not None
         ages, floor = (
@@ -382,7 +382,7 @@ class _Examination:
         return Unreferenced(entry.key, kind, entry.bytes, self._now_s - entry.modified_s, advice)
 
     def _load_ages(self) -> Ages:
-        """Return the ages by which garbage collection would decide."""
+        """Return the ages of objects by which garbage collection decides."""
         state = self.log.state
         assert state is not None
         policies = state.control.policies or Policies(self._settings.tuning.policy)
@@ -412,7 +412,7 @@ class _Examination:
 
 
 def _is_dropped(key: str, state: State) -> bool:
-    """Return whether a part waits for deletion in the log's state."""
+    """Return whether the state of the log lists a part as dropped and waiting for deletion."""
     folder = get_second_part(key)
     return any(
         key in dropped.blobs or (dropped.is_destroyed and folder in (dropped.collection, *dropped.folders))

@@ -1,13 +1,13 @@
-"""The part of an examination that replays the log: records, part lists, checkpoints and state objects.
+"""Examines the log by replaying it: records, part lists, checkpoints and state objects.
 
 Records are read one after the other and applied, beginning at seqno 0 or at the oldest checkpoint from which all
 records are there. When the replay reaches the seqno of a checkpoint, both states must be equal. After a record that is
-missing or cannot be applied, the replay goes on from the next checkpoint; records in between are verified only by
-themselves. If there is no next checkpoint, and only a missing or invalid record stops the replay, the log ends there,
-and later records lie beyond its end.
+missing or cannot be applied, the replay continues from the next checkpoint; records in between are verified, but not
+applied. If there is no next checkpoint, and only a missing or invalid record stops the replay, the log ends there, and
+later records lie beyond its end.
 
-Writers and collectors of garbage go on meanwhile. A missing object therefore only counts if it is still needed after
-the end of the log has been read again: see `LogExamination.finish`.
+Others write and collect garbage meanwhile. So a missing object is a problem only if it is still needed after the log
+has been read to its end again: see `LogExamination.finish`.
 """
 
 from collections.abc import Iterable
@@ -53,13 +53,13 @@ class LogExamination:
     """Replays the log of one location.
 
     Attributes:
-        state: after the replay, with every readable collection; None if there was nothing to begin with.
-        at: the next seqno, whose record is not there yet.
+        state: after the replay, with every readable collection; None without a state to begin from.
+        at: the seqno of the next record to read.
         floor: the first seqno that the newest readable checkpoint still needs.
         newest: the seqno of the newest checkpoint from which everything could be read; -1 if there is none.
-        named: part lists that records or checkpoints refer to, and state objects.
-        loose: parts that may be missing from `state`, because something damaged kept a record from being applied.
-        created, evolved: how each collection began, and the versions of its schema after the first, by id.
+        named: the keys of part lists and state objects that records or checkpoints refer to.
+        loose: parts that may be missing from `state`, because damage prevented a record from being applied.
+        created, evolved: by id of a collection, the mutation that created it, and the later versions of its schema.
         beyond, beyond_checkpoints: seqnos beyond the end of the log; known when the examination is finished.
     """
 
@@ -202,7 +202,7 @@ class LogExamination:
         return True
 
     def _note_loose(self, mutations: Iterable[Mutation], state: State | None) -> None:
-        """Note parts of appends to collections whose contents are unknown."""
+        """Note the parts that mutations append to collections whose contents are unknown."""
         for mutation in mutations:
             if isinstance(mutation, BringsParts):
                 entry = state.entries.get(mutation.collection) if state is not None else None
@@ -372,7 +372,7 @@ class LogExamination:
 
 
 def _examine_state(state: State, findings: Findings) -> None:
-    """Add invariants that a state breaks. It may come from a checkpoint alone."""
+    """Add a problem for each invariant that a state breaks. The state may come from a checkpoint alone."""
     key = make_record_key(state.seqno)
     for entry in state.entries.values():
         if not state.control.leases.keys() >= set(entry.readers):

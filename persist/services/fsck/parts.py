@@ -1,6 +1,6 @@
-"""Examines the contents of collections: parts, keyframes against the history, and values per key.
+"""Examines the contents of collections: their parts, their keyframes, and the number of values of each key.
 
-- Each part is verified against its descriptor, and with the others of its run. One part is in memory at a time.
+- Each part is compared with its descriptor, and with the other parts of its run. One part is in memory at a time.
   `PartExamination.finish` looks for missing parts again, because the collection may have been destroyed, or the part
   replaced and its blob collected, during the examination.
 - Each keyframe must equal the previous one plus the updates between them. Checksums cannot show whether compaction put
@@ -45,7 +45,7 @@ _REFUSED = "until it is back, a write with a token that is not among the newest 
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """The collection of a part."""
+    """The collection of a part, with what is needed to read the part."""
 
     id: str
     name: str
@@ -56,7 +56,7 @@ class PartExamination:
     """Examines the parts that a state refers to.
 
     Args:
-        sizes: the bytes of every blob, by key, in place of reading them; None to read them.
+        sizes: the size of every blob, by key, to check in place of reading parts; None to read them.
         location: the id of the location.
     """
 
@@ -109,7 +109,7 @@ class PartExamination:
         return self._blob.get(key, (0, 0)) is not None if self._sizes is None else key in self._sizes
 
     def examine_alone(self, loose: LoosePart, contents: CollectionState) -> None:
-        """Examine a part that the collection does not contain now."""
+        """Examine a part that is not in the contents of its collection."""
         owner = self._make_owner(contents.id, contents.name, [*contents.earlier, contents.schema_json])
         self._examine_loose(loose, owner, contents.keyed)
 
@@ -173,7 +173,7 @@ class PartExamination:
             self._findings.add("overlap", _format_name(bounds[second][0]), what, collection=owner.name)
 
     def _examine_part(self, part: Part, owner: "_Owner") -> pa.Table | None:
-        """Return the least and greatest key of a part, or None."""
+        """Examine a part; return a table with its least and greatest key, or None."""
         if bool(part.blob) == bool(part.inline):
             what = "its descriptor must have either the key of a blob or the bytes themselves"
             self._findings.add("rule", _format_name(part), what, collection=owner.name)
@@ -220,7 +220,7 @@ class PartExamination:
 
 
 def _make_event_owner(owner: _Owner, form: KeyedForm) -> _Owner:
-    """Return an owner with the schema of a collection's events."""
+    """Return a collection as the owner of parts with events, with the schema of events."""
     return replace(owner, schema=make_event_schema(owner.schema, list_event_fields(owner.schema, form)))
 
 
@@ -238,7 +238,10 @@ SLICE_BYTES = 32 << 20
 
 
 def examine_keyframes(blob: Blob, contents: CollectionState, findings: Findings) -> None:
-    """Add a problem for each wrong keyframe. Unreadable ones are reported elsewhere."""
+    """Add a problem for each wrong keyframe.
+
+    Unreadable keyframes are skipped: `PartExamination` reports their parts.
+    """
     reader, previous = PartReader(blob), None
     for keyframe in contents.keyframes:
         try:
@@ -276,7 +279,7 @@ def _compare_keyframe(
 
 
 def examine_values(blob: Blob, contents: CollectionState, findings: Findings) -> None:
-    """Add a problem if a key has several values, or a negative one."""
+    """Add a problem if a key has several values, or a value of negative multiplicity."""
     if not has_one_value(contents):
         return
     count, first = 0, None

@@ -1,20 +1,20 @@
-"""The problems of a location, the store as an examination reads it, and a report for people.
+"""The report of an examination: problems, unreferenced blobs and repairs; and the store that counts what is read.
 
 | kind of problem | means |
 |---|---|
 | beyond | records or checkpoints lie beyond the end of the log: made after records that are not there |
 | missing | something refers to the blob, or the log cannot do without it, and it is not there |
 | damaged | its bytes are not what was written: changed, cut short or replaced |
-| exchanged | its bytes are whole, and belong in another place |
+| exchanged | its bytes are intact, but belong under another key |
 | incompatible | a newer version of persist wrote it |
-| rule | a record, or a statement of a state, breaks a rule of the log |
+| rule | a record, or an entry of a state, breaks a rule of the log |
 | disagrees | a checkpoint or state object contradicts the log up to it |
 | descriptor | a part is as it was stored, but contradicts its descriptor in the log |
-| values | a part holds a time, diff or float that may not be stored |
+| values | a part has a time, diff or float that may not be stored |
 | unsorted | rows of a part are not in order |
 | unconsolidated | two rows of a part are equal in key, value and time |
 | overlap | two parts of one run overlap in key |
-| overdue | there has been no checkpoint for long, so that opening must read much of the log |
+| overdue | the newest checkpoint is old, so opening the location must read much of the log |
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,8 +80,9 @@ class Problem:
 
     Attributes:
         kind: see the table above.
-        blob: the key of the blob with the problem; "inline part <checksum>" if its record or state object is not known.
-        advice: what to do about it.
+        blob: the key of the blob with the problem; "inline part <checksum>" for an inline part whose record or state
+            object is not known.
+        advice: what the user can do about it.
     """
 
     kind: ProblemKind
@@ -96,7 +97,7 @@ class Unreferenced:
     """A blob without a reference. An upload may still use it.
 
     `kind` is "part", "list", "state", "directory", "record" (below the log's floor), "lost" (set aside by a repair) or
-    "foreign"; `advice` is what will become of it, or why it stays.
+    "foreign"; `advice` is about when it will be deleted, or why it stays.
     """
 
     blob: str
@@ -110,7 +111,8 @@ class Unreferenced:
 class Repair:
     """One step of a repair.
 
-    It creates, replaces or deletes a blob, copies or moves it to `lost/`, or commits a record (at that key, or later).
+    It creates, replaces or deletes a blob, copies or moves it to `lost/`, or commits a record (with that key, or a
+    later one).
     """
 
     action: Literal["create", "replace", "delete", "copy", "move", "commit"]
@@ -128,19 +130,20 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class FsckReport(Shown):
-    """All that one examination found; `str` of it is a table.
+    """The result of an examination; `str` of it is a table.
 
     Attributes:
         url: of the location.
         problems: in the order of discovery.
         unreferenced: blobs that nothing refers to, by key.
-        checked: how much was read and verified, by kind of blob ("part" counts what was only looked up, too).
-        unfinished: the pending work of clients, a sentence for each; not a problem.
-        seqno: of the last record seen, -1 if there is none.
+        checked: how much was read and verified, by kind of blob; with deep=False, "part" counts parts that were not
+            read.
+        unfinished: sentences about pending work of clients, which is not a problem.
+        seqno: of the last record; -1 if there is none.
         deep: whether the contents of parts were read.
-        repairs_planned: what a repair would do, or was to do.
-        repairs_done: what it did.
-        problems_left: what was wrong after that; all of `problems` where nothing was repaired.
+        repairs_planned: the steps that a repair has to do.
+        repairs_done: the steps that were done.
+        problems_left: the problems after the repair; the same as `problems` if nothing was repaired.
     """
 
     url: str
@@ -156,12 +159,12 @@ class FsckReport(Shown):
 
     @property
     def is_clean(self) -> bool:
-        """Whether there is no problem. Unreferenced blobs are none."""
+        """Whether there is no problem. Unreferenced blobs are not problems."""
         return not self.problems
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is stored there."""
+        """Whether the location has no objects."""
         return not (self.problems or self.unreferenced or self.checked)
 
     def __str__(self) -> str:
@@ -218,7 +221,7 @@ KINDS = {
 
 
 class Findings:
-    """Problems, each once, and counts of examined objects."""
+    """Collects problems, each once, and counts of examined objects."""
 
     def __init__(self, blob: Blob) -> None:
         self._blob = blob
@@ -238,7 +241,7 @@ class Findings:
         self._problems[LOG] = Problem("missing", LOG, what, advice)
 
     def add_corruption(self, error: Corruption, *, collection: str | None = None) -> None:
-        """Add the problem that a reader raised."""
+        """Add a problem for an error that a reader raised."""
         if isinstance(error, IncompatibleVersion):
             what = f"it has format version {error.found}, and versions up to {error.supported} are known here"
             self.add("incompatible", error.key, what, collection=collection)
@@ -252,7 +255,7 @@ class Findings:
         self.checked[kind] = Checked(checked.blobs + 1, checked.bytes + size)
 
     def _classify_damage(self, error: CorruptBlob) -> ProblemKind:
-        """Return the kind of problem that a corrupt blob is."""
+        """Return the kind of problem that an error about a corrupt blob means."""
         try:
             data = get_at_most(self._blob, error.key, OBJECT_BYTES_MAX)
         except CorruptBlob:

@@ -1,7 +1,7 @@
-"""Publishing: what a collection holds as of a sealed time, as a table in the format of other programs, without copying.
+"""Publishes collections: contents as of a sealed time become a table in the format of other programs, without copying.
 
-Promises: a version of a table is exactly a snapshot, and names its time; files of a version stay until two later ones
-exist and the grace period is over, despite compaction; every visible version is recorded in the log.
+Promises: a version of a table is exactly a snapshot, and names its time; files of a version stay until two later
+versions exist and the grace period is over, despite compaction; every visible version is recorded in the log.
 """
 
 from persist.services.publish.catalog import CatalogReader, IcebergCatalog, NotListed

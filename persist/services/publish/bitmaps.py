@@ -1,10 +1,10 @@
-"""Row numbers as Delta's deletion vectors: 64-bit Roaring bitmaps, in the form that the Delta protocol calls portable.
+"""Encodes row numbers as Delta's deletion vectors: 64-bit Roaring bitmaps in the "portable" form.
 
     vector = magic u32 = 1681511377, little-endian, and the bitmap as pyroaring writes it, without run containers
 
 Sources: the Delta protocol, "Deletion Vector Format", and the Roaring bitmaps' RoaringFormatSpec.
 
-A blob of vectors has a version byte, 1, then for each of them its length u32, its bytes and their CRC-32, both
+A blob of vectors has a version byte, 1, then for each vector its length u32, its bytes and their CRC-32; numbers are
 big-endian. `Deletes.start` of a vector is the position of its length.
 """
 
@@ -35,7 +35,7 @@ def encode_rows(rows: Rows) -> bytes:
 
 
 def decode_rows(vector: bytes, name: str) -> Rows:
-    """Return the row numbers of a deletion vector. Raises CorruptBlob: it is none."""
+    """Return the row numbers of a deletion vector. Raises CorruptBlob: the bytes are not a vector."""
     try:
         if not vector.startswith(MAGIC):
             raise ValueError("it does not begin as a vector does")
@@ -45,7 +45,7 @@ def decode_rows(vector: bytes, name: str) -> Rows:
 
 
 def frame_vector(vector: bytes) -> bytes:
-    """Return a vector with length and checksum, as blobs have it."""
+    """Return a vector between its length and its checksum, as in a blob."""
     return struct.pack(">I", len(vector)) + vector + struct.pack(">I", zlib.crc32(vector))
 
 

@@ -1,20 +1,22 @@
-"""A location as an Iceberg catalog: every collection and view is a table, and a load publishes its newest sealed time.
+"""A location as an Iceberg catalog: each collection and view is a table, and loading it publishes its newest sealed
+time.
 
     orders            the table "orders" of the namespace "main"
     shop.eu.orders    the table "orders" of the namespace ["shop", "eu"]
     orders@17         the same table as of the time 17, or of a moment or a tag
 
-A load answers with the metadata of the newest version. Beside its snapshot it has those of *pins*: each tag is a tag of
-Iceberg, and each requested time a snapshot. A pin is a publication of its own (`CollectionState.pins`), so its files
-stay whatever is published later. A pin whose tag is gone is given up by a later load, and so is a requested time after
-`PIN_S`. Snapshots say their time in `persist.as_of`.
+A load returns the metadata of the newest version. Apart from the newest snapshot, it has *pins*: a snapshot for each
+tag, which is also a tag of Iceberg, and for each requested time. A pin is a publication of its own
+(`CollectionState.pins`), so its files stay when later versions are published. A later load removes a pin whose tag is
+gone, or whose time was requested more than `PIN_S` ago. Snapshots have their time in the property `persist.as_of`.
 
 The timestamp of a snapshot is the moment of its time. A time that is not a moment counts as milliseconds after 1970.
-DuckDB reads the newest snapshot from before its transaction, which began before the load that publishes. So a snapshot
-whose moment is not over is a minute older than its publication, and each pin is older than the newest version.
+DuckDB reads the newest snapshot that is older than its transaction, which began before the load that publishes. So a
+snapshot whose moment is not over gets a timestamp one minute before its publication, and each pin an older one than the
+newest version.
 
-Invariants: nothing but the log is kept, so any number of catalogs serve one location; a catalog publishes a table at
-most once in an interval, and answers from the last version in between.
+Invariants: catalogs keep nothing outside of the log, so one location may have many; a catalog publishes a table at most
+once in an interval, and returns the last version in between.
 
 Source: the Iceberg REST catalog's specification; the Iceberg table spec, version 2, "Snapshot References".
 """
@@ -78,7 +80,7 @@ class CatalogReader(Protocol):
 
 @dataclass(frozen=True)
 class LoadedTable:
-    """The metadata of a table, where it is stored, and a tag that changes with it."""
+    """The metadata of a table, the place where it is stored, and an ETag that changes with it."""
 
     url: str | None
     metadata: dict[str, Any]
@@ -87,7 +89,7 @@ class LoadedTable:
 
 @dataclass
 class _TableCache:
-    """A catalog's cache of one table: its last publication and metadata."""
+    """A catalog's memory of one table: its last publication and metadata."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     published_s: float = float("-inf")
@@ -98,9 +100,9 @@ class IcebergCatalog:
     """The tables of a location; safe to use from many threads."""
 
     def __init__(self, client: CatalogReader, publish_interval_s: float, format_version: int = 2) -> None:
-        """Make a catalog over a client that may write: a load commits what it publishes.
+        """Make a catalog for a client that may write, because a load commits what it publishes.
 
-        `format_version`: the least one of the tables; a table that was published with a newer one keeps it.
+        `format_version`: the least format version of the tables; a table that was published with a newer one keeps it.
         """
         require_package("pyiceberg[pyarrow]>=0.12")
         self._client = client
@@ -116,7 +118,7 @@ class IcebergCatalog:
         return self._client.engine.blob.url
 
     def namespaces(self, parent: Namespace = ()) -> list[Namespace]:
-        """Return the child namespaces of one, sorted. Raises NotListed: there is no such parent."""
+        """Return the child namespaces of a namespace, sorted. Raises NotListed: the parent does not exist."""
         spaces = {space[:depth] for space, _ in self._list_identifiers() for depth in range(1, len(space) + 1)}
         spaces.add((MAIN,))
         if parent and parent not in spaces:
@@ -132,7 +134,7 @@ class IcebergCatalog:
     def properties(self, space: Namespace) -> dict[str, str]:
         """Return, for each table that cannot be published, the reason.
 
-        Of more than `CHECKED_MAX` tables, the first ones are checked.
+        At most `CHECKED_MAX` tables are checked.
         """
         properties = {"location": self.url}
         self.namespaces(space)
@@ -154,7 +156,7 @@ class IcebergCatalog:
 
         Raises:
             NotListed: there is no such table.
-            InvalidUsage: the table cannot be published, or the requested time is none.
+            InvalidUsage: the table cannot be published, or the requested time is not a time.
             AsOfCompacted, AsOfNotSealed: the requested time cannot be read.
         """
         table, as_of = self._split_table(space, table)
@@ -318,7 +320,7 @@ class IcebergCatalog:
         IcebergTable(handle, {}).check(handle.load_schema(contents, None), self._get_version_option(contents))
 
     def _get_version_option(self, contents: CollectionState) -> dict[str, str]:
-        """Return the greater format version: the catalog's, or the published table's."""
+        """Return the option of the format version: the greater one of the catalog's and the published table's."""
         known = contents.published.get("iceberg")
         version = max(read_format_version(self._options), read_format_version({} if known is None else known.options))
         return {FORMAT_VERSION: str(version)} if version > 2 else {}
@@ -347,7 +349,7 @@ class IcebergCatalog:
 def to_identifier(name: str) -> tuple[Namespace, str]:
     """Return a collection's namespace and table name. They are unique.
 
-    A name whose parts Iceberg cannot tell apart, such as "a..b", is a table of "main" as a whole.
+    A name whose parts Iceberg cannot distinguish, such as "a..b", as a whole names a table of "main".
     """
     *space, table = name.split(".")
     if not space or not all((*space, table)) or space == [MAIN]:

@@ -1,16 +1,16 @@
-"""A published table as a Delta log: one JSON object of actions for each version, and checkpoints of these.
+"""Publishes a table as a Delta log: a JSON object with actions for each version, and checkpoints of them.
 
     part/<collection>/_delta_log/<version, 20 digits>.json                 created once, after the record of the version
     part/<collection>/_delta_log/<version, 20 digits>.checkpoint.parquet   after every `CHECKPOINT_EVERY` versions
     part/<collection>/_delta_log/_last_checkpoint
 
-The root of the table is the folder of the collection's parts, because readers agree on names below the root alone:
-Polars and pyarrow take no absolute ones. The state of the collection determines each version, so any client that finds
-an outdated table can write it.
+The root of the table is the folder of the collection's parts, because some readers (Polars, pyarrow) only accept names
+below the root. The state of the collection determines each version, so any client that finds an outdated table can
+write the version.
 
-A program that takes this for a table of its own would delete the parts that the table does not name, as VACUUM does. So
-the table's protocol requires of each writer a feature, `GUARD`, that no program has: the Delta protocol forbids such a
-program to write. Readers need not know of it. Some programs delete files without asking the protocol. So the table also
+A program that maintains this table as its own would delete the parts that the table does not name, as VACUUM does. So
+the table's protocol requires of writers a feature, `GUARD`, that no program has: the Delta protocol forbids programs
+without it to write. Readers need not know it. Some programs delete files without asking the protocol. So the table also
 sets a retention of a hundred years for deleted files: these programs refuse a shorter one unless forced.
 
 A table may have a change feed. Then each version after the first has a file of the rows that came and went since the
@@ -73,7 +73,7 @@ HAS = (
 
 
 def to_delta_type(kind: pa.DataType) -> Any:
-    """Return the Delta type of a column; None if values would be lost."""
+    """Return the Delta type of a column; None if Delta has no type for all its values."""
     if kind in NAMES:
         return NAMES[kind]
     if pt.is_decimal128(kind):
@@ -115,7 +115,7 @@ class DeltaTable:
     def store_deletes(
         self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool, options: Mapping[str, str]
     ) -> list[Deletes | None]:
-        """Store deletion vectors that changed, in one blob; return their places."""
+        """Store the deletion vectors that changed, in one blob; return the place of the vector of each file."""
         key, _ = make_vectors_key(self._handle.id, self._handle.engine.follower.find_next_seqno())
         blob, deletes = bytearray(VERSION), list[Deletes | None]()
         rows_by_deletes = self._read_omitted_rows([previous for _, previous in pieces if previous is not None])
@@ -152,7 +152,7 @@ class DeltaTable:
     def store_metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
         """Store the change feed of a version, if enabled; return its files.
 
-        Only the log has the paths of the table's own files.
+        The paths of the table's other files are only in the Delta log.
         """
         publication = contents.published.get(self.name)
         if publication is None or not has_feed(step.options) or not has_feed(publication.options):
@@ -167,7 +167,7 @@ class DeltaTable:
         return (key, *earlier)
 
     def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
-        """Write the present version to the Delta log, unless it is there."""
+        """Write the present version to the Delta log, unless that has it."""
         key, now_ms = log_key(contents.id, publication.version), self._handle.engine.clock.wall_ms()
         head = None if is_new else self._blob.get(key, (0, HEAD_BYTES))
         changes = [] if head is not None else [*map(self._make_change_file, publication.metadata[:1])]
@@ -261,10 +261,10 @@ def encode_checkpoint(contents: CollectionState, publication: Publication, now_m
 
 
 def read_change_rows(handle: CollectionHandle, first: int, second: int, schema: int) -> pa.Table | None:
-    """Return the changes between two times as a change feed has them.
+    """Return the changes between two times as rows of a change feed.
 
-    A key of which a row went and another came was updated: both rows follow each other. None if what happened between
-    cannot be read any more. Memory: the updates between the two times.
+    If a key lost one row and gained another, it was updated: both rows follow each other. None if the changes cannot be
+    read any more. Memory: the updates between the two times.
     """
     try:
         changed = difference(handle, first, second, schema=schema).to_arrow()
@@ -360,7 +360,7 @@ def _encode_z85(data: bytes) -> str:
 
 
 def _make_stats(part: Part, schema: CollectionSchema, *, is_whole: bool) -> dict[str, Any]:
-    """Return statistics for skipping a part: only bounds that JSON has exactly."""
+    """Return statistics by which readers can skip a part, with only those bounds that JSON represents exactly."""
     stats = {name: bounds for name, bounds in part.stats.items() if name in schema.names}
     least = _format_bounds(((name, bounds[0]) for name, bounds in stats.items()), schema)
     greatest = _format_bounds(((name, bounds[1]) for name, bounds in stats.items()), schema)

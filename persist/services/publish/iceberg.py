@@ -1,4 +1,4 @@
-"""A published table as Iceberg, version 2 or 3: metadata by pyiceberg's writers, over the parts as they lie.
+"""Publishes a table as Iceberg, version 2 or 3: metadata, by pyiceberg's writers, that names the existing parts.
 
     part/<collection>/<seqno>-<32 hex>.parquet             rows that are left out of one part, as position deletes
     part/<collection>/<seqno>/deletion_vector_<uuid>.bin   rows that are left out of several, as a Puffin file
@@ -6,16 +6,17 @@
     part/<collection>/metadata/v<version + 1>.metadata.json   the table at one version, after the record of the version
     part/<collection>/metadata/version-hint.text           which of these is the newest
 
-pyiceberg's `add_files` takes no file with columns that the table has not, and parts have `_time` and `_diff`. So the
-manifests are written entry by entry. Columns are found by their field ids, and in parts that have none by a mapping of
-names. All names in an Iceberg table are whole URLs: a location that is moved has to be published again.
+pyiceberg's `add_files` accepts no file with columns that the table lacks, and parts have `_time` and `_diff`. So the
+manifests are written entry by entry. Readers find columns by their field ids; in parts without ids, by a mapping of
+names. All names in an Iceberg table are whole URLs, so a location that was moved must be published again.
 
-Each version is one snapshot, and its metadata has no other. Position deletes are written anew for a part of which other
-rows are left out, in a file for each part, because a reader then reads only what it needs. Version 3 of the format has
-deletion vectors instead, and each version of the table stores all of its new ones in one Puffin file. Older position
-deletes stay. It also has timestamps in nanoseconds, and row lineage (`persist.services.publish.iceberg_files`).
+Each version is one snapshot, the only one in its metadata. If other rows of a part are left out than before, all
+position deletes of the part are written again, in one file for each part, because a reader then reads only what it
+needs. Version 3 of the format has deletion vectors instead, and each version of the table stores all of its new ones in
+one Puffin file. Older position deletes stay. Version 3 also has timestamps in nanoseconds, and row lineage
+(`persist.services.publish.iceberg_files`).
 
-Each version can also be registered with a catalog of pyiceberg. It then writes metadata of its own beside ours.
+Each version can also be registered with a catalog of pyiceberg, which then writes its own metadata beside ours.
 
 Source: the Iceberg table spec: "Position Delete Files", "Deletion Vectors", "Table Metadata Fields".
 """
@@ -72,7 +73,7 @@ class IcebergTable:
     def __init__(
         self, handle: CollectionHandle, options: Mapping[str, str], catalog: Any = None, *, pinned: int | None = None
     ) -> None:
-        """Make the writer of a table; `catalog` is told of each version, by default the one that options name.
+        """Make the writer of a table; it registers versions with `catalog`, by default the catalog that options name.
 
         `pinned` is a time that stays readable beside the newest version.
         """
@@ -192,7 +193,7 @@ class IcebergTable:
         return f'"table-uuid":"{UUID(table)}"'.encode()
 
     def find_visible_since_s(self, publication: Publication) -> float | None:
-        """Return when the present version's metadata was written, or None."""
+        """Return when the present version's metadata was written; None if it is not there."""
         listed = self._blob.list(f"{get_table_root(self._handle.id)}metadata/v{publication.version + 1}.metadata.json")
         return next((entry.modified_s for entry in listed), None)
 
@@ -216,7 +217,7 @@ class IcebergTable:
         return metadata
 
     def format_url(self, key: str) -> str:
-        """Return a blob's URL, not percent-encoded, as readers expect."""
+        """Return a blob's URL as readers expect it: not percent-encoded."""
         url = f"{self._blob.url.rstrip('/')}/{key}".removeprefix("fsspec+")
         # pyiceberg drops these and the following characters from a URL; it uses a path as a whole.
         is_sure = url.startswith("/") and not {"?", "#"} & {*url}
@@ -277,12 +278,12 @@ class CatalogTable:
     ) -> None:
         """Register the present version with the catalog, if it lacks it.
 
-        If an erasure gave up the table that the catalog has, this one takes its place. That one may have no metadata
-        any more, so the catalog cannot load it.
+        If the catalog has a table that an erasure gave up, this one replaces it. The old table's metadata may be
+        deleted, so the catalog cannot load it.
 
         Raises:
             InvalidUsage: another table has that name there.
-            Unavailable: the catalog did not take it, which can be tried again.
+            Unavailable: the catalog did not accept it; this can be tried again.
         """
         from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import NoSuchTableError
@@ -354,9 +355,9 @@ class CatalogTable:
 class CatalogTransaction:
     """Collects updates of several tables for one request to a catalog.
 
-    A REST catalog that has the endpoint takes all of it at once, or nothing. Other catalogs are updated table by table,
-    in order. Tables that a catalog does not know yet, or whose rows were erased, are registered at once, because no
-    transaction of a catalog does that.
+    A REST catalog with that endpoint applies all updates, or none. Other catalogs are updated table by table, in order.
+    New tables, and tables whose rows were erased, are registered immediately, because a catalog's transaction cannot
+    register tables.
 
     Source: the Iceberg REST catalog's specification, `commitTransaction`. pyiceberg has no call for it.
     """
@@ -384,7 +385,7 @@ class CatalogTransaction:
     def commit(self) -> None:
         """Send all collected updates to the catalog.
 
-        Raises Unavailable: it did not take all of it, or none where it takes all at once. That can be tried again.
+        Raises Unavailable: it did not accept all updates (an atomic catalog: any of them). This can be tried again.
         """
         pending, self._asked = self._asked, []
         try:

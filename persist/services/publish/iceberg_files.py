@@ -1,8 +1,8 @@
-"""The parts of an Iceberg table's metadata: its schema, its snapshot, and the manifests of its files.
+"""Makes the pieces of an Iceberg table's metadata: its schema, its snapshot, and the manifests of its files.
 
 Row lineage: the ids of the rows of a file begin at the number of its part times 2**32. So a row keeps its id as long as
-its file is in the table. A file counts as changed when rows of it are left out. A reader of changed rows may read a row
-twice, and misses none.
+its file is in the table. A file counts as changed when more of its rows are left out. A reader of changed rows may read
+a row twice, but misses none.
 
 Source: the Iceberg table spec: "Manifests", "Manifest Lists", "Row Lineage"; "Column Projection" for ids and the
 mapping of names; the Puffin spec, "deletion-vector-v1".
@@ -50,7 +50,7 @@ NAMES = COMMON_NAMES | {
 
 
 def to_iceberg_type(kind: pa.DataType, version: int = 3) -> Any:
-    """Return the Iceberg type of a column with its inner field ids, or None."""
+    """Return the Iceberg type of a column, with ids of its inner fields; None without an equivalent type."""
     if kind in NAMES:
         return NAMES[kind]
     if pt.is_decimal128(kind):
@@ -139,7 +139,7 @@ def make_snapshot(contents: CollectionState, publication: Publication, format_ur
 
 
 def _make_row_range(contents: CollectionState, publication: Publication) -> dict[str, int]:
-    """Return the range of row ids of a snapshot. No file has these ids."""
+    """Return the range of row ids that a snapshot must name; no file has ids in it."""
     return {
         "first-row-id": compute_first_row_id(contents.next_number + publication.version),
         "added-rows": compute_first_row_id(1),
@@ -184,7 +184,7 @@ def compute_snapshot_id(table: str, version: int) -> int:
 
 
 def make_properties(contents: CollectionState, publication: Publication) -> dict[str, str]:
-    """Return a table's properties: owner, ban on deleting files, column names."""
+    """Return a table's properties: its owner, a ban on deleting its files, and the names of columns."""
     return {
         "persist.collection": contents.id,
         "persist.table": publication.id,
@@ -203,7 +203,7 @@ def make_schema(schema: CollectionSchema) -> dict[str, Any]:
 
 
 def make_name_mapping(schema: CollectionSchema) -> list[dict[str, Any]]:
-    """Return the column names in parts without field ids."""
+    """Return the mapping of column names to field ids, for parts without ids."""
 
     def mapped(field: pa.Field) -> dict[str, Any]:
         inside = inner_names(field.type)
@@ -285,7 +285,7 @@ class Manifests:
         return make_manifest_key(self._handle.id, self._handle.engine.follower.find_next_seqno())
 
     def _make_manifest_entry(self, file: PublishedFile, described: Any) -> Any:
-        """Return the manifest entry of a file, added now or existing."""
+        """Return the manifest entry of a file: as added by this version, or as existing before."""
         from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus
 
         is_new = file.version == self._step.version
@@ -355,7 +355,7 @@ def make_list_writer(version: int, output: "_Output", snapshot: int, sequence: i
 
 
 class DataFiles:
-    """Makes the manifest entries of a table's files, for one schema and version of the format."""
+    """Describes a table's files for manifests, for one schema and version of the format."""
 
     def __init__(self, columns: CollectionSchema, format_url: Callable[[str], str], version: int) -> None:
         self._columns = columns
@@ -363,14 +363,14 @@ class DataFiles:
         self._version = version
 
     def data_file(self, number: int, part: Part, _: Deletes | None = None) -> Any:
-        """Return the entry of a part."""
+        """Return the description of a part."""
         low, high, nulls = self._compute_bounds(part)
         lineage = {"first_row_id": compute_first_row_id(number)} if self._version > 2 else {}
         bounds = {"lower_bounds": low, "upper_bounds": high, "null_value_counts": nulls}
         return self._make_data_file(0, part.blob, part.rows, part.bytes, **bounds, **lineage)
 
     def delete_file(self, number: int, part: Part, deletes: Deletes | None) -> Any:
-        """Return the entry of a part's omitted rows."""
+        """Return the description of the file with a part's omitted rows."""
         assert deletes is not None
         data_file, size = self._url_of(part.blob), parse_vectors_size(deletes.blob)
         if size is None:
@@ -415,7 +415,7 @@ class DataFiles:
 
 
 def _encode_bound(value: Any, kind: pa.DataType) -> bytes | None:
-    """Return a value as a bound of Iceberg, or None."""
+    """Return a value, encoded as a bound of Iceberg; None if Iceberg cannot have it."""
     if value is None:
         return None
     if pt.is_string(kind) or pt.is_large_string(kind):

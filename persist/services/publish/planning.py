@@ -1,20 +1,22 @@
-"""Plans the files of a table for a collection's snapshot at a time, and their deleted rows.
+"""Plans a version of a published table: which files it has for a snapshot, and which rows of them are left out.
 
-    rows of the table  =  rows of parts as they lie       those that stand
+    rows of the table  =  rows of existing parts          if no other part changes them
     (`persist.engine.read.merging.Split`) and others can read
-                       -  rows of touched keys            and of tombstones: told by their places in the part
-                       +  rows of new parts               what the touched keys hold, and all that lies otherwise
+                       -  rows of touched keys            and tombstones: by their row numbers in the part
+                       +  rows of new parts               the rows of touched keys, and of parts that others cannot read
 
-A part is used directly if all of its rows are of the time, each once, in columns that readers find alike by names and
-by field ids. Other rows go to new parts: small writes in the log, multiplicities above 1, parts that also contain other
-times, or columns with other names or types. A part of which most rows are deleted is rewritten as well.
+A part is used directly if all of its rows belong to the snapshot, each once, and other programs find the same columns
+by names and by field ids. Other rows are copied to new parts: small writes in the log, multiplicities above 1, and rows
+of parts that also have other times, or whose columns have other names or types. A part of which most rows are left out
+is copied as well.
 
-The next version of a table is made of the one before and of the changes since: rows of changed keys are left out of the
-files that it has, and what these keys hold by now becomes a new part. That costs what has changed. When that would be
-no less work, or when there are many small files, all is planned anew, over what compaction has made meanwhile.
+The next version is made from the previous one and the changes since: rows of changed keys are left out of its files,
+and the present rows of these keys become a new part. So the cost is in proportion to the changes. If that would be as
+much work, or if there are many small files, a version is planned from the beginning, with the parts that compaction has
+made meanwhile.
 
-New parts are ordinary parts, though in no run. Readers count rows, but a part holds equal records once, so repeated
-records get different values in `_time`, which means nothing there.
+New parts have the form of other parts, but belong to no run. Other programs count rows, but a part has equal records
+only once, so repeated records get different values of `_time`, which has no meaning in these parts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -86,10 +88,11 @@ class Plan:
     """The files of a table's next version.
 
     Attributes:
-        contents: the state whose parts it names by number; `erasures` is how many there were.
+        contents: the state whose numbers of parts it uses; `erasures` is how many erasures that state has.
         files: new files, and files with more deleted rows than before.
         removed: numbers of the previous version's files that this one drops.
-        is_anew: whether left_out has all deleted rows of each file, and not only the new ones.
+        is_anew: whether `left_out` of a file has all rows to leave out, and not only those added to the previous
+            version.
     """
 
     contents: CollectionState
@@ -106,7 +109,7 @@ Store = Callable[[bytes, Part], Part]  # Stores an encoded part; returns its des
 class Planner:
     """Plans versions of one table; `store` stores new parts.
 
-    `left_out_share`: see `LEFT_OUT_SHARE`; 0 where no rows can be left out of a part.
+    `left_out_share`: see `LEFT_OUT_SHARE`; 0 if the format cannot leave rows of a part out.
     """
 
     def __init__(self, handle: CollectionHandle, table: str, store: Store, left_out_share: float) -> None:
@@ -116,12 +119,12 @@ class Planner:
         self._share = left_out_share
 
     def plan_next_version(self, publication: Publication | None, as_of: int) -> Plan:
-        """Plan the files of the version as of a sealed time.
+        """Return the plan of the version as of a sealed time.
 
         Raises:
             AsOfCompacted: the time cannot be read any more.
             NegativeMultiplicity: a record of that time cannot be shown as rows.
-            Superseded: the table has another version by now, or is gone, or the collection has other columns.
+            Superseded: meanwhile, the table got another version or was removed, or the collection's columns changed.
         """
         contents, _, reading = self._handle.wait_and_claim(as_of, 0.0)
         try:
@@ -148,7 +151,7 @@ class Planner:
         scan: Scan,
         reader: PartReader,
     ) -> Plan:
-        """Plan a version without regard to the files of the one before."""
+        """Plan a version without using the files of the previous one."""
         split, numbers = Split.of(scan, "rows"), _get_numbers_by_blob(newest)
         lying = self._list_usable_parts([*split.base, *split.history], scan, numbers)
         touched = self._find_touched_keys(scan, [*split.base_rest, *split.rest], reader)
@@ -179,7 +182,7 @@ class Planner:
         scan: Scan,
         reader: PartReader,
     ) -> Plan | None:
-        """Plan the next version by the changes; None to plan anew."""
+        """Plan the next version from the changes since the previous one; None if `_plan_all` is better."""
         schema, numbers = scan.schema, _get_numbers_by_blob(newest)
         if not (
             schema.key_names and self._share and publication.schema == schema.version and publication.as_of < scan.as_of
@@ -215,7 +218,7 @@ class Planner:
         return Plan(newest, count_erasures(contents), scan.as_of, files, [], is_anew=False)
 
     def _list_usable_parts(self, parts: Sequence[Part], scan: Scan, numbers: Mapping[str, int]) -> list[Part]:
-        """Return parts that need no rewriting, each blob once."""
+        """Return the parts that can be used directly, each blob once."""
         root = get_table_root(self._handle.id)
         lying: dict[str, Part] = {}
         based = {id(part) for part in scan.base}
@@ -227,7 +230,7 @@ class Planner:
         return [*lying.values()]
 
     def _find_touched_keys(self, scan: Scan, rest: Sequence[Part], reader: PartReader) -> SortedKeys | None:
-        """Return keys of updates that may cancel rows of other parts, or None."""
+        """Return the keys of the updates in `rest`, which may cancel rows of other parts; None if there are none."""
         keys = [*scan.schema.key_names]
         based = {id(part) for part in scan.base}
         if not keys or not rest:
@@ -248,7 +251,7 @@ class Planner:
         touched: SortedKeys | None,
         reader: PartReader,
     ) -> pa.Table | None:
-        """Return the contents of the updates' keys, as far as they determine these.
+        """Return the contents of the keys with updates, if the updates alone determine them.
 
         If a key has one value at each time (rule 18), its newest updates determine its contents, and values of other
         parts need not be read: with 1% of the keys touched, that is 3 times as fast.
@@ -258,8 +261,8 @@ class Planner:
             history: the scan's parts outside its keyframe.
 
         Returns:
-            None if a key may have several values, if history is read back, or if other parts may have newer updates of
-            these keys.
+            None if a key may have several values, if history is read backwards, or if other parts may have newer
+            updates of these keys.
         """
         if not has_one_value(contents) or scan.sign != 1 or scan.narrow is not None or touched is None:
             return None
@@ -299,10 +302,10 @@ class Planner:
         return self._store_records(tables(), scan, reader)
 
     def _store_records(self, tables: Iterable[pa.Table], scan: Scan, reader: PartReader) -> list[PlannedFile]:
-        """Return new parts of records with multiplicities, in key order.
+        """Store records with multiplicities, in key order; return the new parts.
 
         Raises:
-            NegativeMultiplicity: of a record.
+            NegativeMultiplicity: a record has one.
             InvalidUsage: they are more rows than a table may have.
         """
         stream = open_run(reader.memory_budget, scan.schema)
@@ -319,7 +322,7 @@ def _get_numbers_by_blob(contents: CollectionState) -> dict[str, int]:
 
 
 def make_foreign_error(url: str, name: str) -> InvalidUsage:
-    """Return the error for another program's file at a table's path."""
+    """Return the error for a file of another program that is where the table should be."""
     return InvalidUsage(
         f"{url} was not written by this library: another program writes to a published table, which holds a copy of "
         f"{name!r}. Stop it, unpublish, and publish again."
@@ -342,9 +345,9 @@ def check_version(publication: Publication | None, options: Mapping[str, str]) -
 
 
 def compute_omitted_rows(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows | None:
-    """Return the omitted rows of a file; None if unchanged.
+    """Return all rows of a file to leave out; None if they are the same as before.
 
-    With `is_anew`, the plan has all rows, and not only those added since the previous version.
+    `is_anew`: the plan has all of them, and not only those added to the previous version.
     """
     if is_anew or before is None:
         rows = file.left_out
@@ -379,7 +382,7 @@ def check_columns(schema: CollectionSchema, table: str, type_of: Callable[[pa.Da
 def find_omitted_rows(
     part: Part, schema: CollectionSchema, touched: SortedKeys | None, dead: pc.Expression | None, reader: PartReader
 ) -> Rows:
-    """Return numbers of a part's rows that are retracted or have touched keys."""
+    """Return the row numbers of a part's tombstones, and of its rows with touched keys."""
     places = NONE if touched is None else find_places(touched, part, schema, reader)
     if dead is None or not select_matching_parts([part], dead, schema):
         return places

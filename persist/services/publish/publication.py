@@ -1,22 +1,22 @@
-"""Publishing: a version of a table is planned, its files stored, recorded, and then shown.
+"""Publishes a version of a table: plans it, stores its files, records it in the log, and then shows it to readers.
 
-    1  what the table does not show yet of its present version is shown: somebody may have died between 3 and 4
+    1  the present version is shown, if the table does not show it: a process may have died between 3 and 4
     2  new parts, and the rows that are left out of others, are stored under names that nothing refers to
-    3  a `Publish` record names them: from here on they are kept, whatever is compacted, allowed or collected
+    3  a `Publish` record names them: from here on they are kept, also by compaction and garbage collection
     4  the table shows the version: its log, or its metadata, gets a name by which readers find it
 
 A process that dies before 3 has changed nothing; its stored objects are garbage. Between 3 and 4, readers see the
-version before, which is kept as long as no later one has been recorded. If two publish at once, the second finds the
-record of the first, and plans again from there. A table is never shown without a record that keeps what it names.
+previous version, which is kept until another version is recorded. If two publish at once, the second finds the record
+of the first, and plans again from there. No version is shown without a record that keeps its files.
 
-Between 3 and 4, `unpublish` or an erasure may give up the table, and another one may begin. So a client that has made a
-version visible checks the log afterwards, and removes files of abandoned tables. If it died before, the next version
-that finds such a file removes it.
+Between 3 and 4, `unpublish` or an erasure may remove the table, and a new table may begin. So after a client has shown
+a version, it checks the log, and deletes the visible files of removed tables. If it dies before, the next client that
+finds such a file deletes it.
 
-Clients that write to the location keep tables current, in the background; so does `Client.maintain`. A table remembers
-how often it is to have a version: after each seal, with each keyframe, or at least so long after the version before.
-When a client looks after a collection, it publishes what is due. If several do so at once, one makes the version, and
-the others find it there. The age of a version is that of its visible file, as the store dates it.
+Clients that write to the location keep tables current, in the background; so does `Client.maintain`. A table has a
+schedule: a version after each seal, with each keyframe, or at an interval. A client publishes due tables during its
+upkeep of a collection. If several clients do so at once, one makes the version, and the others find that it exists. The
+age of a version is that of its visible file, as the store dates it.
 """
 
 import re
@@ -69,9 +69,9 @@ class Published(Shown):
     """A version of a published table.
 
     Attributes:
-        as_of: the time that it holds.
-        files, rows: what it consists of.
-        digest: of the rows, if it was taken; the same as `Snapshot.digest`.
+        as_of: the time of its contents.
+        files, rows: how many it has.
+        digest: of the rows, if it was requested; the same as `Snapshot.digest`.
         is_new: whether this call has made it.
     """
 
@@ -103,7 +103,7 @@ class TableFormat(Protocol):
     def store_deletes(
         self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool, options: Mapping[str, str]
     ) -> list[Deletes | None]:
-        """Store deleted rows of files; return their place for each file."""
+        """Store the rows that are left out of files; return for each file the place where they are stored."""
 
     def store_metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
         """Store a version's file lists in the format's own blobs; return their keys."""
@@ -111,11 +111,11 @@ class TableFormat(Protocol):
     def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
         """Make the present version visible to readers. Idempotent.
 
-        `is_new`: this client has just recorded the version, so it is hardly shown.
+        `is_new`: this client has just recorded the version, so it is probably not shown yet.
         """
 
     def mark(self, table: str) -> bytes:
-        """Return the table's marker in each visible file, without spaces."""
+        """Return the text, without spaces, that marks each visible file of the table."""
 
     def url(self, contents: CollectionState, publication: Publication) -> str:
         """Return the URL by which readers find the table."""
@@ -241,7 +241,7 @@ def publish_together(
 ) -> list[Published]:
     """Publish collections at one time and register them; see `Client.publish`.
 
-    `handles`: of the collections, by what they are called in the catalog.
+    `handles`: the collections, by their names in the catalog.
     """
     require_package("pyiceberg[pyarrow]>=0.12")
     from persist.services.publish.iceberg import CatalogTransaction, IcebergTable
@@ -303,7 +303,7 @@ def pin(handle: CollectionHandle, as_of: int, options: Mapping[str, str]) -> Non
     """Keep a sealed time of the Iceberg table readable through the catalog.
 
     Args:
-        options: `until_ms` is when it may go; without that, it goes with its tags.
+        options: `until_ms` is when the pin may be removed; without it, the pin is removed with its tags.
 
     Raises:
         AsOfCompacted: the time cannot be read any more.
@@ -320,7 +320,7 @@ def unpin(handle: CollectionHandle, as_of: int) -> None:
 
 
 def _make_hold_steps(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> list[Step]:
-    """Return steps that hold, or release, changes for a table's feed."""
+    """Return steps that hold the history for a table's change feed, or release it."""
     name = make_published_hold_name(step.table)
     hold = contents.holds.get(name)
     if isinstance(step, kinds.Publish) and step.options.get("feed") == "true":
@@ -338,7 +338,7 @@ def list_published(handle: CollectionHandle) -> list[Published]:
 
 
 def _get_lasting_options(publication: Publication | None) -> dict[str, str]:
-    """Return a table's options that stay: format version and catalog place."""
+    """Return those options of a table that its next versions keep: the format version and the place in a catalog."""
     names = ("catalog", "identifier", REPLACES, FORMAT_VERSION)
     return {} if publication is None else {name: value for name, value in publication.options.items() if name in names}
 
@@ -346,9 +346,9 @@ def _get_lasting_options(publication: Publication | None) -> dict[str, str]:
 def make_format(
     handle: CollectionHandle, table: str, options: Mapping[str, str] | None = None, catalog: Any = None
 ) -> TableFormat:
-    """Return the writer of a table format; options are None where it is not to be published.
+    """Return the writer of a table format; options are None if nothing will be published.
 
-    `catalog` is a pyiceberg catalog that registers versions; None for that in options, if any.
+    `catalog` is a pyiceberg catalog to register versions with; None for the catalog that options name, if any.
     """
     if table == "delta":
         from persist.services.publish.delta import DeltaTable
@@ -415,7 +415,7 @@ class Attempt:
         return msgspec.structs.replace(step, unused=list_unused_blobs(contents, step))
 
     def discard(self) -> None:
-        """Delete stored objects that no record names. Failures are left to collection."""
+        """Delete stored objects that no record names. Garbage collection deletes the rest."""
         self._handle.engine.writer("publish").part_writer().discard(self._parts)
         for key in self._blobs:
             try:
@@ -458,7 +458,7 @@ def _list_visible_keys(blob: Blob, collection: str, table: str) -> list[str]:
 
 
 def _check_free(handle: CollectionHandle, table: str) -> None:
-    """Delete an abandoned table's files; refuse another program's."""
+    """Delete the visible files of a removed table; raise InvalidUsage if another program's files are there."""
     blob = handle.engine.blob
     keys = [key for key in _list_visible_keys(blob, handle.id, table) if is_table_key(key, handle.id)]
     read = ((key, blob.get(key)) for key in keys if key.endswith(".json"))
@@ -472,15 +472,14 @@ def _check_free(handle: CollectionHandle, table: str) -> None:
 
 
 def _make_mark(handle: CollectionHandle) -> bytes:
-    """Return a collection's marker in its tables' versions, without spaces."""
+    """Return the text, without spaces, that marks the versions of a collection's tables."""
     return f'"persist.collection":"{handle.id}"'.encode()
 
 
 def delete_abandoned(handle: CollectionHandle) -> None:
     """Delete visible files of tables that are not published any more.
 
-    The record of an erasure gives up tables, and its writer may have died then. Files of tables that others keep there
-    stay.
+    The record of an erasure removes tables, and its writer may have died after that. Files of other programs stay.
     """
     published = handle.contents().published
     for table in get_args(Table):
@@ -508,7 +507,7 @@ def parse_schedule(every: str | None) -> dict[str, str]:
 
 
 def register_publishing(engine: Engine) -> None:
-    """Let a writing client publish due tables of its collections."""
+    """Make a writing client publish due tables during its upkeep of collections."""
     # The thread that does so must not keep the client alive.
     engine_ref = weakref.ref(engine)
 
@@ -526,7 +525,7 @@ def register_publishing(engine: Engine) -> None:
 
 
 def _find_due_time(engine: Engine, contents: CollectionState, table: str, publication: Publication) -> int | None:
-    """Return the time at which a table must be published now, or None."""
+    """Return the time as of which a table is due to be published; None if it is not due."""
     every = publication.options.get("every", "")
     if every == "keyframe":
         newest = max((keyframe.as_of for keyframe in contents.keyframes), default=-1)

@@ -442,14 +442,6 @@ def test_something_else_in_the_place_of_an_entry_costs_a_fetch_and_nothing_else(
     assert cached.get_counts().corrupt + cached.get_counts().disk_errors > 0
 
 
-def test_forget_drops_a_value_that_was_wrong_when_it_was_fetched(store: MeteredBlob, cached: CachedBlob) -> None:
-    store.set(KEY, b"wrong")
-    assert cached.get(KEY) == b"wrong"
-    store.set(KEY, b"right")
-    cached.invalidate(KEY)
-    assert cached.get(KEY) == b"right"
-
-
 # The disk.
 
 
@@ -573,6 +565,7 @@ print(counts.folder_hits, counts.misses, counts.evictions)
 """
 
 
+@pytest.mark.thorough
 def test_processes_share_a_folder_that_is_too_small_for_them(tmp_path: Path) -> None:
     store = FileBlob(tmp_path / "store", fsync=False)
     for number in range(100):

@@ -63,6 +63,7 @@ def test_a_power_cut_does_not_take_back_what_a_process_found_that_another_had_no
     assert cuts.states > cuts.points > 1000
 
 
+@pytest.mark.thorough
 def test_a_process_that_trusts_what_it_has_not_synced_since_would_be_found(
     folders: Iterator[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,7 @@ os.wait()
 """
 
 
+@pytest.mark.thorough  # A new process signs with another one's credentials.
 def test_a_forked_process_is_told_to_be_spawned() -> None:
     command = [*forked_python(), "-W", "ignore", "-c", FORKED]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True)

@@ -52,57 +52,6 @@ def keys(blob: FileBlob, prefix: str = "", start_after: str | None = None) -> li
     return [entry.key for entry in blob.list(prefix, start_after)]
 
 
-def test_create_syncs_the_file_before_it_links_it_and_the_folder_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blob = FileBlob(tmp_path)
-    blob.create("log/1", b"first")
-    calls = Calls(monkeypatch, tmp_path)
-
-    assert blob.create("log/2", b"second")
-
-    assert calls == ["fsync temporary", "link temporary log/2", "fsync log", "unlink temporary"]
-
-
-def test_set_syncs_the_file_before_it_renames_it_and_the_folder_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blob = FileBlob(tmp_path)
-    blob.set("log/1", b"first")
-    calls = Calls(monkeypatch, tmp_path)
-
-    blob.set("log/1", b"second")
-
-    assert calls == [
-        *("fsync temporary", "link temporary temporary", "rename temporary log/1", "fsync log", "unlink temporary")
-    ]
-
-
-def test_new_folders_are_synced_in_their_parents_before_the_value_is_linked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = Calls(monkeypatch, tmp_path)
-
-    FileBlob(tmp_path / "new").create("a/b/key", b"value")
-
-    # Folders above may be as new, made by another process, so they are synced too.
-    assert [call for call in calls if not call.startswith("fsync ..")][:7] == [
-        *("mkdir new", "mkdir new/a", "mkdir new/a/b"),
-        *("fsync .", "fsync new", "fsync new/a", "fsync temporary"),
-    ]
-
-
-def test_a_folder_that_another_process_made_is_synced_in_its_parent_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "log").mkdir()
-    calls = Calls(monkeypatch, tmp_path)
-
-    FileBlob(tmp_path).create("log/1", b"value")
-
-    assert calls.index("fsync ..") < calls.index("fsync .") < calls.index("link temporary log/1")
-
-
 def test_whoever_finds_a_value_whose_writer_died_syncs_its_folder_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,16 +104,6 @@ def test_a_value_whose_folder_could_not_be_synced_keeps_its_second_name(
     assert calls == ["fsync log"]
 
 
-def test_delete_syncs_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blob = FileBlob(tmp_path)
-    blob.set("log/1", b"value")
-    calls = Calls(monkeypatch, tmp_path)
-
-    blob.delete("log/1")
-
-    assert calls == ["unlink log/1", "fsync log"]
-
-
 def test_without_fsync_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(monkeypatch, tmp_path)
     blob = FileBlob(tmp_path, fsync=False)
@@ -174,14 +113,6 @@ def test_without_fsync_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.Mon
     blob.delete("log/1")
 
     assert not [call for call in calls if call.startswith("fsync")]
-
-
-def test_folders_and_files_are_for_their_owner_only(tmp_path: Path) -> None:
-    FileBlob(tmp_path / "location").create("log/1", b"value")
-
-    modes = [(tmp_path / "location" / path).stat().st_mode & 0o777 for path in (".", "log", "log/1")]
-
-    assert modes == [0o700, 0o700, 0o600]
 
 
 def test_a_folder_that_does_not_exist_is_empty_and_a_write_makes_it(tmp_path: Path) -> None:
@@ -391,41 +322,6 @@ def test_a_user_without_rights_is_told_which_folder_and_what_to_do(tmp_path_fact
     for line in lines:
         assert f"in folder {location}: Permission denied. Give this user the right to" in line
     assert sorted(os.listdir(location)) == ["hidden", "key"]
-
-
-def test_a_full_disk_is_unavailable_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_space(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    blob = FileBlob(tmp_path)
-    monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(Unavailable, match=r"No space left on device\. That object is unchanged\. Free some space"):
-        blob.create("key", b"value")
-
-    assert os.listdir(tmp_path) == []
-
-
-READ_BACK = """
-import sys
-from persist.blob.stores.file import FileBlob
-blob = FileBlob(sys.argv[1])
-assert blob.get("log/1") == b"from the parent"
-assert not blob.create("log/1", b"from the child")
-assert blob.create("log/2", b"from the child")
-print([(entry.key, entry.bytes) for entry in blob.list("log/")])
-"""
-
-
-def test_two_processes_agree_on_a_folder(tmp_path: Path) -> None:
-    blob = FileBlob(tmp_path)
-    blob.create("log/1", b"from the parent")
-
-    command = [*forked_python(), "-c", READ_BACK, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "[('log/1', 15), ('log/2', 14)]"
-    assert blob.get("log/2") == b"from the child"
-    assert not blob.create("log/2", b"from the parent")
 
 
 def test_what_comes_while_a_folder_is_synced_is_not_taken_for_synced(

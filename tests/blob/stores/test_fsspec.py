@@ -76,6 +76,7 @@ def s3fs_blob(bucket: str, s3_options: dict[str, Any], **options: Any) -> Blob:
     return FsspecBlob(place.url.removeprefix("fsspec+"), {**place.options, **options})
 
 
+@pytest.mark.thorough
 def test_a_bucket_that_does_not_exist_is_an_error_and_not_an_empty_store(s3_options: dict[str, Any]) -> None:
     blob = s3fs_blob("no-such-bucket", s3_options)
     for call in (
@@ -89,12 +90,7 @@ def test_a_bucket_that_does_not_exist_is_an_error_and_not_an_empty_store(s3_opti
     blob.close()
 
 
-def test_secrets_are_in_no_repr(s3_options: dict[str, Any], bucket: str) -> None:
-    blob = s3fs_blob(bucket, s3_options)
-    assert s3_options["secret_access_key"] not in repr(blob) + blob.url
-    blob.close()
-
-
+@pytest.mark.thorough  # Only a new process imports s3fs anew.
 def test_closing_leaves_no_warnings_behind(s3_options: dict[str, Any], bucket: str) -> None:
     place = place_of("fsspec", Path(), s3_options, bucket, "closing")
     program = (

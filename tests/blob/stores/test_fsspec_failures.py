@@ -85,6 +85,7 @@ def lying(server: HostileS3) -> FsspecBlob:
     return FsspecBlob("s3://bucket/prefix", s3fs_options(options))
 
 
+@pytest.mark.thorough  # 101 MiB are sent twice.
 def test_a_large_value_is_created_by_one_conditional_put(hostile: HostileS3) -> None:
     blob = lying(hostile)
     large = bytes(101 << 20)  # s3fs would send values from 100 MiB on in parts, which some servers store anyhow.
@@ -106,6 +107,7 @@ def test_a_value_too_large_for_one_put_is_refused(hostile: HostileS3) -> None:
     assert not hostile.requests
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     "lie",
     swapped(

@@ -163,28 +163,6 @@ def test_a_full_disk_is_reported_at_once(code: int, tmp_path: Path, monkeypatch:
     assert store.get_counts()["create"].retries == 0
 
 
-UNDER_UMASK = """
-import os, stat, sys
-os.umask(0o777)
-from persist.blob.stores.file import FileBlob
-blob = FileBlob(sys.argv[1] + "/location", **eval(sys.argv[2]))
-blob.create("log/1", b"value"); blob.set("part/x/y", b"value")
-for path in ("location", "location/log", "location/part/x", "location/log/1", "location/part/x/y"):
-    print(oct(stat.S_IMODE(os.stat(os.path.join(sys.argv[1], path)).st_mode)), end=" ")
-"""
-
-
-@pytest.mark.parametrize(
-    ("modes", "folder", "file"),
-    [("{}", "0o700", "0o600"), ("dict(file_mode=0o640, folder_mode=0o750)", "0o750", "0o640")],
-)
-def test_files_and_folders_have_their_mode_under_any_umask(modes: str, folder: str, file: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*forked_python(), "-c", UNDER_UMASK, str(tmp_path), modes], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == [folder] * 3 + [file] * 2
-
-
 def test_no_descriptor_stays_open_after_what_is_no_file(tmp_path: Path) -> None:
     blob = FileBlob(tmp_path)
     os.mkfifo(tmp_path / "fifo")

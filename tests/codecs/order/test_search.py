@@ -40,7 +40,7 @@ def table(types: Types, keys: Keys, *, distinct: bool) -> pa.Table:
     return consolidate(rows, [*names, "n"]).select(names)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(300, quick=15))
 @given(keys_and_wanted(), st.sampled_from([(64, 96), (64, 0), (0, 0)]))
 @example(((pa.string(),), [("a",), ("a\0",), ("a\0\0",), ("",), (None,)], [("a",), ("a\0",), (None,)]), (64, 0))
 @example(((pa.string(),), [("abcdefgh",)], [("abcdefgh",), ("abcdefghi",), ("abcdefgh\0",), ("abcdefg",)]), (64, 96))

@@ -20,6 +20,7 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 }
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 def test_all_rows_of_keys_in_common_are_found(kind: str, data: st.DataObject) -> None:

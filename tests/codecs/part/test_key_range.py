@@ -38,7 +38,7 @@ FAVOURITES = [
     pa.bool_(),
     pa.duration("s"),
 ]
-SLOW = settings(max_examples=examples(50))
+SLOW = settings(max_examples=examples(50, quick=3))
 
 
 @st.composite

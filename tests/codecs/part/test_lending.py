@@ -88,6 +88,7 @@ has_read.wait()
 """
 
 
+@pytest.mark.thorough  # A new process loads everything.
 def test_a_daemon_thread_that_reads_at_the_end_is_refused_and_aborts_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", READS_FOR_EVER], capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr[-1000:]

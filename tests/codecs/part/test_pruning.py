@@ -110,7 +110,7 @@ FILTERS = st.recursive(
 )
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(120, quick=6))
 @given(batches(), FILTERS, st.integers(1, 2))
 def test_no_part_with_a_matching_row_is_left_out(encoded: Encoded, filter: pc.Expression, group_max: int) -> None:
     parts = [part for _, part in encoded]

@@ -134,7 +134,7 @@ CONDITIONS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(150, quick=6))
 @given(st.lists(WRITTEN | DOCUMENTS.map(json.dumps) | st.none(), min_size=1, max_size=12), st.data())
 def test_a_filter_keeps_what_duckdb_keeps(documents: list[str | None], data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patched:

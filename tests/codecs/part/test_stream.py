@@ -46,7 +46,7 @@ def numbers(rows: int, *, keys: int | None = None, seed: int = 0) -> pa.Table:
     return pa.Table.from_arrays([pa.array(each) for each in values], schema=NUMBERS.arrow)
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(120, quick=6))
 @given(batches(), st.integers(1, 6), st.sampled_from([1, 700, 1 << 20]), st.integers(1, 5))
 def test_a_stream_writes_what_encoding_at_once_does(
     batch: tuple[CollectionSchema, pa.Table], step: int, target: int, group: int
@@ -67,6 +67,7 @@ def test_a_stream_writes_what_encoding_at_once_does(
         assert without_memory(parts) == without_memory(at_once)
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("step", [999, 10_000, 64_000])
 @pytest.mark.parametrize("keys", [3, 2000, 10**9])
 def test_the_cuts_do_not_depend_on_the_tables(step: int, keys: int) -> None:

@@ -346,25 +346,6 @@ def iterated(x: Stream) -> Made:
     return x.iterate(body), lambda u: oracle.from_scratch(oracle.fixed_point(steps_up), u)
 
 
-def reachable(x: Stream, y: Stream) -> Made:
-    """The transitive closure of x, started from the keys of y."""
-
-    def body(z: Stream) -> Stream:
-        more = z.rename({"v": "w"}).join(x.rename({"k": "w"}), "w").map(k=col("k"), v=col("v"))
-        return (more + y).distinct()
-
-    def of(edges: Multiset, roots: Multiset) -> Multiset:
-        # From nothing, as the engine starts from y.
-        def following(z: Multiset) -> Multiset:
-            more = [((a[0], b[1]), d * e) for a, d in z.items() for b, e in edges.items() if a[1] == b[0] is not None]
-            return {r: 1 for r, d in oracle.multiset_of([*more, *roots.items()]).items() if d > 0}
-
-        # Negative edges need not come to an end; after so many rounds neither side looks any further.
-        return oracle.fixed_point(following)(roots)
-
-    return y.iterate(body), lambda u, w: oracle.from_scratch(of, u, w)
-
-
 UNARY: list[Operator] = [
     *(filtered, filtered_by_function, swapped, computed, by_function, negated, flattened, exploded),
     *(

@@ -1,23 +1,33 @@
 """Programs whose store fails at any call or leaves it in doubt, and that die; their requests may arrive afterwards."""
 
+import json
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import persist
 from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
-from persist.dataflow import Program, Running, col
-from tests.compute.dataflow.ledger import Bank, check, ledger, rows_at
+from persist.dataflow import Program, Running, Stream, col
+from persist.errors import SourceLost
+from tests.compute.dataflow import programs
+from tests.compute.dataflow.ledger import Bank, check, ledger, moves_of, rows_at
+from tests.compute.dataflow.oracle import at, updates_of
+from tests.compute.dataflow.programs import OPERATORS, build
 from tests.proofs.simulator.world import ClientStore, Moments, Tap
 from tests.support.clocks import ImpatientClock
 from tests.support.stepped import WAIT_S, Stepped, wait_until
+from tests.support.tiers import examples
 
 ONCE = persist.Settings(background=False, tuning=Tuning(attempts_max=1))
 IMPATIENT = persist.Settings(tuning=Tuning(attempts_max=1))
@@ -71,7 +81,7 @@ class Copy:
                     each.close()
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough(except_every=6)
 @pytest.mark.parametrize("seed", range(6))
 def test_copies_that_die_and_are_in_doubt_write_every_update_once(seed: int) -> None:
     chance = random.Random(seed)
@@ -136,7 +146,7 @@ class OneFailure:
         return getattr(self._inner, name)
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("first", range(2))
 @pytest.mark.parametrize("times_before", [0, 2], ids=["begins", "goes on"])
 def test_whichever_call_of_the_store_fails_once_nothing_is_lost_or_doubled(times_before: int, first: int) -> None:
@@ -211,3 +221,183 @@ def test_run_forever_goes_on_when_the_store_comes_back_and_ends_when_it_is_stopp
             worker.join(WAIT_S)
             assert not worker.is_alive()
         check(writer)
+
+
+HOLD = "dataflow ledger"
+
+
+def commits(blob: MemoryBlob) -> list[list[dict[str, Any]]]:
+    """Return the mutations of each record of the log."""
+    records = [blob.get(key) for key in sorted(each.key for each in blob.list("log/"))]
+    return [json.loads(record)["mutations"] for record in records if record is not None]
+
+
+def held(bank: Bank) -> list[int]:
+    return [hold.time for hold in bank.moves.holds() if hold.name == HOLD]
+
+
+def test_every_commit_that_seals_outputs_moves_the_hold_with_them(blob: MemoryBlob) -> None:
+    with persist.open(blob) as client:
+        bank = Bank(client)
+        bank.transfer()
+        outputs: set[str] = set()
+        with ledger().open(client) as running:
+            outputs = {client.load("totals").id, client.load("sum").id}
+            for _ in range(5):
+                running.step()
+                bank.transfer()
+                assert held(bank) == [bank.time - 2]
+    seals = 0
+    for mutations in commits(blob):
+        uppers = [each["upper"][0] for each in mutations if each["kind"] == "seal" and each["collection"] in outputs]
+        if uppers and uppers != [1, 1]:  # The hold was made where the first commit begins.
+            seals += 1
+            moved = [each["time"] for each in mutations if each["kind"] == "hold" and each["hold"] == HOLD]
+            assert moved == [uppers[0] - 1]
+    assert seals == 4
+
+
+def test_two_copies_move_it_once_each_time(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    with ledger().open(client) as one, ledger().open(client) as other:
+        for turn in range(6):
+            bank.transfer()
+            for each in (one, other) if turn % 2 else (other, one):
+                each.step()
+                assert held(bank) == [bank.time - 1]
+    check(client)
+
+
+def test_a_collection_that_is_read_twice_has_one_hold_that_moves(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    program = Program("ledger")
+    accounts = program.source("moves", schema={"id": pa.int64(), "account": pa.string()})
+    amounts = program.source("moves", schema={"id": pa.int64(), "amount": pa.int64()})
+    accounts.join(amounts, "id").persist("copy", key=["id"])
+    with program.open(client) as running:
+        for _ in range(3):
+            running.step()
+            assert held(bank) == [bank.time - 1]
+            bank.transfer()
+
+
+def test_a_copy_that_goes_on_after_a_drop_makes_no_hold_again(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    with ledger().open(client) as running:
+        running.step()
+        ledger().drop(client)
+        for _ in range(2):
+            bank.transfer()
+            running.step()
+            assert held(bank) == []
+    assert client.load("totals").upper == persist.Antichain(bank.time)
+
+
+def test_a_hold_that_somebody_moved_is_left_where_it_is(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    with ledger().open(client) as running:
+        running.step()
+        for _ in range(3):
+            bank.transfer()
+        bank.moves.hold(name=HOLD).advance(2)
+        running.step(times=1)
+        assert (held(bank), client.load("totals").upper) == ([2], persist.Antichain(2))
+        running.step()
+        assert held(bank) == [3]
+    check(client)
+
+
+def test_a_source_that_is_destroyed_during_a_step_is_named_and_nothing_is_written(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    program = Program("copy")
+    moves = program.source("moves", schema={"id": pa.int64()})
+    moves.inspect(lambda table: bank.time == 2 and moves_of(client).drop().result()).persist("copy", key=["id"])
+    with program.open(client) as running:
+        running.step()
+        bank.transfer()
+        with pytest.raises(SourceLost, match=r"'moves'.*not there"):
+            running.step()
+    assert client.load("copy").upper == persist.Antichain(1)
+
+
+TIMES = 6
+RECORDS = st.tuples(st.one_of(st.none(), st.integers(0, 3)), st.one_of(st.none(), st.integers(0, 3)))
+UPDATES = st.lists(st.tuples(RECORDS, st.integers(0, TIMES - 1), st.sampled_from([1, 1, 1, -1])), max_size=8)
+DELAYED = [operator.__name__ for _, operator in OPERATORS].index("delayed")  # The one that tells times apart.
+CHOICE = st.tuples(
+    st.one_of(st.integers(0, len(OPERATORS) - 1), st.just(DELAYED)), st.lists(st.integers(0, 5), min_size=3, max_size=3)
+)
+
+
+class OfSources(Program):
+    """A program whose inputs are collections."""
+
+    def input(self, name: str, *, key: Any, value: Any = None) -> Stream:
+        return self.source(name, schema={**key, **value})
+
+
+def counted(records: Counter[Any]) -> Counter[Any]:
+    found = Counter[Any]()
+    for record, diff in records.items():
+        found[record[0]] += diff
+    return Counter((key, n) for key, n in found.items() if n)
+
+
+OUTPUTS: dict[str, Callable[[Counter[Any]], Counter[Any]]] = {
+    "out": lambda records: records,
+    "counts": counted,
+    "histogram": lambda records: counted(Counter((n, key) for key, n in counted(records))),
+}
+
+
+def persist_all(stream: Stream, outputs: Sequence[str]) -> None:
+    """Persist a stream, what its records are counted to by key, and how often there are such counts; or some of it."""
+    counts = stream.group_by("k").count("n")
+    every = {"out": stream, "counts": counts, "histogram": counts.group_by("n").count("m")}
+    for name in outputs:
+        every[name].persist(name, key=every[name].columns)
+
+
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), choices=st.lists(CHOICE, min_size=1, max_size=3))
+def test_programs_that_are_started_again_go_on_exactly(
+    monkeypatch: pytest.MonkeyPatch, data: Any, choices: list[tuple[int, list[int]]]
+) -> None:
+    monkeypatch.setattr(programs, "Program", OfSources)
+    outputs = data.draw(st.lists(st.sampled_from(list(OUTPUTS)), min_size=1, unique=True), label="outputs")
+    inputs = [data.draw(UPDATES, label=f"in{number}") for number in range(2)]
+    kinds = {"k": pa.int64(), "v": pa.int64()}
+    with persist.open(f"memory://{uuid4()}", settings=persist.Settings(background=False)) as client:
+        sources = [client.create_or_load(f"in{number}", key=kinds) for number in range(2)]
+        done = 0
+        while done < TIMES:
+            until = data.draw(st.integers(done + 1, TIMES)) if done else 1
+            for source, updates in zip(sources, inputs, strict=True):
+                source.write([((record, None), time, diff) for record, time, diff in updates if done <= time < until])
+                source.seal(until).result()
+            done = until
+            program, streams = build(1, 2, choices)
+            persist_all(streams[-1].stream, outputs)
+            with program.open(client, optimise=data.draw(st.booleans())) as running:
+                running.step(times=data.draw(st.sampled_from([1, None])))
+            if data.draw(st.booleans()):
+                for source in sources:
+                    source.allow_compaction(done - 1).result()
+                    source.compact()
+        program, streams = build(1, 2, choices)
+        persist_all(streams[-1].stream, outputs)
+        with program.open(client) as running:
+            running.run()
+        expected = streams[-1].of([updates_of((r, (t,), d) for r, t, d in each) for each in inputs])
+        for name in outputs:
+            out = client.load(name)
+            assert out.upper == persist.Antichain(TIMES)
+            for time in range(TIMES):
+                rows = out.snapshot(time, form="diff").to_arrow().to_pylist()
+                found = Counter({tuple(r.values())[:-1]: r["_diff"] for r in rows})
+                assert found == OUTPUTS[name](Counter(at(expected, (time,)))), (name, time)

@@ -47,6 +47,7 @@ CHANGES: dict[str, tuple[Callable[[persist.Collection], object], tuple[object, .
 }
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("what", CHANGES)
 @pytest.mark.parametrize("begins_again", [False, True])
 def test_a_view_goes_on_and_what_it_reads_is_not_dropped(what: str, begins_again: bool) -> None:
@@ -73,6 +74,7 @@ def test_a_view_goes_on_and_what_it_reads_is_not_dropped(what: str, begins_again
             view.evolve(add={"y": pa.int8()})
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("resolve", ["seal", "background"])
 @pytest.mark.parametrize("has_tombstones", [False, True])
 @pytest.mark.parametrize("begins_again", [False, True])

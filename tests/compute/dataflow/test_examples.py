@@ -82,6 +82,7 @@ GRAPHS: dict[str, tuple[Callable[[Stream, Stream], Stream], Callable[[set[Edge]]
 }
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(("name", "per_step"), [*zip(GRAPHS, [1, 4] * 3, strict=True)])
 def test_a_graph_program_follows_edges_that_come_and_go(name: str, per_step: int) -> None:
     made, recomputed = GRAPHS[name]

@@ -112,8 +112,7 @@ def test_a_program_that_tells_times_apart_goes_on_exactly_after_every_step(which
 def test_what_was_delayed_in_time_is_not_late_when_the_program_goes_on(client: persist.Client) -> None:
     moves = client.create_or_load("moves", key={"id": pa.int64()}, value={"at": pa.int64()})
     for time in range(6):
-        moves.write([((time, time + 2), time, 1)])
-        moves.seal(time + 1).result()
+        moves.write([((time, time + 2), time, 1)], seal=time + 1).result()
         with program(lambda s: s.delay(col("at"))).open(client) as running:
             running.step()
     assert contents_at(client.load("out"), 5) == Counter((at - 2, at) for at in range(2, 6))
@@ -142,8 +141,7 @@ def test_what_is_kept_is_as_large_as_what_it_amounts_to(client: persist.Client) 
     with program(MAKES["delay by the time"][0]).open(client) as running:
         for time in range(30):
             gone = [((time - 1, 0), time, -1)] if time else []
-            moves.write([((time, 0), time, 1), *gone])
-            moves.seal(time + 1).result()
+            moves.write([((time, 0), time, 1), *gone], seal=time + 1).result()
             running.step()
     [name] = client.collections(".")
     kept = client.load(name)

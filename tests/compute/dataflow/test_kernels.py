@@ -3,24 +3,34 @@
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist import InvalidUsage
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.state.spine import Spill, Spine
-from persist.compute.dataflow.updates.batch import Layout, find_run_starts, hash_keys, sort_and_consolidate, to_batch
+from persist.compute.dataflow.updates.batch import (
+    Layout,
+    find_run_starts,
+    hash_columns,
+    hash_keys,
+    to_batch,
+)
+from persist.compute.dataflow.updates.texts import TextArray, Texts
 from persist.compute.dataflow.updates.times import Stash
-from persist.compute.dataflow.updates.words import Domain, Interner, compute_ranks, is_ordered
+from persist.compute.dataflow.updates.words import NULL, Domain, Interner, compute_ranks, is_ordered
 from persist.dataflow import Antichain, Program, col, lit
+from tests.support.tiers import examples
 
 LAYOUT = Layout(1, 1, 1)
 
@@ -80,12 +90,6 @@ def test_all_nan_are_one_value_and_both_zeros_are() -> None:
     assert words[0] > Domain().encode(pa.array([math.inf]))[0]
 
 
-def test_the_number_that_stands_for_null_is_refused() -> None:
-    for values in ([-(2**63)], [None, -(2**63)]):
-        with pytest.raises(InvalidUsage, match="NULL"):
-            Domain().encode(pa.array(values, pa.int64()))
-
-
 def test_interned_values_that_are_not_needed_are_forgotten() -> None:
     domain = Domain()
     words = domain.encode(pa.array(["a", "b", "c"]))
@@ -126,11 +130,6 @@ def test_a_run_begins_where_a_row_differs_from_the_one_before(rows: list[tuple[i
     assert find_run_starts(*np.array(rows, np.int64).reshape(-1, 2).T).tolist() == begins
 
 
-def test_a_sum_of_a_few_diffs_that_does_not_fit_raises() -> None:
-    with pytest.raises(DiffOverflow, match="does not fit int64"):
-        to_batch(np.array([[1, 1], [2**62, 2**62]]), Layout(1, 0, 0))
-
-
 def test_what_cancels_in_a_spine_is_gone() -> None:
     spine = Spine(LAYOUT)
     for record in range(20):
@@ -138,12 +137,6 @@ def test_what_cancels_in_a_spine_is_gone() -> None:
             spine.insert(to_batch(np.array([[record % 3], [record], [5], [diff]]), LAYOUT))
     assert spine.rows == 0
     assert list(spine.batches()) == []
-
-
-def test_records_whose_hashes_collide_are_still_told_apart() -> None:
-    batch = np.array([[7] * 6, [1, 2, 1, 2, 1, 3], [5, 5, 5, 6, 5, 5], [0] * 6, [1, 1, 1, 1, -2, 1]])
-    found = sort_and_consolidate(batch)
-    assert held(found) == Counter({(2, 5, 0): 1, (2, 6, 0): 1, (3, 5, 0): 1})
 
 
 @given(seed=st.integers(0, 10**6), steps=st.integers(1, 40))
@@ -336,3 +329,146 @@ def test_nan_and_null_in_nested_values_stay_apart() -> None:
     for array in (interner.decode(words), interner.decode(words[:3])):
         first, null, last = array.to_pylist()[:3]
         assert (math.isnan(first[0]), first[1], null, last) == (True, None, None, [1.0])
+
+
+def test_the_least_diff_is_refused_among_many_updates_as_it_is_among_few() -> None:
+    program = Program("large")
+    given = program.input("given", key={"k": pa.int64()}, value={"n": pa.int64()})
+    seen = given.group_by("k").agg(total=col("n").sum()).capture()
+    with program.open() as running:
+        running["given"].insert([((0, 3), 0, -(2**63)), *(((0, n), 0, 1) for n in range(4, 5000))])
+        running["given"].advance_to(1)
+        with pytest.raises(DiffOverflow, match="does not fit int64"):
+            running.step()
+        assert not seen.rows()
+
+
+Ints = npt.NDArray[np.int64]
+ROWS = 40_000
+KEYS, VALUES, DIMENSIONS = 2, 1, 2
+MADE: dict[str, Callable[[np.random.Generator], list[Any]]] = {
+    # Two words of a key, one of a value, two coordinates of a time, the diff.
+    "few records of one time": lambda chance: [*chance.integers(0, 40, (3, ROWS)), 7, 7, 1],
+    "few records, with retractions": lambda chance: [*chance.integers(0, 40, (3, ROWS)), 7, 7, _signs(chance)],
+    "few records at many times": lambda chance: [*chance.integers(0, 12, (5, ROWS)), _signs(chance)],
+    "all alike": lambda chance: [np.full(ROWS, 3), 4, 5, 1, 1, 1],
+    "what cancels out": lambda chance: [np.arange(ROWS) // 8, 4, 5, 1, 1, np.tile([1, -1], ROWS // 2)],
+    "large diffs": lambda chance: [chance.integers(0, 9, ROWS), 4, 5, 1, 1, chance.integers(1, 2**46, ROWS)],
+    "many records": lambda chance: [*chance.integers(-(2**63), 2**63 - 1, (3, ROWS)), 7, 7, 1],
+    "half of them alike": lambda chance: [np.maximum(np.arange(ROWS), ROWS // 2), 4, 5, 1, 1, 1],
+}
+
+
+def _signs(chance: np.random.Generator) -> Ints:
+    return chance.choice([-1, 1], ROWS)
+
+
+@pytest.mark.parametrize("which", MADE)
+@pytest.mark.parametrize("layout", [Layout(KEYS, VALUES, DIMENSIONS), Layout(KEYS + VALUES, 0, DIMENSIONS)])
+def test_a_bulk_is_sorted_and_summed_by_record_and_time(which: str, layout: Layout) -> None:
+    updates = np.array(np.broadcast_arrays(*MADE[which](np.random.default_rng(1))), np.int64)
+    batch = to_batch(updates.copy(), layout)
+    order = np.lexsort(updates[:-1])
+    news = np.append(True, (np.diff(updates[:-1].take(order, axis=1)) != 0).any(axis=0))
+    sums = np.add.reduceat(updates[-1].take(order), np.flatnonzero(news))
+    expected = np.concatenate((updates[:-1, order[news]], sums[None]))[:, sums != 0]
+    assert (batch[0, 1:] >= batch[0, :-1]).all()
+    assert (batch[1:].take(np.lexsort(batch[1:-1]), axis=1) == expected).all()
+
+
+def test_the_hash_of_a_bulk_decides_its_order() -> None:
+    """A look-up relies on it, however the batch was made."""
+    updates = np.array(np.broadcast_arrays(*MADE["few records of one time"](np.random.default_rng(2))), np.int64)
+    layout = Layout(KEYS, VALUES, DIMENSIONS)
+    batch = to_batch(updates, layout)
+    upper = hash_columns(batch[1 : 1 + KEYS]) >> np.uint64(32)
+    lower = hash_columns(batch[1 + KEYS : 1 + KEYS + VALUES]) >> np.uint64(32)
+    assert (batch[0].view(np.uint64) == (upper << np.uint64(32)) | lower).all()
+
+
+KINDS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
+lengths = st.one_of(st.integers(0, 20), st.sampled_from([64, 600]))
+alike = st.builds(lambda size, last: "x" * size + last, lengths, st.sampled_from(["", "a", "b", "\0", "é", "🙂"]))
+texts = st.one_of(st.none(), alike, st.text(st.characters(exclude_categories=["Cs"]), max_size=12))
+calls = st.one_of(
+    st.tuples(st.just("few"), st.lists(texts, max_size=5)),
+    st.tuples(st.just("many"), st.tuples(st.lists(texts, min_size=1, max_size=70), st.integers(0, 3))),
+    st.tuples(st.just("retain"), st.integers(0, 4)),
+)
+
+
+class Checked:
+    """An interner, compared with dictionaries after each call."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self.kind, self.domain = kind, Domain()
+        self.interner = self.domain.get_interner(kind)
+        self.known: dict[Any, int] = {}
+
+    def value(self, text: str | None) -> Any:
+        is_text = self.kind in (pa.string(), pa.large_string())
+        return text if text is None or is_text else text.encode()
+
+    def take(self, given: list[Any], words: Any) -> None:
+        for value, word in zip(given, words.tolist(), strict=True):
+            assert (value is None) == (word == NULL)
+            if value is not None:
+                assert self.known.setdefault(value, word) == word
+        assert len(set(self.known.values())) == len(self.known) == len(self.interner)
+        assert self.domain.decode(words, self.kind).equals(pa.array(given, self.kind))
+        every = np.array([*self.known.values(), NULL], np.int64)
+        assert self.domain.decode(every, self.kind).equals(pa.array([*self.known, None], self.kind))
+
+    def few(self, given: list[str | None]) -> None:
+        values = list(map(self.value, given))
+        self.take(values, self.interner.encode(pa.array(values, self.interner.kind)))
+
+    def many(self, given: tuple[list[str | None], int]) -> None:
+        found, skipped = given
+        values = list(map(self.value, found + found))
+        array = pa.array(values, self.kind)[skipped:]
+        self.take(array.to_pylist(), self.domain.encode(array))
+
+    def retain(self, every: int) -> None:
+        kept = {value: word for at, (value, word) in enumerate(self.known.items()) if every and at % every == 0}
+        self.interner.retain(np.array([*kept.values(), NULL], np.int64))
+        self.known = kept
+        self.take([], np.empty(0, np.int64))
+
+
+@settings(max_examples=examples(300))
+@given(st.sampled_from(KINDS), st.lists(calls, max_size=8))
+def test_equal_texts_have_one_number_and_others_another(kind: pa.DataType, given: list[tuple[str, Any]]) -> None:
+    checked = Checked(kind)
+    for name, argument in given:
+        getattr(checked, name)(argument)
+
+
+@pytest.mark.parametrize("bits", [0, 1, 3])
+def test_texts_of_one_hash_are_told_apart(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    many, shift = TextArray.compute_tags, 32 - bits
+    monkeypatch.setattr(TextArray, "compute_tags", lambda each: many(each) >> np.uint64(shift) << np.uint64(shift))
+    checked = Checked(pa.string())
+    for first in range(0, 600, 120):
+        checked.many(([f"text {number}" for number in range(first, first + 150)], 0))
+        checked.few([f"text {number}" for number in range(first + 140, first + 160)])
+    checked.retain(3)
+    checked.many(([f"text {number}" for number in range(300)], 0))
+
+
+def test_many_texts_of_which_some_come_again() -> None:
+    chance = np.random.default_rng(3)
+    found = Texts()
+    known: dict[str, int] = {}
+    for most in (10**7, 70_000, 1000):
+        given = np.char.add("customer-", chance.integers(0, most, 50_000).astype(str))
+        numbers = found.encode(pa.array(given))
+        firsts, at = np.unique(given, return_index=True)
+        for text, number in zip(firsts.tolist(), numbers[at].tolist(), strict=True):
+            assert known.setdefault(text, number) == number
+        assert found.decode(numbers, pa.string()).equals(pa.array(given))
+    assert len(set(known.values())) == len(known) == len(found)
+    assert found.size < 90 * len(found)
+    found.retain(np.zeros(len(known), np.bool_))
+    assert len(found) == 0
+    assert found.encode(pa.array(["a", "b"])).tolist() != [0, 0]

@@ -1,8 +1,6 @@
 """What a collection held for some keys is what a filter leaves of all that it held, however it is found."""
 
 import random
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.errors import WouldRecompute
 from tests.compute.index.always import indexes_that_always_pay
-from tests.compute.sql.two_ways import QUIET, requests_by_key
+from tests.compute.sql.two_ways import requests_by_key
 
 COLUMNS = pa.schema({"k": pa.int64(), "l": pa.string(), "a": pa.int64(), "f": pa.float64()})
 VALUES: dict[str, list[Any]] = {
@@ -25,12 +23,6 @@ VALUES: dict[str, list[Any]] = {
     "a": [*range(5), None],
     "f": [0.0, -0.0, float("nan"), 1.5, None],
 }
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as opened:
-        yield opened
 
 
 def filled(client: persist.Client, chance: random.Random) -> persist.Collection:

@@ -70,22 +70,6 @@ def test_a_program_that_is_closed_or_left_behind_goes_on_where_its_outputs_are_s
         check(client, since=0)
 
 
-def test_two_copies_of_a_program_never_double_an_update(client: persist.Client) -> None:
-    bank = Bank(client)
-    bank.transfer()
-    with ledger().open(client) as one, ledger().open(client) as other:
-        for turn in range(8):
-            bank.transfer()
-            first, second = (one, other) if turn % 3 else (other, one)
-            first.step()
-            if turn % 2:
-                bank.transfer()
-            second.step()
-        one.run(until=bank.time - 1)
-        other.run(until=bank.time - 1)
-    check(client)
-
-
 def test_an_output_that_somebody_else_writes_is_an_error_that_names_it(client: persist.Client) -> None:
     bank = Bank(client)
     bank.transfer()
@@ -245,17 +229,6 @@ def test_a_step_looks_at_the_log_once_for_all_sources() -> None:
 def test_a_source_that_is_not_there_is_named(client: persist.Client) -> None:
     with pytest.raises(SourceLost, match=r"'moves'.*not there"):
         ledger().open(client)
-
-
-def test_a_source_destroyed_under_a_program_is_named_and_outputs_stay(client: persist.Client) -> None:
-    bank = Bank(client)
-    bank.transfer()
-    with ledger().open(client) as running:
-        running.step()
-        bank.moves.drop().result()
-        with pytest.raises(SourceLost, match=r"'moves'"):
-            running.step()
-    assert client.load("totals").upper == persist.Antichain(1)
 
 
 def test_a_source_of_other_columns_is_an_error(client: persist.Client) -> None:

@@ -13,14 +13,11 @@ from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.optimise import optimise_plan
 from persist.compute.dataflow.plan.plan import Concat, Constant, Join, Linear, Plan, Reduce, Source
 from persist.compute.dataflow.plan.stages import Map
-from persist.compute.dataflow.program import Together
 from persist.compute.dataflow.running.graph import Builder
 from persist.compute.dataflow.state.spine import allocate_in_memory
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.expression.term import Col
 from persist.dataflow import Captured, Program, Stream, col, lit, when
-
-KV = {"k": pa.int64(), "v": pa.int64()}
 
 
 def inputs(*names: str) -> tuple[Program, list[Stream]]:
@@ -230,20 +227,6 @@ def test_one_arrangement_serves_all_who_use_the_same_key() -> None:
     assert "arrange[by k]" in program.explain()
 
 
-def test_programs_that_run_together_make_an_arrangement_once() -> None:
-    programs = []
-    for name, key in (("one", "x"), ("two", "y")):
-        made = Program(name)
-        facts = made.source("facts", schema={"k": pa.int64(), "x": pa.int64(), "y": pa.int64()})
-        groups = made.source("groups", schema={"k": pa.int64(), "z": pa.string()})
-        facts.join(groups, "k").capture()
-        facts.group_by(key).count().capture()
-        programs.append(made)
-    assert [len(_arrangements(each)) for each in programs] == [3, 3]
-    # Both sides of the joins are the same; what is counted is not.
-    assert len(_arrangements(Together(programs))) == 4
-
-
 def _arrangements(program: Draft) -> list[str]:
     captures = {number: Captured() for number in program.captures}
     graph = Builder(optimise_plan(program.plan), Domain(), captures, {}, allocate_in_memory).build_graph()
@@ -365,6 +348,7 @@ def test_inspect_shows_what_passes_and_take_forgets_what_was_taken() -> None:
     assert seen.rows() == []
 
 
+@pytest.mark.thorough
 def test_values_that_nothing_refers_to_are_forgotten_while_the_program_runs() -> None:
     program = Program("p")
     probe = program.input("x", key={"t": pa.string()}).distinct().probe()

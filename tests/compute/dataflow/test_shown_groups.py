@@ -258,6 +258,7 @@ def test_values_without_null_are_counted_by_the_records(client: persist.Client, 
     assert refresh(client, query, before, after)[0] == is_known
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     "query",
     [

@@ -398,6 +398,7 @@ def changed_by(group: Group, domain: Domain, rows: list[Row], diffs: list[int], 
     return Counter({record: diff for record, diff in made.items() if diff})
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("block", [2, 3])
 def test_a_change_of_a_large_partition_changes_what_the_model_says(block: int) -> None:
     costs = Costs(block_rows=block, window_rows=2)
@@ -432,6 +433,7 @@ RUNNING: list[tuple[Bound, Bound]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("function", [case for case in OF_FRAMES if case.arguments in ((), ("v",), ("f",))])
 def test_running_functions_of_a_large_partition_follow_its_first_and_its_last_rows(function: WindowFunction) -> None:
     for number, (start, end) in enumerate(RUNNING):

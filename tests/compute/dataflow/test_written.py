@@ -83,16 +83,6 @@ def test_who_else_writes_what_is_given_is_noticed_and_nothing_is_written(
         assert contents(client.load("totals"), 4) == [(1, (1, 1)), (9, (1, 9))]
 
 
-def test_a_program_that_was_closed_takes_nothing(client: persist.Client) -> None:
-    events_of(client)
-    with counted(client).open(client) as running:
-        given = running["events"]
-    with pytest.raises(persist.InvalidUsage, match="input 'events': its program was closed"):
-        given.insert([((1, 1), 0, 1)])
-    with pytest.raises(persist.InvalidUsage, match="its program was closed"):
-        given.advance_to(1)
-
-
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 2)), max_size=3)
 
 

@@ -26,12 +26,6 @@ ROWS = 120_000
 
 
 @pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as opened:
-        yield opened
-
-
-@pytest.fixture
 def facts(client: persist.Client) -> persist.Collection:
     """Return a collection that has been sealed to 1, of which nothing but an index can be read in part by d."""
     return made_facts(client)
@@ -103,6 +97,7 @@ WHERES = {
 }
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("where", WHERES)
 def test_what_reads_by_a_condition_uses_an_index_where_that_reads_much_less(
     indexed: tuple[persist.Client, persist.Collection, persist.Collection], where: str
@@ -145,6 +140,7 @@ def test_a_list_of_many_values_in_sql_is_looked_up_by_an_index(
         assert by_all(answer.to_arrow()) == plain(facts, f"d in {tuple(values)}")
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("where", "columns"),
     [

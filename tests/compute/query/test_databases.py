@@ -3,28 +3,23 @@
 import gc
 import os
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import duckdb
 import pytest
 
 import persist
-from persist.blob.protocol import MemoryBlob
 from persist.compute.query import databases
 from persist.compute.query.databases import IDLE_MAX, QueryLimits, lend_database
 
-QUIET = persist.Settings(background=False)
-
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[persist.Client]:
-    """Yield a client of a collection, in a process without idle databases."""
+def client(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> persist.Client:
+    """Return a client of a collection, in a process without idle databases."""
     databases._idle.clear()
-    with persist.open(MemoryBlob(), settings=QUIET) as opened:
-        opened.create_or_load("shop.t", key={"k": int}, value={"v": int}).write([((1, 10), 0, 1)], seal=1).result()
-        opened.create_or_load("t", key={"k": int}, value={"v": int}).write([((1, 20), 0, 1)], seal=1).result()
-        yield opened
+    client.create_or_load("shop.t", key={"k": int}, value={"v": int}).write([((1, 10), 0, 1)], seal=1).result()
+    client.create_or_load("t", key={"k": int}, value={"v": int}).write([((1, 20), 0, 1)], seal=1).result()
+    return client
 
 
 def idle() -> list[Any]:

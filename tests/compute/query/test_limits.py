@@ -58,3 +58,11 @@ def test_only_so_many_queries_have_a_turn(monkeypatch: pytest.MonkeyPatch) -> No
             pass
         with queries.wait_for_turn(), queries.wait_for_turn():
             pass
+
+
+def test_an_error_in_a_later_batch_is_refused_like_one_in_the_first() -> None:
+    query = "SELECT (CASE range WHEN 299999 THEN 'late' ELSE '1' END)::INT FROM range(300000)"
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        for answer in (client.sql(query), Queries(client.engine, QueryLimits(64 << 20, 600.0, 10**6)).run(query)):
+            with pytest.raises(InvalidUsage, match=r"^DuckDB refuses the query: .*'late' to INT32.* collections are"):
+                answer.to_arrow()

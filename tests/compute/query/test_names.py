@@ -8,20 +8,23 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.compute.query import Queries, QueryLimits
+from persist.compute.query.catalog import list_tables
+from persist.compute.query.tables import TimedTable, rename_timed_tables
+from persist.core.keyed.machines import AppendDistinct, InsertIfAbsent
 
 QUIET = persist.Settings(background=False)
 
 
 @pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
-        client.write("orders", pa.table({"id": [1], "v": ["a"]}), key=["id"]).result()
-        client.write("Orders", pa.table({"id": [1, 2], "v": ["b", "b"]}), key=["id"]).result()
-        client.write("É", pa.table({"É": [1], "é": [2]}), key=["É"]).result()
-        client.write("columns", pa.table({"id": [1], "A": [1], "a": [2]}), key=["id"]).result()
-        struct = pa.array([{"a": 1, "A": 2}])
-        client.write("nested", pa.table({"id": [1], "s": struct, "l": pa.array([[{"B": 1, "b": 2}]])}), key=["id"])
-        yield client
+def client(client: persist.Client) -> persist.Client:
+    client.write("orders", pa.table({"id": [1], "v": ["a"]}), key=["id"]).result()
+    client.write("Orders", pa.table({"id": [1, 2], "v": ["b", "b"]}), key=["id"]).result()
+    client.write("É", pa.table({"É": [1], "é": [2]}), key=["É"]).result()
+    client.write("columns", pa.table({"id": [1], "A": [1], "a": [2]}), key=["id"]).result()
+    struct = pa.array([{"a": 1, "A": 2}])
+    client.write("nested", pa.table({"id": [1], "s": struct, "l": pa.array([[{"B": 1, "b": 2}]])}), key=["id"])
+    return client
 
 
 @pytest.mark.parametrize("name", ["columns", "nested"])
@@ -170,3 +173,183 @@ def test_a_view_reads_a_collection_with_a_dot_by_one_name(client: persist.Client
     view = client.create_view("view", 'SELECT v FROM "main.orders"')
     view.refresh()
     assert view.snapshot().to_arrow().to_pylist() == client.sql("SELECT v FROM main.orders").to_pylist()
+
+
+@pytest.fixture(scope="module")
+def timed() -> Iterator[persist.Client]:
+    """Orders whose amount is the number of the version, 1 to 3, and clicks on a timeline, as many as the day."""
+    with persist.open(persist.MemoryBlob(), settings=QUIET) as timed:
+        orders = timed.create_or_load("orders", key={"id": int}, value={"amount": int})
+        shop = timed.create_or_load("shop.items", key={"id": int})
+        clicks = timed.create_or_load("clicks", key={"n": int}, timeline="ms")
+        for version in (1, 2, 3):
+            orders.overwrite([(1, version)], time=version).result()
+            shop.overwrite([(n, None) for n in range(version)], time=version).result()
+            moment = f"2026-11-2{version}T00:00:00Z"
+            clicks.overwrite([(n, None) for n in range(version)], time=moment).result()
+        orders.tag("second", 2)
+        yield timed
+
+
+def answer(timed: persist.Client, sql: str, **more: Any) -> list[tuple[Any, ...]]:
+    with timed.sql(sql, **more) as result:
+        return [tuple(row.values()) for row in result.to_arrow().to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT amount FROM orders VERSION AS OF 1", [(1,)]),
+        ("SELECT orders.amount FROM orders FOR VERSION AS OF 2 WHERE orders.id = 1", [(2,)]),
+        ("SELECT amount FROM Orders for system_version as of 'second'", [(2,)]),
+        ("SELECT o.amount, now.amount AS latest FROM orders VERSION AS OF 1 o JOIN orders AS now USING (id)", [(1, 3)]),
+        (
+            "SELECT a.amount AS a, b.amount AS b, c.amount AS c FROM orders VERSION AS OF 1 AS a, "
+            "orders VERSION AS OF 2 AS b, orders VERSION AS OF 1 AS c", [(1, 2, 1)],
+        ),
+        ("SELECT count(*) FROM clicks FOR SYSTEM_TIME AS OF '2026-11-22 12:00:00'", [(2,)]),
+        ("SELECT count(*) FROM clicks TIMESTAMP AS OF TIMESTAMP '2026-11-21T00:00:00Z' -- then\n", [(1,)]),
+        ("WITH past AS (FROM orders VERSION AS OF 1) SELECT amount FROM past LIMIT 1", [(1,)]),
+        ("SELECT (SELECT max(amount) FROM orders VERSION AS OF 2) - amount FROM orders FOR VERSION AS OF 1", [(1,)]),
+        ('SELECT count(*) FROM "shop.items" VERSION AS OF 2', [(2,)]),
+        ("SELECT count(*) FROM shop.items VERSION AS OF 1", [(1,)]),
+        ("SELECT amount AS version, 'orders VERSION AS OF 1' AS said FROM orders", [(3, "orders VERSION AS OF 1")]),
+        ("SELECT version AS of, 1 FROM (SELECT amount AS version FROM orders /* VERSION AS OF 1 */)", [(3, 1)]),
+    ],
+)  # fmt: skip
+def test_a_table_is_read_as_of_its_own_time(timed: persist.Client, sql: str, expected: list[Any]) -> None:
+    assert answer(timed, sql) == expected
+
+
+def test_tables_without_a_time_of_their_own_have_that_of_the_query(timed: persist.Client) -> None:
+    both = "SELECT a.amount AS a, b.amount AS b FROM orders VERSION AS OF 3 a, orders b"
+    assert answer(timed, both, as_of=1) == [(3, 1)]
+    assert answer(timed, both, as_of={"orders": 2}) == [(3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("FROM orders VERSION AS OF 9", "as_of=9 is not before upper"),
+        ("FROM orders VERSION AS OF 'third'", "'third' is not a time, moment or tag of this collection"),
+        ("FROM orders TIMESTAMP AS OF now()", r"orders is to be read as of 'now\(\)': a time is a whole number, or"),
+        ("FROM orders FOR SYSTEM_TIME AS OF -1", "a time is a whole number, or"),
+        ("FROM order VERSION AS OF 1", "'order' is not a collection, so it has no times"),
+        ("WITH new AS (FROM orders) FROM new VERSION AS OF 1", "'new' is not a collection, so it has no times"),
+    ],
+)
+def test_a_time_that_is_none_or_of_what_is_no_collection_is_refused(timed: persist.Client, sql: str, says: str) -> None:
+    with pytest.raises(persist.InvalidUsage, match=says):
+        answer(timed, sql)
+
+
+def test_a_table_that_gets_another_name_stays_known_by_its_own() -> None:
+    seen: list[TimedTable] = []
+
+    def named(table: TimedTable) -> str:
+        seen.append(table)
+        return f"t{len(seen)}"
+
+    query = "SELECT * FROM `a b`.`c``d` VERSION AS OF 7 WHERE x IN (FROM o TIMESTAMP AS OF '1' p), o VERSION AS OF 2"
+    text = rename_timed_tables(query, named)
+    assert text == "SELECT * FROM t1 WHERE x IN (FROM t2 p), t3"
+    assert seen == [TimedTable(("a b", "c`d"), 7), TimedTable(("o",), "1"), TimedTable(("o",), 2)]
+
+
+@pytest.fixture(scope="module")
+def catalogued() -> Iterator[persist.Client]:
+    with persist.open(persist.MemoryBlob(), settings=QUIET) as catalogued:
+        catalogued.write("orders", pa.table({"id": [1], "v": ["a"]}), key=["id"]).result()
+        catalogued.write("sales.items", pa.table({"id": [1], "n": [1.5]}), key=["id"]).result()
+        catalogued.create_or_load("durations", key={"d": pa.duration("us")})
+        catalogued.create_view("totals", "SELECT v, count(*) AS n FROM orders GROUP BY v").refresh()
+        yield catalogued
+
+
+def asked(catalogued: persist.Client, sql: str) -> list[Any]:
+    rows = [tuple(row.values()) for row in catalogued.sql(sql).to_pylist()]
+    return [row if len(row) > 1 else row[0] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SHOW TABLES", ["durations", "orders", "totals"]),
+        ("SHOW TABLES FROM sales", ["items"]),
+        ("SELECT name FROM (SHOW ALL TABLES) ORDER BY 1", ["durations", "items", "orders", "totals"]),
+        (
+            "SELECT table_schema, table_name, table_type FROM information_schema.tables ORDER BY 2",
+            [
+                *(("main", "durations", "BASE TABLE"), ("sales", "items", "BASE TABLE")),
+                *(("main", "orders", "BASE TABLE"), ("main", "totals", "VIEW")),
+            ],
+        ),
+        (
+            "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'items'",
+            [("id", "BIGINT"), ("n", "DOUBLE")],
+        ),
+        ("SELECT table_name FROM duckdb_tables() WHERE schema_name = 'sales'", ["items"]),
+        ("SELECT column_name, column_type FROM (DESCRIBE orders)", [("id", "BIGINT"), ("v", "VARCHAR")]),
+        ("SELECT column_name FROM (DESCRIBE sales.items)", ["id", "n"]),
+        ("SELECT column_name FROM (DESCRIBE SELECT n FROM totals)", ["n"]),
+        ("SELECT column_name FROM (SHOW totals)", ["v", "n"]),
+        ("SELECT column_name, max FROM (SUMMARIZE orders)", [("id", "1"), ("v", "a")]),
+        ("SELECT count(*) FROM orders, information_schema.tables WHERE table_name = 'items'", [1]),
+    ],
+)  # fmt: skip
+def test_collections_are_tables_of_the_catalog(catalogued: persist.Client, sql: str, expected: list[Any]) -> None:
+    assert asked(catalogued, sql) == expected
+    answer = Queries(catalogued.engine, QueryLimits()).run(sql)
+    assert answer.to_arrow().num_rows == len(expected)
+    answer.close()
+
+
+def test_only_a_machine_with_one_value_for_each_key_makes_it_unique() -> None:
+    machines = {"upserts": None, "first": InsertIfAbsent(), "all": AppendDistinct()}
+    with persist.open(persist.MemoryBlob(), settings=persist.Settings(background=False)) as catalogued:
+        for name, machine in machines.items():
+            catalogued.create_or_load(name, key={"id": int}, value={"v": str}, keyed=persist.Keyed(machine=machine))
+        assert {table.table: table.key for table in list_tables(catalogued.engine)} == {
+            "all": (),
+            "first": ("id",),
+            "upserts": ("id",),
+        }
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("CREATE INDEX i ON orders (id)", r"CREATE is neither a query.*collection.index\("),
+        ("DROP SCHEMA z", "DROP is neither a query.*DROP TABLE"),
+        ("EXPLAIN SELECT * FROM orders", r"explain\(\)"),
+        ("SET threads = 1", "SET is neither a query"),
+        ("BEGIN", "multi_write"),
+        ("FROM (PIVOT orders ON v USING count(*))", "PIVOT is neither a query.*IN"),
+        ("WITH n AS (SELECT 5 AS id, '' AS v) INSERT INTO orders FROM n", "INSERT is neither a query.*put WITH behind"),
+        ("WITH n AS (SELECT 5 AS id) UPDATE orders SET v = '' FROM n", r"UPDATE is .* FROM \(WITH … SELECT …\) AS"),
+        ("WITH n AS (SELECT 5 AS id) DELETE FROM orders USING n", r"DELETE is .* USING \(WITH … SELECT …\) AS"),
+        ("SELECT 1; SELECT 2", "there are 2 of them"),
+        ("SELEC 1", "not one query that begins with SELECT.*syntax error"),
+    ],
+)
+def test_what_is_no_query_is_refused_with_what_to_do_instead(
+    catalogued: persist.Client, sql: str, message: str
+) -> None:
+    with pytest.raises(persist.InvalidUsage, match=message):
+        catalogued.sql(sql)
+
+
+@pytest.mark.parametrize(
+    "sql", ["SHOW TABLES", "DESCRIBE orders", "SUMMARIZE orders", "SELECT table_name FROM information_schema.tables"]
+)
+def test_a_view_of_the_catalog_is_refused(catalogued: persist.Client, sql: str) -> None:
+    with pytest.raises(persist.InvalidUsage, match=r"ask them with client.sql\(\)"):
+        catalogued.create_view("view", sql)
+
+
+def test_a_catalog_with_names_that_sql_takes_for_one_is_refused_with_both() -> None:
+    with persist.open(persist.MemoryBlob(), settings=persist.Settings(background=False)) as catalogued:
+        for name in ("orders", "Orders"):
+            catalogued.create_or_load(name, key={"id": int})
+        with pytest.raises(persist.InvalidUsage, match=r"'Orders' and 'orders' for one table.*client.rename\(\)"):
+            catalogued.sql("SHOW TABLES")

@@ -18,17 +18,14 @@ QUIET = persist.Settings(background=False)
 
 
 @pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
-        orders = client.create_or_load(
-            "shop.orders", key={"id": pa.int64()}, value={"status": pa.string(), "amount": pa.float64()}
-        )
-        orders.write(
-            [((1, ("new", 9.5)), 0, 1), ((2, ("new", 3.0)), 0, 1), ((3, ("paid", 1.0)), 0, 1)], seal=1
-        ).result()
-        news = client.create_or_load("news", key={"id": pa.int64()}, value={"status": pa.string()})
-        news.write([((2, "paid"), 0, 1), ((4, "new"), 0, 1)], seal=1).result()
-        yield client
+def client(client: persist.Client) -> persist.Client:
+    orders = client.create_or_load(
+        "shop.orders", key={"id": pa.int64()}, value={"status": pa.string(), "amount": pa.float64()}
+    )
+    orders.write([((1, ("new", 9.5)), 0, 1), ((2, ("new", 3.0)), 0, 1), ((3, ("paid", 1.0)), 0, 1)], seal=1).result()
+    news = client.create_or_load("news", key={"id": pa.int64()}, value={"status": pa.string()})
+    news.write([((2, "paid"), 0, 1), ((4, "new"), 0, 1)], seal=1).result()
+    return client
 
 
 def rows(client: persist.Client) -> list[Any]:
@@ -185,6 +182,7 @@ def sources() -> Iterator[persist.Client]:
         yield client
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     "sql",
     [

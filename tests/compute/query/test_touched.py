@@ -113,6 +113,7 @@ def by_duckdb(rows: pa.Table, source: pa.Table, sql: str) -> list[str] | None:
         return contents(connection.sql("FROM t").to_arrow_table())
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("keyed", KINDS)
 def test_a_statement_on_the_rows_it_touches_is_the_statement_on_the_table(keyed: persist.Keyed | None) -> None:
     generator, done = random.Random(f"touched {keyed}"), 0
@@ -132,6 +133,7 @@ def test_a_statement_on_the_rows_it_touches_is_the_statement_on_the_table(keyed:
     assert done > examples(60) // 3, "most statements change something"
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("keyed", KINDS)
 def test_the_statements_of_a_transaction_see_those_before_them(keyed: persist.Keyed | None) -> None:
     generator = random.Random(f"transactions {keyed}")
@@ -212,7 +214,7 @@ def test_a_statement_reads_a_small_part_of_the_collection(
 
 @pytest.mark.costly("the touched rows exceed the least memory budget")
 def test_a_statement_may_touch_more_than_the_memory_budget() -> None:
-    least, count = 16 << 20, 200_000
+    least, count = 16 << 20, 150_000
     with persist.open(persist.MemoryBlob(), settings=persist.Settings(background=False, memory_budget=least)) as client:
         rows = pa.table({"id": np.arange(count), **{f"c{at}": np.arange(count) for at in range(4)}})
         client.write("t", rows, key=["id"]).result()

@@ -24,7 +24,6 @@ Value: TypeAlias = str  # As DuckDB reads it from a text; None is NULL.
 
 # Types that a collection's column can have, by the names that DuckDB gives them.
 TYPES = tuple(POOLS)
-NUMBERS = ("TINYINT", "INTEGER", "BIGINT", "UBIGINT", "DOUBLE", "DECIMAL(4,2)", "DECIMAL(18,3)", "VARCHAR")
 # What stands for any type, and for decimals of any precision, in DuckDB's lists of parameters.
 _ANY = ("BOOLEAN", "INTEGER", "UBIGINT", "DOUBLE", "DECIMAL(18,3)", "VARCHAR", "BLOB", "DATE", "TIME", "TIMESTAMP")
 _DECIMALS = ("DECIMAL(4,2)", "DECIMAL(18,3)", "DECIMAL(38,10)")
@@ -51,7 +50,6 @@ OPERATORS: dict[str, list[str]] = {
     "COMPARE_BETWEEN": ["{0} BETWEEN {1} AND {0}", "{0} NOT BETWEEN {1} AND {1}"],
     "CASE": ["CASE WHEN {0} < {1} THEN {0} WHEN {0} > {1} THEN {1} END", "CASE {0} WHEN {1} THEN {1} ELSE {0} END"],
 }
-_PREFIX = ("~", "@")
 # Those whose types DuckDB's list does not say.
 _TEMPLATES = {"ifnull": "ifnull({0}, {1})", "nullif": "nullif({0}, {1})"}
 

@@ -1,7 +1,6 @@
 """Functions that DuckDB computes itself: which they are, where DuckDB is needed, and columns that are nested."""
 
 import sys
-from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import persist
 from persist.compute.sql.by_duckdb import is_cast_checked_late, is_definite
 from persist.errors import InvalidUsage, OperatorFailed
-from tests.compute.sql.two_ways import QUIET, requests_by_key
+from tests.compute.sql.two_ways import requests_by_key
 
 PLACE = pa.struct([("x", pa.int32()), ("name", pa.string())])
 COLUMNS = {
@@ -24,14 +23,6 @@ COLUMNS = {
     "deep": (pa.list_(pa.struct([("l", pa.list_(pa.int8()))])), [{"l": [1]}, None]),
     "half": (pa.float16(), 1.5),
 }
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open("memory://by-duckdb", settings=QUIET) as opened:
-        yield opened
-        for name in sorted(opened.collections(), key=lambda name: name == "t"):
-            opened.drop(name)
 
 
 @pytest.mark.thorough(except_every=4)

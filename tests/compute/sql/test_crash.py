@@ -91,6 +91,7 @@ def test_a_store_that_fails_and_leaves_it_in_doubt_doubles_nothing_in_views(seed
         check(writer, bank.time)
 
 
+@pytest.mark.thorough
 def test_clients_that_refresh_different_views_of_one_graph_at_once_agree(tmp_path: Path) -> None:
     inner, rounds = FileBlob(tmp_path, fsync=False), 4
     errors: list[BaseException] = []

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 
 import duckdb
 import pyarrow as pa
@@ -17,11 +16,10 @@ COLUMNS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[persist.Client]:
-    with persist.open(persist.MemoryBlob(), settings=persist.Settings(background=False)) as client:
-        client.create_or_load("events", key={"id": pa.int64()}, value=COLUMNS, timeline="ms")
-        yield client
+@pytest.fixture
+def client(client: persist.Client) -> persist.Client:
+    client.create_or_load("events", key={"id": pa.int64()}, value=COLUMNS, timeline="ms")
+    return client
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import os
 import random
 import sys
-import uuid
-from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from typing import Literal
@@ -48,12 +46,6 @@ def fill(client: persist.Client, seed: int, *, rows: int = ROWS, time: int = 0) 
     return every
 
 
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as opened:
-        yield opened
-
-
 def build_twice(client: persist.Client, sql: str, indexes: Literal["auto"] | None = None) -> tuple[View, View]:
     """Return two views of a query: one that DuckDB builds, and one that the operators build."""
     built, other = (client.create_view(name, sql, indexes=indexes) for name in ("built", "other"))
@@ -72,8 +64,9 @@ def check_alike(built: View, other: View, times: int = 1) -> None:
         assert contents[0] == contents[1]  # As texts, NaN equals itself, and 0.0 is not -0.0.
 
 
+@pytest.mark.thorough(except_every=7)
+@pytest.mark.parametrize("groups", [None, "auto"])
 @pytest.mark.parametrize("kind", [*BUILT, *MORE])
-@pytest.mark.parametrize("groups", [None, pytest.param("auto", marks=pytest.mark.thorough)])
 def test_duckdb_builds_what_the_operators_build_and_refreshes_go_on_from_it(
     client: persist.Client, kind: str, groups: Literal["auto"] | None
 ) -> None:
@@ -91,6 +84,7 @@ def test_duckdb_builds_what_the_operators_build_and_refreshes_go_on_from_it(
     assert client.fsck().problems == ()
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("kind", ["sums of floats", "left joins", "distinct"])
 def test_the_updates_of_a_few_times_are_built_at_once_retractions_too(client: persist.Client, kind: str) -> None:
     rows = fill(client, 1)
@@ -128,6 +122,7 @@ def test_a_view_of_a_view_is_built_with_it(client: persist.Client) -> None:
     check_alike(view, again)
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("kind", range(5))
 def test_sums_and_means_of_floats_are_rounded_once(client: persist.Client, kind: int) -> None:
     chance = random.Random(kind)

@@ -2,7 +2,6 @@
 
 import random
 import uuid
-from collections.abc import Iterator
 from decimal import Decimal
 
 import pyarrow as pa
@@ -21,12 +20,11 @@ FIRST = "SELECT k, sum(v) AS total FROM t GROUP BY k ORDER BY total DESC LIMIT 1
 
 
 @pytest.fixture
-def client() -> Iterator[persist.Client]:
-    """Yield a client of a collection with four records."""
-    with persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as opened:
-        table = opened.create_or_load("t", key={"k": str, "v": int})
-        table.write([((("a", 1), None), 0, 1), ((("a", 4), None), 0, 1), ((("b", 3), None), 0, 2)], seal=1).result()
-        yield opened
+def client(client: persist.Client) -> persist.Client:
+    """Return a client of a collection with four records."""
+    table = client.create_or_load("t", key={"k": str, "v": int})
+    table.write([((("a", 1), None), 0, 1), ((("a", 4), None), 0, 1), ((("b", 3), None), 0, 2)], seal=1).result()
+    return client
 
 
 def write(client: persist.Client, time: int, *updates: tuple[str, int, int]) -> None:
@@ -128,6 +126,7 @@ SAME = {  # Queries that have the groups of the first one, and want no more of t
 }
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("first", SAME)
 def test_groups_outlive_another_query_that_wants_the_same_ones(client: persist.Client, first: str) -> None:
     view = client.create_view("v", first, indexes="auto")
@@ -206,7 +205,7 @@ QUERIES = (
 )
 
 
-@pytest.mark.thorough(except_every=6)
+@pytest.mark.thorough(except_every=12)
 @pytest.mark.parametrize("seed", range(12))
 def test_views_that_get_one_query_after_the_other_hold_what_each_gives_from_then_on(
     client: persist.Client, seed: int

@@ -45,6 +45,7 @@ def large() -> persist.MemoryBlob:
     return blob
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     "query",
     [
@@ -120,7 +121,7 @@ QUERIES = st.one_of(
 RECORD = st.tuples(*(st.none() | st.sampled_from(values) for _, values, _ in POOLS.values()))
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 @given(QUERIES, st.lists(st.lists(RECORD, min_size=1, max_size=5), min_size=1, max_size=4), st.booleans())
 def test_a_view_holds_what_a_query_returns_whatever_its_conditions_are(
     query: str, batches: list[list[tuple[Any, ...]]], is_upserted: bool

@@ -1,7 +1,6 @@
 """What is accepted as a view is right at every refresh; what cannot be right is refused when the view is made."""
 
 import datetime
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -27,14 +26,6 @@ ODD: dict[str, tuple[pa.DataType, Any]] = {
     "wide": (pa.decimal256(50, 2), 1),
     "lasts": (pa.duration("s"), datetime.timedelta(seconds=1)),
 }
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open("memory://plans") as found:
-        yield found
-        for each in sorted(found.collections(), key=lambda name: not name.startswith("v")):
-            found.drop(each)
 
 
 @pytest.mark.parametrize("column", ODD)
@@ -172,6 +163,7 @@ def test_an_equality_is_a_key_whatever_may_raise_beside_it(sql: str) -> None:
         check(sql, changes(seed))
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     "sql",
     [
@@ -267,6 +259,7 @@ def test_of_a_long_line_what_is_around_the_place_is_shown() -> None:
     assert show_position(sql, 80).splitlines()[1] == "  line 1: " + sql[:120]
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("how", ["UNION ALL", "UNION"])
 def test_hundreds_of_parts_of_a_union_are_no_deep_plan(client: persist.Client, how: str) -> None:
     t = client.create_or_load("t", key={"a": pa.int64()}, value={"b": pa.int64()})
@@ -276,6 +269,7 @@ def test_hundreds_of_parts_of_a_union_are_no_deep_plan(client: persist.Client, h
     assert view.snapshot().count() == (300 if how == "UNION ALL" else 3)
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     "sql",
     [

@@ -1,6 +1,5 @@
 """Functions of Python in queries and views: computed on whole columns, known by name and version, stored nowhere."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -8,7 +7,6 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.blob.protocol import MemoryBlob
 from persist.core.expression import python_functions as room
 from persist.errors import FunctionNotFound, InvalidUsage, OperatorFailed
 
@@ -24,11 +22,10 @@ def no_functions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(MemoryBlob()) as client:
-        people = client.create_or_load("people", key={"id": int}, value={"name": str, "n": int})
-        people.write(ROWS, time=1, seal=2).result()
-        yield client
+def client(client: persist.Client) -> persist.Client:
+    people = client.create_or_load("people", key={"id": int}, value={"name": str, "n": int})
+    people.write(ROWS, time=1, seal=2).result()
+    return client
 
 
 def shouted(names: pa.Array, times: pa.Array) -> pa.Array:

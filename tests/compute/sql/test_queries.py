@@ -1,13 +1,20 @@
 """Queries of all kinds against DuckDB, while rows come and go."""
 
+import duckdb
 import pytest
 
+import persist
 from persist.errors import InvalidUsage
 from tests.compute.sql.corpus import QUERIES, REFUSED
-from tests.compute.sql.oracle import changes, check, program_of
+from tests.compute.sql.grammar import Grammar
+from tests.compute.sql.listing import HEAD, PAGE, listed
+from tests.compute.sql.oracle import Changes, changes, check, program_of
+from tests.compute.sql.plans import changed, known_plans
+from tests.compute.sql.shrinking import shrunk, shrunk_changes
+from tests.compute.sql.soak import as_dataflow, outcome
 
 
-@pytest.mark.thorough(except_every=80)
+@pytest.mark.thorough(except_every=160)
 @pytest.mark.parametrize("sql", QUERIES)
 def test_a_query_has_the_answer_of_duckdb_after_each_change(sql: str) -> None:
     check(sql, changes(1))
@@ -52,3 +59,82 @@ def test_asof_joins_keep_what_is_nearest_to_nothing(how: str, equal: str, sign: 
     sql = f"{v} SELECT t.a, t.b, v.a AS c, v.b AS d FROM t ASOF {how} JOIN v ON {same} AND t.b {sign} v.b"
     check(sql, changes(1), asked=asked)
     check(sql, changes(2, steps=6, size=5), is_rewritten=False, asked=asked)
+
+
+def test_the_list_of_functions_in_the_documents_is_the_one_that_is_generated() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    section = HEAD + text.partition(HEAD)[2]
+    if f"DuckDB {duckdb.__version__} " not in section:
+        pytest.skip("the list was made with another release of DuckDB")
+    assert section == listed(), "write it anew with: python -m tests.compute.sql.listing"
+
+
+@pytest.mark.thorough(except_every=2)
+@pytest.mark.parametrize("call", ["version()", "hash('y')", "approx_quantile(1, 0.5)", "lttb(1, 2, 3)"])
+def test_a_function_that_is_listed_as_refused_is_refused(call: str) -> None:
+    assert f"`{call.partition('(')[0]}`" in listed().partition("**Refused aggregates**")[2]
+    with (
+        persist.open("memory://listing") as client,
+        pytest.raises(persist.InvalidUsage, match=r"is not supported in a view|gives something else each time"),
+    ):
+        client.create_view("refused", f"SELECT {call} AS x")
+
+
+PARTS = 30
+
+
+# The only ones that reach what others of the first tier do not.
+WORDS = (" try(", "UHUGEINT", "union_value", "ANTI JOIN u USING", "FULL O")
+RARE = [sql for sql in QUERIES if any(word in sql for word in WORDS)]
+
+SAME_RELEASE = pytest.mark.skipif(
+    duckdb.__version__ != known_plans()[0], reason="another release of DuckDB may bind queries otherwise"
+)
+
+
+@SAME_RELEASE
+def test_queries_of_what_is_rare_have_the_plans_that_were_compared() -> None:
+    assert RARE
+    assert not changed(RARE)
+
+
+@pytest.mark.thorough(except_every=30)
+@SAME_RELEASE
+@pytest.mark.parametrize("first", range(PARTS))
+def test_a_query_has_the_plan_whose_answers_were_compared_with_those_of_duckdb(first: int) -> None:
+    others = changed(QUERIES[first::PARTS])
+    assert not others, (
+        f"{len(others)} have other plans, such as {others[0]}: `python -m tests.compute.sql.plans` compares their "
+        "answers with DuckDB's, and writes down that they are right"
+    )
+
+
+def test_a_query_shrinks_to_what_it_fails_by() -> None:
+    sql = (
+        "WITH x AS (SELECT a, sum(b) AS n FROM t WHERE s LIKE 'x%' GROUP BY a HAVING count(*) > 1) "
+        "SELECT x.a + 1 AS one, q.s FROM x LEFT JOIN (SELECT upper(s) AS s, a FROM u WHERE b > 2) q ON x.a = q.a "
+        "WHERE q.s IS NOT NULL AND x.n > 3 ORDER BY 1 LIMIT 5"
+    )
+    found = shrunk(sql, lambda text: "upper(" in text)
+    assert found == "SELECT upper(s) FROM u" or len(found) < 30, found
+    found = shrunk(sql, lambda text: "LEFT JOIN" in text)
+    assert len(found) < 0.4 * len(sql), found
+
+
+def test_changes_shrink_to_the_rows_that_matter() -> None:
+    steps = changes(3, steps=4)
+    wanted = steps[2]["u"][1]
+
+    def fails(given: list[Changes]) -> bool:
+        return any(wanted in each.get("u", ()) for each in given)
+
+    found = shrunk_changes(steps, fails)
+    assert [{name: rows for name, rows in each.items() if rows} for each in found] == [{"u": [wanted]}]
+
+
+def test_a_query_that_fails_on_a_row_is_told_from_one_that_is_refused() -> None:
+    steps: list[Changes] = [{"t": [((1, 2, "x", None, None, None), 1)]}]
+    assert outcome(as_dataflow, 0, "SELECT a FROM t", steps)[0] == ""
+    assert outcome(as_dataflow, 0, "SELECT hash(s) FROM t", steps)[0] is None
+    assert outcome(as_dataflow, 0, "SELECT a FROM nothing", steps)[0] is None
+    assert Grammar(7).query() == Grammar(7).query()

@@ -1,7 +1,6 @@
 """Views that are given another definition: what was sealed stays, and what comes is what the new query gives."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,9 @@ LARGE = "SELECT k, sum(n) AS total FROM facts WHERE n > 1 GROUP BY k"
 MOST = "SELECT max(total) AS most FROM sums"
 
 
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[persist.Client]:
-    with persist.open(str(tmp_path / "location")) as found:
-        yield found
-
-
 def facts_of(client: persist.Client, name: str = "facts") -> Collection:
     facts = client.create_or_load(name, key={"id": pa.int64()}, value={"k": pa.string(), "n": pa.int64()})
-    facts.write([((1, ("a", 1)), 1, 1), ((2, ("a", 5)), 1, 1), ((3, ("b", 1)), 1, 1)])
-    facts.seal(2).result()
+    facts.write([((1, ("a", 1)), 1, 1), ((2, ("a", 5)), 1, 1), ((3, ("b", 1)), 1, 1)], seal=2).result()
     return facts
 
 
@@ -46,8 +38,7 @@ def test_a_new_definition_holds_from_one_time_on_and_what_was_sealed_stays(clien
     assert (sums.id, sums.sql, sums.definition.number, sums.definition.since) == (before, LARGE, 2, 2)
     assert sums.refresh() == persist.Antichain(2)
     assert rows(sums) == [("a", 6), ("b", 1)]
-    facts.write([((4, ("c", 2)), 2, 1)])
-    facts.seal(4).result()
+    facts.write([((4, ("c", 2)), 2, 1)], seal=4).result()
     assert sums.refresh() == persist.Antichain(4)
     assert rows(sums, 1) == [("a", 6), ("b", 1)]
     assert rows(sums, 2) == [("a", 5), ("c", 2)]
@@ -65,8 +56,7 @@ def test_views_on_a_view_switch_with_it_in_one_commit(client: persist.Client) ->
     sums, most = client.create_view("sums", SUMS), client.create_view("most", MOST)
     sums.redefine(SUMS.replace("facts", "others"))
     facts.drop().result()
-    others.write([((9, ("z", 40)), 2, 1)])
-    others.seal(3).result()
+    others.write([((9, ("z", 40)), 2, 1)], seal=3).result()
     before = client.seqno
     assert most.refresh() == persist.Antichain(3)
     records = client.history().filter(pc.field("seqno") > before).to_pylist()
@@ -120,8 +110,7 @@ def test_a_view_that_fails_goes_on_with_a_definition_that_does_not(client: persi
     facts = facts_of(client)
     failing = client.create_view("failing", "SELECT k, id, n * 2 AS twice FROM facts WHERE n < 100", key=["id"])
     failing.refresh()
-    facts.write([((7, ("z", -(2**62) - 1)), 2, 1)])
-    facts.seal(3).result()
+    facts.write([((7, ("z", -(2**62) - 1)), 2, 1)], seal=3).result()
     with pytest.raises(persist.PersistError):
         failing.refresh()
     failing.redefine("SELECT k, id, n AS twice FROM facts")
@@ -133,8 +122,7 @@ def test_a_view_whose_columns_became_too_narrow_goes_on_with_a_definition_of_the
     client: persist.Client,
 ) -> None:
     small = client.create_or_load("small", key={"id": pa.int64()}, value={"n": pa.int32()})
-    small.write([((1, 1), 0, 1)])
-    small.seal(1).result()
+    small.write([((1, 1), 0, 1)], seal=1).result()
     view = client.create_view("read", "SELECT id, n FROM small", key=["id"])
     view.refresh()
     small.evolve(widen={"n": pa.int64()})
@@ -268,8 +256,7 @@ def test_who_refreshes_with_the_old_definition_takes_up_the_new_one(tmp_path: Pa
             theirs.refresh()
             together.refresh()
             mine.redefine(LARGE)
-            facts.write([((4, ("c", 2)), 2, 1)])
-            facts.seal(3).result()
+            facts.write([((4, ("c", 2)), 2, 1)], seal=3).result()
             assert theirs.refresh() == persist.Antichain(3)
             assert (theirs.sql, rows(theirs)) == (LARGE, [("a", 5), ("c", 2)])
             mine.redefine(SUMS)

@@ -4,8 +4,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyarrow as pa
+import pytest
+
 import persist
 from persist.blob.protocol import BlobEntry, MemoryBlob
+from persist.dataflow import Program, col
+from persist.sql import answer
 from tests.compute.index.always import QUIET
 
 JOINED = "SELECT g, count(*) AS n, sum(amount) AS total FROM facts JOIN dims USING (d) GROUP BY g"
@@ -125,3 +130,36 @@ def test_a_refresh_of_an_open_handle_looks_once_and_commits_once() -> None:
     after = [what.split("/")[0] for what in changed[commit + 1 :]]
     assert 0 < len(after) <= 2
     assert {*after} == {"get log"}  # What the commit follows is there still.
+
+
+def test_a_query_may_be_part_of_a_program() -> None:
+    program = Program("mixed")
+    orders = program.input("orders", key={"id": pa.int64()}, value={"k": pa.string(), "n": pa.int64()})
+    large = orders.filter(col("n") > 1)
+    totals = answer(program, "SELECT k, max(n) AS most FROM big GROUP BY k", big=large)
+    seen = totals.filter(col("most") < 9).capture()
+    with program.open() as running:
+        running["orders"].insert([((1, ("x", 5)), 0, 1), ((2, ("x", 1)), 0, 1), ((3, ("y", 9)), 0, 1)])
+        running["orders"].advance_to(1)
+        running.step()
+        assert seen.rows() == [(("x", 5), 0, 1)]
+
+
+def test_a_query_of_a_program_reads_collections_that_a_client_knows() -> None:
+    with persist.open("memory://inside") as client:
+        source = client.create_or_load("numbers", key={"n": pa.int64()})
+        source.write([((n, None), 0, 1) for n in range(5)], seal=1).result()
+        program = Program("counting").using(client)
+        answer(program, "SELECT count(*) AS n FROM numbers WHERE n > 1").persist("counted", key=["n"])
+        with program.open(client) as running:
+            running.step()
+        assert client.load("counted").snapshot().to_arrow()["n"].to_pylist() == [3]
+
+
+def test_names_that_are_nothing_are_refused() -> None:
+    program = Program("mixed")
+    program.input("orders", key={"id": pa.int64()})
+    with pytest.raises(persist.InvalidUsage, match="no collection of that name"):
+        answer(program, "SELECT id FROM orders")
+    with pytest.raises(persist.InvalidUsage, match="is not a stream"):
+        answer(program, "SELECT id FROM orders", orders=3)  # type: ignore[arg-type]

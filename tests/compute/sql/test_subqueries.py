@@ -10,7 +10,7 @@ from persist.compute.sql.compile import plan_query
 from persist.compute.sql.rewrite import drop_domain_joins, rewrite_plan
 from persist.compute.sql.types import to_arrow
 from persist.core.expression.term import Place
-from tests.compute.sql.test_order import BIG
+from tests.compute.sql.test_estimates import BIG
 
 SCHEMAS = {name: CollectionSchema.of({c: to_arrow(k) for c, k in columns}, None) for name, columns in BIG.items()}
 

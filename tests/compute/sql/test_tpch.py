@@ -27,7 +27,7 @@ def test_all_queries_of_tpch_are_there() -> None:
     assert list(QUERIES) == [f"q{n}" for n in range(1, 23)]
 
 
-@pytest.mark.thorough(except_every=5)
+@pytest.mark.thorough(except_every=8)
 @pytest.mark.parametrize("name", list(QUERIES))
 def test_a_query_of_tpch_has_the_answer_of_duckdb_after_each_refresh(name: str, tables: dict[str, pa.Table]) -> None:
     sql, changing = QUERIES[name], Refreshes(tables, seed=int(name[1:]))

@@ -1,7 +1,6 @@
 """Views as users have them: created from a query, refreshed, read, kept across restarts, and dropped."""
 
 import subprocess
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,10 @@ import persist
 from persist.api.collection import Collection
 from persist.compute.dataflow.state.costs import Costs
 from persist.compute.sql.draft import Catalog, draft_view
-from persist.errors import BeforeViewBegan
 from persist.sql import InputBehind, open_together
 from tests.support.forks import forked_python
 
 TOTALS = "SELECT status, sum(amount) AS total, count(*) AS n FROM orders GROUP BY status"
-
-
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[persist.Client]:
-    with persist.open(str(tmp_path / "location")) as found:
-        yield found
 
 
 def orders_of(client: persist.Client) -> Collection:
@@ -35,8 +27,7 @@ def orders_of(client: persist.Client) -> Collection:
 def filled(client: persist.Client) -> Collection:
     orders = orders_of(client)
     orders.write([((1, ("new", Decimal("9.50"))), 1, 1), ((2, ("new", Decimal("1.25"))), 1, 1)])
-    orders.write([((3, ("old", Decimal("2.00"))), 1, 1)])
-    orders.seal(2).result()
+    orders.write([((3, ("old", Decimal("2.00"))), 1, 1)], seal=2).result()
     return orders
 
 
@@ -50,8 +41,7 @@ def test_rule_19_a_view_holds_the_answer_of_its_query_at_every_time(client: pers
     revenue = client.create_view("revenue", TOTALS)
     assert revenue.refresh() == persist.Antichain(2)
     assert rows(revenue) == [("new", Decimal("10.75"), 2), ("old", Decimal("2.00"), 1)]
-    orders.write([((1, ("new", Decimal("9.50"))), 2, -1), ((4, ("late", Decimal("-1.00"))), 3, 1)])
-    orders.seal(5).result()
+    orders.write([((1, ("new", Decimal("9.50"))), 2, -1), ((4, ("late", Decimal("-1.00"))), 3, 1)], seal=5).result()
     assert revenue.refresh() == persist.Antichain(5)
     assert rows(revenue, 2) == [("new", Decimal("1.25"), 1), ("old", Decimal("2.00"), 1)]
     assert rows(revenue, 4) == [("late", Decimal("-1.00"), 1), ("new", Decimal("1.25"), 1), ("old", Decimal("2.00"), 1)]
@@ -73,8 +63,7 @@ def test_a_view_is_the_same_after_a_restart_without_duckdb(tmp_path: Path) -> No
     with persist.open(location) as client:
         orders = filled(client)
         client.create_view("revenue", TOTALS).refresh()
-        orders.write([((5, ("new", Decimal("1.00"))), 2, 1)])
-        orders.seal(3).result()
+        orders.write([((5, ("new", Decimal("1.00"))), 2, 1)], seal=3).result()
     program = f"""
 import sys
 sys.modules["duckdb"] = None
@@ -112,8 +101,7 @@ def test_views_on_views_move_in_one_commit(client: persist.Client) -> None:
     best = client.create_view("best", "SELECT status FROM revenue ORDER BY total DESC LIMIT 1")
     least = client.create_view("least", "SELECT b.status, r.n FROM best b JOIN revenue r USING (status)")
     least.refresh()
-    orders.write([((9, ("gold", Decimal("100.00"))), 2, 1)])
-    orders.seal(3).result()
+    orders.write([((9, ("gold", Decimal("100.00"))), 2, 1)], seal=3).result()
     before = client.seqno
     least.refresh()
     uppers = {each.upper for each in (revenue, best, least)}
@@ -121,20 +109,6 @@ def test_views_on_views_move_in_one_commit(client: persist.Client) -> None:
     assert client.seqno - before <= 2  # One for the views; holds may have been moved in another.
     assert rows(least) == [("gold", 1)]
     assert rows(best, 2) == [("gold",)]
-
-
-def test_views_begin_where_they_were_made_however_late_their_first_refresh_is(client: persist.Client) -> None:
-    orders = filled(client)
-    revenue = client.create_view("revenue", TOTALS, start="now")
-    best = client.create_view("best", "SELECT status FROM revenue ORDER BY total DESC LIMIT 1")
-    for time in range(2, 6):
-        orders.write([((10 + time, ("old", Decimal("5.00"))), time, 1)])
-    orders.seal(6).result()
-    best.refresh()
-    assert [rows(best, time) for time in (1, 2, 3, 5)] == [[("new",)], [("new",)], [("old",)], [("old",)]]
-    assert rows(revenue, 1) == [("new", Decimal("10.75"), 2), ("old", Decimal("2.00"), 1)]
-    with pytest.raises(BeforeViewBegan):
-        revenue.snapshot(as_of=0)
 
 
 def test_a_new_view_is_not_readable_before_it_begins_and_a_hold_there_is_refused(client: persist.Client) -> None:
@@ -153,24 +127,12 @@ def test_a_view_does_not_keep_the_history_of_the_views_that_it_reads(client: per
     revenue = client.create_view("revenue", TOTALS)
     best = client.create_view("best", "SELECT status FROM revenue ORDER BY total DESC LIMIT 1")
     best.refresh()
-    orders.write([((12, ("old", Decimal("50.00"))), 2, 1)])
-    orders.seal(9).result()
+    orders.write([((12, ("old", Decimal("50.00"))), 2, 1)], seal=9).result()
     best.refresh()
     revenue.allow_compaction(8).result()
     assert revenue.since == persist.Antichain(8)
     with pytest.raises(persist.errors.CollectionNeeded, match="the views 'best' read it"):
         client.load("revenue").drop().result()
-
-
-def test_a_view_on_a_view_goes_on_when_the_row_that_it_failed_on_is_retracted(client: persist.Client) -> None:
-    numbers = client.create_or_load("numbers", key={"n": pa.int64()})
-    numbers.write([((1, None), 0, 1)], seal=1).result()
-    client.create_view("same", "SELECT n FROM numbers")
-    doubled = client.create_view("doubled", "SELECT n, n * 2 AS twice FROM same")
-    doubled.refresh()
-    numbers.write([((2**62, None), 1, 1), ((2**62, None), 2, -1)], seal=3).result()
-    assert doubled.refresh() == persist.Antichain(3)
-    assert rows(doubled) == [(1, 2)]
 
 
 def test_a_view_may_be_refreshed_further_than_the_views_on_it(client: persist.Client) -> None:
@@ -179,8 +141,7 @@ def test_a_view_may_be_refreshed_further_than_the_views_on_it(client: persist.Cl
     best = client.create_view("best", "SELECT status FROM revenue ORDER BY total DESC LIMIT 1")
     best.refresh()
     for time in range(2, 6):
-        orders.write([((10 + time, ("old", Decimal("5.00"))), time, 1)])
-        orders.seal(time + 1).result()
+        orders.write([((10 + time, ("old", Decimal("5.00"))), time, 1)], seal=time + 1).result()
         revenue.refresh()
     revenue.close()
     best.close()
@@ -206,8 +167,7 @@ def test_views_on_inputs_that_are_sealed_differently_far_belong_together(client:
     assert (constant.upper, revenue.upper) == (persist.Antichain(), persist.Antichain(2))
     with pytest.warns(InputBehind):
         both.refresh()
-    orders.write([((9, ("gold", Decimal("100.00"))), 2, 1)])
-    orders.seal(9).result()
+    orders.write([((9, ("gold", Decimal("100.00"))), 2, 1)], seal=9).result()
     revenue.refresh()
     both.close()
     other.seal(4).result()
@@ -227,30 +187,6 @@ def test_a_collection_that_a_view_reads_is_not_destroyed(client: persist.Client)
     revenue.drop().result()
     orders.drop().result()
     assert client.collections() == []
-
-
-def test_a_column_that_views_read_is_not_dropped(client: persist.Client) -> None:
-    orders = filled(client)
-    orders.evolve(add={"note": pa.string(), "shop": pa.string()})
-    revenue = client.create_view("revenue", TOTALS)
-    best = client.create_view("best", "SELECT max(total) AS most FROM revenue")
-    noted = client.create_view("noted", "SELECT id, note FROM orders")
-    orders.evolve(rename={"amount": "price"})
-    with pytest.raises(persist.errors.ColumnsNeeded, match="'price' is read by the view 'revenue'") as refused:
-        orders.evolve(drop=["price"])
-    assert refused.value.readers == {"price": ["revenue"]}
-    with pytest.raises(
-        persist.errors.ColumnsNeeded, match="'note' is read by the view 'noted', 'status' is read by the view"
-    ):
-        orders.evolve(drop=["status", "note", "shop"])
-    orders.evolve(drop=["shop"])
-    noted.drop().result()
-    orders.evolve(drop=["note"])
-    assert best.refresh() == persist.Antichain(2)
-    best.drop().result()
-    revenue.drop().result()
-    orders.evolve(drop=["price", "status"])
-    assert orders.handle.newest().schema.names == ("id",)
 
 
 def test_a_view_of_a_view_is_made_after_a_column_below_got_another_name(client: persist.Client) -> None:
@@ -302,8 +238,7 @@ def test_views_and_their_inputs_may_be_renamed(client: persist.Client) -> None:
     best.refresh()
     client.rename("orders", "purchases")
     client.rename("revenue", "income")
-    orders.write([((1, ("new", Decimal("9.50"))), 2, 1)])
-    orders.seal(3).result()
+    orders.write([((1, ("new", Decimal("9.50"))), 2, 1)], seal=3).result()
     assert client.view("best").refresh() == persist.Antichain(3)
     assert rows(client.load("best")) == [(Decimal("20.25"),)]
     with pytest.raises(persist.errors.CollectionNeeded, match="the views 'best', 'income' read it"):
@@ -322,21 +257,6 @@ def test_explain_shows_the_plan_and_what_its_operators_keep(client: persist.Clie
     assert "updates, " in revenue.explain().split("state of", 1)[1]
 
 
-def test_many_views_of_one_collection_move_in_one_commit(client: persist.Client) -> None:
-    orders = filled(client)
-    texts = [f"SELECT status, sum(amount) + {n} AS total FROM orders GROUP BY status" for n in range(20)]
-    views = [client.create_view(f"view {n}", text) for n, text in enumerate(texts)]
-    with open_together(views) as together:
-        together.refresh()
-        orders.write([((9, ("gold", Decimal("100.00"))), 2, 1)])
-        orders.seal(3).result()
-        before = client.seqno
-        together.refresh()
-        assert client.seqno == before + 1
-    assert {each.upper for each in views} == {persist.Antichain(3)}
-    assert rows(views[7])[0] == ("gold", Decimal("107.00"))
-
-
 def test_a_definition_may_be_given_again_but_not_another_one(client: persist.Client) -> None:
     filled(client)
     client.create_view("revenue", TOTALS)
@@ -353,60 +273,37 @@ def test_a_key_of_one_column_may_be_given_by_its_name_each_time(client: persist.
         assert client.create_view("one", "SELECT id, status FROM orders", key="id").schema.key_names == ("id",)
 
 
-def test_two_processes_may_refresh_one_view(tmp_path: Path) -> None:
-    location = str(tmp_path / "location")
-    with persist.open(location) as one, persist.open(location) as other:
-        orders = filled(one)
-        first, second = one.create_view("revenue", TOTALS), other.create_view("revenue", TOTALS)
-        for time in range(2, 6):
-            first.refresh()
-            orders.write([((10 + time, ("old", Decimal("5.00"))), time, 1)])
-            orders.seal(time + 1).result()
-            second.refresh()
-        assert first.refresh() == persist.Antichain(6)
-        assert rows(first) == [("new", Decimal("10.75"), 2), ("old", Decimal("22.00"), 5)]
-
-
-def test_an_overflow_stops_the_view_at_its_last_time_and_names_the_row(client: persist.Client) -> None:
-    numbers = client.create_or_load("numbers", key={"n": pa.int64()})
-    numbers.write([((1, None), 0, 1)])
-    numbers.seal(1).result()
-    view = client.create_view("doubled", "SELECT n, n * 2 AS twice FROM numbers")
-    view.refresh()
-    numbers.write([((2**62, None), 1, 1)])
-    numbers.seal(2).result()
-    with pytest.raises(persist.InvalidUsage, match=str(2**62)):
-        view.refresh()
-    assert view.upper == persist.Antichain(1)
-    assert rows(view) == [(1, 2)]
-
-
-def test_a_decimal_that_no_sum_can_take_is_named_with_the_way_out(client: persist.Client) -> None:
+@pytest.mark.parametrize("total", ["sum(d)", "sum(d) OVER (ORDER BY n)"])
+def test_a_sum_beyond_38_digits_is_refused_until_a_row_is_retracted(client: persist.Client, total: str) -> None:
     most = Decimal("9" * 38)
-    client.write("wide", pa.table({"d": pa.array([most], pa.decimal128(38, 0))}), key=[]).result()
-    view = client.create_view("total", "SELECT sum(d) AS total FROM wide")
-    with pytest.raises(persist.errors.OperatorFailed, match=f"{most}.*cast it to DOUBLE"):
+    wide = client.create_or_load("wide", key={"n": pa.int64()}, value={"d": pa.decimal128(38, 0)})
+    wide.write([((1, most), 0, 1)], seal=1).result()
+    view = client.create_view("total", f"SELECT {total} AS total FROM wide")
+    view.refresh()
+    assert rows(view) == [(most,)]
+    wide.write([((2, most), 1, 1)], seal=2).result()
+    with pytest.raises(persist.InvalidUsage, match=r"needs more than the.*digits"):
         view.refresh()
+    wide.write([((2, most), 2, -1)], seal=3).result()
+    assert view.refresh() == persist.Antichain(3)
+    assert rows(view) == [(most,)]
 
 
 def test_a_view_goes_on_when_the_row_that_it_failed_on_is_retracted(client: persist.Client) -> None:
     numbers = client.create_or_load("numbers", key={"n": pa.int64()})
-    numbers.write([((1, None), 0, 1), ((2, None), 0, 1)])
-    numbers.seal(1).result()
+    numbers.write([((1, None), 0, 1), ((2, None), 0, 1)], seal=1).result()
     view = client.create_view("doubled", "SELECT n, n * 2 AS twice FROM numbers")
     view.refresh()
-    numbers.write([((2**62, None), 1, 1), ((3, None), 2, 1), ((1, None), 2, -1)])
-    numbers.seal(3).result()
+    numbers.write([((2**62, None), 1, 1), ((3, None), 2, 1), ((1, None), 2, -1)], seal=3).result()
     with pytest.raises(persist.InvalidUsage, match=str(2**62)):
         view.refresh()
-    numbers.write([((2**62, None), 4, -1)])
-    numbers.seal(6).result()
+    assert (view.upper, rows(view)) == (persist.Antichain(1), [(1, 2), (2, 4)])
+    numbers.write([((2**62, None), 4, -1)], seal=6).result()
     assert view.refresh() == persist.Antichain(6)
     assert rows(view) == [(2, 4), (3, 6)]
     with pytest.raises(persist.errors.AsOfCompacted):
         view.snapshot(as_of=2)
-    numbers.write([((5, None), 6, 1)])
-    numbers.seal(7).result()
+    numbers.write([((5, None), 6, 1)], seal=7).result()
     assert view.refresh() == persist.Antichain(7)
     assert rows(view) == [(2, 4), (3, 6), (5, 10)]
     assert rows(view, 5) == [(2, 4), (3, 6)]
@@ -418,16 +315,13 @@ def test_a_view_that_was_never_refreshed_begins_when_the_row_that_it_fails_on_is
     numbers = client.create_or_load("numbers", key={"n": pa.int64()})
     view = client.create_view("doubled", "SELECT n, n * 2 AS twice FROM numbers")
     count = client.create_view("how_many", "SELECT count(*) AS n FROM doubled")
-    numbers.write([((2**62, None), 1, 1), ((3, None), 2, 1)])
-    numbers.seal(3).result()
+    numbers.write([((2**62, None), 1, 1), ((3, None), 2, 1)], seal=3).result()
     with pytest.raises(persist.InvalidUsage, match=str(2**62)):
         count.refresh()
-    numbers.write([((2**62, None), 4, -1)])
-    numbers.seal(6).result()
+    numbers.write([((2**62, None), 4, -1)], seal=6).result()
     assert count.refresh() == persist.Antichain(6)
     assert (rows(view), rows(count)) == ([(3, 6)], [(1,)])
-    numbers.write([((5, None), 6, 1)])
-    numbers.seal(7).result()
+    numbers.write([((5, None), 6, 1)], seal=7).result()
     assert view.refresh() == persist.Antichain(7)
     assert rows(view) == [(3, 6), (5, 10)]
 
@@ -478,6 +372,7 @@ FAILING = {
 }
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("query", FAILING.values(), ids=FAILING)
 def test_a_view_with_state_heals_for_open_handles_and_fresh_clients(client: persist.Client, query: str) -> None:
     def in_pieces(view: persist.View) -> persist.View:
@@ -541,14 +436,14 @@ def test_times_that_somebody_reads_are_not_passed_over(client: persist.Client) -
     view = client.create_view("doubled", "SELECT n, n * 2 AS twice FROM numbers")
     view.refresh()
     reader = view.hold(0, name="reader")
-    numbers.write([((2**62, None), 1, 1), ((2**62, None), 2, -1)])
-    numbers.seal(3).result()
+    numbers.write([((2**62, None), 1, 1), ((2**62, None), 2, -1)], seal=3).result()
     with pytest.raises(persist.Conflict, match="which the hold 'reader' keeps readable"):
         view.refresh()
     reader.release()
     assert view.refresh() == persist.Antichain(3)
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
@@ -616,8 +511,7 @@ def test_a_scalar_subquery_of_two_rows_stops_the_view(client: persist.Client) ->
     view = client.create_view("one", "SELECT (SELECT id FROM orders WHERE status = 'old') AS id")
     view.refresh()
     assert rows(view) == [(3,)]
-    orders.write([((8, ("old", Decimal("1.00"))), 2, 1)])
-    orders.seal(3).result()
+    orders.write([((8, ("old", Decimal("1.00"))), 2, 1)], seal=3).result()
     with pytest.raises(persist.InvalidUsage, match="More than one row returned by a subquery"):
         view.refresh()
     assert view.upper == persist.Antichain(2)
@@ -628,29 +522,25 @@ def test_a_recursion_without_end_is_an_error_until_its_reason_is_retracted(
 ) -> None:
     monkeypatch.setattr("persist.compute.sql.lower.ITERATIONS_MAX", 50)
     steps = client.create_or_load("steps", key={"n": pa.int64()}, value={"next": pa.int64()})
-    steps.write([((1, 2), 0, 1)])
-    steps.seal(1).result()
+    steps.write([((1, 2), 0, 1)], seal=1).result()
     query = (
         "WITH RECURSIVE r(n, d) AS (SELECT n, 0 FROM steps UNION ALL SELECT steps.next, 1 FROM r JOIN steps USING (n)) "
         "SELECT n, d, count(*) AS times FROM r GROUP BY n, d"
     )
     view = client.create_view("reached", query)
     view.refresh()
-    steps.write([((2, 2), 1, 1)])
-    steps.seal(2).result()
+    steps.write([((2, 2), 1, 1)], seal=2).result()
     with pytest.raises(persist.InvalidUsage, match="iterations"):
         view.refresh()
     assert view.upper == persist.Antichain(1)
-    steps.write([((2, 2), 2, -1)])
-    steps.seal(3).result()
+    steps.write([((2, 2), 2, -1)], seal=3).result()
     assert view.refresh() == persist.Antichain(3)
     assert rows(view) == [(1, 0, 1), (2, 1, 1)]
 
 
 def test_nan_and_zero_are_of_no_sign(client: persist.Client) -> None:
     numbers = client.create_or_load("numbers", key={"n": pa.int64()}, value={"x": pa.float64()})
-    numbers.write([((at, x), 0, 1) for at, x in enumerate([float("nan"), -0.0, -2.5, float("inf")])])
-    numbers.seal(1).result()
+    numbers.write([((at, x), 0, 1) for at, x in enumerate([float("nan"), -0.0, -2.5, float("inf")])], seal=1).result()
     view = client.create_view("signs", "SELECT n, sign(x) AS s FROM numbers")
     view.refresh()
     assert rows(view) == [(0, 0), (1, 0), (2, -1), (3, 1)]

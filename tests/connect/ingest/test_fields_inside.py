@@ -26,6 +26,7 @@ def write_rows(path: Path, form: str, row: dict[str, Any], kind: pa.DataType) ->
         pq.write_table(pa.table({"id": [row["id"]], "v": pa.array([row["v"]], kind)}), path)
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 @pytest.mark.parametrize("shape", [*KINDS])
 @pytest.mark.parametrize("drift", ["refuse", "add", "ignore"])

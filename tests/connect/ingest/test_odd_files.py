@@ -67,6 +67,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"persist.connect.ingest.{module}.BLOCK_BYTES", 64 << 10)
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -251,6 +252,7 @@ TABLE = pa.table({"id": [1, 2, 3], "v": [1.5, 2.5, 3.5]})
 TEXT = b"id,v\n" + b"1,2.5\n" * 50_000
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     ("ending", "data"),
     [

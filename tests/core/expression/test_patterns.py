@@ -32,6 +32,7 @@ def test_letters_that_share_only_an_upper_case_letter_differ_without_case() -> N
             assert match_without_case(letters, pattern) == [row[0] for row in expected if row]
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_backslash_is_a_character_of_a_pattern(pattern: str) -> None:
     texts = pa.table({"id": range(len(TEXTS)), "s": TEXTS})

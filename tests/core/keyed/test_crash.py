@@ -17,7 +17,7 @@ from tests.support.tuned import tuned
 KEY, VALUE = {"k": pa.int64()}, {"mark": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
 # What happens by itself would be at no step in particular.
 SETTINGS = tuned(background=False, grace_s=0, orphan_grace_s=0)
-EACH = 3  # Of the steps, each case takes every third one.
+EACH = 9  # Of the steps, each case takes every ninth one.
 LARGE = 1500  # Rows enough for a part in a blob of its own.
 
 
@@ -131,7 +131,7 @@ def check_found(client: persist.Client, told: list[str]) -> None:
     assert client.fsck().is_clean
 
 
-@pytest.mark.thorough(except_every=12)
+@pytest.mark.thorough(except_every=36)
 @pytest.mark.parametrize("policy", ["seal", "background"])
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("first", range(EACH))

@@ -1,7 +1,6 @@
 """Groups of columns with an order of their own: late, partial and deleting events, against a model of a few lines."""
 
 import itertools
-from contextlib import suppress
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,7 +14,6 @@ from persist import errors
 from persist.core.keyed.form import check_same_form
 from persist.core.log.fields import GroupForm, KeyedForm, MachineForm
 from persist.events import InsertIfAbsent
-from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob
 from tests.support.tiers import examples
 
 NAMES = ("a", "b", "g_1", "c", "d", "g_2", "g_3")
@@ -386,7 +384,7 @@ def contents(collection: persist.Collection, as_of: int) -> list[Any]:
 
 
 @given(STEPS, POLICIES)
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150, quick=6), deadline=None)
 def test_whole_and_partial_events_of_groups_are_what_the_model_says(steps: list[Any], resolve: Any) -> None:
     keyed, model = persist.Keyed(**KEYED, resolve=resolve), Model()
     blob = persist.MemoryBlob()
@@ -441,7 +439,7 @@ ORDERED_PARTS = st.sampled_from([("p", "a"), ("q", "r", "b", "c"), ("p", "a", "q
 
 
 @given(st.lists(st.tuples(ORDERED_WHOLE, ORDERED_PARTS | st.none()), min_size=1, max_size=6), st.randoms(), POLICIES)
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100, quick=4), deadline=None)
 def test_events_with_orders_amount_to_the_same_in_whatever_order_they_come(
     rows: list[tuple[dict[str, Any], Any]], random: Any, resolve: Any
 ) -> None:
@@ -468,45 +466,3 @@ def test_events_with_orders_amount_to_the_same_in_whatever_order_they_come(
             rows_now = sorted(orders.snapshot().to_pylist(), key=lambda row: row["k"])
             answers.append([{name: value for name, value in row.items() if name != "gone"} for row in rows_now])
     assert answers[0] == answers[1] == answers[2]
-
-
-def grouped_story(client: persist.Client, policy: Any, done: list[str]) -> None:
-    """Write whole and partial events, late ones and deletions; may be repeated by another client."""
-    t = client.create_or_load("t", key={"k": int}, value=VALUE, keyed=persist.Keyed(**KEYED, resolve=policy))
-    first = {"x": 1, "ts": 1, "gone": False, "p": 1, "a": 1, "q": 1, "r": 1, "b": "old", "c": [1]}
-    t.upsert([{"k": k, **first} for k in range(1200)], time=0, token="whole").result()
-    done.append("whole")
-    t.update([{"k": k, "p": k % 3, "a": 2} for k in range(1200)], time=1, token="part").result()
-    done.append("part")
-    with client.multi_write(token="both") as multi:
-        multi.upsert(t, [{"k": 0, **first, "ts": 5, "gone": True, "p": 0, "q": 9}], time=2)
-        multi.update(t, [{"k": 0, "q": 8, "r": 0, "b": "late", "c": None}, {"k": 1, "x": 7}], time=2)
-    done.append("both")
-    t.compact()
-    t.update([{"k": 0, "ts": 6, "x": 5}, {"k": 2, "ts": 0, "x": 5}], time=3, missing="insert", token="back").result()
-    done.append("back")
-
-
-@pytest.mark.thorough(except_every=15)
-@pytest.mark.parametrize("policy", ["seal", "background"])
-@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("first", range(6))
-def test_a_client_that_dies_leaves_all_of_an_update_or_nothing(policy: Any, is_after: bool, first: int) -> None:
-    for step in itertools.count(first, 6):
-        store = persist.MemoryBlob(f"groups-{policy}-{is_after}-{step}")
-        mortal = MortalBlob(store, step, is_after=is_after)
-        done = list[str]()
-        with suppress(Died):
-            grouped_story(persist.open(mortal, settings=SETTINGS), policy, done)
-        if not mortal.is_dead:
-            break
-        with persist.open(store, settings=SETTINGS) as client:
-            if done:
-                assert {*client["t"].handle.contents().tokens} >= {*done}
-            grouped_story(client, policy, [])
-            rows = {row["k"]: row for row in client["t"].snapshot().to_pylist()}
-            assert [(k, rows[k]["x"], rows[k]["ts"], rows[k]["a"], rows[k]["p"], rows[k]["b"]) for k in range(4)] == [
-                (0, 5, 6, 1, 1, None), (1, 7, 1, 2, 1, "old"), (2, 1, 1, 2, 2, "old"), (3, 1, 1, 1, 1, "old")
-            ]  # fmt: skip
-            assert (len(rows), client.fsck().is_clean) == (1200, True)
-    assert step >= 6, "the story changes the store more often than that"

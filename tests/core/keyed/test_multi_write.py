@@ -83,23 +83,13 @@ def test_events_and_plain_writes_are_one_commit(client: persist.Client) -> None:
     assert {each.upper.time for each in (events, rows)} == {1}
 
 
-def test_a_seal_alone_resolves_what_is_pending(client: persist.Client) -> None:
-    one, other = keyed(client, "one"), keyed(client, "other")
-    one.upsert([(1, "a", 0)])
-    other.upsert([(1, "b", 0)])
-    with client.multi_write() as multi:
-        multi.seal(one, 1)
-        multi.seal(other, 1)
-    assert [*one.snapshot().rows(), *other.snapshot().rows()] == [(1, "a"), (1, "b")]
-
-
 @pytest.mark.parametrize("resolve", POLICIES)
 def test_nothing_happens_if_the_block_raises_or_one_part_is_refused(
     client: persist.Client, store: Stepped, resolve: Any
 ) -> None:
     one, other, rows = keyed(client, "one", resolve=resolve), keyed(client, "other", resolve=resolve), plain(client)
     other.seal(5).result()
-    many = pa.table({"k": range(50_000), "v": [f"{n * 7919 % 100_003:x}" for n in range(50_000)]})
+    many = pa.table({"k": range(8_000), "v": [f"{n * 7919 % 100_003:x}" for n in range(8_000)]})
     seqno = client.engine.follower.refresh().seqno
     with pytest.raises(RuntimeError), client.multi_write() as multi:
         multi.write(rows, many, time=0)
@@ -224,7 +214,7 @@ def test_a_consumer_acknowledges_with_the_events_it_has_made(client: persist.Cli
     assert source.follow("copier").poll() is None
 
 
-@pytest.mark.parametrize("size", [2, 50_000], ids=["small", "large"])
+@pytest.mark.parametrize("size", [2, 8_000], ids=["small", "large"])
 @pytest.mark.parametrize("theirs", ["upsert", "seal"])
 def test_what_somebody_else_commits_in_between_is_resolved_with_the_block(
     store: Stepped, client: persist.Client, size: int, theirs: str
@@ -293,7 +283,7 @@ def test_an_overwrite_in_the_block_is_refused_if_its_collection_changed_and_the_
 
 def test_a_block_comes_after_what_the_client_asked_for_before_it(client: persist.Client) -> None:
     one, two = keyed(client, "one"), keyed(client, "two")
-    for time in range(0, 30, 3):
+    for time in range(0, 12, 3):
         one.upsert([(time, "x", time)], seal=time + 1)
         two.upsert([(1, f"{time}", time)])
         with client.multi_write() as multi:
@@ -302,4 +292,4 @@ def test_a_block_comes_after_what_the_client_asked_for_before_it(client: persist
             multi.seal(two, time + 2)
         one.upsert([(1, "y", time + 2)], seal=time + 3)
     assert [*one.snapshot().rows()] == [(1, "y")]
-    assert [*two.snapshot().rows()] == [(1, "27")]
+    assert [*two.snapshot().rows()] == [(1, "9")]

@@ -41,6 +41,7 @@ def held(users: persist.Collection) -> dict[int, Any]:
     return {row["k"]: row["v"] for row in users.snapshot().to_arrow().to_pylist()}
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("at", range(len(WATERMARKS)), ids=[str(kind) for kind, _ in WATERMARKS])
 def test_the_greater_watermark_stands_whatever_its_type(client: persist.Client, at: int) -> None:
     kind, marks = WATERMARKS[at]
@@ -100,6 +101,7 @@ TOMBSTONES: list[tuple[pa.DataType, str | None, list[Any], list[Any]]] = [
 ]
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("resolve", POLICIES)
 @pytest.mark.parametrize(("kind", "equal_to", "live", "dead"), TOMBSTONES, ids=[f"{k}-{v}" for k, v, *_ in TOMBSTONES])
 def test_the_type_of_the_tombstone_column_says_which_rows_are_tombstones(

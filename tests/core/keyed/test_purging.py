@@ -165,7 +165,7 @@ BOUND = [("bound", 10, None), ("events", OTHER, 1)]
 @example([*BOUND, ("update", [{"k": 0, "v": "x"}], "insert")], "seal", [0])
 @example([*BOUND, ("update", [{"k": 0, "gone": True}], "error")], "seal", [0])
 @given(STEPS, st.sampled_from(["seal", "background"]), st.lists(st.sampled_from([0, 10**9]), min_size=1, max_size=7))
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30, quick=1), deadline=None)
 def test_partial_events_amount_to_the_same_whoever_purged_when(steps: Any, resolve: Any, shares: list[int]) -> None:
     expected = outcomes(steps, itertools.repeat(0), "seal")  # Tombstones are never searched.
     assert outcomes(steps, itertools.cycle(shares), resolve) == expected

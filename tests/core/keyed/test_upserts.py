@@ -131,14 +131,6 @@ def test_closing_a_client_finishes_the_seals_that_it_was_asked_for(tmp_path: Pat
         assert client.load("users").upper == persist.Antichain(4)
 
 
-def test_what_is_asked_of_a_collection_after_a_seal_comes_after_it(client: persist.Client) -> None:
-    for _ in range(5):
-        users = keyed(client)
-        sealed = users.upsert([(k, (k, "a", None)) for k in range(2000)], time=0, seal=1)
-        allowed, destroyed = users.allow_compaction(0), users.drop()
-        assert sealed.result() <= allowed.result() < destroyed.result()
-
-
 def test_maintenance_leaves_resolving_to_whoever_has_the_location_for_itself(tmp_path: Path) -> None:
     quiet = persist.Settings(background=False)
     with persist.open(tmp_path, settings=quiet) as shared:

@@ -56,14 +56,14 @@ def state(client: persist.Client, handle: persist.Collection) -> CollectionState
     return contents
 
 
-def text(value: str, key: int) -> str:
-    """A value that does not compress away."""
-    return f"{value}{noise(key)}"
-
-
 @cache
 def noise(key: int) -> str:
     return hashlib.sha256(b"%d" % key).hexdigest()[:12]
+
+
+def text(value: str, key: int) -> str:
+    """A value that does not compress away."""
+    return f"{value}{noise(key)}"
 
 
 def rows_at(rows: int, at: int, start: int = 0, diff: int = 1, value: str = "x") -> pa.Table:
@@ -326,43 +326,6 @@ def test_a_deleted_value_is_gone_from_the_store_after_the_grace_period_even_if_n
         assert is_clean(client)
 
 
-def test_a_value_that_was_not_deleted_stays_when_since_moves_on() -> None:
-    dated = DatedBlob(ImpatientClock())
-    with opened(dated) as client:
-        c = client.create_or_load("c", key=KEY, value=VALUE)
-        c.write(rows_at(4, 0), seal=1).result()
-        c.write(pa.concat_tables([rows_at(1, 1, diff=-1), rows_at(9, 1, 100)]), seal=2).result()
-        c.allow_compaction(1).result()
-        for _ in range(8):
-            dated.clock.sleep(HOUR)
-            client.maintain()
-        assert sorted(k for k, _ in c.snapshot(1).rows()) == [1, 2, 3, *range(100, 109)]
-        with pytest.raises(persist.errors.AsOfCompacted):
-            c.snapshot(0)
-        assert [*holders(dated, text("x", 0))] == []
-
-
-def test_of_two_compactors_that_do_the_same_work_one_throws_its_output_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    blob = MemoryBlob()
-    with opened(blob) as one, opened(blob) as other:
-        c = one.create_or_load("c", key=KEY, value=VALUE)
-        c.write(rows_at(20_000, 0), seal=1).result()
-        c.write(rows_at(10_000, 1, diff=-1), seal=2).result()
-        put, rival = one.engine.writer("a test").compactor._commit_step, other.load("c")
-
-        def late(*arguments: Any) -> None:
-            monkeypatch.undo()
-            rival.compact()
-            put(*arguments)
-
-        monkeypatch.setattr(one.engine.writer("a test").compactor, "_commit_step", late)
-        report = c.compact()
-        assert report.superseded == 1
-        named = {part.blob for part in state(one, c).parts}
-        assert {entry.key for entry in blob.list("part/")} == named
-        assert c.snapshot().count() == 10_000
-
-
 def test_an_exclusive_writer_does_not_keep_others_from_compacting() -> None:
     blob = MemoryBlob()
     settings = persist.Settings(background=False, tuning=SMALL)
@@ -373,41 +336,6 @@ def test_an_exclusive_writer_does_not_keep_others_from_compacting() -> None:
         assert other.load("c").compact().keyframes == (1,)
         c.write(rows_at(5, 2), seal=3).result()
         assert c.snapshot().count() == 5
-
-
-def test_a_reader_that_only_reads_cannot_compact() -> None:
-    blob = MemoryBlob()
-    with opened(blob) as client:
-        client.create_or_load("c", key=KEY, value=VALUE)
-    with persist.open(blob, mode="read") as reader, pytest.raises(persist.errors.ReadOnly):
-        reader.load("c").compact()
-
-
-def test_an_open_snapshot_keeps_the_blobs_it_reads_through_compaction_and_collection() -> None:
-    dated = DatedBlob(ImpatientClock())
-    with opened(dated) as reader, opened(dated) as client:
-        c = client.create_or_load("c", key=KEY, value=VALUE)
-        c.write(rows_at(20_000, 0), seal=1).result()
-        c.write(rows_at(10_000, 1, diff=-1), seal=2).result()
-        with reader.load("c").snapshot(1) as snapshot:
-            c.allow_compaction(1).result()
-            for _ in range(10):
-                c.compact()
-                dated.clock.sleep(400)
-                reader.maintain()  # Renews its lease, which says that it still reads from then.
-                client.maintain()
-            dated.clock.sleep(HOUR)
-            reader.maintain()
-            client.gc()
-            assert snapshot.count() == 10_000
-            assert len(snapshot.to_arrow()) == 10_000
-            old = {part.blob for part in snapshot.scan.all_parts}
-            assert old <= {entry.key for entry in dated.list("part/")}
-        dated.clock.sleep(300)
-        reader.maintain()
-        client.gc()
-        assert not old & {entry.key for entry in dated.list("part/")}
-        assert len(c.snapshot(1).to_arrow()) == 10_000
 
 
 def test_a_client_that_reads_on_and_on_does_not_keep_old_blobs_for_ever() -> None:
@@ -453,10 +381,10 @@ def test_writers_wait_for_a_merge_when_there_are_too_many_runs() -> None:
     policy = Tuning(runs_max=16, merge_runs=4, inline_runs=4, inline_bytes=1 << 30)
     with opened(MemoryBlob(), tuning=policy) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
-        for at in range(64):
+        for at in range(24):
             c.write(rows_at(2000, at), seal=at + 1).result()
             assert len(state(client, c).history) <= 20
-        assert c.snapshot().count() == 128_000
+        assert c.snapshot().count() == 48_000
 
 
 def test_a_full_disk_ends_a_compaction_and_nothing_is_replaced(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,17 +425,6 @@ def test_compaction_ends_when_its_client_is_closed() -> None:
     client.close()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"part_bytes": 0}, {"merge_runs": 1}, {"merge_runs": 2.5}, {"keyframe_fraction": "x"}, {"runs_max": 0}],
-    ids=str,
-)
-def test_a_policy_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
-    [name] = wrong
-    with pytest.raises(persist.InvalidUsage, match=name):
-        Tuning(**wrong)
-
-
 def test_fsck_finds_a_keyframe_that_does_not_say_what_the_history_says() -> None:
     with opened(MemoryBlob()) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
@@ -523,19 +440,6 @@ def test_fsck_finds_a_keyframe_that_does_not_say_what_the_history_says() -> None
         [problem] = client.fsck().problems
         assert (problem.kind, problem.blob) == ("disagrees", parts[0].blob)
         assert "the keyframe as of 2 differs in 1 records from what the keyframe as of 1" in problem.what
-
-
-def test_explain_tells_of_slices_only_where_something_must_be_merged() -> None:
-    with opened(MemoryBlob(), memory_budget=16 << 20) as client:
-        c = client.create_or_load("c", key=KEY, value=VALUE)
-        c.write(rows_at(200_000, 0), seal=1).result()
-        c.write(rows_at(100_000, 1, diff=-1), seal=2).result()
-        raw = c.snapshot().explain()
-        assert (raw.keyframe, raw.rows) == (None, 300_000)
-        assert raw.slices > 1
-        c.compact()
-        compacted = c.snapshot().explain()
-        assert (compacted.keyframe, compacted.rows, compacted.slices) == (1, 100_000, 1)
 
 
 def test_what_stands_counts_for_half_of_a_slice_where_few_keys_are_touched() -> None:

@@ -34,7 +34,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "KNOWN_PAGES", 2)
 
 
-@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300, quick=15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(CHANGES, st.sampled_from(["memory", "level", "merge", "merge all"])), max_size=8))
 def test_a_map_over_tables_is_what_a_dict_would_be(steps: list[tuple[dict[str, str | None], str]]) -> None:
     blob, model = MemoryBlob(), dict[str, str]()

@@ -9,15 +9,13 @@ import persist
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.core.log.framing import encode_framed
-from persist.core.log.keys import make_record_key
 from persist.core.log.records import create_record, read_record
 from persist.engine.follow.checkpoint import INTERVAL
 from persist.engine.follow.log_identity import PROVE_AFTER_S, PROVE_READS_AFTER_S
 from persist.errors import LogInterrupted, LogReplaced
 from tests.support.checkpoints import wait_for_checkpoint
-from tests.support.clocks import DatedBlob, ImpatientClock
+from tests.support.clocks import ImpatientClock
 from tests.support.rollback import QUIET, copied, interrupted, made, opened, restore, rolled_back, trusting, write
-from tests.support.tuned import tuned
 
 
 def upper_of(blob: Blob, clock: ImpatientClock) -> int | None:
@@ -66,16 +64,6 @@ def test_a_client_that_never_pauses_is_stopped_by_the_clock() -> None:
     assert acknowledged <= 4
 
 
-def test_a_client_that_never_pauses_bridges_no_hole_with_a_checkpoint() -> None:
-    blob, _, client, collection = rolled_back()
-    checkpoints = [entry.key for entry in blob.list("checkpoint/")]
-    with client, pytest.raises(LogReplaced):
-        for time in range(36, 36 + 3 * INTERVAL):
-            write(collection, range(time, time + 1))
-            wait_for_checkpoint(client)  # Checkpoints are made by the pool.
-    assert [entry.key for entry in blob.list("checkpoint/")] == checkpoints
-
-
 @pytest.mark.parametrize("is_remote", [False, True])
 @pytest.mark.parametrize("lost", [1, 3, INTERVAL - 1])
 def test_a_client_that_wrote_where_the_next_checkpoint_is_due_bridges_no_hole(
@@ -102,15 +90,6 @@ def test_a_reader_whose_checkpoint_went_with_the_past_is_told_that_it_was_replac
             blob.delete(entry.key)
         with pytest.raises(LogReplaced):
             client.engine.follower.restart()
-
-
-def test_a_checkpoint_is_no_bridge_over_a_hole_between_two_of_them_either() -> None:
-    blob, _, client, collection = rolled_back(3)
-    with client, pytest.raises(LogReplaced):
-        for time in range(9, 2 * INTERVAL):
-            write(collection, range(time, time + 1))
-            wait_for_checkpoint(client)
-    assert list(blob.list("checkpoint/")) == []
 
 
 def test_a_hole_that_comes_while_the_client_writes_is_noticed_at_the_next_checkpoint() -> None:
@@ -152,14 +131,6 @@ def test_what_was_acknowledged_beyond_the_hole_does_not_hide_it_the_next_time() 
         assert caught.value.seqno == 9
 
 
-def test_a_write_that_was_done_before_is_not_acknowledged_from_memory() -> None:
-    _, clock, client, collection = rolled_back()
-    with client:
-        clock.sleep(PROVE_AFTER_S)
-        with pytest.raises(LogReplaced):
-            collection.write([((1, None), 99, 1)], token="once").result()
-
-
 def test_a_reader_hears_of_it_too() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
     with opened(blob, clock) as client, opened(blob, clock, "read") as reader:
@@ -198,21 +169,6 @@ def test_a_client_does_not_jump_to_a_checkpoint_of_another_past() -> None:
         client.engine.follower.restart()
 
 
-def test_the_newest_record_cannot_be_lost_unnoticed() -> None:
-    blob, clock = MemoryBlob(), ImpatientClock()
-    with opened(blob, clock) as client, opened(blob, clock, "read") as reader:
-        collection = made(client)
-        write(collection, range(5))
-        assert reader.load("c").upper.time == 5
-        blob.delete(log(blob)[-1])
-        with opened(blob, clock) as other:
-            write(made(other), range(4, 7))
-        with pytest.raises(LogReplaced):
-            reader.load("c")
-        with pytest.raises(LogReplaced):
-            collection.seal(9).result()
-
-
 def test_a_checkpoint_tells_that_the_record_it_was_made_after_is_another_one() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
     with opened(blob, clock) as client:
@@ -239,24 +195,6 @@ def test_proving_costs_one_request_now_and_then_and_none_on_the_way() -> None:
         clock.sleep(PROVE_AFTER_S)
         write(collection, range(INTERVAL - 4, INTERVAL - 3))
         assert blob.get_counts()["get"].requests == before + 1
-
-
-def test_a_client_that_slept_while_the_log_was_truncated_goes_on() -> None:
-    clock = ImpatientClock()
-    blob = DatedBlob(clock)
-    settings = tuned(QUIET.tuning, background=False, log_retention_s=3600, log_retention_records=16, grace_s=3600)
-    with persist.open(blob, clock=clock, settings=settings) as sleeper:
-        collection = made(sleeper)
-        write(collection, range(3))
-        with persist.open(blob, clock=clock, settings=settings) as client:
-            for time in range(3, 63, 20):
-                write(made(client), range(time, time + 20))
-                client.gc()
-                clock.sleep(7200)
-            client.gc()
-            assert log(blob)[0] > make_record_key(10)
-        write(collection, range(63, 66))
-        assert upper_of(blob, clock) == 66
 
 
 # What lies beyond the end.

@@ -16,7 +16,7 @@ from tests.support.clocks import ImpatientClock
 from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int64()}
-MANY = 300
+MANY = 100
 
 
 def opened(blob: MemoryBlob) -> persist.Client:

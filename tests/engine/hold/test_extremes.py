@@ -58,23 +58,6 @@ def test_whatever_the_clocks_do_a_reader_reads_what_it_held_or_is_told_that_its_
     assert "read" in outcomes
 
 
-def test_a_reader_that_renews_is_never_passed_by_since_whatever_its_own_clock_says() -> None:
-    blob, reads, compacts = MemoryBlob(), ImpatientClock(), ImpatientClock()
-    with opened(blob, reads, lease_s=LEASE_S) as reader, opened(blob, compacts, lease_s=LEASE_S) as compactor:
-        written = collection(compactor)
-        snapshot = reader.load("c").snapshot(3)
-        written.allow_compaction(4).result()
-        for jump in (0.5, -0.5, LEASE_S / 4, -LEASE_S / 4, 1.0, -1.0):  # Within what is allowed for skew.
-            reads.jump(jump)
-            for clock in (reads, compacts):
-                clock.sleep(LEASE_S / 2)
-            assert snapshot.count() == 4  # Renews.
-            compactor.maintain()
-            assert since(written) == 3
-        snapshot.close()
-        compactor.maintain()
-
-
 @pytest.mark.thorough
 @pytest.mark.costly("a million holds")
 def test_a_collection_with_a_million_holds_is_held_and_compacted() -> None:

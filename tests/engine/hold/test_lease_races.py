@@ -94,15 +94,6 @@ def test_a_claim_made_while_its_hold_moves_does_not_rely_on_where_it_was(blob: M
             later.close()
 
 
-def test_a_claim_just_before_the_hold_moves_it(blob: MemoryBlob) -> None:
-    with opened(blob) as reader, opened(blob) as writer:
-        theirs, ours = collection(writer), reader.load("c")
-        with ours.snapshot(6), ours.snapshot(5) as earlier:
-            theirs.allow_compaction(15).result()
-            assert since(theirs) == 5
-            assert earlier.count() == 6
-
-
 def test_a_lease_that_is_renewed_just_before_it_is_ended_goes_on(blob: MemoryBlob) -> None:
     clock, store = ImpatientClock(), Stepped(blob)
     with opened(blob, clock) as reader, opened(store, clock) as writer:

@@ -11,16 +11,13 @@ from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.types.schema import TIME_MAX
-from persist.core.settings import Tuning
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.parts import commit_parts
-from tests.support.stepped import wait_until
 from tests.support.tuned import tuned
 
 KEY = {"k": pa.int64()}
-QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 
 
 def opened(blob: object, clock: ImpatientClock | None = None, **changed: float) -> persist.Client:
@@ -61,24 +58,6 @@ def test_a_snapshot_that_is_dropped_is_closed(blob: MemoryBlob) -> None:
         theirs.allow_compaction(15).result()
         reader.maintain()
         assert since(theirs) == 15
-
-
-def test_since_waits_for_the_least_of_several_readers(blob: MemoryBlob) -> None:
-    with opened(blob) as client:
-        c = collection(client)
-        late, early, feed = c.snapshot(9), c.snapshot(4), c.changes(7, 12)
-        c.allow_compaction(15).result()
-        assert since(c) == 4
-        early.close()
-        client.maintain()
-        assert since(c) == 6  # changes from 7 on need to tell 7 from 6
-        assert feed.to_arrow().num_rows == 5
-        feed.close()
-        client.maintain()
-        assert since(c) == 9
-        late.close()
-        client.maintain()
-        assert since(c) == 15
 
 
 def test_a_listen_takes_since_along_as_it_advances(blob: MemoryBlob) -> None:
@@ -177,24 +156,6 @@ def test_a_lease_is_renewed_and_one_of_a_reader_that_is_gone_expires_after_the_s
         assert since(theirs) == 15
 
 
-def test_a_lease_is_not_ended_before_its_expiry_and_the_declared_skew(blob: MemoryBlob) -> None:
-    clock = ImpatientClock()
-    ahead = ImpatientClock(1_700_000_000.0 + 29)
-    with opened(blob, clock) as reader, opened(blob, ahead) as writer:
-        theirs = collection(writer)
-        snapshot = reader.load("c").snapshot(3)
-        theirs.allow_compaction(15).result()
-        ahead.sleep(600)
-        writer.maintain()
-        assert since(theirs) == 3
-        ahead.sleep(2)
-        writer.gc()
-        assert since(theirs) == 15
-        reader.collections()
-        with pytest.raises(persist.errors.LeaseExpired):
-            snapshot.to_arrow()
-
-
 def test_a_late_renewal_saves_a_lease_that_nobody_has_ended(blob: MemoryBlob) -> None:
     clock = ImpatientClock()
     with opened(blob, clock) as client:
@@ -205,22 +166,6 @@ def test_a_late_renewal_saves_a_lease_that_nobody_has_ended(blob: MemoryBlob) ->
         [hold] = c.holds()
         assert hold.expires_ms is not None
         assert hold.expires_ms > clock.wall_ms()
-
-
-def test_a_reader_whose_lease_ran_out_can_begin_again(blob: MemoryBlob) -> None:
-    clock = ImpatientClock()
-    with opened(blob, clock) as reader, opened(blob, clock) as writer:
-        theirs, ours = collection(writer), reader.load("c")
-        old = ours.snapshot(3)
-        clock.sleep(700)
-        writer.gc()
-        reader.collections()
-        new = ours.snapshot(3)
-        theirs.allow_compaction(15).result()
-        assert since(theirs) == 3
-        assert new.count() == 4
-        with pytest.raises(persist.errors.LeaseExpired):
-            old.count()
 
 
 def test_a_client_is_told_once_that_its_lease_ended_and_then_goes_on(blob: MemoryBlob) -> None:
@@ -366,20 +311,6 @@ def test_a_bad_name_of_a_hold_is_refused(blob: MemoryBlob, name: str) -> None:
             c.hold()
 
 
-def test_a_client_that_only_reads_takes_no_hold_and_cannot_make_one(blob: MemoryBlob) -> None:
-    with opened(blob) as writer:
-        c = collection(writer)
-        before = {entry.key for entry in blob.list("")}
-        with persist.open(blob, mode="read") as reader:
-            snapshot = reader.load("c").snapshot(3)
-            assert snapshot.count() == 4
-            with pytest.raises(persist.errors.ReadOnly):
-                reader.load("c").hold(3)
-        assert {entry.key for entry in blob.list("")} == before
-        c.allow_compaction(10).result()
-        assert since(c) == 10
-
-
 def test_a_client_that_only_reads_gets_a_clear_error_past_the_grace_period(tmp_path: Path) -> None:
     clock = ImpatientClock()
     with opened(tmp_path, clock, grace_s=0, orphan_grace_s=0) as writer:
@@ -392,21 +323,6 @@ def test_a_client_that_only_reads_gets_a_clear_error_past_the_grace_period(tmp_p
             assert writer.gc().parts > 0
             with pytest.raises(persist.errors.LeaseExpired, match="grace period"):
                 snapshot.to_arrow()
-
-
-def test_a_destroyed_collection_can_be_read_by_whoever_has_a_lease_on_it(tmp_path: Path) -> None:
-    clock = ImpatientClock()
-    with opened(tmp_path, clock, grace_s=0, orphan_grace_s=0) as writer, opened(tmp_path, clock) as reader:
-        c = writer.create_or_load("c", key=KEY)
-        c.write(pa.table({"k": range(50_000), "_time": [0] * 50_000, "_diff": [1] * 50_000}), seal=1).result()
-        snapshot = reader.load("c").snapshot(0)
-        c.drop().result()
-        assert writer.gc().collections == 0
-        assert snapshot.to_arrow().num_rows == 50_000
-        snapshot.close()
-        reader.close()
-        assert writer.gc().collections == 1
-        assert list((tmp_path / "part").rglob("*.parquet")) == []
 
 
 def test_where_there_always_are_new_reads_a_hold_moves_every_tenth_of_a_lease(blob: MemoryBlob) -> None:
@@ -446,20 +362,6 @@ def test_what_cannot_be_let_go_of_now_is_let_go_of_later_and_what_is_gone_can_be
         assert gone.holds() == []
 
 
-def test_background_threads_renew_and_let_go(blob: MemoryBlob) -> None:
-    settings = tuned(lease_s=1, clock_skew_s=0, hold_linger_s=0.1)
-    with persist.open(blob, settings=settings) as reader, persist.open(blob, settings=settings) as writer:
-        theirs = collection(writer)
-        snapshot = reader.load("c").snapshot(3)
-        theirs.allow_compaction(15).result()
-        [hold] = theirs.holds()
-        wait_until(lambda: [each.expires_ms for each in theirs.holds()] != [hold.expires_ms])
-        assert since(theirs) == 3
-        assert snapshot.count() == 4
-        snapshot.close()
-        wait_until(lambda: since(theirs) == 15)
-
-
 def test_a_hold_that_the_store_did_not_take_is_an_error_and_not_a_promise(blob: MemoryBlob) -> None:
     clock = ImpatientClock()
     unreliable = UnreliableBlob(blob)
@@ -496,14 +398,3 @@ def test_a_named_hold_that_somebody_else_has_moved_is_not_released(blob: MemoryB
             stale.release()
         client.load("c").hold(name="consumer").release()
         assert client.load("c").holds() == []
-
-
-def test_parts_that_are_committed_twice_under_one_token_are_there_once(blob: MemoryBlob) -> None:
-    with opened(blob) as client:
-        c = collection(client)
-        table = pa.table({"k": range(100), "_time": [20] * 100, "_diff": [1] * 100})
-        parts = PartWriter(blob, client.engine.follower.find_next_seqno).upload(c.id, c.schema, table)
-        commit_parts(c, parts, token="t").result()
-        commit_parts(c, parts, seal=persist.Antichain(21), token="t").result()
-        c.seal(21).result()
-        assert c.snapshot(20).count() == 120

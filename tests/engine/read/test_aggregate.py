@@ -390,7 +390,7 @@ def test_only_the_columns_that_are_needed_are_read(client: persist.Client, monke
     ]
 
 
-@pytest.mark.parametrize(("budget", "filter"), [(16 << 20, None), (256 << 20, pc.field("k") > 9_000)], ids=str)
+@pytest.mark.parametrize(("budget", "filter"), [(16 << 20, None), (256 << 20, pc.field("k") > 3_000)], ids=str)
 def test_texts_that_files_hold_as_dictionaries_are_groups(
     blob: MemoryBlob, budget: int, filter: pc.Expression | None
 ) -> None:
@@ -399,7 +399,7 @@ def test_texts_that_files_hold_as_dictionaries_are_groups(
     with persist.open(blob, settings=settings) as client:
         value = {"g": pa.string(), "b": pa.binary(), "v": pa.int64()}
         c = client.create_or_load("c", key={"k": pa.int64()}, value=value)
-        rng, rows = np.random.default_rng(3), 20_000
+        rng, rows = np.random.default_rng(3), 6_000
 
         def batch(time: int, g: list[Any], diff: int = 1) -> pa.Table:
             keys = np.arange(rows) + time * rows

@@ -37,7 +37,7 @@ def place_of(update: dict[str, Any]) -> tuple[int, int, bool]:
     return update["_time"], update["k"], update["_diff"] > 0
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(40, quick=3))
 @given(
     batches=st.lists(UPDATES, min_size=1, max_size=4), spread=st.booleans(), bounds=st.tuples(*[st.integers(0, 9)] * 2)
 )

@@ -241,6 +241,7 @@ print("whole")
 """
 
 
+@pytest.mark.thorough  # A new process asks for each member.
 def test_no_member_that_a_dataset_inherits_ends_the_process() -> None:
     done = subprocess.run([*forked_python(), "-c", INHERITED], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr

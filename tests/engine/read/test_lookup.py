@@ -2,7 +2,6 @@
 
 import datetime as dt
 import math
-import threading
 from collections import Counter
 from decimal import Decimal
 from functools import cache
@@ -245,14 +244,6 @@ def test_only_the_row_group_of_a_key_is_fetched_and_only_once(monkeypatch: pytes
         assert store.get_counts()["get"].bytes - before.bytes < 1000, "nothing but the log"
 
 
-def test_times_are_told_apart_within_a_part(client: persist.Client) -> None:
-    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
-    c.write([((1, "a"), 0, 1), ((1, "a"), 2, -1), ((1, "b"), 2, 1), ((2, "c"), 3, 1)])
-    c.seal(4).result()
-    assert [rows_with(c.snapshot(t), [1])["v"].to_pylist() for t in range(4)] == [["a"], ["a"], ["b"], ["b"]]
-    assert [rows_with(c.snapshot(t), [2])["v"].to_pylist() for t in range(4)] == [[], [], [], ["c"]]
-
-
 def test_history_that_was_dropped_is_not_needed(client: persist.Client) -> None:
     c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
     for time in range(3):
@@ -398,29 +389,6 @@ def _as_stored(values: tuple[Any, ...], kinds: list[tuple[pa.DataType, list[Any]
     return tuple(sort_key(kind, plain_values(pa.array([value], kind))[0]) for value, (kind, _) in columns)
 
 
-@pytest.mark.parametrize(
-    ("kind", "updates", "left"),
-    [
-        (pa.timestamp("us", "Europe/Berlin"), [(TWICE[0], 1), (TWICE[1], 1), (TWICE[0], -1)], [TWICE[1]]),
-        (pa.float64(), [(NAN, 1), (1.5, 1), (NAN, -1)], [1.5]),
-        (pa.int64(), [(1, 1), (2, 1), (3, 1), (3, -1)], [1, 2]),
-        (pa.int64(), [(1, 1), (1, 1)], [1, 1]),
-    ],
-)
-def test_records_of_a_key_in_memory_are_told_apart_as_they_are_stored(
-    client: persist.Client, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, updates: list[Any], left: list[Any]
-) -> None:
-    monkeypatch.setattr(persist.engine.read.lookups.lookup, "PARTS_MAX", 1)
-    collection = client.create_or_load("c", key={"k": pa.int64()}, value={"v": kind})
-    for value, diff in updates:
-        collection.write([((1, value), 0, diff)]).result()
-    collection.seal(1).result()
-    snapshot = collection.snapshot()
-    for _ in range(2):  # Cold and warm.
-        values = [value for _, value in snapshot.get([1])]
-        assert pa.array(values, kind).equals(pa.array(left, kind))
-
-
 def test_what_a_key_holds_is_told_from_memory_once_it_is_there(client: persist.Client) -> None:
     collection = client.create_or_load("c", key={"k": pa.int64()}, value={"a": pa.int64(), "b": pa.string()})
     collection.write([((k, (k, "first")), 0, 1) for k in range(1000)], seal=1).result()
@@ -456,13 +424,6 @@ def test_integers_are_looked_for_in_whatever_pieces_they_come(client: persist.Cl
         for _ in range(2):
             assert snapshot.get(given_keys)["k"].to_pylist() == [least, 6, 100, greatest]
     assert len(snapshot.get(pa.chunked_array([], kind))) == 0
-
-
-def test_a_null_key_is_a_key(client: persist.Client) -> None:
-    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
-    c.write([((None, 7), 0, 1), ((0, 8), 0, 1)], seal=1).result()
-    assert c.snapshot().get(pa.array([None, None, 5], pa.int64())).to_pylist() == [{"k": None, "v": 7}]
-    assert c.snapshot().get(pa.array([0, None])).to_pylist() == [{"k": 0, "v": 8}, {"k": None, "v": 7}]
 
 
 @pytest.mark.parametrize("keys", [5, "ab", {"k": [1]}], ids=lambda keys: type(keys).__name__)
@@ -605,22 +566,6 @@ def test_a_tuple_is_no_key_of_one_field_and_a_value_none_of_none(client: persist
     assert rows_with(unit.snapshot(), []).to_pylist() == []
 
 
-def test_a_filter_that_fails_on_a_value_is_the_callers_mistake(client: persist.Client) -> None:
-    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
-    c.write([((1, 0), 0, 1)], seal=1).result()
-    with pytest.raises(persist.InvalidUsage, match="cannot be applied"):
-        rows_with(c.snapshot(where=pc.divide(pc.scalar(1), pc.field("v")) > 0), [1])
-
-
-def test_columns_of_equal_parts_are_not_mistaken_for_each_other(client: persist.Client) -> None:
-    """Parquet stores date64 as date32, so two collections may have the same bytes."""
-    for name, kind in (("a", pa.date32()), ("b", pa.date64())):
-        c = client.create_or_load(name, key={"k": kind}, value=None)
-        c.write([((dt.date(2026, 1, 31), None), 0, 1)], seal=1).result()
-        got = rows_with(c.snapshot(), [dt.date(2026, 1, 31)])
-        assert (len(got), got["k"].type) == (1, kind)
-
-
 @pytest.mark.parametrize("whole_bytes_max", [0, 1 << 20])
 def test_other_columns_of_a_key_that_was_looked_up_are_looked_up_too(
     client: persist.Client, monkeypatch: pytest.MonkeyPatch, whole_bytes_max: int
@@ -731,32 +676,6 @@ def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
     assert 0 < decoded_by_one(room) < everything
 
 
-def test_many_threads_share_what_is_kept(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist.engine.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(client.engine.caches, "decoded", make_decoded_rows_kind(Cache(4 << 20)))
-    collection, rows = large(client, scattered("int"))
-    keys, wrong = rows["k"].to_pylist(), []
-    snapshot = collection.snapshot()
-
-    def read(seed: int) -> None:
-        for at in np.random.default_rng(seed).choice(ROWS, 50).tolist():
-            if rows_with(snapshot, [keys[at]])["v"].to_pylist() != [at]:
-                wrong.append(at)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_decimals_are_looked_up_by_value(client: persist.Client) -> None:
-    c = client.create_or_load("c", key={"k": pa.decimal128(10, 2)}, value=None)
-    c.write([((Decimal("1.50"), None), 0, 1), ((Decimal("-1.50"), None), 0, 1)], seal=1).result()
-    assert rows_with(c.snapshot(), [Decimal("1.5")]).to_pylist() == [{"k": Decimal("1.50")}]
-
-
 def test_row_groups_that_lie_between_two_samples_are_looked_into() -> None:
     keys = pa.table({"a": [n // 10 for n in range(100)], "b": [n % 10 for n in range(100)]})
     at = np.array([0, 33, 66, 99])
@@ -783,26 +702,3 @@ def test_the_places_of_keys_are_those_of_their_rows_in_small_parts_and_in_parts_
         reader = PartReader(client.engine.blob)
         assert find_places(wanted, part, c.schema, reader).tolist() == [0, 200, 499]
         assert find_places(SortedKeys(pa.table({"k": [-5, -1]})), part, c.schema, reader).tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("keys", "found"),
-    [
-        ([1, 3], [1, 3]), ((3,), [3]), (iter([2]), [2]), (pa.array([2, 9]), [2]),
-        (pa.chunked_array([[1], [2]]), [1, 2]), (pa.table({"k": [3]}), [3]),
-    ],
-)  # fmt: skip
-def test_keys_are_taken_in_any_form(client: persist.Client, keys: Any, found: list[int]) -> None:
-    t = client.create_or_load("forms", key={"k": pa.int64()}, value={"v": pa.int64()})
-    t.write([((k, k), 0, 1) for k in range(1, 4)], seal=1).result()
-    made = t.snapshot().get(keys)
-    values = made["k"].to_pylist() if isinstance(made, pa.Table) else [key for key, _ in made]
-    assert sorted(values) == found
-
-
-@pytest.mark.parametrize("keys", ["1", b"1", {"k": 1}, 1, pa.table({"x": [1], "k": [2]}), pa.array(["x"])])
-def test_what_is_no_keys_is_refused(client: persist.Client, keys: Any) -> None:
-    t = client.create_or_load("refused", key={"k": pa.int64()}, value={"v": pa.int64()})
-    t.write([((1, 1), 0, 1)], seal=1).result()
-    with pytest.raises(persist.InvalidUsage):
-        t.snapshot().get(keys)

@@ -85,6 +85,7 @@ def test_a_look_up_by_any_columns_finds_what_a_filter_leaves(
             assert found(collection, snapshot.scan, keys) == filtered(everything, keys)
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(
     ("kind", "by", "few"),
     [

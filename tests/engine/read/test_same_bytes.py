@@ -66,6 +66,7 @@ def test_keys_are_looked_up_in_parts_of_the_same_bytes_and_different_versions_ag
         assert rows_with(t.snapshot(1), [1]).num_rows == 0
 
 
+@pytest.mark.thorough
 def test_slices_of_parts_of_the_same_bytes_and_different_versions_are_kept_apart() -> None:
     rows, blob = 250_000, persist.MemoryBlob()
     settings = persist.Settings(background=False, memory_budget=32 << 20)

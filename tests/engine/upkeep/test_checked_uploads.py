@@ -55,7 +55,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(60, quick=3))
 @given(STEPS)
 @example(["write", "write", "clone", "gc", "drop", "wait", "gc", "wait", "gc", "drop clone"])
 @example(["write", "clone", "gc", "drop", "wait", "other gc", "wait", "other gc", "drop clone", "wait", "gc"])

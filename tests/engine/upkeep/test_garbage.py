@@ -4,8 +4,6 @@ import base64
 import json
 import re
 import threading
-import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, cast
 
@@ -51,45 +49,11 @@ def dated() -> DatedBlob:
     return DatedBlob(ImpatientClock())
 
 
-def test_blobs_of_a_destroyed_collection_go_after_the_grace_period_by_the_clock_of_the_store(dated: DatedBlob) -> None:
-    with opened(dated) as client, opened(dated, ImpatientClock(5e9)) as wrong_clock:
-        c, other = client.create_or_load("c", key=KEY), client.create_or_load("other", key=KEY)
-        c.write(table()).result()
-        other.write(table(), seal=1).result()
-        stays = keys(dated, f"part/{other.id}")
-        c.drop().result()
-        assert wrong_clock.gc().collections == 0
-        dated.clock.sleep(HOUR - 10)
-        assert wrong_clock.gc().collections == 0
-        assert keys(dated, f"part/{c.id}")
-        dated.clock.sleep(20)
-        report = wrong_clock.gc()
-        assert (report.collections, report.parts) == (1, 1)
-        assert keys(dated, "part/") == stays
-        assert client.gc().collections == 0
-        assert other.snapshot(0).count() == 20_000
-
-
 def orphan(blob: DatedBlob, client: persist.Client, handle: persist.Collection) -> list[Part]:
     """Upload what no record names."""
     return list(
         PartWriter(blob, client.engine.follower.find_next_seqno).upload(handle.id, handle.schema, table(time=5))
     )
-
-
-def test_an_upload_that_no_record_names_goes_after_the_grace_period(dated: DatedBlob) -> None:
-    with opened(dated) as client:
-        c = client.create_or_load("c", key=KEY)
-        c.write(table(), seal=1).result()
-        [part] = orphan(dated, client, c)
-        dated.clock.sleep(DAY - 60)
-        assert client.gc().parts == 0
-        c.seal(2).result()
-        client.gc()
-        dated.clock.sleep(DAY + 60)
-        assert client.gc().parts + client.gc().parts == 1
-        assert part.blob not in keys(dated, "part/")
-        assert c.snapshot(1).count() == 20_000
 
 
 def test_a_commit_that_comes_after_its_upload_was_declared_void_is_refused(dated: DatedBlob) -> None:
@@ -147,65 +111,6 @@ def busy(client: persist.Client, c: persist.Collection, clock: ImpatientClock, h
 
 
 SHORT: dict[str, Any] = {"log_retention_s": 5 * HOUR, "log_retention_records": 50}
-
-
-def test_old_records_and_checkpoints_go_and_opening_still_finds_everything(dated: DatedBlob) -> None:
-    with opened(dated, orphan_grace_s=HOUR, **SHORT) as client:
-        c = client.create_or_load("c", key=KEY)
-        c.write([((1, None), 0, 1)]).result()
-        for _ in range(6):
-            busy(client, c, dated.clock, 4)
-            client.gc()
-        report = client.gc()
-        floor = client.engine.follower.state.control.log_floor
-        assert floor > 100
-        assert min(keys(dated, "log/")) == make_record_key(floor)
-        assert len(keys(dated, "log/")) >= 50
-        assert len(keys(dated, "checkpoint/")) < 30
-        assert len(keys(dated, "state/")) < 10
-        assert report.records == 0
-        upper = c.upper
-    with opened(dated) as client:
-        assert client.load("c").upper == upper
-        assert client.load("c").snapshot().count() == 1
-        client.load("c").seal(10_000).result()
-
-
-def test_records_younger_than_the_retention_stay_and_so_do_the_last_ones(dated: DatedBlob) -> None:
-    with opened(dated, log_retention_s=5 * HOUR, log_retention_records=1000) as client:
-        c = client.create_or_load("c", key=KEY)
-        busy(client, c, dated.clock, 20)
-        client.gc()
-        assert keys(dated, "log/")[0] == make_record_key(0)
-    with opened(dated, log_retention_s=500 * HOUR, log_retention_records=16) as client:
-        client.gc()
-        assert keys(dated, "log/")[0] == make_record_key(0)
-
-
-def bytes_of_log(blob: MemoryBlob) -> int:
-    return sum(entry.bytes for entry in blob.list("log/"))
-
-
-@pytest.mark.thorough(except_every=2)
-@pytest.mark.parametrize("cap", [{"log_records_max": 60}, {"log_bytes_max": 24_000}])
-def test_a_log_of_too_many_records_or_bytes_goes_when_grace_is_over_whatever_the_retention_says(
-    dated: DatedBlob, cap: dict[str, Any]
-) -> None:
-    with opened(dated, grace_s=HOUR, log_retention_records=16, **cap) as client:
-        c = client.create_or_load("c", key=KEY)
-        busy(client, c, dated.clock, 1, per_hour=120)
-        assert client.gc().records == 0, "all of them are younger than the grace period"
-        busy(client, c, dated.clock, 2, per_hour=120)
-        client.gc()
-        records = len(keys(dated, "log/"))
-        assert 115 < records < 180, "those of the last hour, because grace_s comes first"
-        dated.clock.sleep(HOUR)
-        client.gc()
-        client.gc()
-        assert len(keys(dated, "log/")) <= 61 if "log_records_max" in cap else bytes_of_log(dated) <= 25_000
-        upper = c.upper
-    with opened(dated) as client:
-        assert client.load("c").upper == upper
 
 
 def test_a_client_shortens_a_long_log_between_two_collections_of_garbage(dated: DatedBlob) -> None:
@@ -270,26 +175,8 @@ def test_a_writer_that_was_asleep_across_a_truncation_does_not_write_into_a_trun
         assert min(keys(dated, "log/")) == make_record_key(client.engine.follower.state.control.log_floor)
 
 
-class AfterCreate:
-    """A store that calls `then`, once, when a record has been created and its creator does not know it yet."""
-
-    def __init__(self, inner: DatedBlob) -> None:
-        self._inner = inner
-        self.then: Callable[[], object] | None = None
-
-    def create(self, key: str, value: bytes) -> bool:
-        created = self._inner.create(key, value)
-        then, self.then = self.then, None
-        if then is not None:
-            then()
-        return created
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
 def test_another_thread_that_wakes_up_first_does_not_hide_that_a_slot_was_truncated(dated: DatedBlob) -> None:
-    store = AfterCreate(dated)
+    store = Stepped(dated)
     with opened(dated, **SHORT) as client, opened(cast(DatedBlob, store), dated.clock, **SHORT) as sleeper:
         c = client.create_or_load("c", key=KEY)
         theirs = sleeper.load("c")
@@ -301,7 +188,7 @@ def test_another_thread_that_wakes_up_first_does_not_hide_that_a_slot_was_trunca
             reader.start()
             reader.join()
 
-        store.then = read_in_another_thread
+        store.after("create", "log/", read_in_another_thread)
         seqno = theirs.write([((7, None), 1_000_000, 1)]).result()
         assert seqno == client.engine.follower.refresh().seqno
         c.seal(1_000_001).result()
@@ -309,12 +196,12 @@ def test_another_thread_that_wakes_up_first_does_not_hide_that_a_slot_was_trunca
 
 
 def test_a_writer_that_falls_asleep_right_after_its_commit_does_not_commit_it_twice(dated: DatedBlob) -> None:
-    store = AfterCreate(dated)
+    store = Stepped(dated)
     with opened(dated, **SHORT) as client, opened(cast(DatedBlob, store), dated.clock, **SHORT) as sleeper:
         c = client.create_or_load("c", key=KEY)
         theirs = sleeper.load("c")
         theirs.seal(1).result()
-        store.then = lambda: truncated_while_asleep(dated, client, c)
+        store.after("create", "log/", lambda: truncated_while_asleep(dated, client, c))
         with pytest.raises(persist.Indeterminate, match="took so long"):
             theirs.write([((7, None), 1_000_000, 1)], token="once").result()
         theirs.write([((7, None), 1_000_000, 1)], token="once").result()
@@ -418,18 +305,6 @@ def test_a_client_whose_state_object_was_collected_reads_on_from_the_newest_chec
             assert reader.load("quiet").upper == persist.Antichain(149)
 
 
-def test_two_collectors_and_a_writer_at_once_lose_nothing(dated: DatedBlob) -> None:
-    with opened(dated, **SHORT) as one, opened(dated, **SHORT) as two:
-        for n in range(10):
-            c = one.create_or_load("c", key=KEY)
-            c.write(table(2_000, n), token=uuid.uuid4().hex, seal=n + 1).result()
-            dated.clock.sleep(3 * HOUR)
-            one.gc()
-            two.gc()
-        assert c.snapshot().count() == 20_000
-        assert read_newest_checkpoint(dated).seqno > 0
-
-
 def test_gc_of_an_empty_location_writes_nothing(dated: DatedBlob) -> None:
     with opened(dated) as client:
         assert client.gc() == persist.GarbageReport()
@@ -444,7 +319,7 @@ def test_gc_of_an_idle_location_does_not_go_on_writing_records(dated: DatedBlob)
         c.write(table(), seal=1).result()
         orphan(dated, client, c)
         seqnos = []
-        for _ in range(100):
+        for _ in range(70):
             wait_for_checkpoint(client)
             dated.clock.sleep(HOUR)
             client.gc()
@@ -452,24 +327,6 @@ def test_gc_of_an_idle_location_does_not_go_on_writing_records(dated: DatedBlob)
         assert seqnos[-1] == seqnos[60]
         assert len(keys(dated, "part/")) == 1
         assert len(keys(dated, "checkpoint/")) <= 5
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"lease_s": 0},
-        {"grace_s": -1},
-        {"log_retention_s": 60},
-        {"log_records_max": 1},
-        {"log_bytes_max": 0.5},
-        {"background": 1},
-        {"gc_interval_s": "x"},
-        {"log_retention_records": 20.5},
-    ],
-)
-def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
-    with pytest.raises(persist.InvalidUsage, match=f"{next(iter(bad))}=.* is not allowed"):
-        tuned(**bad)
 
 
 def test_of_collections_destroyed_together_only_those_nobody_reads_are_collected(dated: DatedBlob) -> None:
@@ -691,7 +548,7 @@ def test_a_collector_reads_the_objects_of_old_checkpoints_once_however_many_are_
     with opened(blob) as writer, opened(blob) as collector:
         made = [writer.create_or_load(f"c{n}", key=KEY) for n in range(20)]
         reads = []
-        for hour in range(1, 13):
+        for hour in range(1, 9):
             for n in range(2 * INTERVAL):
                 made[n % 20].seal(100 * hour + n).result()
                 wait_for_checkpoint(writer)
@@ -699,10 +556,11 @@ def test_a_collector_reads_the_objects_of_old_checkpoints_once_however_many_are_
             blob.read.clear()
             collector.gc()
             reads.append(sum(key.startswith("directory/") for key in blob.read))
-    assert len(keys(blob, "checkpoint/")) > 10
+    assert len(keys(blob, "checkpoint/")) > 6
     assert reads[-1] <= reads[3] + 2
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("remembered", [0, 1, 45, 10**6])
 def test_what_old_checkpoints_name_is_kept_however_few_names_may_be_remembered(
     remembered: int, monkeypatch: pytest.MonkeyPatch

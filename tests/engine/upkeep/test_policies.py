@@ -138,7 +138,7 @@ def test_a_shorter_time_stays_in_force_however_often_garbage_is_collected(
         client.set_policy(**changes)
         upper, waiting = 1, []
         for hour in range(0, 50, 5):
-            for _ in range(20):
+            for _ in range(12):
                 c.seal(upper).result()
                 upper += 1
             drop(client, f"dropped at {hour}")
@@ -168,9 +168,9 @@ def test_blobs_go_although_the_log_is_kept_for_less_long(dated: DatedBlob, polic
         drop(client, "dropped")
         PartWriter(dated, client.engine.follower.find_next_seqno).upload(c.id, c.schema, ROWS)
         left = []
-        for upper in range(1, 176):
+        for upper in range(1, 106):
             c.seal(upper).result()
-            if upper % 5 == 0:
+            if upper % 3 == 0:
                 dated.clock.sleep(HOUR)
                 client.gc()
                 left.append(parts(dated))

@@ -58,6 +58,7 @@ def once(client: persist.Client, c: persist.Collection, what: str) -> None:
 WAYS = ["write", "overwrite", "overwrite where", "upsert", "delete", "delete where", "restore", "multi_write"]
 
 
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(
     ("what", "keyed"),
     [*((what, None) for what in WAYS), *((what, persist.Keyed()) for what in ("overwrite where", "upsert", "restore"))],

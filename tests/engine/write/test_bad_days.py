@@ -66,6 +66,7 @@ def test_credentials_that_expire_are_named_and_nothing_is_lost_when_they_are_goo
     assert seen in ([1, 3], [1, 2, 3]), "what was refused may be there once, and what was acknowledged is"
 
 
+@pytest.mark.thorough
 def test_what_is_tried_by_its_token_through_twenty_minutes_of_503_is_written_once(server: HostileS3) -> None:
     """A throttled call waits for five minutes, and then fails and says why."""
     clock = ImpatientClock()
@@ -107,19 +108,6 @@ def test_a_value_that_drips_is_asked_for_once_more_when_its_time_is_over(server:
         server.drips = 1
         assert blob.get(key) == server.objects[f"/bucket/some/prefix/{key}"][0]
         assert server.drips <= -1, "two requests came"
-
-
-def test_a_request_that_arrives_twice_happens_once(server: HostileS3) -> None:
-    def between(request: str, path: str, apply: Apply) -> Answer:
-        apply(None)
-        return apply(None)
-
-    server.between = between
-    with closing(way(server.lying_url)) as blob, opened(blob) as client:
-        orders = client.create_or_load("orders", key=KEY)
-        for number in range(4):
-            orders.write([((number, None), 0, 1)]).result()
-    assert rows_seen(server) == [*range(4)]
 
 
 @pytest.mark.parametrize(

@@ -426,26 +426,6 @@ def test_a_look_costs_one_read_of_few_bytes_for_each_commit(memory: MemoryBlob, 
         assert after.bytes - before.bytes <= 8 * 256
 
 
-def test_racing_clients_look_back_and_all_of_them_commit(memory: MemoryBlob) -> None:
-    done: list[int] = []
-
-    def run(number: int) -> None:
-        with persist.open(memory, settings=QUIET) as client:
-            for time in range(number * 10, number * 10 + 10):
-                client["c"].write([((time, None), 5, 1)]).result()
-                done.append(time)
-
-    with persist.open(memory, settings=QUIET) as client:
-        made(client)
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        client["c"].seal(6).result()
-        assert client["c"].snapshot(5).count() == len(done) == 40
-
-
 def test_rule_9_a_client_that_proves_the_store_puts_no_lost_record_back(
     memory: MemoryBlob, clock: ImpatientClock
 ) -> None:

@@ -44,20 +44,6 @@ def test_what_was_written_before_an_evolution_is_read_by_the_new_schema() -> Non
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])
-def test_two_collections_with_equal_bytes_and_other_types_are_told_apart(rows: int) -> None:
-    with persist.open(MemoryBlob(), settings=QUIET) as client:
-        collections = []
-        for kind in (pa.int64(), pa.duration("us"), pa.timestamp("us")):
-            collections.append(client.create_or_load(str(kind), key={"k": kind}, value=None))
-            keys = pa.array(np.arange(rows)).cast(kind)
-            ones = {"_time": np.zeros(rows, np.int64), "_diff": np.ones(rows, np.int64)}
-            collections[-1].write(pa.table({"k": keys} | ones), seal=1).result()
-        for collection in collections:
-            read_type = collection.snapshot().to_arrow().schema.field("k").type
-            assert read_type == collection.schema.arrow.field("k").type
-
-
-@pytest.mark.parametrize("rows", [1, ROWS])
 def test_a_read_begins_after_all_that_the_client_was_asked_to_write(rows: int) -> None:
     with persist.open(MemoryBlob(), settings=QUIET) as client:
         plain = client.create_or_load("plain", key=KEY, value=VALUE)

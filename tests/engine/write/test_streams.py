@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -51,19 +50,6 @@ def test_a_stream_larger_than_the_budget_is_one_commit_and_is_never_held_as_a_wh
         assert c.snapshot().aggregate([], {"v": ("v", "sum")})["v"].to_pylist() == [sum(range(BATCHES * ROWS)) / 2]
     # The blob keeps its bytes outside of Arrow. What a piece takes while it is sorted is several times itself.
     assert most < 2.5 * BUDGET.memory_budget
-
-
-def test_a_lazy_frame_and_a_reader_are_written_like_their_tables(blob: MemoryBlob) -> None:
-    with opened(blob) as client:
-        c = client.create_or_load("c", key=KEY, value=VALUE)
-        table = pa.Table.from_batches(batches(4))
-        frame = pl.from_arrow(table)
-        assert isinstance(frame, pl.DataFrame)
-        with client.multi_write() as multi:
-            multi.write(c, frame.lazy().filter(pl.col("k") < ROWS))
-            multi.write(c, table.slice(ROWS).to_reader())
-            multi.seal(c, 4)
-        assert c.snapshot().to_arrow().sort_by("k").equals(table.select(["k", "v"]))
 
 
 def test_of_a_stream_that_breaks_off_nothing_is_written_and_nothing_is_left(blob: MemoryBlob) -> None:

@@ -109,23 +109,6 @@ def test_a_client_closed_by_an_exit_function_of_its_user_is_closed_as_usual(fold
     assert rows(folder) == 1
 
 
-@pytest.mark.skipif(
-    sys.version_info[:2] == (3, 12), reason="Python 3.12 starts no thread once the main thread has ended"
-)
-def test_writes_of_another_thread_are_finished_too(folder: Path) -> None:
-    done = run(
-        "def work():\n"
-        "    global client\n"
-        "    client, orders = opened(Slow(HERE)); Slow.seconds = 0.2\n"
-        "    for k in range(10): orders.write(update(k))\n"
-        "thread = threading.Thread(target=work); thread.start()\n",
-        folder,
-    )
-    assert done.returncode == 0
-    assert "lost" not in done.stderr
-    assert rows(folder) == 10
-
-
 @pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_child_of_multiprocessing_finishes_what_it_wrote(method: str, folder: Path) -> None:

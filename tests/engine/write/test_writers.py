@@ -2,7 +2,6 @@
 
 import subprocess
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from tests.support.clocks import ImpatientClock
 from tests.support.forks import forked_python
 from tests.support.parts import commit_parts
 from tests.support.paths import ROOT
+from tests.support.stepped import Stepped
 
 KEY = {"k": pa.int64()}
 ROW = [((1, None), 5, 1)]
@@ -95,30 +95,6 @@ def test_compare_and_append_loses_to_another_seal_and_changes_nothing(blob: Memo
         a.seal(persist.Antichain(), expected_upper=persist.Antichain()).result()
 
 
-def test_of_many_clients_that_compare_and_append_one_wins_each_time(tmp_path: Path) -> None:
-    clients = [persist.open(tmp_path) for _ in range(4)]
-    handles = [client.create_or_load("c", key=KEY) for client in clients]
-    won = [0] * len(clients)
-
-    def run(n: int) -> None:
-        for upper in range(25):
-            try:
-                handles[n].write([((upper, None), upper, 1)], expected_upper=upper, seal=upper + 1).result()
-                won[n] += 1
-            except (persist.errors.UpperMismatch, persist.errors.UpdateNotBeyondUpper):
-                continue
-
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(clients))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(won) == handles[0].upper.time
-    assert rows(handles[0]) == sum(won)
-    for client in clients:
-        client.close()
-
-
 def test_an_exclusive_writer_keeps_others_out_until_it_closes(blob: MemoryBlob) -> None:
     with opened(blob) as shared:
         theirs = shared.create_or_load("c", key=KEY)
@@ -170,22 +146,11 @@ def test_a_fenced_client_does_not_unlock_its_successor_when_it_closes(blob: Memo
     new.close()
 
 
-class Overtaken(MemoryBlob):
-    """Lets others commit just before the first record that is created after `overtake` was set."""
-
-    overtake: Callable[[], None] | None = None
-
-    def create(self, key: str, value: bytes) -> bool:
-        overtake, self.overtake = self.overtake, None
-        if overtake is not None:
-            overtake()
-        return super().create(key, value)
-
-
 @pytest.mark.parametrize("is_there", [True, False])
 def test_what_another_one_creates_before_the_lock_is_loaded(is_there: bool) -> None:
     """Whoever loses a race to create it, and then finds the location locked, need not write at all."""
-    blob = Overtaken()
+    blob = MemoryBlob()
+    store = Stepped(blob)
     exclusive: list[persist.Client] = []
 
     def others() -> None:
@@ -193,9 +158,9 @@ def test_what_another_one_creates_before_the_lock_is_loaded(is_there: bool) -> N
             another.create_or_load("c" if is_there else "d", key=KEY)
         exclusive.append(opened(blob, mode="exclusive", reentrance_id="job"))
 
-    with opened(blob) as client:
+    with opened(store) as client:
         client.create_or_load("before", key=KEY)
-        blob.overtake = others
+        store.before("create", "log/", others)
         if is_there:
             assert client.create_or_load("c", key=KEY).name == "c"
         else:

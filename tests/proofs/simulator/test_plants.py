@@ -52,7 +52,7 @@ LATE = "a late collector believes what it listed"
 HASTY = "a collector waits for nobody who reads"
 
 
-@pytest.mark.thorough(except_every=22)
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", [fault for fault in PLANTS if fault != HASTY])
 def test_a_planted_fault_is_found_by_its_seed(fault: str) -> None:
     first, rules = FOUND_BY[fault]

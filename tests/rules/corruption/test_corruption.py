@@ -40,14 +40,15 @@ from tests.rules.corruption.location import (
     read_all,
 )
 from tests.rules.golden.kinds import POLICY
+from tests.support.tiers import examples
 from tests.support.tuned import tuned
 
-pytestmark = pytest.mark.thorough(except_every=14)
+pytestmark = pytest.mark.thorough(except_every=28)
 
 SCALE = int(os.environ.get("PERSIST_CORRUPTIONS", "1"))
 LARGE_BYTES = 4096  # From here on bits are sampled instead of flipping each.
 LARGE_FLIPS = 400 * SCALE
-THROUGH_CLIENT = 2 * SCALE  # Changes of each sort, per blob, that are tried with a client.
+THROUGH_CLIENT = examples(2, quick=1) * SCALE  # Changes of each sort, per blob, that are tried with a client.
 SCHEMA = {"key": {"fields": [["k", "int64"]]}, "value": {"fields": [["v", "string"]]}}
 
 ONE = blobs_of(1)
@@ -308,7 +309,7 @@ def test_a_blob_of_another_location_is_found(folder: str) -> None:
     others = list(of_folder(OTHER, folder))
     keys = list(of_folder(ONE, folder))
     for n, key in enumerate(keys):
-        if n % max(1, len(keys) // (4 * SCALE)) == 0 or n in (1, len(keys) - 1):
+        if n % max(1, len(keys) // (2 * THROUGH_CLIENT)) == 0 or n in (1, len(keys) - 1):
             assert_found(key, put(key, OTHER.get(key, OTHER[others[n % len(others)]])))
 
 
@@ -387,7 +388,7 @@ def test_damage_is_never_taken_for_a_newer_version() -> None:
 # Compaction and the collection of garbage, over what is damaged.
 
 
-NO_GRACE = tuned(background=False, grace_s=0, orphan_grace_s=0, tuning=replace(POLICY, hold_linger_s=0))
+NO_GRACE = tuned(background=False, grace_s=0, orphan_grace_s=0, tuning=replace(POLICY, hold_linger_s=0, part_bytes=500))
 
 
 def blob_with(blobs: Mapping[str, bytes]) -> MemoryBlob:

@@ -17,7 +17,7 @@ from persist.errors import Corruption, PersistError
 from tests.codecs.strategies import arrays
 from tests.support.tiers import examples
 
-QUICK = settings(max_examples=examples(100))
+QUICK = settings(max_examples=examples(100, quick=5))
 
 JSON = st.recursive(
     st.one_of(

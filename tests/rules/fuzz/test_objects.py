@@ -24,12 +24,14 @@ from persist.core.log.framing import decode_framed
 from persist.core.log.records import Record
 from persist.engine.follow.state_objects import StateObject
 from tests.rules.corruption.location import FOLDERS, Blobs, blobs_of, of_folder
-from tests.rules.golden.kinds import SETTINGS
+from tests.rules.golden.kinds import POLICY
 from tests.support.tiers import examples
+from tests.support.tuned import tuned
 
 SCALE = int(os.environ.get("PERSIST_FUZZ", "1"))
 SEED = int(os.environ.get("PERSIST_FUZZ_SEED", "0"))
 EACH = 40 * SCALE  # Changes per kind of object.
+SETTINGS = tuned(background=False, tuning=POLICY, part_bytes=4000)
 ONE = blobs_of(1)
 KINDS = [folder for folder in FOLDERS if folder != "part"]
 ODD: list[Any] = [

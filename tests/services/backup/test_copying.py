@@ -211,6 +211,7 @@ def records(blob: Blob) -> set[str]:
     return {entry.key for entry in blob.list("log/")}
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("later", [False, True])
 def test_a_backup_that_is_interrupted_anywhere_is_no_location_or_an_older_one_and_goes_on(later: bool) -> None:
     source = DatedBlob(ImpatientClock())
@@ -454,6 +455,7 @@ def test_a_backup_that_was_written_to_is_left_alone_even_if_it_was_read_after_th
     assert {entry.key for entry in target.list("log/")} == before
 
 
+@pytest.mark.thorough
 def test_what_is_erased_from_a_clone_leaves_the_backup_although_its_source_did_not_change(place: Place) -> None:
     """The blob lies in the folder of the source, which names it no longer, and which nothing else happened to."""
     clock, target = place.blob.clock, MemoryBlob()

@@ -649,14 +649,6 @@ def test_beside_a_writer_a_killed_erasure_is_finished_until_the_receipt() -> Non
     assert after_a_death_beside_a_writer(30)
 
 
-@pytest.mark.thorough
-def test_beside_a_writer_a_death_before_any_call_leaves_nothing() -> None:
-    calls = 2
-    while after_a_death_beside_a_writer(calls):
-        calls += 13
-    assert calls > 40
-
-
 def test_queries_and_comments_that_say_what_was_erased_are_told(dated: DatedBlob) -> None:
     with opened(dated) as client:
         orders = filled(client)

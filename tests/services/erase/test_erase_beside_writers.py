@@ -104,6 +104,7 @@ def rows_left(client: persist.Client, name: str, key: int = 1) -> list[Any]:
     return [row for table in tables for row in table.to_pylist() if row["id"] == key]
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     ("act", "keyed", "where"),
     [

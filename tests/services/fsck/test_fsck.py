@@ -209,7 +209,7 @@ def test_a_healthy_folder_is_clean(tmp_path: Path) -> None:
         assert {found.advice for found in report.unreferenced} == {"gc deletes it: its collection was destroyed"}
 
 
-@pytest.mark.thorough(except_every=6)
+@pytest.mark.thorough(except_every=9)
 @pytest.mark.parametrize("folder", sorted(GOLDEN.glob("format-*/location")), ids=lambda folder: folder.parent.name)
 def test_golden_locations_are_clean(folder: Path) -> None:
     report = persist.fsck(folder)
@@ -308,7 +308,7 @@ DAMAGES: dict[Callable[[Blob, str, str], None], str] = {
 }
 
 
-@pytest.mark.thorough(except_every=4)
+@pytest.mark.thorough(except_every=7)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("prefix", ["log/", "checkpoint/", "state/", "list/", "part/"])
 def test_damage_is_found_named_and_classified(
@@ -666,6 +666,7 @@ def test_a_record_that_breaks_a_rule_is_found(dated: DatedBlob) -> None:
     assert (problem.kind, problem.blob) == ("rule", key)
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("what", ["upper", "name", "collection", "control", "location", "commit"])
 def test_a_checkpoint_that_says_something_else_than_the_log_is_found(dated: DatedBlob, what: str) -> None:
     busy(dated, 14)
@@ -1001,7 +1002,7 @@ def test_nothing_is_reported_while_writers_write_destroy_and_collect(tmp_path: P
         thread.start()
     try:
         reports: list[persist.FsckReport] = []
-        while not failures and (len(reports) < 12 or reports[-1].seqno < 60):
+        while not failures and (len(reports) < 6 or reports[-1].seqno < 30):
             reports.append(persist.fsck(tmp_path, settings=settings, deep=len(reports) % 2 == 0))
             sleep(0.02)
     finally:

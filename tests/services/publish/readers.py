@@ -148,3 +148,11 @@ ICEBERG: dict[str, Callable[[str], pa.Table]] = {
 iceberg_reader = pytest.mark.parametrize(
     "read", [pytest.param(read, marks=marks_of(name, "iceberg")) for name, read in ICEBERG.items()], ids=ICEBERG
 )
+format_reader = pytest.mark.parametrize(
+    ("form", "read"),
+    [
+        pytest.param(form, read, marks=marks_of(name, form), id=f"{form}-{name}")
+        for form, readers in (("delta", DELTA), ("iceberg", ICEBERG))
+        for name, read in readers.items()
+    ],
+)

@@ -105,6 +105,7 @@ def test_each_load_shows_the_newest_sealed_time(client: persist.Client, catalog:
     assert first.metadata.table_uuid == second.metadata.table_uuid
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("planning", ["client", "server"])
 def test_tags_and_requested_times_equal_their_snapshots(client: persist.Client, url: str, planning: str) -> None:
     random_ = random.Random(7)

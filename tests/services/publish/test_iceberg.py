@@ -11,7 +11,7 @@ import pytest
 import persist
 from tests.blob.conftest import place_of
 from tests.services.publish.readers import by_pyiceberg, iceberg_reader, same_rows
-from tests.services.publish.test_delta import SETTINGS, TYPES, client, collect, column_of, orders, random_steps
+from tests.services.publish.test_delta import SETTINGS, client, collect, orders
 from tests.support.servers.fixtures import make_bucket
 
 __all__ = ["client"]  # The fixture.
@@ -35,56 +35,6 @@ def test_what_was_compacted_is_named_as_it_lies_and_what_changed_is_small(client
     assert not c.publish("iceberg").is_new
     assert same_rows(read(c.publish("iceberg", as_of=1).url), c, 1) == 1001
     assert client.fsck(deep=True).is_clean
-
-
-@iceberg_reader
-def test_columns_that_were_added_renamed_and_named_again_are_read_right(client: persist.Client, read: Read) -> None:
-    c = client.create_or_load("c", key={"k": int}, value={"a": str, "b": pa.int32()})
-    c.write([((k, (f"a{k}", k)), 0, 1) for k in range(300)], seal=1).result()
-    c.compact()
-    c.publish("iceberg")
-    c.evolve(add={"n": pa.float64()})
-    assert same_rows(read(c.publish("iceberg").url), client.load("c")) == 300
-    c = client.load("c")
-    c.evolve(rename={"a": "old"}, widen={"b": pa.int64()}, drop=["n"])
-    c.evolve(add={"a": pa.string(), "n": pa.float64()}, defaults={"n": 0.5})
-    c = client.load("c")
-    c.write([((1000, ("old", 7, "new", 1.5)), 1, 1)], seal=2).result()
-    assert same_rows(read(c.publish("iceberg").url), c) == 301
-
-
-@iceberg_reader
-def test_all_types_come_back_under_composite_keys(client: persist.Client, read: Read) -> None:
-    types = {**TYPES, "clock": (pa.time64("us"), [0, None, 86_399_999_999])}
-    c = client.create_or_load(
-        "c", key={"a": str, "b": pa.int32()}, value={name: kind for name, (kind, _) in types.items()}
-    )
-    columns = {name: column_of(kind, values * 2) for name, (kind, values) in types.items()}
-    keys = {"a": ["x", "x", "y", "y", None, "z"], "b": pa.array([1, 2, 1, None, 5, 6], pa.int32())}
-    c.write(pa.table({**keys, **columns}), time=0, seal=1).result()
-    c.compact()
-    assert same_rows(read(c.publish("iceberg").url), c) == 6
-    c.delete([("x", 2), ("y", None)], time=1).result()
-    c.seal(2).result()
-    assert same_rows(read(c.publish("iceberg").url), c) == 4
-
-
-@iceberg_reader
-def test_multiplicities_tombstones_views_and_empty_collections(client: persist.Client, read: Read) -> None:
-    c = client.create_or_load("c", key={"k": int}, value={"v": str})
-    c.write([((1, "a"), 0, 3), ((2, "b"), 0, 1)], seal=1).result()
-    assert same_rows(read(c.publish("iceberg").url), c) == 4
-    form = persist.Keyed(tombstone="gone")
-    keyed = client.create_or_load("keyed", key={"k": int}, value={"v": str, "gone": bool}, keyed=form)
-    keyed.upsert([(k, (f"v{k}", False)) for k in range(500)], time=0, seal=1).result()
-    keyed.upsert([(k, None) for k in range(0, 500, 5)], time=1, seal=2).result()
-    assert same_rows(read(keyed.publish("iceberg").url), keyed) == 400
-    view = client.create_view("sums", "SELECT v, count(*) AS n FROM c GROUP BY v")
-    view.refresh()
-    assert same_rows(read(view.publish("iceberg").url), view) == 2
-    empty = client.create_or_load("empty", key={"k": int}, value=None)
-    empty.seal(1).result()
-    assert same_rows(read(empty.publish("iceberg").url), empty) == 0
 
 
 def test_parts_without_field_ids_are_read_by_a_mapping_of_names(client: persist.Client) -> None:
@@ -121,6 +71,7 @@ def test_a_location_in_memory_is_refused() -> None:
 ODD = "a b/env=prod+1/é日/(1)[2]/100%/a%20b/a\\b"
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("name", [ODD, "a#b", "a?b"])
 @iceberg_reader
 def test_a_folder_of_any_name_has_a_table_that_others_read(tmp_path: Path, name: str, read: Read) -> None:
@@ -131,6 +82,7 @@ def test_a_folder_of_any_name_has_a_table_that_others_read(tmp_path: Path, name:
         assert same_rows(read(c.publish("iceberg").url), c) == 48
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("kind", ["s3", "fsspec"])
 def test_keys_of_any_name_have_a_table_that_others_read(s3_options: dict[str, Any], kind: str) -> None:
     tables = pytest.importorskip("pyiceberg.table")
@@ -182,19 +134,6 @@ def test_the_table_of_a_location_that_was_moved_is_refused_until_it_is_published
             c.write([((time, (f"s{time}", time / 4)), time, 1)], seal=time + 1).result()
         c.unpublish("iceberg")
         assert same_rows(read(c.publish("iceberg", as_of=1).url), c, 1) == 49
-
-
-@iceberg_reader
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (2, 3, 4))])
-def test_random_times_under_writers_compaction_and_collection(client: persist.Client, seed: int, read: Read) -> None:
-    c = orders(client, 300)
-    for as_of in random_steps(client, c, seed):
-        same_rows(read(c.publish("iceberg", as_of=as_of).url), c, as_of)
-    [last] = c.published()
-    c.compact()
-    client.gc()
-    assert len(read(last.url)) == last.rows, "the table keeps its files"
-    assert client.fsck(deep=True).is_clean
 
 
 def test_both_tables_of_a_collection_live_side_by_side(client: persist.Client) -> None:

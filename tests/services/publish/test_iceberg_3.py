@@ -23,7 +23,7 @@ from persist.services.serve.iceberg import serve_catalog
 from tests.services.publish.readers import by_pyiceberg, iceberg_reader, same_rows
 from tests.services.publish.test_catalog import rows_of
 from tests.services.publish.test_delta import SETTINGS, client, orders, random_steps
-from tests.services.publish.test_iceberg import ODD, Read
+from tests.services.publish.test_iceberg import Read
 
 __all__ = ["client"]  # The fixture.
 
@@ -72,6 +72,7 @@ def decoded(entry: dict[str, Any]) -> list[int]:
     return [*pyroaring.BitMap64.deserialize(vector[4:])]
 
 
+@pytest.mark.thorough(except_every=2)
 @iceberg_reader
 def test_rows_are_left_out_by_vectors_in_one_file(client: persist.Client, read: Read) -> None:
     c = orders(client)
@@ -156,15 +157,6 @@ def test_nanoseconds_are_read_whole(client: persist.Client, zone: str | None) ->
     assert names[1] == ("timestamp_ns" if zone is None else "timestamptz_ns")
     read = by_pyiceberg(url)
     assert read["at"].cast(pa.int64()).to_pylist() == moments
-
-
-@iceberg_reader
-def test_a_folder_of_any_name_has_such_a_table(tmp_path: Path, read: Read) -> None:
-    with persist.open((tmp_path / ODD).as_uri(), settings=SETTINGS) as client:
-        c = orders(client, 50)
-        c.publish("iceberg", format_version=3)
-        c.write([((3, ("s3", 0.75)), 1, -1), ((9, ("s2", 2.25)), 1, -1)], seal=2).result()
-        assert same_rows(read(c.publish("iceberg").url), c) == 48
 
 
 @pytest.mark.thorough(except_every=2)

@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 import msgspec
 import pyarrow as pa
-import pyarrow.flight as flight
 import pytest
 
 from persist.blob.errors import Unavailable
@@ -28,19 +27,6 @@ from persist.services.serve.flight_calls import (
     make_schema_message,
 )
 from persist.services.serve.messages import encode_fields, group_fields
-
-
-class Call:
-    """A call with some headers, which goes on until a test ends it."""
-
-    def __init__(self, *headers: tuple[str, str | bytes]) -> None:
-        self.headers, self.is_on = headers, True
-
-    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        return self.headers
-
-    def is_active(self) -> bool:
-        return self.is_on
 
 
 @pytest.fixture
@@ -267,34 +253,3 @@ def test_bytes_that_were_announced_must_come_all_and_no_more() -> None:
     left = pieces(b"a", b"b")
     server._drain(left)
     assert [*left] == []
-
-
-def test_what_is_no_ticket_is_refused() -> None:
-    with pytest.raises(ValueError, match="the message is not one of Flight"):
-        server._parse_message(flight.Ticket, b"\xff\xff")
-
-
-@pytest.mark.parametrize(
-    ("url", "token", "certificate", "insecure", "reason"),
-    [
-        ("grpc://10.0.0.1:1", None, None, False, "can be reached by other machines"),
-        ("grpc://127.0.0.1:1", None, (b"c", b"k"), False, "goes with certificate"),
-        ("grpc+tls://127.0.0.1:1", None, None, False, "goes with certificate"),
-        ("grpc+tls://127.0.0.1:1", None, (b"c",), False, "is a pair"),
-        ("grpc+tls://127.0.0.1:1", None, (b"c", 3), False, "is a pair"),
-        ("grpc+tls://127.0.0.1:1", None, "ck", False, "is a pair"),
-        ("grpc://127.0.0.1:1", "a b", None, False, "visible ASCII"),
-        ("grpc://10.0.0.1:1", None, None, True, None),
-        ("grpc://10.0.0.1:1", "t", None, False, None),
-        ("grpc://127.0.0.1:1", None, None, False, None),
-        ("grpc+tls://10.0.0.1:1", "t", ["c", b"k"], False, None),
-    ],
-)
-def test_a_server_lets_no_strangers_in_unless_that_is_meant(
-    url: str, token: str | None, certificate: Any, insecure: bool, reason: str | None
-) -> None:
-    if reason is None:
-        assert server._check_addresses(url, token, certificate, insecure).url == url
-    else:
-        with pytest.raises(InvalidUsage, match=reason):
-            server._check_addresses(url, token, certificate, insecure)

@@ -1,6 +1,5 @@
 """Commits that go through a server: each gets the answer that it would have got alone, and happens once or never."""
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,7 +34,6 @@ from tests.support.stepped import Gate, Stepped, wait_until
 LOCAL = "grpc://127.0.0.1:0"
 QUIET = persist.Settings(background=False)
 LOG = "log/"
-Served = tuple[Client, Servers, Stepped]
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +80,6 @@ def keys(blob: Blob, as_of: int = 1) -> list[int]:
 
 def commits(client: Client) -> dict[str, Any]:
     return dict(client.metrics().groups["commits"])
-
-
-def ours() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("persist-")}
 
 
 def records(blob: Blob) -> list[Record]:
@@ -458,7 +452,7 @@ def test_who_may_not_commit_does_not_serve_commits(blob: MemoryBlob, hub: Client
         alone.serve(LOCAL, commits=True)
 
 
-@pytest.mark.parametrize("again", range(5))  # Sometimes the server has looked by itself.
+@pytest.mark.parametrize("again", range(2))  # Sometimes the server has looked by itself.
 def test_a_server_of_a_location_that_another_client_has_only_just_begun_commits_there(
     blob: MemoryBlob, again: int
 ) -> None:
@@ -650,12 +644,3 @@ def test_requests_that_no_client_makes_are_refused_and_harm_nobody(
         (answer,) = msgspec.json.decode(asked(served.url, data)[16:])["answers"]
         assert "seqno" not in answer
     assert keys(blob) == [1]
-
-
-def test_the_server_is_not_kept_by_who_went_away_and_leaves_no_thread(tmp_path: Path) -> None:
-    before = ours()
-    with persist.open(tmp_path, settings=QUIET) as hub:
-        hub.create_or_load("orders", key={"k": int}, value={"v": str}).seal(1).result()
-        with hub.serve(LOCAL, commits=True) as served, through(tmp_path, served.url) as client:
-            client["orders"].write(row(1)).result()
-    assert ours() == before

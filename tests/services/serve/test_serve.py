@@ -15,7 +15,6 @@ import persist
 from persist.api.client import Client
 from persist.blob.protocol import MemoryBlob
 from persist.engine.follow.waiting import HINT_S, POLL_FIRST_S, TOLD_FIRST_S
-from persist.services.serve import remote_location as asking
 from persist.services.serve import server
 from persist.services.serve.messages import encode_fields
 from tests.support.clocks import ImpatientClock
@@ -168,24 +167,6 @@ def test_a_server_on_a_public_address_may_be_meant(serving: Client) -> None:
     serving.serve("grpc://0.0.0.0:0", insecure=True).close()
 
 
-def test_bad_requests_are_refused_with_what_is_wrong(serving: Client) -> None:
-    with serving.serve(LOCAL, sql=True) as served, flight.FlightClient(served.url) as client:
-        for ticket in (b"", b"[" * 10_000, b" " * 100_000, b'{"get":"snapshot","collection":"orders"}'):
-            with pytest.raises(pa.ArrowInvalid, match="of Flight"):
-                client.do_get(flight.Ticket(ticket)).read_all()
-        bad: dict[str, dict[str, Any]] = {
-            "wait": {"after": -2, "waiter": "w", "timeout_s": 1},
-            "explode": {},
-            "leave": {},
-        }
-        for what, message in bad.items():
-            with pytest.raises(pa.ArrowInvalid):
-                asked(client, what, **message)
-        for descriptor in (flight.FlightDescriptor.for_path("orders"), flight.FlightDescriptor.for_command(b"SELECT")):
-            with pytest.raises(pa.ArrowInvalid, match="of Flight"):
-                client.get_flight_info(descriptor)
-
-
 def test_a_wait_ends_with_a_record_a_leave_or_its_time(serving: Client) -> None:
     with serving.serve(LOCAL) as served, flight.FlightClient(served.url) as client:
         newest = asked(client, "wait", after=-1, waiter="w", timeout_s=30)
@@ -283,18 +264,6 @@ def test_neither_threads_nor_ports_are_left(tmp_path: Path) -> None:
         assert client.serve(url).url == url
     served.close()
     assert ours() == before
-
-
-def test_a_server_that_answers_nothing_is_asked_again(
-    serving: Client, blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asking, "RETRY_S_MIN", 0.01)
-    with (
-        Liar([None]) as liar,
-        persist.open(blob, mode="read", settings=QUIET, notify=f"grpc://127.0.0.1:{liar.port}") as reader,
-    ):
-        wait_until(lambda: liar.asked >= 3)
-        assert reader.metrics().groups["notify"]["failures"] >= 2
 
 
 def test_tls_serves_who_knows_the_certificate_and_nobody_else(

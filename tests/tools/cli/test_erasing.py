@@ -9,6 +9,7 @@ import pytest
 import persist
 from persist.services.erase import receipt_digest
 from persist.tools.cli.main import main
+from tests.support.console import Run
 from tests.support.tuned import tuned
 
 
@@ -54,7 +55,7 @@ def test_a_condition_that_is_none_is_refused_before_the_question(
 
 
 def test_verify_says_what_is_left_and_prints_a_receipt_when_nothing_is(
-    location: str, capsys: pytest.CaptureFixture[str]
+    location: str, capsys: pytest.CaptureFixture[str], run: Run
 ) -> None:
     assert main(["erase", location, "users", "--where", "id = 1", "--verify"]) == 1
     shown = capsys.readouterr().out
@@ -62,10 +63,8 @@ def test_verify_says_what_is_left_and_prints_a_receipt_when_nothing_is(
     assert re.match(r"\d of \d+ objects, of [\d,]+ bytes in all, may hold what was erased:\n", shown)
     assert main(["erase", location, "users", "--where", "id = 1", "--verify", "--json"]) == 1
     assert {each["until"] for each in json.loads(capsys.readouterr().out)["left"]} == {None}
-    assert main(["erase", location, "users", "--where", "id = 1", "--reason", "request 17", "--yes"]) == 0
-    capsys.readouterr()
-    assert main(["status", location, "--json"]) == 0
-    *_, waits = json.loads(capsys.readouterr().out)["waiting"]
+    run("erase", location, "users", "--where", "id = 1", "--reason", "request 17", "--yes")
+    *_, waits = json.loads(run("status", location, "--json"))["waiting"]
     assert (waits["collection"], waits["why"], waits["waits_for"]) == ("users", "erased", "the grace period")
     assert waits["blobs"] == 2
     assert main(["erase", location, "users", "--where", "id = 1", "--text", "ada@", "--verify", "--json"]) == 1
@@ -79,13 +78,12 @@ def test_verify_says_what_is_left_and_prints_a_receipt_when_nothing_is(
     assert main(["erase", location, "users", "--where", "id = 99", "--verify"]) == 1
 
 
-def test_a_receipt_is_json_with_its_own_digest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_receipt_is_json_with_its_own_digest(tmp_path: Path, run: Run) -> None:
     with persist.open(tmp_path / "shop") as client:
         client.create_or_load("users", key={"id": int}, value={"email": str}).write(
             [(2, "bob")], time=0, seal=1
         ).result()
-    assert main(["erase", str(tmp_path / "shop"), "users", "--where", "id = 1", "--verify"]) == 0
-    receipt = json.loads(capsys.readouterr().out)
+    receipt = json.loads(run("erase", str(tmp_path / "shop"), "users", "--where", "id = 1", "--verify"))
     assert receipt["digest"] == receipt_digest(receipt)
     assert (receipt["collection"], receipt["erasures"]) == ("users", [])
 
@@ -100,8 +98,5 @@ def test_a_receipt_is_json_with_its_own_digest(tmp_path: Path, capsys: pytest.Ca
         (["--where", "id = 1", "--format", "csv", "--verify"], "--format is that of the file of --keys"),
     ],
 )
-def test_what_is_missing_is_told(
-    location: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["erase", location, "users", *arguments]) == 2
-    assert said in capsys.readouterr().err
+def test_what_is_missing_is_told(location: str, arguments: list[str], said: str, run: Run) -> None:
+    assert said in run("erase", location, "users", *arguments, status=2)

@@ -73,6 +73,7 @@ def test_who_seals_while_a_command_overwrites_is_named_as_first(
     assert "then decide anew" in said
 
 
+@pytest.mark.thorough
 def test_a_read_whose_collection_was_destroyed_and_collected_ends_with_an_error(
     shop: persist.Client, tmp_path: Path
 ) -> None:
@@ -153,16 +154,6 @@ def test_a_store_that_only_reads_is_named_with_those_that_write(capsys: pytest.C
     assert said["error"] == "ReadOnlyStore"
     assert "has no atomic create" in said["message"]
     assert "Write to a folder, s3://, gs:// or abfs:// instead." in said["message"]
-
-
-def test_a_writing_command_is_locked_out_and_never_fenced_off(
-    shop: persist.Client, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for _ in range(2):
-        with persist.open("shop", mode="exclusive", reentrance_id="loader", storage_options={"fsync": False}):
-            assert main(["seal", "shop", "orders", "9", "--json"]) == 3
-        assert json.loads(capsys.readouterr().err)["error"] == "Locked"
-    assert main(["seal", "shop", "orders", "9"]) == 0
 
 
 def test_rows_for_codecs_are_given_as_they_are_stored_and_ask_for_no_codec(

@@ -14,6 +14,7 @@ import pytest
 
 import persist
 from persist.tools.cli.main import main
+from tests.support.console import Run
 
 Printed = pytest.CaptureFixture[str]
 COLUMNS = ["--key", "id:int64", "--value", "name:string", "--value", "amount:decimal128(10,2)", "--value"]
@@ -100,11 +101,10 @@ def test_updates_bring_their_own_times_and_diffs(place: str, tmp_path: Path, nam
     assert len(contents(place, 5)) == 4
 
 
-def test_a_file_comes_from_standard_input(place: str, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+def test_a_file_comes_from_standard_input(place: str, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     data = io.TextIOWrapper(io.BytesIO(as_csv(ROWS)))
     monkeypatch.setattr(sys, "stdin", data)
-    assert main(["write", place, "orders", "-", "--time", "1", "--mode", "append"]) == 2
-    assert "give --format" in capsys.readouterr().err
+    assert "give --format" in run("write", place, "orders", "-", "--time", "1", "--mode", "append", status=2)
     assert (
         main(["write", place, "orders", "-", "--time", "1", "--seal", "2", "--format", "csv", "--mode", "append"]) == 0
     )
@@ -163,13 +163,12 @@ no json
     ],
 )
 def test_rows_that_do_not_fit_are_named_by_line_and_nothing_is_written(
-    place: str, tmp_path: Path, capsys: Printed, name: str, text: str, says: list[str], fit: list[int]
+    place: str, tmp_path: Path, capsys: Printed, run: Run, name: str, text: str, says: list[str], fit: list[int]
 ) -> None:
     file = tmp_path / name
     file.write_text(text)
     command = ["write", place, "orders", str(file), "--time", "1", "--seal", "2", "--mode", "append"]
-    assert main(command) == 2
-    err = capsys.readouterr().err
+    err = run(*command, status=2)
     for each in says:
         assert each.format(file=file) in err
     with persist.open(place, mode="read") as client:
@@ -179,30 +178,27 @@ def test_rows_that_do_not_fit_are_named_by_line_and_nothing_is_written(
     assert [row["id"] for row in contents(place)] == fit
 
 
-def test_a_compressed_file_that_is_cut_off_is_named(place: str, tmp_path: Path, capsys: Printed) -> None:
+def test_a_compressed_file_that_is_cut_off_is_named(place: str, tmp_path: Path, run: Run) -> None:
     file = tmp_path / "cut.csv.gz"
     file.write_bytes(gzip.compress(b"id,name\n" + bytes(range(48, 58)) * 5000)[:40])
-    assert main(["write", place, "orders", str(file), "--time", "1", "--mode", "append"]) == 2
-    err = capsys.readouterr().err
+    err = run("write", place, "orders", str(file), "--time", "1", "--mode", "append", status=2)
     assert "cut.csv.gz" in err
     assert err.count("\n") == 1
 
 
-def test_only_the_first_ten_reasons_are_shown(place: str, tmp_path: Path, capsys: Printed) -> None:
+def test_only_the_first_ten_reasons_are_shown(place: str, tmp_path: Path, run: Run) -> None:
     file = tmp_path / "bad.csv"
     file.write_text("id,name,amount,at\n" + "x,,,\n" * 1000)
-    assert main(["write", place, "orders", str(file), "--time", "1", "--mode", "append"]) == 2
-    lines = capsys.readouterr().err.splitlines()
+    lines = run("write", place, "orders", str(file), "--time", "1", "--mode", "append", status=2).splitlines()
     assert lines[0].startswith("persist: 1,000 of the 1,000 rows")
     assert [line.split(":")[0] for line in lines[1:-1]] == [f"line {n}" for n in range(2, 12)]
     assert lines[-1] == "and 990 more"
 
 
-def test_rows_of_parquet_that_do_not_fit_are_named_by_number(place: str, tmp_path: Path, capsys: Printed) -> None:
+def test_rows_of_parquet_that_do_not_fit_are_named_by_number(place: str, tmp_path: Path, run: Run) -> None:
     file = tmp_path / "bad.parquet"
     pq.write_table(ROWS.set_column(0, "id", pa.array([1, 2**63, 3], pa.uint64())), file)
-    assert main(["write", place, "orders", str(file), "--time", "1", "--mode", "append"]) == 2
-    assert "row 2: column 'id'" in capsys.readouterr().err
+    assert "row 2: column 'id'" in run("write", place, "orders", str(file), "--time", "1", "--mode", "append", status=2)
 
 
 @pytest.mark.parametrize(
@@ -222,11 +218,10 @@ def test_rows_of_parquet_that_do_not_fit_are_named_by_number(place: str, tmp_pat
     ],
 )
 def test_a_file_with_other_columns_is_refused(
-    place: str, tmp_path: Path, capsys: Printed, head: str, arguments: list[str], says: str
+    place: str, tmp_path: Path, run: Run, head: str, arguments: list[str], says: str
 ) -> None:
     (tmp_path / "file.csv").write_text(head)
-    assert main(["write", place, "orders", str(tmp_path / "file.csv"), *arguments, "--mode", "append"]) == 2
-    assert says in capsys.readouterr().err
+    assert says in run("write", place, "orders", str(tmp_path / "file.csv"), *arguments, "--mode", "append", status=2)
 
 
 JSON_WITH_MORE = """{"id": 3, "name": null, "amount": null, "at": null, "when": 4, "more": {"a": [1]}}
@@ -245,17 +240,16 @@ def test_a_column_can_be_left_out_and_another_one_give_the_times(place: str, tmp
     assert [row["id"] for row in contents(place, 4)] == [1, 2, 3, 4]
 
 
-def test_a_row_at_a_sealed_time_does_not_fit(place: str, tmp_path: Path, capsys: Printed) -> None:
+def test_a_row_at_a_sealed_time_does_not_fit(place: str, tmp_path: Path, run: Run) -> None:
     assert main(["seal", place, "orders", "5"]) == 0
     (tmp_path / "late.csv").write_text("id,name,amount,at,_time\n1,,,,5\n2,,,,4\n3,,,,\n")
-    assert main(["write", place, "orders", str(tmp_path / "late.csv"), "--mode", "append"]) == 2
-    err = capsys.readouterr().err
+    err = run("write", place, "orders", str(tmp_path / "late.csv"), "--mode", "append", status=2)
     assert "line 3: its time 4 is sealed: times from 5 on can be written" in err
     assert "line 4: column '_time' is empty" in err
 
 
 def test_a_load_goes_on_where_it_was_and_happens_once(
-    place: str, tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+    place: str, tmp_path: Path, capsys: Printed, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first commits are there, as after a crash; the same command writes the others, and a third time nothing."""
     rows = pa.table({"id": range(95), "name": ["x"] * 95, "amount": [None] * 95, "at": [None] * 95})
@@ -279,14 +273,12 @@ def test_a_load_goes_on_where_it_was_and_happens_once(
         patch.setattr(CommitFuture, "result", crash)
         assert main(command) == 130
     capsys.readouterr()
-    assert main(command) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(run(*command))
     assert told["rows"] == 95
     assert told["done_before"] >= 4
     assert told["commits"] + told["done_before"] == 10
     assert [row["id"] for row in contents(place)] == [*range(95)]
-    assert main(command) == 0
-    assert json.loads(capsys.readouterr().out)["commits"] == 0
+    assert json.loads(run(*command))["commits"] == 0
     assert len(contents(place)) == 95
 
 
@@ -317,25 +309,23 @@ def test_overwrite_makes_the_file_the_contents(place: str, tmp_path: Path, capsy
     ]
 
 
-def test_records_are_deleted_by_condition_or_by_key(place: str, tmp_path: Path, capsys: Printed) -> None:
+def test_records_are_deleted_by_condition_or_by_key(place: str, tmp_path: Path, run: Run) -> None:
     (tmp_path / "a.csv").write_text("id,name,amount,at\n1,a,1,\n2,b,2,\n3,c,3,\n")
     (tmp_path / "keys.csv").write_text("id\n3\n9\n")
     assert main(["overwrite", place, "orders", str(tmp_path / "a.csv"), "--time", "1"]) == 0
-    assert main(["delete", place, "orders", "--time", "2"]) == 2
-    assert "--where CONDITION, or --keys FILE" in capsys.readouterr().err
+    assert "--where CONDITION, or --keys FILE" in run("delete", place, "orders", "--time", "2", status=2)
     assert main(["delete", place, "orders", "--time", "2", "--where", "name = 'a'"]) == 0
     assert main(["delete", place, "orders", "--time", "3", "--keys", str(tmp_path / "keys.csv")]) == 0
     assert [row["id"] for row in contents(place)] == [2]
 
 
-def test_columns_of_a_new_collection_come_from_a_file(tmp_path: Path, capsys: Printed) -> None:
+def test_columns_of_a_new_collection_come_from_a_file(tmp_path: Path, run: Run) -> None:
     place = str(tmp_path / "new")
     for name in ("rows.parquet", "rows.csv", "rows.jsonl", "rows.arrow"):
         (tmp_path / name).write_bytes(FORMATS[name](ROWS))
         command = ["create", place, name, "--like", str(tmp_path / name), "--key", "id"]
         assert main([*command, "--timeline", "ms"]) == 0
-        assert main(command) == 2
-        assert "there is a collection" in capsys.readouterr().err
+        assert "there is a collection" in run(*command, status=2)
     with persist.open(place, mode="read") as client:
         assert client.load("rows.parquet").schema.names == ("id", "name", "amount", "at")
         assert client.load("rows.csv").schema.key_names == ("id",)
@@ -346,17 +336,17 @@ def test_columns_of_a_new_collection_come_from_a_file(tmp_path: Path, capsys: Pr
         (["--key", "idd", "--like", str(tmp_path / "rows.csv")], "did you mean 'id'"),
         (["--key", "id:int64", "--like", str(tmp_path / "none.csv")], "there is no file"),
     ):
-        assert main(["create", place, "other", *arguments]) == 2
-        assert says in capsys.readouterr().err
+        assert says in run("create", place, "other", *arguments, status=2)
 
 
-def test_the_same_file_overwrites_once_and_then_changes_nothing(place: str, tmp_path: Path, capsys: Printed) -> None:
+def test_the_same_file_overwrites_once_and_then_changes_nothing(
+    place: str, tmp_path: Path, capsys: Printed, run: Run
+) -> None:
     file = tmp_path / "day.csv"
     file.write_text("id,name,amount,at\n1,a,1,\n")
     command = ["overwrite", place, "orders", str(file), "--time", "5"]
     assert main(command) == 0
-    assert main(command) == 0
-    assert "nothing changed" in capsys.readouterr().out
+    assert "nothing changed" in run(*command)
     file.write_text("id,name,amount,at\n2,b,2,\n")
     assert main(command) == 2  # Another file is not a repetition, and its time is sealed.
     assert "5" in capsys.readouterr().err
@@ -364,13 +354,12 @@ def test_the_same_file_overwrites_once_and_then_changes_nothing(place: str, tmp_
 
 
 def test_an_overwrite_that_repeats_a_key_is_refused_unless_keys_may_have_several_rows(
-    place: str, tmp_path: Path, capsys: Printed
+    place: str, tmp_path: Path, run: Run
 ) -> None:
     (tmp_path / "a.csv").write_text("id,amount\n1,5.5\n2,7.0\n1,6.5\n")
     assert main(["create", place, "sales", "-k", "id:int64", "-v", "amount:float64"]) == 0
     command = ["overwrite", place, "sales", str(tmp_path / "a.csv"), "--time", "5"]
-    assert main(command) == 2
-    assert "repeat keys, first of all 1, and nothing was written" in capsys.readouterr().err
+    assert "repeat keys, first of all 1, and nothing was written" in run(*command, status=2)
     assert main([*command, "--multiset"]) == 0
     with persist.open(place, mode="read") as client:
         assert sorted(client.load("sales").snapshot().rows()) == [(1, 5.5), (1, 6.5), (2, 7.0)]
@@ -498,24 +487,22 @@ def test_standard_input_creates_a_collection_without_the_columns_that_are_ignore
         assert (client["orders"].columns, client["orders"].schema.timeline) == (["id", "x"], None)
 
 
-def test_a_collection_is_restored_to_what_it_held(place: str, tmp_path: Path, capsys: Printed) -> None:
+def test_a_collection_is_restored_to_what_it_held(place: str, tmp_path: Path, run: Run) -> None:
     for number, text in enumerate(("1,5.5\n", "2,7.0\n")):
         (tmp_path / "a.csv").write_text("id,amount\n" + text)
         assert main(["create", place, f"sales {number}", "-k", "id:int64", "-v", "amount:float64"]) == 0
         assert main(["overwrite", place, "sales 0", str(tmp_path / "a.csv"), "--time", str(number)]) == 0
-    assert main(["restore", place, "sales 0", "0", "--time", "7"]) == 0
-    assert "sales 0 holds what it held as of 0, from 7 on" in capsys.readouterr().out
+    assert "sales 0 holds what it held as of 0, from 7 on" in run("restore", place, "sales 0", "0", "--time", "7")
     with persist.open(place, mode="read") as client:
         assert [*client.load("sales 0").snapshot().rows()] == [(1, 5.5)]
     assert main(["restore", place, "sales 0", "99"]) == 2
 
 
 def test_write_and_ingest_reject_the_same_rows_for_the_same_reasons(
-    place: str, tmp_path: Path, capsys: Printed
+    place: str, tmp_path: Path, capsys: Printed, run: Run
 ) -> None:
     (tmp_path / "bad.csv").write_text(BAD_CSV)
-    assert main(["write", place, "orders", str(tmp_path / "bad.csv"), "--time", "1", "--mode", "append"]) == 2
-    written = capsys.readouterr().err
+    written = run("write", place, "orders", str(tmp_path / "bad.csv"), "--time", "1", "--mode", "append", status=2)
     (tmp_path / "orders.toml").write_text(f'source = "{tmp_path}/*.csv"\ncollection = "orders"\nsettle_s = 0.0\n')
     assert main(["ingest", place, str(tmp_path / "orders.toml"), "--once"]) == 2
     reasons = written.splitlines()[1:]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -13,18 +14,25 @@ from persist.blob import MemoryBlob
 from persist.tools.cli.logs import parse_setting
 from persist.tools.cli.main import main
 from persist.tools.reports.costs import estimate_costs
+from tests.support.console import Run
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 from tests.support.tuned import tuned
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Path:
-    with persist.open(tmp_path / "shop", settings=persist.Settings(background=False)) as client:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("maintaining") / "shop"
+    with persist.open(folder, settings=persist.Settings(background=False)) as client:
         for n in range(9):
             client.write("orders", [{"id": n, "amount": n}], key=["id"])
         client.create_view("total", "SELECT sum(amount) AS total FROM orders").close()
-    return tmp_path / "shop"
+    return folder
+
+
+@pytest.fixture
+def shop(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "shop"))
 
 
 def total(shop: Path) -> list[dict[str, int]]:
@@ -33,25 +41,20 @@ def total(shop: Path) -> list[dict[str, int]]:
         return rows
 
 
-def test_maintain_does_what_is_due_and_then_nothing_is(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["maintain", str(shop), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["views refreshed"] == 1
+def test_maintain_does_what_is_due_and_then_nothing_is(shop: Path, run: Run) -> None:
+    assert json.loads(run("maintain", str(shop), "--json"))["views refreshed"] == 1
     assert total(shop) == [{"total": 36}]
-    assert main(["maintain", str(shop), "--json"]) == 0
-    again = json.loads(capsys.readouterr().out)
+    again = json.loads(run("maintain", str(shop), "--json"))
     assert not again.get("views refreshed")
     assert not again.get("collections compacted")
 
 
-def test_retain_asks_and_bounds_the_history(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["retain", str(shop), "orders", "1 second"]) == 2
-    assert "Nobody can be asked here" in capsys.readouterr().err
-    assert main(["retain", str(shop), "orders", "5", "--yes"]) == 0
-    assert capsys.readouterr().out.startswith("orders keeps 5 ms before upper")
-    assert main(["retain", str(shop), "orders", "5 parsecs", "--yes"]) == 2
-    assert "of seconds, minutes, hours, days or weeks" in capsys.readouterr().err
-    assert main(["retain", str(shop), "orders", "all"]) == 0
-    assert capsys.readouterr().out == "orders keeps all of its history\n"
+def test_retain_asks_and_bounds_the_history(shop: Path, run: Run) -> None:
+    assert "Nobody can be asked here" in run("retain", str(shop), "orders", "1 second", status=2)
+    assert run("retain", str(shop), "orders", "5", "--yes").startswith("orders keeps 5 ms before upper")
+    printed = run("retain", str(shop), "orders", "5 parsecs", "--yes", status=2)
+    assert "of seconds, minutes, hours, days or weeks" in printed
+    assert run("retain", str(shop), "orders", "all") == "orders keeps all of its history\n"
 
 
 def test_maintain_goes_on_until_it_is_ended(shop: Path) -> None:
@@ -69,7 +72,7 @@ def test_maintain_goes_on_until_it_is_ended(shop: Path) -> None:
 
 
 def test_cost_counts_what_was_stored_and_what_is(
-    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], run: Run
 ) -> None:
     assert main(["cost", str(shop), "--json"]) == 0
     out, err = capsys.readouterr()
@@ -89,8 +92,7 @@ def test_cost_counts_what_was_stored_and_what_is(
         os.utime(path, (path.stat().st_mtime - 172_800,) * 2)
     prices = tmp_path / "prices.json"
     prices.write_text('{"stored_gib_month": 1024, "gets_1000": 0, "lists_1000": 0}')
-    assert main(["cost", str(shop), "--json", "--prices", str(prices)]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = [json.loads(line) for line in run("cost", str(shop), "--json", "--prices", str(prices)).splitlines()]
     everything = rows[-1]
     assert (rows[0]["kind"], rows[0]["requests"]) == ("PUT", 0)
     assert everything["dollars"] == pytest.approx(everything["bytes"] / 2**20)
@@ -117,19 +119,17 @@ def test_requests_are_counted_in_the_process_and_never_in_the_log() -> None:
         assert costs.kinds[0].requests == costs.made == len([*store.list("")]), "each object took a PUT"
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     "text", ["[]", "{", '{"gold": 1}', '{"puts_1000": "1"}', '{"puts_1000": -1}', '{"puts_1000": NaN}']
 )
-def test_prices_that_are_none_are_refused(
-    shop: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prices_that_are_none_are_refused(shop: Path, tmp_path: Path, text: str, run: Run) -> None:
     (tmp_path / "prices.json").write_text(text)
-    assert main(["cost", str(shop), "--prices", str(tmp_path / "prices.json")]) == 2
-    assert "prices.json" in capsys.readouterr().err
+    assert "prices.json" in run("cost", str(shop), "--prices", str(tmp_path / "prices.json"), status=2)
 
 
 def test_logs_are_remarks_or_lines_or_json(
-    shop: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    shop: Path, capsys: pytest.CaptureFixture[str], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["maintain", str(shop), "--json"]) == 0
     assert capsys.readouterr().err == ""
@@ -145,8 +145,7 @@ def test_logs_are_remarks_or_lines_or_json(
     assert {"at", "level", "logger", "message", "action", "location", "collections", "seconds"} <= {*commit}
     assert (commit["collections"], commit["level"]) == (["orders"], "debug")
     monkeypatch.setenv("PERSIST_LOG", "loud")
-    assert main(["ls", str(shop)]) == 2
-    assert "'loud' is neither a level nor a format" in capsys.readouterr().err
+    assert "'loud' is neither a level nor a format" in run("ls", str(shop), status=2)
 
 
 @pytest.mark.parametrize(
@@ -161,19 +160,16 @@ def test_a_level_and_a_format_are_chosen(said: str, verbose: bool, wanted: tuple
     assert parse_setting(said, verbose) == wanted
 
 
-def test_the_policy_is_shown_and_changed_for_all_clients(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_policy_is_shown_and_changed_for_all_clients(shop: Path, run: Run) -> None:
     location = str(shop)
-    assert main(["policy", location, "--grace-s", "60", "--log-records-max", "500"]) == 0
-    assert "grace_s               60\n" in capsys.readouterr().out
-    assert main(["policy", location, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    assert "grace_s               60\n" in run("policy", location, "--grace-s", "60", "--log-records-max", "500")
+    shown = json.loads(run("policy", location, "--json"))
     assert (shown["grace_s"], shown["lease_s"], shown["log_records_max"]) == (60, 600, 500)
     with persist.open(location) as client:
         assert client.policy.grace_s == 60
-    assert main(["policy", location, "--lease-s", "0"]) == 2
-    assert "lease_s=0 is not allowed" in capsys.readouterr().err
-    assert main(["policy", location, "--grace-s", "0", "--at-once"]) == 2
-    assert "Other clients may lose what they read or write. Nobody can be asked here" in capsys.readouterr().err
+    assert "lease_s=0 is not allowed" in run("policy", location, "--lease-s", "0", status=2)
+    printed = run("policy", location, "--grace-s", "0", "--at-once", status=2)
+    assert "Other clients may lose what they read or write. Nobody can be asked here" in printed
     with persist.open(location) as client:
         assert client.policy.grace_s == 60
     assert main(["policy", location, "--grace-s", "0", "--at-once", "--yes"]) == 0

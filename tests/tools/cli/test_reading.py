@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 import persist
 from persist.tools.cli.main import main
+from tests.support.console import Run
 from tests.support.forks import forked_python
 from tests.support.tuned import tuned
 
@@ -27,9 +29,9 @@ NOBODY = [
 NASTY = "\x1b[31m\x1b]0;title\x07<script>alert(1)</script>[bold]\u202e"
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> str:
-    location = tmp_path / "location"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    location = tmp_path_factory.mktemp("reading") / "location"
     with persist.open(location, settings=persist.Settings(background=False)) as client:
         orders = client.create_or_load(
             "orders", key={"id": pa.int64()}, value={"status": pa.string(), "amount": pa.float64()}
@@ -39,28 +41,32 @@ def place(tmp_path: Path) -> str:
         orders.write([((3, ("new", 1.0)), 20, 1)], token="later").result()
         items = client.create_or_load("shop.items", key={"item": pa.int64()}, timeline="s")
         items.write([((7, None), "2026-01-01T00:00:00Z", 1)], seal="2026-01-02").result()
-    return str(location)
+    return location
 
 
-def lines(printed: Printed) -> list[dict[str, object]]:
-    return [json.loads(line) for line in printed.readouterr().out.splitlines()]
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> str:
+    return str(shutil.copytree(made, tmp_path / "location"))
 
 
-def test_contents_are_read_as_of_a_time_with_columns_and_a_condition(place: str, capsys: Printed) -> None:
-    assert main(["read", place, "orders", "--as-of", "11"]) == 0
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+def lines(printed: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def test_contents_are_read_as_of_a_time_with_columns_and_a_condition(place: str, run: Run) -> None:
+    assert [line.split() for line in run("read", place, "orders", "--as-of", "11").splitlines()] == [
         ["id", "status", "amount"],
         ["1", "new", "9.5"],
         ["2", "NULL", "3.0"],
     ]
-    assert main(["read", place, "orders", "--columns", "id,status", "--where", "amount > 5", "--json"]) == 0
-    assert lines(capsys) == [{"id": 1, "status": "paid"}]
-    assert main(["read", place, "shop.items", "--as-of", "2026-01-01T12:00Z", "--form", "diff", "--json"]) == 0
-    assert lines(capsys) == [{"item": 7, "_diff": 1}]
+    printed = run("read", place, "orders", "--columns", "id,status", "--where", "amount > 5", "--json")
+    assert lines(printed) == [{"id": 1, "status": "paid"}]
+    printed = run("read", place, "shop.items", "--as-of", "2026-01-01T12:00Z", "--form", "diff", "--json")
+    assert lines(printed) == [{"item": 7, "_diff": 1}]
 
 
 def test_moments_that_python_has_not_are_shown_and_bytes_that_are_no_text_are_refused_as_csv(
-    tmp_path: Path, capsys: Printed
+    tmp_path: Path, capsys: Printed, run: Run
 ) -> None:
     place = str(tmp_path / "far")
     moments = pa.array([2**63 - 1, -(10**17)], pa.timestamp("us"))
@@ -77,8 +83,7 @@ def test_moments_that_python_has_not_are_shown_and_bytes_that_are_no_text_are_re
     assert main(["read", place, "t", "-f", "json"]) == 0
     assert [json.loads(line)["at"][:5] for line in capsys.readouterr().out.splitlines()] == ["-1199", "29424"]
     for column, reason in (("at", "a date too far away"), ("b", "bytes that are not UTF-8")):
-        assert main(["read", place, "t", "-f", "csv", "--columns", column]) == 2
-        error = capsys.readouterr().err
+        error = run("read", place, "t", "-f", "csv", "--columns", column, status=2)
         assert f"the column '{column}' has {reason}" in error
         assert "Traceback" not in error
 
@@ -100,15 +105,13 @@ def test_contents_go_to_files_of_every_format(place: str, tmp_path: Path, name: 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["location", name])
 
 
-def test_a_file_that_is_not_finished_does_not_appear(place: str, tmp_path: Path, capsys: Printed) -> None:
+def test_a_file_that_is_not_finished_does_not_appear(place: str, tmp_path: Path, run: Run) -> None:
     with persist.open(place) as client:
         client.create_or_load("lists", key={"k": pa.list_(pa.int64())}).seal(1).result()
-    assert main(["read", place, "lists", "--output", str(tmp_path / "a.csv")]) == 2
-    assert "CSV cannot hold" in capsys.readouterr().err
+    assert "CSV cannot hold" in run("read", place, "lists", "--output", str(tmp_path / "a.csv"), status=2)
     assert [path.name for path in tmp_path.iterdir()] == ["location"]
     assert main(["read", place, "orders", "--output", str(tmp_path / "no" / "a.csv")]) == 2
-    assert main(["read", place, "orders", "--output", "a.xyz"]) == 2
-    assert "add --format" in capsys.readouterr().err
+    assert "add --format" in run("read", place, "orders", "--output", "a.xyz", status=2)
 
 
 def test_what_is_written_to_a_pipe_leaves_the_pipe_where_it_is(place: str, tmp_path: Path) -> None:
@@ -122,28 +125,26 @@ def test_what_is_written_to_a_pipe_leaves_the_pipe_where_it_is(place: str, tmp_p
     assert main(["read", place, "orders", "--format", "csv", "--output", str(tmp_path)]) == 2
 
 
-def test_changes_and_differences_are_shown(place: str, capsys: Printed) -> None:
-    assert main(["changes", place, "orders", "11", "13", "--json"]) == 0
-    changed = [(line["status"], line["_time"], line["_diff"]) for line in lines(capsys)]
+def test_changes_and_differences_are_shown(place: str, run: Run) -> None:
+    printed = run("changes", place, "orders", "11", "13", "--json")
+    changed = [(line["status"], line["_time"], line["_diff"]) for line in lines(printed)]
     assert sorted(changed) == [("new", 12, -1), ("paid", 12, 1)]
-    assert main(["changes", place, "orders", "11", "13", "--form", "transitions", "--json"]) == 0
-    changed = [(line["_change"], line["_old_status"], line["status"]) for line in lines(capsys)]
+    printed = run("changes", place, "orders", "11", "13", "--form", "transitions", "--json")
+    changed = [(line["_change"], line["_old_status"], line["status"]) for line in lines(printed)]
     assert changed == [("update", "new", "paid")]
-    assert main(["changes", place, "orders", "11", "13", "--form", "diff"]) == 2
-    assert "'diff' is not a form of changes" in capsys.readouterr().err
-    assert main(["diff", place, "orders", "12", "10", "--columns", "status", "--json"]) == 0
-    assert lines(capsys) == [{"id": 1, "status": "new", "_change": "update", "_old_status": "paid"}]
-    assert main(["diff", place, "orders", "12", "12"]) == 0
-    assert capsys.readouterr().out.split() == ["id", "status", "amount", "_change", "_old_status", "_old_amount"]
+    assert "'diff' is not a form of changes" in run("changes", place, "orders", "11", "13", "--form", "diff", status=2)
+    printed = run("diff", place, "orders", "12", "10", "--columns", "status", "--json")
+    assert lines(printed) == [{"id": 1, "status": "new", "_change": "update", "_old_status": "paid"}]
+    printed = run("diff", place, "orders", "12", "12")
+    assert printed.split() == ["id", "status", "amount", "_change", "_old_status", "_old_amount"]
 
 
-def test_a_tail_ends_where_it_is_told_to(place: str, capsys: Printed) -> None:
+def test_a_tail_ends_where_it_is_told_to(place: str, capsys: Printed, run: Run) -> None:
     assert main(["tail", place, "orders", "--as-of", "10", "--until", "13"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == ["12   -1  id=1  status=new  amount=9.5", "12   +1  id=1  status=paid  amount=9.5"]
     assert err.splitlines() == ["-- complete before 13"]
-    assert main(["tail", place, "orders", "--as-of", "10", "--until", "13", "--json"]) == 0
-    assert len(lines(capsys)) == 2
+    assert len(lines(run("tail", place, "orders", "--as-of", "10", "--until", "13", "--json"))) == 2
     assert main(["tail", place, "orders", "--as-of", "10", "--until", "13", "--format", "parquet"]) == 2
 
 
@@ -164,13 +165,11 @@ def test_a_tail_until_what_is_sealed_already_ends_at_once(place: str, capsys: Pr
     assert (out, err) == ("", "-- complete before 13\n")
 
 
-def test_a_program_waits_until_a_time_is_sealed(place: str, capsys: Printed) -> None:
-    assert main(["wait", place, "orders", "--until", "12"]) == 0
-    assert capsys.readouterr().out == "orders is complete up to 12\n"
-    assert main(["wait", place, "shop.items", "--until", "2026-01-01T23:00Z", "--json"]) == 0
-    assert lines(capsys) == [{"collection": "shop.items", "upper": 1767312000}]
-    assert main(["wait", place, "orders", "--until", "13", "--timeout", "0.05"]) == 1
-    said = capsys.readouterr().err
+def test_a_program_waits_until_a_time_is_sealed(place: str, run: Run) -> None:
+    assert run("wait", place, "orders", "--until", "12") == "orders is complete up to 12\n"
+    printed = run("wait", place, "shop.items", "--until", "2026-01-01T23:00Z", "--json")
+    assert lines(printed) == [{"collection": "shop.items", "upper": 1767312000}]
+    said = run("wait", place, "orders", "--until", "13", "--timeout", "0.05", status=1)
     assert said.startswith("persist: ")
     assert "13" in said
     assert said.endswith("wait for it with --timeout.\n")
@@ -185,12 +184,15 @@ def test_a_program_waits_until_a_time_is_sealed(place: str, capsys: Printed) -> 
     assert main(["wait", place, "nothing", "--until", "9"]) == 2
 
 
-def test_queries_read_all_collections_at_their_times(place: str, capsys: Printed) -> None:
+def test_queries_read_all_collections_at_their_times(place: str, run: Run) -> None:
     query = "SELECT o.status, count(*) AS n, (SELECT count(*) FROM shop.items) AS items FROM Orders o GROUP BY 1"
-    assert main(["sql", place, f"{query} ORDER BY 1", "--json"]) == 0
-    assert lines(capsys) == [{"status": "paid", "n": 1, "items": 1}, {"status": None, "n": 1, "items": 1}]
-    assert main(["sql", place, query, "--as-of", "orders=10", "--as-of", "shop.items=2026-01-01", "--json"]) == 0
-    assert {line["status"] for line in lines(capsys)} == {"new", None}
+    printed = run("sql", place, f"{query} ORDER BY 1", "--json")
+    assert lines(printed) == [
+        {"status": "paid", "n": 1, "items": 1},
+        {"status": None, "n": 1, "items": 1},
+    ]
+    printed = run("sql", place, query, "--as-of", "orders=10", "--as-of", "shop.items=2026-01-01", "--json")
+    assert {line["status"] for line in lines(printed)} == {"new", None}
     for bad, says in (
         (["SELECT * FROM nothing"], "The collections are ['orders', 'shop.items']"),
         (["DROP INDEX i"], "DROP is neither a query"),
@@ -199,14 +201,16 @@ def test_queries_read_all_collections_at_their_times(place: str, capsys: Printed
         (["FROM orders", "--as-of", "oders=1"], "did you mean 'orders'"),
         (["FROM orders", "--as-of", "20"], "times before 13 are sealed"),
     ):
-        assert main(["sql", place, *bad]) == 2
-        assert says in capsys.readouterr().err
+        assert says in run("sql", place, *bad, status=2)
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     "query", ["FROM read_csv('{file}')", "FROM '{file}'", "FROM read_text('{file}')", "FROM orders, glob('{folder}/*')"]
 )
-def test_a_query_reads_files_only_if_that_is_allowed(place: str, tmp_path: Path, capsys: Printed, query: str) -> None:
+def test_a_query_reads_files_only_if_that_is_allowed(
+    place: str, tmp_path: Path, capsys: Printed, run: Run, query: str
+) -> None:
     file = tmp_path / "secret.csv"
     file.write_text("a\nhidden\n")
     asked = query.format(file=file, folder=tmp_path)
@@ -214,35 +218,29 @@ def test_a_query_reads_files_only_if_that_is_allowed(place: str, tmp_path: Path,
     out, err = capsys.readouterr()
     assert "hidden" not in out + err
     assert "--files" in err
-    assert main(["sql", place, asked, "--files"]) == 0
-    assert ("hidden" if "glob" not in query else "secret.csv") in capsys.readouterr().out
+    assert ("hidden" if "glob" not in query else "secret.csv") in run("sql", place, asked, "--files")
 
 
-def test_a_query_reads_no_variable_of_the_program(place: str, capsys: Printed) -> None:
+def test_a_query_reads_no_variable_of_the_program(place: str, run: Run) -> None:
     for allowed in ([], ["--files"]):
-        assert main(["sql", place, "FROM names", *allowed]) == 2
-        assert "names" in capsys.readouterr().err
+        assert "names" in run("sql", place, "FROM names", *allowed, status=2)
 
 
-def test_one_collection_is_shown_with_all_there_is_to_say(place: str, capsys: Printed) -> None:
+def test_one_collection_is_shown_with_all_there_is_to_say(place: str, run: Run) -> None:
     with persist.open(place) as client:
         client.load("orders").hold(11, name="consumer")
         client.load("orders").compact()
-    assert main(["show", place, "orders"]) == 0
-    out = capsys.readouterr().out
+    out = run("show", place, "orders")
     for text in ("key    id      int64", "upper     13", "1 update at time 20: sealing to 21", "consumer", "keyframes"):
         assert text in out
-    assert main(["show", place, "shop.items", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(run("show", place, "shop.items", "--json"))
     assert told["upper_moment"] == "2026-01-02T00:00:00Z"
     assert told["columns"] == [{"side": "key", "name": "item", "type": "int64"}]
-    assert main(["show", place, "oders"]) == 2
-    assert "oders" in capsys.readouterr().err
+    assert "oders" in run("show", place, "oders", status=2)
 
 
-def test_the_log_is_shown_in_sentences(place: str, capsys: Printed) -> None:
-    assert main(["log", place]) == 0
-    out = capsys.readouterr().out
+def test_the_log_is_shown_in_sentences(place: str, run: Run) -> None:
+    out = run("log", place)
     for text in (
         "created 'orders'",
         "wrote 2 updates to 'orders' at time 10",
@@ -250,26 +248,19 @@ def test_the_log_is_shown_in_sentences(place: str, capsys: Printed) -> None:
         "remembered 'later' as written to 'orders'",
     ):
         assert text in out
-    assert main(["log", place, "--collection", "shop.items", "--last", "1", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
+    record = json.loads(run("log", place, "--collection", "shop.items", "--last", "1", "--json"))
     assert any("sealed 'shop.items'" in did for did in record["did"])
 
 
-def test_a_location_is_sealed_held_and_destroyed(place: str, capsys: Printed) -> None:
+def test_a_location_is_sealed_held_and_destroyed(place: str, run: Run) -> None:
     assert main(["seal", place, "orders"]) == 2
-    assert main(["seal", place, "orders", "12"]) == 2
-    assert "cannot go back" in capsys.readouterr().err
-    assert main(["seal", place, "orders", "--for-ever", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["upper"] is None
+    assert "cannot go back" in run("seal", place, "orders", "12", status=2)
+    assert json.loads(run("seal", place, "orders", "--for-ever", "--json"))["upper"] is None
     assert main(["hold", place, "orders", "me", "11"]) == 0
-    assert main(["hold", place, "orders", "me", "12", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["time"] == 12
-    assert main(["drop", place, "orders"]) == 2
-    assert "Nobody can be asked here: say --yes" in capsys.readouterr().err
-    assert main(["drop", place, "orders", "--yes"]) == 0
-    capsys.readouterr()
-    assert main(["ls", place, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["name"] == "shop.items"
+    assert json.loads(run("hold", place, "orders", "me", "12", "--json").splitlines()[-1])["time"] == 12
+    assert "Nobody can be asked here: say --yes" in run("drop", place, "orders", status=2)
+    run("drop", place, "orders", "--yes")
+    assert json.loads(run("ls", place, "--json"))["name"] == "shop.items"
 
 
 @pytest.mark.parametrize(
@@ -296,6 +287,10 @@ def test_a_location_is_sealed_held_and_destroyed(place: str, capsys: Printed) ->
         (["read", "{tmp}/none", "orders"], 2, "nothing is stored"),
         (["write", "{tmp}/none", "orders", "{tmp}/none.csv", "--time", "1"], 2, "there is no file"),
         (["ls", "s3://nowhere/x", *NOBODY], 4, "127.0.0.1:9"),
+        (["fsck", "{tmp}/none"], 2, "nothing is stored at"),
+        (["holds", "{tmp}/none", "orders"], 2, "nothing is stored at"),
+        (["ls", "nonsense://x"], 2, "unknown scheme"),
+        (["gc", "{place}", "--storage-option", "fsink=no"], 2, "'fsink' is not an option"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_says_what_to_do(
@@ -332,7 +327,7 @@ def test_an_error_is_an_object_where_json_is_asked_for(
     assert found["message"]
 
 
-def test_errors_of_the_library_have_their_statuses_and_their_advice(place: str, capsys: Printed) -> None:
+def test_errors_of_the_library_have_their_statuses_and_their_advice(place: str, run: Run) -> None:
     with persist.open(place, settings=persist.Settings(background=False)) as client:
         client.load("orders").allow_compaction(12).result()
         less = client.create_or_load("less", key={"id": pa.int64()})
@@ -344,16 +339,14 @@ def test_errors_of_the_library_have_their_statuses_and_their_advice(place: str, 
         (["seal", place, "orders", "3"], "FrontierRegression", "or later"),
         (["delete", place, "orders", "--time", "3", "--where", "id = 1"], "UpdateNotBeyondUpper", "at times >= 13"),
     ):
-        assert main([*arguments, "--json"]) == 2
-        told = json.loads(capsys.readouterr().err)
+        told = json.loads(run(*arguments, "--json", status=2))
         assert (told["error"], says in told["message"]) == (kind, True), told
     with persist.open(place, mode="exclusive", reentrance_id="loader"):
-        assert main(["seal", place, "orders", "20", "--json"]) == 3
-        assert json.loads(capsys.readouterr().err)["error"] == "Locked"
+        assert json.loads(run("seal", place, "orders", "20", "--json", status=3))["error"] == "Locked"
         assert main(["ls", place]) == 0
 
 
-def test_a_location_of_a_newer_format_and_a_damaged_one_are_one_line(place: str, capsys: Printed) -> None:
+def test_a_location_of_a_newer_format_and_a_damaged_one_are_one_line(place: str, run: Run) -> None:
     from persist.core.log.framing import encode_framed
     from persist.core.log.records import Record
 
@@ -363,11 +356,9 @@ def test_a_location_of_a_newer_format_and_a_damaged_one_are_one_line(place: str,
     )  # fmt: skip
     first = Path(place) / "log" / f"{0:020d}"
     first.write_bytes(encode_framed(record))
-    assert main(["ls", place]) == 1
-    assert "99" in capsys.readouterr().err
+    assert "99" in run("ls", place, status=1)
     first.write_bytes(b"<html>")
-    assert main(["ls", place]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
+    assert run("ls", place, status=1).count("\n") == 1
 
 
 def test_what_is_stored_is_shown_and_never_interpreted(tmp_path: Path, capsys: Printed) -> None:
@@ -403,7 +394,7 @@ def test_on_a_terminal_tables_show_the_same(place: str, monkeypatch: pytest.Monk
 
 
 def test_a_table_that_is_too_wide_for_the_terminal_shows_each_column_on_a_line(
-    place: str, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+    place: str, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     with persist.open(place) as client:
         fields = {f"column_number_{i}": pa.string() for i in range(40)}
@@ -412,16 +403,13 @@ def test_a_table_that_is_too_wide_for_the_terminal_shows_each_column_on_a_line(
         wide.write([((1, values), 0, 1), ((2, values), 0, 1)], seal=1).result()
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
-    assert main(["read", place, "wide"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run("read", place, "wide").splitlines()
     assert lines[0] == "row 1"
     assert lines[1].split() == ["k", "1"]
     assert lines[41].split() == ["column_number_39", "value", "39"] == lines[-1].split()
     assert lines[42] == "row 2"
-    assert main(["read", place, "wide", "--where", "k = 3"]) == 0
-    assert capsys.readouterr().out.startswith("no rows of k, column_number_0, ")
-    assert main(["read", place, "orders"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].strip().startswith("\x1b[1mid")
+    assert run("read", place, "wide", "--where", "k = 3").startswith("no rows of k, column_number_0, ")
+    assert run("read", place, "orders").splitlines()[0].strip().startswith("\x1b[1mid")
 
 
 def test_a_terminal_of_80_columns_breaks_no_name_and_shows_a_time_once(
@@ -462,6 +450,7 @@ def test_a_stream_that_is_closed_is_like_one_that_leads_nowhere(place: str, clos
     assert ("orders" in done.stdout) == (">&-" not in closed.replace("2>&-", ""))
 
 
+@pytest.mark.thorough
 def test_standard_input_that_is_closed_is_an_empty_file(place: str) -> None:
     command = '"$0" -m persist write "$1" orders - --format csv --time 90 --mode append <&-'
     done = subprocess.run(["sh", "-c", command, sys.executable, place], capture_output=True, text=True)
@@ -469,7 +458,7 @@ def test_standard_input_that_is_closed_is_an_empty_file(place: str) -> None:
     assert done.stderr.startswith("persist: ")
 
 
-def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, capsys: Printed) -> None:
+def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, run: Run) -> None:
     place = tmp_path / "location"
     settings = tuned(background=False, grace_s=0, orphan_grace_s=0, log_retention_records=16)
     with persist.open(place, settings=settings) as client:
@@ -482,47 +471,41 @@ def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, capsy
         assert (planned.parts, planned.collections) == (1, 1)
         done = client.gc()
         assert (done.parts, done.collections) == (planned.parts, planned.collections)
-    assert main(["gc", str(place), "--dry-run", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(run("gc", str(place), "--dry-run", "--json"))
     assert told["dry_run"] is True
     assert told["parts"] == 0
 
 
-def test_times_are_forgotten_when_that_is_confirmed_as_far_as_holds_let_them(place: str, capsys: Printed) -> None:
-    assert main(["compact", place, "--since", "3", "--yes"]) == 2
-    assert "--since goes with the names of collections" in capsys.readouterr().err
-    assert main(["compact", place, "orders", "--since", "3"]) == 2
-    assert "nothing was forgotten" in capsys.readouterr().err
+def test_times_are_forgotten_when_that_is_confirmed_as_far_as_holds_let_them(
+    place: str, capsys: Printed, run: Run
+) -> None:
+    assert "--since goes with the names of collections" in run("compact", place, "--since", "3", "--yes", status=2)
+    assert "nothing was forgotten" in run("compact", place, "orders", "--since", "3", status=2)
     assert main(["hold", place, "orders", "report", "1"]) == 0
     assert main(["compact", place, "orders", "--since", "3", "--yes"]) == 0
     assert "orders stays readable from 1 on" in capsys.readouterr().err
     assert main(["read", place, "orders", "--as-of", "1"]) == 0
-    assert main(["release", place, "orders", "report", "--yes"]) == 0
-    capsys.readouterr()
-    assert main(["read", place, "orders", "--as-of", "1"]) == 2
-    assert "before since=3" in capsys.readouterr().err
+    run("release", place, "orders", "report", "--yes")
+    assert "before since=3" in run("read", place, "orders", "--as-of", "1", status=2)
     assert main(["read", place, "orders", "--as-of", "3"]) == 0
 
 
 def test_a_location_can_be_measured_and_is_left_as_it_was(
-    place: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+    place: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("persist.tools.cli.upkeep_commands.BENCH_ROWS", 100)
-    assert main(["bench", place]) == 0
-    assert "commit of a row" in capsys.readouterr().out
+    assert "commit of a row" in run("bench", place)
     with persist.open(place, mode="read") as client:
         assert client.collections() == ["orders", "shop.items"]
 
 
-def test_a_statement_changes_a_collection_and_says_how_many_rows(place: str, capsys: Printed) -> None:
+def test_a_statement_changes_a_collection_and_says_how_many_rows(place: str, run: Run) -> None:
     with persist.open(place) as client:
         client.load("orders").seal(21).result()
-    assert main(["sql", place, "UPDATE orders SET status = 'paid' WHERE status = 'new'"]) == 0
-    assert capsys.readouterr().out == "changed 1 row of orders at 21\n"
-    assert main(["sql", place, "DELETE FROM orders WHERE id = 3", "--time", "30", "--json"]) == 0
-    [told] = lines(capsys)
+    printed = run("sql", place, "UPDATE orders SET status = 'paid' WHERE status = 'new'")
+    assert printed == "changed 1 row of orders at 21\n"
+    [told] = lines(run("sql", place, "DELETE FROM orders WHERE id = 3", "--time", "30", "--json"))
     assert (told["collection"], told["rows"]) == ("orders", 1)
-    assert main(["read", place, "orders", "--columns", "id", "--json"]) == 0
-    assert lines(capsys) == [{"id": 1}, {"id": 2}]
+    assert lines(run("read", place, "orders", "--columns", "id", "--json")) == [{"id": 1}, {"id": 2}]
     for wrong in (["DELETE FROM orders", "--as-of", "3"], ["SELECT 1", "--time", "3"]):
         assert main(["sql", place, *wrong]) == 2

@@ -18,30 +18,13 @@ from graphlib import TopologicalSorter
 
 import pyarrow as pa
 
-from persist.compute.dataflow.plan.plan import (
-    Arrange,
-    Concat,
-    Consolidate,
-    Constant,
-    Join,
-    Linear,
-    Node,
-    Persist,
-    Plan,
-    Reduce,
-    Source,
-    list_incoming_edges,
-)
+from persist.compute.dataflow.plan import plan as plans
 from persist.compute.dataflow.plan.stages import Delay, Explode, Filter, Map, Negate, Unnest
 from persist.compute.dataflow.plan.stages import Stage as LinearStage
 from persist.core.errors import InvalidUsage
 from persist.core.expression.term import Col
 
 Keys = tuple[str, ...]
-
-
-class NoStages(InvalidUsage):
-    """A plan cannot be evaluated in stages; a program has to run."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +54,15 @@ class StagePlan:
     """
 
     number: int
-    source: Node | None = None
-    nodes: list[Node] = field(default_factory=list)
+    source: plans.Node | None = None
+    nodes: list[plans.Node] = field(default_factory=list)
     reads: list[Exchange] = field(default_factory=list)
     gives: list[Exchange] = field(default_factory=list)
     feeds: dict[tuple[int, int], Exchange] = field(default_factory=dict)
-    sinks: list[Node] = field(default_factory=list)
+    sinks: list[plans.Node] = field(default_factory=list)
 
 
-def split_into_stages(plan: Plan) -> list[StagePlan]:
+def split_into_stages(plan: plans.Plan) -> list[StagePlan]:
     """Return the stages of a plan, each after its inputs. `plan`: not optimised, so that its joins have two inputs."""
     return _StageBuilder(plan).build()
 
@@ -87,7 +70,7 @@ def split_into_stages(plan: Plan) -> list[StagePlan]:
 class _StageBuilder:
     """Assigns the nodes of a plan to stages, and adds the exchanges between."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: plans.Plan) -> None:
         self._plan = plan
         self._stages: list[StagePlan] = []
         self._at: dict[int, StagePlan] = {}
@@ -97,41 +80,43 @@ class _StageBuilder:
 
     def build(self) -> list[StagePlan]:
         """Assign all nodes to stages, and return these in the order of their dependencies."""
-        order = TopologicalSorter({number: list_incoming_edges(node) for number, node in self._plan.nodes.items()})
+        order = TopologicalSorter(
+            {number: plans.list_incoming_edges(node) for number, node in self._plan.nodes.items()}
+        )
         for number in order.static_order():
             self._place_node(self._plan.nodes[number])
         after = {stage.number: {self._at[read.node].number for read in stage.reads} for stage in self._stages}
         return [self._stages[number] for number in TopologicalSorter(after).static_order()]
 
-    def _place_node(self, node: Node) -> None:
+    def _place_node(self, node: plans.Node) -> None:
         """Assign a node to an input's stage, or to a new one."""
         match node.operator:
-            case Source():
+            case plans.Source():
                 stage = self._add_stage()
                 stage.source = node
                 self._set_stage(node, stage, None)
-            case Constant():
+            case plans.Constant():
                 self._assign(self._add_stage(), node, None)
-            case Linear(stages):
+            case plans.Linear(stages):
                 self._assign(self._at[node.inputs[0]], node, _trace_keys(self._keyed[node.inputs[0]], stages))
-            case Consolidate() | Arrange():
+            case plans.Consolidate() | plans.Arrange():
                 self._assign(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
-            case Concat():
+            case plans.Concat():
                 self._place_concat(node)
-            case Join((pairs,)):
+            case plans.Join((pairs,)):
                 self._place_join(node, [tuple(left_key for left_key, _ in pairs), tuple(its for _, its in pairs)])
-            case Reduce(keys):
+            case plans.Reduce(keys):
                 self._place_reduce(node, keys)
-            case Persist(_, keys):
+            case plans.Persist(_, keys):
                 if self._keyed[node.inputs[0]] is None:
                     self._place_join(node, [keys])
                 else:
                     self._assign(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
                 self._at[node.number].sinks.append(node)
             case _:
-                raise NoStages(f"{node.title} has no form in stages")
+                raise InvalidUsage(f"{node.title} has no form in stages")
 
-    def _place_concat(self, node: Node) -> None:
+    def _place_concat(self, node: plans.Node) -> None:
         keyed_inputs = [(number, self._keyed[number]) for number in node.inputs if self._keyed[number] is not None]
         for number, keys in reversed(keyed_inputs):
             assert keys is not None
@@ -144,22 +129,22 @@ class _StageBuilder:
         keys = self._find_group_keys(node)
         self._assign_with_exchanges(self._add_stage(), node, [keys] * len(node.inputs))
 
-    def _find_group_keys(self, node: Node) -> Keys | None:
+    def _find_group_keys(self, node: plans.Node) -> Keys | None:
         """Return the keys of the grouping that reads the node; None without one."""
         if len(self._consumers[node.number]) == 1:
             after = self._plan.nodes[self._consumers[node.number][0]].operator
-            if isinstance(after, Reduce) and not after.before and after.keys:
+            if isinstance(after, plans.Reduce) and not after.before and after.keys:
                 return after.keys
         return None
 
-    def _place_reduce(self, node: Node, keys: Keys) -> None:
+    def _place_reduce(self, node: plans.Node, keys: Keys) -> None:
         input_keys = self._keyed[node.inputs[0]]
         if input_keys is not None and set(input_keys) <= set(keys):
             self._assign(self._at[node.inputs[0]], node, input_keys)
         else:
             self._assign_with_exchanges(self._add_stage(), node, [keys])
 
-    def _place_join(self, node: Node, wanted: Sequence[Keys]) -> None:
+    def _place_join(self, node: plans.Node, wanted: Sequence[Keys]) -> None:
         """Assign a node whose inputs must be partitioned by these keys."""
         for number, keys in zip(node.inputs, wanted, strict=True):
             if self._keyed[number] == keys and self._can_place(node, self._at[number], wanted):
@@ -167,7 +152,7 @@ class _StageBuilder:
                 return
         self._assign_with_exchanges(self._add_stage(), node, wanted)
 
-    def _can_place(self, node: Node, stage: StagePlan, wanted: Sequence[Keys]) -> bool:
+    def _can_place(self, node: plans.Node, stage: StagePlan, wanted: Sequence[Keys]) -> bool:
         """Return whether a node fits a stage: no input from elsewhere depends on the stage."""
         for number, keys in zip(node.inputs, wanted, strict=True):
             if self._at[number] is stage:
@@ -180,7 +165,7 @@ class _StageBuilder:
     def _depends_on(self, stage: StagePlan, on: StagePlan) -> bool:
         return stage is on or any(self._depends_on(self._at[exchange.node], on) for exchange in stage.reads)
 
-    def _assign_with_exchanges(self, stage: StagePlan, node: Node, wanted: Sequence[Keys | None]) -> None:
+    def _assign_with_exchanges(self, stage: StagePlan, node: plans.Node, wanted: Sequence[Keys | None]) -> None:
         """Assign a node to a stage, with exchanges for its inputs elsewhere."""
         for place, (number, keys) in enumerate(zip(node.inputs, wanted, strict=True)):
             if self._at[number] is not stage:
@@ -198,11 +183,11 @@ class _StageBuilder:
         self._at[number].gives.append(new_exchange)
         return new_exchange
 
-    def _assign(self, stage: StagePlan, node: Node, keys: Keys | None) -> None:
+    def _assign(self, stage: StagePlan, node: plans.Node, keys: Keys | None) -> None:
         stage.nodes.append(node)
         self._set_stage(node, stage, keys)
 
-    def _set_stage(self, node: Node, stage: StagePlan, keys: Keys | None) -> None:
+    def _set_stage(self, node: plans.Node, stage: StagePlan, keys: Keys | None) -> None:
         self._at[node.number], self._keyed[node.number] = stage, keys
 
     def _add_stage(self) -> StagePlan:

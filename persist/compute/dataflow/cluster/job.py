@@ -23,8 +23,7 @@ from persist.engine.collection.reads import changes, snapshot
 
 
 class Job:
-    """One refresh of a program whose sources and outputs are open; use it in a `with`, which keeps its sources
-    readable.
+    """One refresh of a program whose sources and outputs are open; use it in a `with`, which keeps sources readable.
 
     Args:
         location, storage: where tasks find the location.

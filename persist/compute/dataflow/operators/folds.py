@@ -237,10 +237,6 @@ def _mode(call: WindowFunction, rows: Rows) -> Ints:
     return rows.fill_frames(places, words.take(places))
 
 
-def _fold_to_list(call: WindowFunction, rows: Rows) -> Ints:
-    return rows.domain.encode(_list_values(call.result, rows))
-
-
 def _list_values(kind: pa.DataType, rows: Rows) -> pa.Array:
     """Return the values of each frame as a list; NULL if there are none."""
     sizes = np.bincount(rows.owners, minlength=rows.count)
@@ -248,10 +244,6 @@ def _list_values(kind: pa.DataType, rows: Rows) -> pa.Array:
     values = rows.domain.decode(rows.arguments[0], rows.kinds[0])
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=pa.array(sizes == 0))
     return lists.cast(kind)
-
-
-def _join_texts(call: WindowFunction, rows: Rows) -> Ints:
-    return rows.domain.encode(pc.binary_join(_list_values(pa.list_(rows.kinds[0]), rows), call.constants[0]))
 
 
 def _histogram(call: WindowFunction, rows: Rows) -> Ints:
@@ -386,8 +378,10 @@ FOLDS: dict[str, Fold] = {
     "bit_or": _make_bitwise_fold(np.bitwise_or),
     "bit_xor": _make_bitwise_fold(np.bitwise_xor),
     "mode": _mode,
-    "list": _fold_to_list,
-    "string_agg": _join_texts,
+    "list": lambda call, rows: rows.domain.encode(_list_values(call.result, rows)),
+    "string_agg": lambda call, rows: rows.domain.encode(
+        pc.binary_join(_list_values(pa.list_(rows.kinds[0]), rows), call.constants[0])
+    ),
     "histogram": _histogram,
     "quantile": _quantile,
     "mad": _median_absolute_deviation,

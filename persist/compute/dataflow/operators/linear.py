@@ -147,16 +147,9 @@ class Frame(Mapping[str, pa.Array]):
     def select(self, keep: Flags) -> "Frame":
         return self if keep.all() else self.take(keep.nonzero()[0])
 
-    def with_changes(
-        self, columns: dict[str, Column] | None = None, *, times: Ints | None = None, diffs: Ints | None = None
-    ) -> "Frame":
-        return Frame(
-            self.domain,
-            self.columns if columns is None else columns,
-            self.times if times is None else times,
-            self.diffs if diffs is None else diffs,
-            self._origins,
-        )
+    def with_changes(self, columns: dict[str, Column] | None = None, *, diffs: Ints | None = None) -> "Frame":
+        columns, diffs = self.columns if columns is None else columns, self.diffs if diffs is None else diffs
+        return Frame(self.domain, columns, self.times, diffs, self._origins)
 
     def to_records(self) -> list[Any]:
         """Return the records as named tuples."""
@@ -197,7 +190,7 @@ def compile_stages(
 def _chain_stages(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]:
     """Return one function that runs all stages in order."""
     steps = [
-        _ConditionFilter(stage.condition, operator)
+        partial(_filter, split_conjuncts(stage.condition), operator)
         if isinstance(stage, Filter)
         else partial(apply_stage, stage, operator=operator)
         for stage in stages
@@ -221,22 +214,16 @@ def _chain_stages(stages: Sequence[Stage], operator: str) -> Callable[[Frame], F
     return run_uncancelled
 
 
-class _ConditionFilter:
-    """Keeps the updates for which a condition is true.
+def _filter(parts: Sequence[Term], operator: str, frame: Frame) -> Frame:
+    """Return the updates for which all parts of a condition are true.
 
     Each part sees the updates that the parts before it left, because a part may guard the next one against errors.
     """
-
-    def __init__(self, condition: Term, operator: str) -> None:
-        self._parts = split_conjuncts(condition)
-        self._operator = operator
-
-    def __call__(self, frame: Frame) -> Frame:
-        for part in self._parts:
-            if not len(frame):
-                return frame
-            frame = frame.select(_evaluate_condition(part, frame, self._operator))
-        return frame
+    for part in parts:
+        if not len(frame):
+            return frame
+        frame = frame.select(_evaluate_condition(part, frame, operator))
+    return frame
 
 
 def _pick_columns(stage: Map, input_schema: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:

@@ -104,15 +104,22 @@ def make_threshold_logic(function: Callable[[int], int], operator: str) -> Logic
 
 
 def make_sum_logic(aggregates: Sequence[AggregateCall], domain: Domain, *, is_complete: bool = False) -> Logic:
-    """Make the logic of exact sums: a value word is a slot, the diff its sum."""
-    if is_complete:
-        return _make_complete_logic(aggregates, domain)
+    """Make the logic of exact sums: a value word is a slot, the diff its sum.
+
+    A group exists while the number of its records is not zero. With is_complete, it exists while a count or a total is
+    not zero: a total may differ from 0 although multiplicities cancel.
+    """
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         """Compute the aggregates from counts and sums."""
         slots = values[0]
-        is_count = slots == 0  # A group is there while the number of its records is not zero.
+        is_count = slots == 0
         present, records = groups[is_count], diffs[is_count]
+        if is_complete:
+            every, counts = np.unique(groups), records
+            records = np.zeros(len(every), np.int64)
+            records[every.searchsorted(present)] = counts
+            present = every
         # Groups are sorted, so a search finds the place of each among the present ones.
         at = present.searchsorted(groups)
         is_present = present.take(at, mode="clip") == groups if len(present) else np.zeros(len(groups), np.bool_)
@@ -127,44 +134,11 @@ def make_sum_logic(aggregates: Sequence[AggregateCall], domain: Domain, *, is_co
             columns.append(
                 compute_aggregate(aggregation, _count_values(records, owners, into, sums), owners, into, sums, domain)
             )
-        return present, np.array(columns, np.int64).reshape(len(columns), len(present)), np.ones(len(present), np.int64)
-
-    return logic
-
-
-def _make_complete_logic(aggregates: Sequence[AggregateCall], domain: Domain) -> Logic:
-    """Make the logic of sums that keeps a group while any count or total is not zero.
-
-    A total over no records is 0. A total may differ from 0 although multiplicities cancel.
-    """
-    zeros = [
-        0 if aggregation.kind == "count" else int(domain.encode_decimals([0], aggregation.result)[0])
-        for aggregation in aggregates
-    ]
-
-    def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
-        """Compute complete aggregates: a group exists while any count is not zero."""
-        slots = values[0]
-        every, at = np.unique(groups, return_inverse=True)
-        records = np.zeros(len(every), np.int64)
-        records[at[slots == 0]] = diffs[slots == 0]
-        columns = []
-        for number, aggregation in enumerate(aggregates):
-            if aggregation.is_counted:
-                columns.append(_count_records(aggregation, records))
-                continue
-            low = 1 + number * SLOTS
-            is_own = (slots >= low) & (slots < low + SLOTS)
-            owners, into, sums = at[is_own], slots[is_own] - low, diffs[is_own]
-            if aggregation.kind == "count":
-                columns.append(_count_values(records, owners, into, sums))
-                continue
-            is_limb = into >= FIRST_LIMB
-            totals = compute_exact_sums(owners[is_limb], into[is_limb], sums[is_limb], len(every))
-            columns.append(_encode_decimals(aggregation.name, totals, aggregation.result, domain))
-        words = np.array(columns, np.int64).reshape(len(columns), len(every))
-        is_present = (words != np.array(zeros, np.int64)[:, None]).any(axis=0)
-        return every[is_present], words[:, is_present], np.ones(int(is_present.sum()), np.int64)
+        words = np.array(columns, np.int64).reshape(len(columns), len(present))
+        if is_complete:
+            is_there = words.any(axis=0)
+            present, words = present[is_there], words[:, is_there]
+        return present, words, np.ones(len(present), np.int64)
 
     return logic
 
@@ -201,7 +175,8 @@ def compute_aggregate(
     is_limb = slots >= FIRST_LIMB
     totals = compute_exact_sums(groups[is_limb], slots[is_limb], sums[is_limb], count)
     if pat.is_decimal(request.result):
-        values = [None if n == 0 else total for total, n in zip(totals, counts, strict=True)]
+        is_none = (counts == 0) & (request.kind != "total")  # A total over no values is 0.
+        values = [None if none else total for total, none in zip(totals, is_none, strict=True)]
         return _encode_decimals(request.name, values, request.result, domain)
     divisors = counts if request.kind == "mean" else np.ones(count, np.int64)
     if pat.is_decimal(request.of):

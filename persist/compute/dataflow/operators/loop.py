@@ -9,7 +9,7 @@ Changes of later passes meet the iterations of earlier ones, because arrangement
 costs the iterations, and in each the keys, that it makes a difference to.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -143,10 +143,6 @@ class Loop(Operator):
         self.operators: list[Operator] = []
         self.leaves: list[LeaveOperator] = []
         self._limit = limit
-
-    def set_sources(self, sources: Sequence[Operator]) -> None:
-        """Set the operators outside that it reads, once it is built."""
-        self.inputs = list(sources)
 
     def advance(self) -> None:
         self.set_iteration(meet_all(operator.frontier for operator in self.inputs), ())

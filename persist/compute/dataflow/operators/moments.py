@@ -262,15 +262,11 @@ def compute_statistics(name: str, owners: Ints, values: Sequence[Floats], count:
             results.append(
                 float(columns[letters[0]][owners == at].sum())
             )  # An infinity, which no count changes, or NaN.
-        elif name == "regr_r2" and _is_constant(columns["y"][owners == at]):
+        elif name == "regr_r2" and np.isfinite(y := columns["y"][owners == at]).all() and (y == y[0]).all():
             results.append(None)
         else:
             results.append(compute_non_finite(name, rows))
     return results
-
-
-def _is_constant(values: Floats) -> bool:
-    return bool((values == values[0]).all() and np.isfinite(values[0]))
 
 
 def compute_non_finite(name: str, rows: int) -> float | None:

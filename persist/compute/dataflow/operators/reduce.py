@@ -27,12 +27,6 @@ from persist.compute.dataflow.operators.large_groups import LargeGroups, Ranking
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
 from persist.compute.dataflow.operators.operators import Operator, Position
-from persist.compute.dataflow.operators.versions import (
-    find_rows_of_keys,
-    find_rows_of_other_keys,
-    number_moments,
-    split_versions,
-)
 from persist.compute.dataflow.state.spine import Allocate, Spine
 from persist.compute.dataflow.updates.batch import (
     NONE,
@@ -84,9 +78,6 @@ class ReduceOperator(Operator):
             return self.logic(groups, values, diffs, find_keys)
         return groups, np.empty((self.out_layout.values, 0), np.int64), diffs
 
-    def shape_batch(self, batch: Ints) -> Ints | None:
-        return self.shape(batch[1:]) if batch.shape[1] else None
-
 
 class TotalReduce(ReduceOperator):
     """A reduction over totally ordered times.
@@ -112,14 +103,14 @@ class TotalReduce(ReduceOperator):
             if is_ranked.any():
                 changes.append(self.shape(self._change_ranked(is_ranked, keys, numbers, new)))
                 keys, hashes = keys[:, ~is_ranked], hashes[~is_ranked]
-                numbers, new = find_rows_of_other_keys(is_ranked, numbers, new)
+                numbers, new = _find_rows_of_other_keys(is_ranked, numbers, new)
         if keys.shape[1] and self.read_first is not None:
             is_known, old_numbers, old = self._find_first(keys, hashes, numbers, new)
             if is_known.any():
-                part = find_rows_of_other_keys(~is_known, numbers, new)
+                part = _find_rows_of_other_keys(~is_known, numbers, new)
                 changes += self._change_in_pieces(keys[:, is_known], *part, old_numbers, old)
                 keys, hashes = keys[:, ~is_known], hashes[~is_known]
-                numbers, new = find_rows_of_other_keys(is_known, numbers, new)
+                numbers, new = _find_rows_of_other_keys(is_known, numbers, new)
         if keys.shape[1]:
             old_numbers, old = self.arrangement.lookup(hashes, keys, has_new=False)
             changes += self._find_changes(keys, numbers, new, old_numbers, old)
@@ -220,8 +211,8 @@ class TotalReduce(ReduceOperator):
                 ranked[worthwhile] = True
                 changes.append(self.shape(self._change_ranked(ranked, keys, numbers, new)))
                 keys = keys[:, ~ranked]
-                numbers, new = find_rows_of_other_keys(ranked, numbers, new)
-                old_numbers, old = find_rows_of_other_keys(ranked, old_numbers, old)
+                numbers, new = _find_rows_of_other_keys(ranked, numbers, new)
+                old_numbers, old = _find_rows_of_other_keys(ranked, old_numbers, old)
         if keys.shape[1]:
             changes += self._change_in_pieces(keys, numbers, new, old_numbers, old)
         return changes
@@ -238,8 +229,8 @@ class TotalReduce(ReduceOperator):
         changes = []
         for first, end in ((0, count // 2), (count // 2, count)):
             arrived, earlier = (
-                find_rows_of_keys(first, end, numbers, new),
-                find_rows_of_keys(first, end, old_numbers, old),
+                _find_rows_of_keys(first, end, numbers, new),
+                _find_rows_of_keys(first, end, old_numbers, old),
             )
             changes += self._change_in_pieces(keys[:, first:end], *arrived, *earlier)
         return changes
@@ -261,7 +252,7 @@ class TotalReduce(ReduceOperator):
 
     def _change_in_blocks(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
         """Compute the changes of a few times at a time, within bounded memory."""
-        numbered = _, _, sizes, ranks = number_moments(numbers, new[-2])
+        numbered = _, _, sizes, ranks = _number_moments(numbers, new[-2])
         count, most = keys.shape[1], int(sizes.max())
         rows = np.bincount(numbers, minlength=count) + np.bincount(old_numbers, minlength=count)
         cells = int((rows * (sizes + 1)).sum())
@@ -280,7 +271,7 @@ class TotalReduce(ReduceOperator):
             old_places = present[old_numbers].nonzero()[0]
             earlier = (place[old_numbers[old_places]], old[:, old_places])
             part = (keys[:, present], place[numbers[block]], new[:, block])
-            changes.append(self._compute_changes(*part, *earlier, number_moments(part[1], part[2][-2])))
+            changes.append(self._compute_changes(*part, *earlier, _number_moments(part[1], part[2][-2])))
             # The next block is of later times, so these rows are old ones then.
             old_numbers = np.concatenate((old_numbers, numbers[block]))
             old = np.concatenate((old, new[:, block]), axis=1)
@@ -314,7 +305,7 @@ class TotalReduce(ReduceOperator):
         changes = to_batch(rows, Layout(1, layout.values, 1))
         if not changes.shape[1]:
             return self.out_layout.empty()
-        groups, values, sums = split_versions(changes, layout.values, sizes, firsts)
+        groups, values, sums = _split_versions(changes, layout.values, sizes, firsts)
         bases = firsts + np.arange(count)  # The version of each key before all its moments.
 
         def find_keys(versions: Ints) -> Ints:
@@ -335,6 +326,69 @@ class TotalReduce(ReduceOperator):
         updates[-1] = diffs.take(picks)
         np.negative(updates[-1, len(begins) :], out=updates[-1, len(begins) :])
         return to_batch(updates, self.out_layout)
+
+
+def _find_rows_of_keys(first: int, end: int, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the rows of consecutive keys, with their keys numbered from 0."""
+    if bool((numbers[1:] >= numbers[:-1]).all()):
+        start, stop = numbers.searchsorted((first, end)).tolist()
+        return numbers[start:stop] - first, rows[:, start:stop]
+    places = ((numbers >= first) & (numbers < end)).nonzero()[0]
+    return numbers.take(places) - first, rows.take(places, axis=1)
+
+
+def _find_rows_of_other_keys(flags: Flags, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the rows of the keys that are not flagged, with the numbers of their keys among these."""
+    keep = ~flags.take(numbers)
+    return ((~flags).cumsum() - 1).take(numbers[keep]), rows[:, keep]
+
+
+def _number_moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the distinct times of keys, sorted by key and time; each key's first place in them, and how many it has;
+    and the rank of each row's time in its key."""
+    order = np.lexsort((times, numbers))
+    owners, moments = numbers[order], times[order]
+    # A moment begins where the key or the time differs from the row before.
+    news = np.ones(len(order), np.bool_)
+    news[1:] = (owners[1:] != owners[:-1]) | (moments[1:] != moments[:-1])
+    owners, moments = owners[news], moments[news]
+    firsts = find_run_starts(owners)
+    # The number of each row's moment, less the first one of its key.
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = news.cumsum() - 1
+    return moments, firsts, np.diff(np.append(firsts, len(owners))), ranks - firsts.take(numbers)
+
+
+def _split_versions(changes: Ints, values: int, sizes: Ints, firsts: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the records of each version of each key, sorted by version.
+
+    Args:
+        changes: a batch of [key number, values …, rank, diff].
+        sizes: how many moments each key has; it has one version more.
+    """
+    words = changes[1:-2]
+    # The changes of one record are a unit: they follow each other, by their ranks.
+    starts = np.ones(changes.shape[1], np.bool_)
+    starts[1:] = (words[:, 1:] != words[:, :-1]).any(axis=0)
+    units = starts.nonzero()[0]
+    # A unit has a cell for each version of its key: the one before all moments, and one from each moment on.
+    owners = words[0].take(units)
+    widths = sizes.take(owners) + 1
+    ends = widths.cumsum()
+    begins = ends - widths
+    cells = np.zeros(int(ends[-1]), np.int64)
+    unit_of = starts.cumsum() - 1
+    # Summed up within a unit, the diffs are the multiplicities of its record in each version.
+    cells[begins.take(unit_of) + changes[-2] + 1] = changes[-1]
+    running = cells.cumsum()
+    running -= (running.take(begins) - cells.take(begins)).repeat(widths)
+    # A record is in the versions where its multiplicity is not 0. Versions are numbered through all keys.
+    present = running.nonzero()[0]
+    unit = np.arange(len(units)).repeat(widths).take(present)
+    groups = present - begins.take(unit) + (firsts.take(owners) + owners).take(unit)
+    order = groups.argsort(kind="stable")
+    rows = units.take(unit.take(order))
+    return groups.take(order), words[1:].take(rows, axis=1), running.take(present.take(order))
 
 
 class PartialReduce(ReduceOperator):
@@ -458,7 +512,7 @@ class PartialReduce(ReduceOperator):
         if corrections:
             batch = to_batch(np.concatenate(corrections, axis=1), self.out_layout)
             self.output.insert(batch)
-            self.out = self.shape_batch(batch)
+            self.out = self.shape(batch[1:]) if batch.shape[1] else None
 
     def _correct_groups(
         self, items: Ints, keys: Ints, records: tuple[Ints, Ints, Ints, Ints], given: tuple[Ints, Ints, Ints, Ints]

@@ -289,14 +289,6 @@ def _find_runs(words: Ints) -> tuple[Ints, Ints]:
 Function = Callable[[WindowFunction, Places, list[Ints], list[pa.DataType], Domain], Ints]
 
 
-def _row_number(call: WindowFunction, p: Places, *_: Any) -> Ints:
-    return p.at - p.begins + 1
-
-
-def _rank(call: WindowFunction, p: Places, *_: Any) -> Ints:
-    return p.peers_begin - p.begins + 1
-
-
 def _dense_rank(call: WindowFunction, p: Places, *_: Any) -> Ints:
     number = (p.peers_begin == p.at).cumsum()
     if p.peers_before is not None:
@@ -308,10 +300,6 @@ def _percent_rank(call: WindowFunction, p: Places, _: Any, __: Any, domain: Doma
     sizes = p.ends - p.begins
     shares = np.where(sizes > 1, (p.peers_begin - p.begins) / np.maximum(sizes - 1, 1), 0.0)
     return domain.encode(pa.array(shares))
-
-
-def _cume_dist(call: WindowFunction, p: Places, _: Any, __: Any, domain: Domain) -> Ints:
-    return domain.encode(pa.array((p.peers_end - p.begins) / (p.ends - p.begins)))
 
 
 def _ntile(call: WindowFunction, p: Places, *_: Any) -> Ints:
@@ -350,10 +338,6 @@ def _skip_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
         return number, inside
     places: Ints = np.clip(number, 0, len(valued) - 1)
     return valued.take(places), inside
-
-
-def _count_star(call: WindowFunction, p: Places, *_: Any) -> Ints:
-    return p.high - p.low
 
 
 def _count(call: WindowFunction, p: Places, arguments: list[Ints], *_: Any) -> Ints:
@@ -488,15 +472,15 @@ def _add_nan_and_infinities(sums: Ints, p: Places, words: Ints, kind: pa.DataTyp
 
 EXTREMES = {"min": False, "max": True, "bool_and": False, "bool_or": True}  # And whether each is the greatest.
 _FUNCTIONS: dict[str, Function] = {
-    "row_number": _row_number,
-    "rank": _rank,
+    "row_number": lambda call, p, *_: p.at - p.begins + 1,
+    "rank": lambda call, p, *_: p.peers_begin - p.begins + 1,
     "dense_rank": _dense_rank,
     "percent_rank": _percent_rank,
-    "cume_dist": _cume_dist,
+    "cume_dist": lambda call, p, _, __, domain: domain.encode(pa.array((p.peers_end - p.begins) / (p.ends - p.begins))),
     "ntile": _ntile,
     "lag": _make_shift(-1),
     "lead": _make_shift(1),
-    "count_star": _count_star,
+    "count_star": lambda call, p, *_: p.high - p.low,
     "count": _count,
     "sum": _sum,
     "avg": _avg,

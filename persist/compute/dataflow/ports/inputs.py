@@ -99,8 +99,7 @@ class InputHandle:
         return self._gate.frontier
 
     def insert(self, updates: Any) -> None:
-        """Insert updates: `((key, value), time, diff)` tuples, or anything Arrow with the columns, the time and
-        `_diff`.
+        """Insert updates: `((key, value), time, diff)` tuples, or Arrow data with the columns, the time and `_diff`.
 
         The time is `_time`, or in programs of several dimensions `_time_0`, `_time_1` … of a table.
 

@@ -29,8 +29,8 @@ import pyarrow as pa
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.operators.operators import Operator, Position, SinkOperator
-from persist.compute.dataflow.plan.draft import DefinedAs, to_table
-from persist.compute.dataflow.plan.origin import PROPERTY
+from persist.compute.dataflow.plan.draft import Draft, to_table
+from persist.compute.dataflow.plan.origin import PROPERTY, make_fingerprint
 from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.updates.batch import Layout, to_batch
 from persist.compute.dataflow.updates.times import Ints
@@ -176,22 +176,22 @@ class Output:
 
     def __init__(
         self,
+        program: Draft,
         engine: Engine,
         sink: SinkOperator,
-        known: CollectionHandle | None,
-        definition: DefinedAs | None,
+        own: CollectionHandle | None,
         keeps: KeptLinear | None,
-        fingerprint: str | None,
         domain: Domain,
     ) -> None:
-        self.handle = _open_collection(engine, sink) if known is None else known
+        self.handle = own or program.output(sink.collection) or _open_collection(engine, sink)
         self._engine = engine
         self.sink = sink
         self.waiting: list[Ints] = []
-        self.definition = definition
+        self.definition = program.definition(sink.collection)
         self.keeps = keeps
         # A view has its definition instead, and hidden collections belong to the outputs.
-        self._fingerprint = fingerprint if definition is None and keeps is None else None
+        is_computed = own is None and self.definition is None and keeps is None
+        self._fingerprint = make_fingerprint(program.plan, sink.collection) if is_computed else None
         contents = self.handle.contents()
         self._says = get_collection_description(contents).properties.get(PROPERTY)
         self.corrects = False

@@ -228,7 +228,10 @@ class Past:
         table = self._to_key_table(names, keys)
         reader, path = self._handle.engine.reader(), None if table is None else self._choose_index(names)
         can_help = path is None and all(is_indexable(self._scan.result_schema, name) for name in names)
-        least = self._estimate_indexed_bytes(len(table)) if table is not None and can_help else None
+        least = None
+        if table is not None and can_help:
+            rows = sum(part.rows for part in self._scan.all_parts)
+            least = min(self.bytes, len(table) * INDEXED_ROWS * self.bytes // max(rows, 1))
         if table is None:
             table = pa.table({})  # This reads all records.
         scan = replace(narrow_scan(self._scan, _make_pruning_filter(table)) or self._scan, filter=None)
@@ -241,11 +244,6 @@ class Past:
         updates = [self._encode_tables([chunk]) for chunk in tables]
         chosen = [chunk[:, keys.selects(chunk)] for chunk in updates]
         return np.concatenate([np.empty((len(self._columns) + 2, 0), np.int64), *chosen], axis=1)
-
-    def _estimate_indexed_bytes(self, keys: int) -> int:
-        """Estimate the bytes that would be decoded if an index existed."""
-        rows = sum(part.rows for part in self._scan.all_parts)
-        return min(self.bytes, keys * INDEXED_ROWS * self.bytes // max(rows, 1))
 
     def _to_key_table(self, names: Sequence[str], keys: Keys) -> pa.Table | None:
         """Return keys with the types of the collection; None if it cannot hold one of them."""

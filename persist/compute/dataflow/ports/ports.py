@@ -7,7 +7,6 @@ import pyarrow as pa
 
 from persist.compute.dataflow.operators.operators import EntryOperator, Position, SinkOperator
 from persist.compute.dataflow.plan.draft import Draft
-from persist.compute.dataflow.plan.origin import make_fingerprint
 from persist.compute.dataflow.plan.plan import Persist, Plan, Source
 from persist.compute.dataflow.ports.hints import list_conditions
 from persist.compute.dataflow.ports.inputs import Gate
@@ -62,23 +61,8 @@ class Ports:
         self.sources: list[SourceReader] = []
         # Outputs that are inputs as well, and are not computed.
         written = {source.collection for source, *_ in sources if source.written}
-        collections = {sink.collection: program.output(sink.collection) for sink in sinks}
-        collections |= {name: check_writable(load_handle(engine, name)) for name in written}
-        self.outputs = Outputs(
-            engine,
-            program.name,
-            [(sink, collections[sink.collection], program.definition(sink.collection)) for sink in sinks],
-            kept,
-            {
-                name: make_fingerprint(program.plan, name)
-                for name in collections.keys() - written
-                if not program.definition(name)
-            },
-            written,
-            domain,
-            replace=replace,
-            jump=jump,
-        )
+        own = {name: check_writable(load_handle(engine, name)) for name in written}
+        self.outputs = Outputs(program, engine, sinks, kept, own, domain, replace=replace, jump=jump)
         try:
             for attempt in reversed(range(OPEN_ATTEMPTS)):
                 if self._start_sources(sources, is_last=not attempt):
@@ -121,16 +105,14 @@ class Ports:
         resume_time = self.outputs.resume_time
         self.sources = [
             SourceReader(
-                self._program.load_source,
+                self._program,
                 self._engine,
-                self._program.list_holds(source.collection),
                 source,
                 schema,
                 gate,
                 self._domain,
                 alternatives,
                 renews=self._replaces,
-                makes_holds=self._program.makes_holds(),
                 is_brief=self.is_brief,
             )
             for source, schema, gate, alternatives in sources

@@ -12,7 +12,7 @@ A program is resumed by reading its sources as of the last time that its outputs
 arrangements. Results at sealed times are there already, and are dropped.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -20,7 +20,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX
 from persist.compute.dataflow.operators.operators import SinkOperator
-from persist.compute.dataflow.plan.draft import DefinedAs
+from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.origin import reads_time
 from persist.compute.dataflow.plan.plan import Plan, has_inputs, list_sources
 from persist.compute.dataflow.ports.output import KeptLinear, Output
@@ -41,8 +41,6 @@ class Outputs:
     """All outputs of a program.
 
     Args:
-        sinks: with the existing collection of each, or None to make it, and its definition (see `Draft.definition`).
-        fingerprints: of each output's operators (see `persist.compute.dataflow.plan.origin`).
         own: outputs that the program also reads.
         replace: the program has changed: correct the contents of its outputs.
         jump: continue at the latest time that the sources have sealed; skip the times before it.
@@ -54,25 +52,21 @@ class Outputs:
 
     def __init__(
         self,
+        program: Draft,
         engine: Engine,
-        program: str,
-        sinks: Sequence[tuple[SinkOperator, CollectionHandle | None, DefinedAs | None]],
+        sinks: Sequence[SinkOperator],
         kept: Mapping[str, KeptLinear],
-        fingerprints: Mapping[str, str],
-        own: Set[str],
+        own: Mapping[str, CollectionHandle],
         domain: Domain,
         *,
         replace: bool,
         jump: bool,
     ) -> None:
         self._engine = engine
-        self._program = program
+        self._program = program.name
         self._own = own
         self.every = [
-            Output(
-                engine, sink, handle, definition, kept.get(sink.collection), fingerprints.get(sink.collection), domain
-            )
-            for sink, handle, definition in sinks
+            Output(program, engine, sink, own.get(sink.collection), kept.get(sink.collection), domain) for sink in sinks
         ]
         for output in self.every:
             output.corrects |= replace and output.upper > 0 and output.handle.name not in own

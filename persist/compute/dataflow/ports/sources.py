@@ -18,6 +18,7 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import CollectionSchema, Shape
+from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.plan.types import format_schema, is_compatible
 from persist.compute.dataflow.ports.hints import make_hint
@@ -47,11 +48,8 @@ class SourceReader:
     """Reads one source into its gate.
 
     Args:
-        load: returns a collection by its name.
-        holders: the names of the permanent holds that it needs.
         alternatives: lists of conditions. Only records that meet all of one list need be read; empty: all records.
         renews: the program has changed: it reads with the newest schema from now on.
-        makes_holds: create missing holds; otherwise these went with their owners.
         is_brief: the read ends soon, so permanent holds alone keep the source readable, if there are any. The same is
             true of a source of a few MiB whose holds others made: their maker can begin again.
 
@@ -65,9 +63,8 @@ class SourceReader:
 
     def __init__(
         self,
-        load: Callable[[Engine, str], CollectionHandle],
+        program: Draft,
         engine: Engine,
-        holders: Sequence[str],
         operator: Source,
         schema: pa.Schema,
         gate: Gate,
@@ -75,14 +72,13 @@ class SourceReader:
         alternatives: Sequence[Sequence[Term]] = (),
         *,
         renews: bool = False,
-        makes_holds: bool = True,
         is_brief: bool = False,
     ) -> None:
         self.operator = operator
         self._explained = ExplainLoss(operator.collection)
         self._engine = engine
-        self._holders = list(holders)
-        self._makes_holds = makes_holds
+        self._holders = program.list_holds(operator.collection)
+        self._makes_holds = program.makes_holds()
         self._schema = schema
         self._gate = gate
         self._domain = domain
@@ -96,9 +92,10 @@ class SourceReader:
         self.has_lost = False
         self._is_given = False
         with self._explained:
-            self.handle: CollectionHandle = load(engine, operator.collection)
+            self.handle = program.load_source(engine, operator.collection)
             contents = self.handle.get_known_state()
-            is_brief = is_brief or (not makes_holds and sum(part.bytes for part in contents.parts) <= BRIEF_BYTES_MAX)
+            if not (is_brief or self._makes_holds):
+                is_brief = sum(part.bytes for part in contents.parts) <= BRIEF_BYTES_MAX
             self._is_brief = bool(self._holders) and is_brief
             if not renews:
                 self._keep_schema(contents)

@@ -53,39 +53,9 @@ from persist.compute.dataflow.operators.operators import (
 from persist.compute.dataflow.operators.ranked_windows import make_window_ranking
 from persist.compute.dataflow.operators.reduce import PartialReduce, ReduceOperator, TotalReduce
 from persist.compute.dataflow.operators.windows import make_window_logic
+from persist.compute.dataflow.plan import plan as plans
 from persist.compute.dataflow.plan.draft import Captured, Probed
 from persist.compute.dataflow.plan.optimise import Statistics
-from persist.compute.dataflow.plan.plan import (
-    ROOT,
-    Aggregates,
-    Arrange,
-    Capture,
-    Concat,
-    Consolidate,
-    Constant,
-    Distinct,
-    Enter,
-    Folded,
-    Input,
-    Inspect,
-    Join,
-    Leave,
-    Linear,
-    Node,
-    Persist,
-    Plan,
-    Probe,
-    Reduce,
-    SealedWith,
-    Source,
-    Stages,
-    Threshold,
-    TopK,
-    Upper,
-    UserReduce,
-    Variable,
-    Windowed,
-)
 from persist.compute.dataflow.plan.stages import Map, derive_schema, make_stage_key, may_move_times, trace_columns
 from persist.compute.dataflow.plan.types import select_fields
 from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, make_kept_schema
@@ -118,7 +88,7 @@ class Graph:
     sinks: list[SinkOperator] = field(default_factory=list)
     kept: dict[str, KeptLinear] = field(default_factory=dict)
     accumulations: list[Accumulation] = field(default_factory=list)
-    limits: dict[Operator, Node] = field(default_factory=dict)
+    limits: dict[Operator, plans.Node] = field(default_factory=dict)
 
     def run(self) -> None:
         """Make one pass. An operator's updates are freed after its last reader."""
@@ -162,7 +132,7 @@ class Builder:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: plans.Plan,
         domain: Domain,
         captures: dict[int, Captured],
         probes: dict[int, Probed],
@@ -187,7 +157,7 @@ class Builder:
 
     def build_graph(self) -> Graph:
         """Return the running graph."""
-        self.graph.operators = self._make_scope(ROOT)
+        self.graph.operators = self._make_scope(plans.ROOT)
         return self.graph
 
     def _make_scope(self, scope: int) -> list[Operator]:
@@ -197,11 +167,11 @@ class Builder:
             if node.scope == scope:
                 self._build_after_inputs(node, operators)
         for info in self.plan.scopes.values():
-            if info.parent == scope and info.number != ROOT:
+            if info.parent == scope and info.number != plans.ROOT:
                 self._build_scope(info.number, operators)
         return operators
 
-    def _build_after_inputs(self, node: Node, operators: list[Operator]) -> None:
+    def _build_after_inputs(self, node: plans.Node, operators: list[Operator]) -> None:
         """Make the operator of a node, after those of its inputs."""
         if node.number in self._made:
             return
@@ -209,7 +179,7 @@ class Builder:
             source = self.plan.nodes[number]
             if source.scope == node.scope:
                 self._build_after_inputs(source, operators)
-            elif isinstance(node.operator, Leave):
+            elif isinstance(node.operator, plans.Leave):
                 self._build_scope(source.scope, operators)
         self._made[node.number] = operator = self._make_operator(node, operators)
         operators.append(operator)
@@ -229,17 +199,17 @@ class Builder:
         self._under_way.add(scope)
         sources = []
         for node in list(self.plan.nodes.values()):
-            if isinstance(node.operator, Enter) and self._is_within(node.scope, scope):
+            if isinstance(node.operator, plans.Enter) and self._is_within(node.scope, scope):
                 source = self.plan.nodes[node.inputs[0]]
                 if source.scope == info.parent:
                     self._build_after_inputs(source, operators)
                     sources.append(self._made[source.number])
         loop = Loop(Position(info.name, [], self.plan.dimensions, info.depth - 1, self._costs), info.limit)
         self._loops[scope] = loop
-        loop.set_sources(sources)
+        loop.inputs = sources
         loop.operators = self._make_scope(scope)
         for node in self.plan.nodes.values():
-            if isinstance(node.operator, Variable) and node.scope == scope:
+            if isinstance(node.operator, plans.Variable) and node.scope == scope:
                 variable, feedback = self._made[node.number], node.operator.feedback
                 assert isinstance(variable, VariableOperator)
                 assert feedback is not None
@@ -247,21 +217,21 @@ class Builder:
         operators.append(loop)
 
     def _is_within(self, scope: int, around: int) -> bool:
-        while scope not in (ROOT, around):
+        while scope not in (plans.ROOT, around):
             scope = self.plan.scopes[scope].parent
         return scope == around
 
-    def _make_operator(self, node: Node, operators: list[Operator]) -> Operator:
-        if isinstance(node.operator, Join):
+    def _make_operator(self, node: plans.Node, operators: list[Operator]) -> Operator:
+        if isinstance(node.operator, plans.Join):
             return self._make_join(node, node.operator, operators)
-        if isinstance(node.operator, Reduce):
+        if isinstance(node.operator, plans.Reduce):
             return self._make_reduce(node, node.operator, operators)
         at = self._make_position(node, [self._made[number] for number in node.inputs])
         match node.operator:
-            case Source() | Input() | Constant() | Upper():
+            case plans.Source() | plans.Input() | plans.Constant() | plans.Upper():
                 entry = self.graph.entries[node.number] = EntryOperator(at)
                 return entry
-            case Linear(stages):
+            case plans.Linear(stages):
                 input_schema = self.plan.nodes[node.inputs[0]].schema
                 if node.number in self._kept:
                     return KeptLinear(
@@ -272,39 +242,39 @@ class Builder:
                 linear.moves_times = may_move_times(stages)
                 linear.origins = trace_columns(stages, input_schema.names, node.schema.names)
                 return linear
-            case Concat() | Arrange():
+            case plans.Concat() | plans.Arrange():
                 return ConcatOperator(at)
-            case SealedWith():
+            case plans.SealedWith():
                 return SealedWithOperator(at)
-            case Consolidate():
+            case plans.Consolidate():
                 return ConsolidateOperator(at, node.schema)
-            case Enter(column):
+            case plans.Enter(column):
                 names = self.plan.nodes[node.inputs[0]].schema.names
                 return EnterOperator(at, names.index(column) if column else None)
-            case Variable():
+            case plans.Variable():
                 return VariableOperator(at, node.schema)
-            case Leave():
+            case plans.Leave():
                 [number] = node.inputs
                 loop = self._loops[self.plan.nodes[number].scope]
                 return LeaveOperator(self._make_position(node, [loop]), loop, self._made[number])
-            case Inspect(function):
+            case plans.Inspect(function):
                 inspect = make_inspector(function, node.schema, self.domain, at.title)
                 return InspectOperator(at, inspect)
-            case Probe():
+            case plans.Probe():
                 return ProbeOperator(at, self._probes[node.number])
-            case Capture():
+            case plans.Capture():
                 captured = self._captures[node.number]
                 return CaptureOperator(at, node.schema, captured, self.domain)
-            case Persist(collection, keys):
+            case plans.Persist(collection, keys):
                 sink = SinkOperator(at, node.schema, collection, keys)
                 self.graph.sinks.append(sink)
                 return sink
 
-    def _make_position(self, node: Node, inputs: Sequence[Operator], title: str = "") -> Position:
+    def _make_position(self, node: plans.Node, inputs: Sequence[Operator], title: str = "") -> Position:
         depth = self.plan.scopes[node.scope].depth
         return Position(title or node.title, inputs, self.plan.dimensions, depth, self._costs)
 
-    def _store_output(self, node: Node, made: KeptLinear) -> list[Operator]:
+    def _store_output(self, node: plans.Node, made: KeptLinear) -> list[Operator]:
         """Return the operators that store the output of an operator in a hidden collection."""
         output, schema = KeptOutput(made), make_kept_schema(node.schema)
         keys = (schema.names[-1],)
@@ -315,9 +285,9 @@ class Builder:
 
     def share_arrangement(
         self,
-        node: Node,
+        node: plans.Node,
         source: int,
-        before: Stages,
+        before: plans.Stages,
         keys: tuple[str, ...],
         values: tuple[str, ...],
         schema: pa.Schema,
@@ -340,21 +310,29 @@ class Builder:
         return shared
 
     def _skip_arranges(self, number: int) -> int:
-        while isinstance(self.plan.nodes[number].operator, Arrange):
+        while isinstance(self.plan.nodes[number].operator, plans.Arrange):
             number = self.plan.nodes[number].inputs[0]
         return number
 
     def _make_arrangement(
-        self, node: Node, source: int, keys: int, values: int, shape: Shape, schema: pa.Schema, *, adds_up: bool = False
+        self,
+        node: plans.Node,
+        source: int,
+        keys: int,
+        values: int,
+        shape: Shape,
+        schema: pa.Schema,
+        *,
+        adds_up: bool = False,
     ) -> Arrangement:
         at = self._make_position(node, [self._made[source]], f"{node.title}.input")
         layout = Layout(keys, values, at.outer + at.depth)
         return Arrangement(at, layout, shape, schema, self._allocate, adds_up=adds_up)
 
-    def _derive_schema(self, stages: Stages, source: int, node: Node) -> pa.Schema:
+    def _derive_schema(self, stages: plans.Stages, source: int, node: plans.Node) -> pa.Schema:
         return derive_schema(stages, self.plan.nodes[source].schema, node.title, has_time=self.plan.dimensions == 1)
 
-    def _make_join(self, node: Node, join: Join, operators: list[Operator]) -> Operator:
+    def _make_join(self, node: plans.Node, join: plans.Join, operators: list[Operator]) -> Operator:
         stages_of_inputs = zip(join.before, node.inputs, strict=True)
         schemas = [self._derive_schema(stages, number, node) for stages, number in stages_of_inputs]
         columns = list_joined_columns(schemas, join)
@@ -387,14 +365,14 @@ class Builder:
                 step.arrangement.add_reader(lambda at=inputs[number]: at.frontier)  # type: ignore[misc]
         return operator
 
-    def _make_reduce(self, node: Node, reduce: Reduce, operators: list[Operator]) -> Operator:
+    def _make_reduce(self, node: plans.Node, reduce: plans.Reduce, operators: list[Operator]) -> Operator:
         input_schema = self._derive_schema(reduce.before, node.inputs[0], node)
         columns = pa.schema(
             [*(input_schema.field(name) for name in reduce.keys), *_list_logic_columns(reduce, input_schema)]
         )
         aggregates = _list_aggregates(reduce, input_schema, columns)
         is_accumulated = bool(aggregates) and all(aggregate.kind in ACCUMULABLE for aggregate in aggregates)
-        is_complete = isinstance(reduce.logic, Aggregates) and reduce.logic.is_complete
+        is_complete = isinstance(reduce.logic, plans.Aggregates) and reduce.logic.is_complete
         if is_accumulated:
             arrangement = self._make_accumulation(node, reduce, aggregates, input_schema)
             operators.append(arrangement)
@@ -403,8 +381,7 @@ class Builder:
             arrangement = self.share_arrangement(
                 node, node.inputs[0], reduce.before, reduce.keys, reduce.values, input_schema, operators
             )
-            logic = self._make_logic(node, reduce, input_schema, aggregates)
-            ranking = self._make_ranking(reduce, input_schema, aggregates)
+            logic, ranking = self._make_logic(node, reduce, input_schema, aggregates)
         shape = compile_stages(reduce.after, columns, node.schema.names, self.domain, node.title)
         at = self._make_position(node, [arrangement])
         kind: type[ReduceOperator] = TotalReduce if at.outer + at.depth == 1 else PartialReduce
@@ -414,18 +391,18 @@ class Builder:
         operator.origins = trace_columns(reduce.after, columns.names, node.schema.names)
         if is_accumulated and isinstance(operator, TotalReduce):
             self.graph.accumulations.append(Accumulation(node, operator, aggregates, is_complete))
-        if isinstance(reduce.logic, TopK) and not reduce.logic.skip and isinstance(operator, TotalReduce):
+        if isinstance(reduce.logic, plans.TopK) and not reduce.logic.skip and isinstance(operator, TotalReduce):
             operator.limit = reduce.logic.count
             self.graph.limits[operator] = node
         return operator
 
     def _make_accumulation(
-        self, node: Node, reduce: Reduce, requests: list[AggregateCall], input_schema: pa.Schema
+        self, node: plans.Node, reduce: plans.Reduce, requests: list[AggregateCall], input_schema: pa.Schema
     ) -> Arrangement:
         """Return the arrangement of a reduction whose aggregates are sums."""
         source = self._skip_arranges(node.inputs[0])
         # An aggregate that only counts records has no word.
-        outputs = reduce.logic.outputs if isinstance(reduce.logic, Aggregates) else ()
+        outputs = reduce.logic.outputs if isinstance(reduce.logic, plans.Aggregates) else ()
         values = [of for (_, _, of), aggregate in zip(outputs, requests, strict=True) if not aggregate.is_counted]
         names = [*reduce.keys, *values]
         shape = compile_stages(reduce.before, self.plan.nodes[source].schema, names, self.domain, node.title)
@@ -440,50 +417,40 @@ class Builder:
         arrangement.origins = (*trace_columns(reduce.before, self.plan.nodes[source].schema.names, reduce.keys), None)
         return arrangement
 
-    def _make_logic(self, node: Node, reduce: Reduce, input_schema: pa.Schema, requests: list[AggregateCall]) -> Logic:
-        values = select_fields(input_schema, reduce.values)
+    def _make_logic(
+        self, node: plans.Node, reduce: plans.Reduce, input_schema: pa.Schema, requests: list[AggregateCall]
+    ) -> tuple[Logic, Ranking | None]:
+        """Return the logic of a reduction, and the function that orders its large groups, if there is one."""
+        values, domain, costs = select_fields(input_schema, reduce.values), self.domain, self._costs
         match reduce.logic:
-            case Distinct():
-                return compute_distinct
-            case Threshold(function):
-                return make_threshold_logic(function, node.title)
-            case Aggregates():
-                return make_multiset_logic(requests, self.domain)
-            case TopK(count, _, skip, _, counted):
+            case plans.Distinct():
+                return compute_distinct, None
+            case plans.Threshold(function):
+                return make_threshold_logic(function, node.title), None
+            case plans.Aggregates():
+                return make_multiset_logic(requests, domain), make_aggregate_ranking(requests, domain, costs)
+            case plans.TopK(count, _, skip, _, counted):
                 order = _make_order(reduce.logic, values)
-                return make_top_k_logic(count, order, values.types, self.domain, skip=skip, counted=counted)
-            case Windowed(calls):
-                return make_window_logic(calls, values, self.domain, self._costs)
-            case Folded(calls):
-                return make_fold_logic(calls, values, self.domain)
-            case UserReduce(function, columns):
+                logic = make_top_k_logic(count, order, values.types, domain, skip=skip, counted=counted)
+                return logic, make_top_ranking(count, skip, order, values.types, domain, counted, costs)
+            case plans.Windowed(calls):
+                logic = make_window_logic(calls, values, domain, costs)
+                return logic, make_window_ranking(calls, values, domain, costs)
+            case plans.Folded(calls):
+                return make_fold_logic(calls, values, domain), make_fold_ranking(calls, values, domain, costs)
+            case plans.UserReduce(function, columns):
                 keys = select_fields(input_schema, reduce.keys)
-                return make_user_logic(function, keys, values, columns, self.domain, node.title)
-
-    def _make_ranking(self, reduce: Reduce, input_schema: pa.Schema, requests: list[AggregateCall]) -> Ranking | None:
-        """Return the function that orders large groups; None if none can be."""
-        match reduce.logic:
-            case Aggregates():
-                return make_aggregate_ranking(requests, self.domain, self._costs)
-            case TopK(count, _, skip, _, counted):
-                values = select_fields(input_schema, reduce.values)
-                order = _make_order(reduce.logic, values)
-                return make_top_ranking(count, skip, order, values.types, self.domain, counted, self._costs)
-            case Windowed(calls):
-                return make_window_ranking(calls, select_fields(input_schema, reduce.values), self.domain, self._costs)
-            case Folded(calls):
-                return make_fold_ranking(calls, select_fields(input_schema, reduce.values), self.domain, self._costs)
-        return None
+                return make_user_logic(function, keys, values, columns, domain, node.title), None
 
 
-def _make_order(top: TopK, values: pa.Schema) -> list[tuple[int, bool, bool]]:
+def _make_order(top: plans.TopK, values: pa.Schema) -> list[tuple[int, bool, bool]]:
     """Return the order of a group's records: columns, whether descending, and whether NULL comes first."""
     return [
         (values.get_field_index(name), down, name in top.nulls_first) for name, down in top.by if name in values.names
     ]
 
 
-def list_joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
+def list_joined_columns(schemas: Sequence[pa.Schema], join: plans.Join) -> pa.Schema:
     """Return the columns of a join before the stages after it."""
     fields = list(schemas[0])
     for schema, pairs in zip(schemas[1:], join.on, strict=True):
@@ -492,26 +459,26 @@ def list_joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _list_logic_columns(reduce: Reduce, input_schema: pa.Schema) -> list[pa.Field]:
+def _list_logic_columns(reduce: plans.Reduce, input_schema: pa.Schema) -> list[pa.Field]:
     match reduce.logic:
-        case Aggregates(outputs):
+        case plans.Aggregates(outputs):
             return [
                 pa.field(name, find_result_type(kind, input_schema.field(of).type, name)) for name, kind, of in outputs
             ]
-        case TopK():
+        case plans.TopK():
             return [input_schema.field(name) for name in reduce.values]
-        case Windowed(calls):
+        case plans.Windowed(calls):
             every = [input_schema.field(name) for name in reduce.values]
             return [*every, *(pa.field(call.name, call.result) for call in calls)]
-        case Folded(calls):
+        case plans.Folded(calls):
             return [pa.field(call.name, call.result) for call in calls]
-        case UserReduce(_, columns):
+        case plans.UserReduce(_, columns):
             return list(columns)
     return []
 
 
-def _list_aggregates(reduce: Reduce, input_schema: pa.Schema, columns: pa.Schema) -> list[AggregateCall]:
-    if not isinstance(reduce.logic, Aggregates):
+def _list_aggregates(reduce: plans.Reduce, input_schema: pa.Schema, columns: pa.Schema) -> list[AggregateCall]:
+    if not isinstance(reduce.logic, plans.Aggregates):
         return []
     constants = {}
     for stage in reduce.before[-1:]:

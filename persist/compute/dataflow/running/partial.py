@@ -10,7 +10,7 @@ All sources are read as of one time, the last one that the program has processed
 of each source, and a request returns exactly what an operator would hold if it had run all the time.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -21,44 +21,41 @@ from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.join import JoinOperator
 from persist.compute.dataflow.operators.operators import EntryOperator, Operator, SinkOperator
 from persist.compute.dataflow.operators.reduce import TotalReduce
+from persist.compute.dataflow.plan import plan as plans
 from persist.compute.dataflow.plan.origin import reads_time
-from persist.compute.dataflow.plan.plan import (
-    ROOT,
-    Arrange,
-    Concat,
-    Consolidate,
-    Constant,
-    Join,
-    Linear,
-    Node,
-    Persist,
-    Plan,
-    Reduce,
-    Source,
-    list_stages,
-)
 from persist.compute.dataflow.plan.stages import may_move_times
 from persist.compute.dataflow.ports.output import Output
 from persist.compute.dataflow.ports.past import Past, Reading
-from persist.compute.dataflow.running.seeds import Accumulation, FirstRecords, NullsAndSigns, Seeds
+from persist.compute.dataflow.running.graph import Graph
+from persist.compute.dataflow.running.seeds import FirstRecords, NullsAndSigns, Seeds
 from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.progress import check_limits
 
-OPERATORS = Source | Constant | Linear | Concat | Consolidate | Join | Reduce | Arrange | Persist
+OPERATORS = (
+    plans.Source
+    | plans.Constant
+    | plans.Linear
+    | plans.Concat
+    | plans.Consolidate
+    | plans.Join
+    | plans.Reduce
+    | plans.Arrange
+    | plans.Persist
+)
 
 
-def explain_why_not_partial(plan: Plan) -> str | None:
+def explain_why_not_partial(plan: plans.Plan) -> str | None:
     """Return why a program must read its sources in full; None if it need not."""
     if plan.dimensions != 1:
         return f"its times have {plan.dimensions} dimensions"
     for node in plan.nodes.values():
-        if node.scope != ROOT:
+        if node.scope != plans.ROOT:
             return f"{node.title} is recursive"
         if not isinstance(node.operator, OPERATORS):
             return f"{node.title} lives in the program that runs it"
-        if may_move_times(list_stages(node)):
+        if may_move_times(plans.list_stages(node)):
             return f"{node.title} changes by itself as time goes on"
     return "it looks at the times of updates" if reads_time(plan) else None  # So no operator depends on times.
 
@@ -80,29 +77,26 @@ class Partial:
     @classmethod
     def of(
         cls,
-        plan: Plan,
-        operators: Sequence[Operator],
-        entries: Mapping[int, EntryOperator],
-        accumulations: Sequence[Accumulation],
-        limits: Mapping[Operator, Node],
+        plan: plans.Plan,
+        graph: Graph,
         sources: Mapping[int, Past],
         outputs: Sequence[Output],
         domain: Domain,
         as_of: int,
     ) -> "Partial":
         """Make all arrangements partial, so that they load keys on request."""
-        state = cls(as_of, {entries[number]: past for number, past in sources.items()}, [*sources.values()])
-        for number, entry in entries.items():
+        state = cls(as_of, {graph.entries[number]: past for number, past in sources.items()}, [*sources.values()])
+        for number, entry in graph.entries.items():
             node = plan.nodes[number]
-            if isinstance(node.operator, Constant):
+            if isinstance(node.operator, plans.Constant):
                 entry.stored = partial(_encode_constants, domain, node.operator.table.select(node.schema.names))
                 continue
             entry.stored = sources[number].read
             entry.has_few = partial(getattr, sources[number], "is_small")
-        for operator in operators:
+        for operator in graph.operators:
             if isinstance(operator, Arrangement):
                 operator.become_partial()
-        by_operator = {accumulation.operator: accumulation for accumulation in accumulations}
+        by_operator = {accumulation.operator: accumulation for accumulation in graph.accumulations}
         nulls = NullsAndSigns(plan, sources)
         for output in outputs:
             output.handle = replace(output.handle, is_kept=True)  # Reads of it end soon, and need no lease.
@@ -115,8 +109,8 @@ class Partial:
             if operator in by_operator:
                 seeds = Seeds.try_make(past, by_operator[operator], plan, nulls, domain)
                 by_operator[operator].operator.arrangement.seeds = None if seeds is None else seeds.read_states
-            if operator in limits and isinstance(operator, TotalReduce):
-                first = FirstRecords.try_make(past, operator, limits[operator], nulls)
+            if operator in graph.limits and isinstance(operator, TotalReduce):
+                first = FirstRecords.try_make(past, operator, graph.limits[operator], nulls)
                 operator.read_first = None if first is None else first.read_records
         return state
 
@@ -166,19 +160,14 @@ class Partial:
             past.close()
 
 
-def list_requested_columns(
-    plan: Plan, operators: Sequence[Operator], entries: Mapping[int, EntryOperator], accumulated: Set[Operator]
-) -> set[tuple[str, tuple[str, ...]]]:
+def list_requested_columns(plan: plans.Plan, graph: Graph) -> set[tuple[str, tuple[str, ...]]]:
     """Return (collection, columns) pairs by which refreshes may request records.
 
     Requests of a reduction that reads a source directly are left out: their size depends on the data.
-
-    Args:
-        operators, entries: of the running plan.
-        accumulated: the reductions whose state consists of sums; an output mostly shows it.
     """
     requests: set[tuple[str, tuple[str, ...]]] = set()
-    nodes = {entry: plan.nodes[number] for number, entry in entries.items()}
+    nodes = {entry: plan.nodes[number] for number, entry in graph.entries.items()}
+    accumulated = {accumulation.operator for accumulation in graph.accumulations}  # An output mostly shows their state.
 
     def request(operator: Operator, columns: tuple[int, ...]) -> None:
         requested = Keys(columns, np.empty((len(columns), 0), np.int64))
@@ -186,7 +175,7 @@ def list_requested_columns(
         match operator:
             case EntryOperator():
                 node = nodes[operator]
-                if isinstance(node.operator, Source):
+                if isinstance(node.operator, plans.Source):
                     names = (node.schema.names[column] for column in columns)
                     requests.add((node.operator.collection, tuple(sorted(names))))
             case JoinOperator():
@@ -201,8 +190,8 @@ def list_requested_columns(
                 for source in operator.inputs:
                     request(source, keys.columns)
 
-    stored = {operator.inputs[0] for operator in operators if isinstance(operator, SinkOperator)}
-    for operator in operators:
+    stored = {operator.inputs[0] for operator in graph.operators if isinstance(operator, SinkOperator)}
+    for operator in graph.operators:
         match operator:
             case JoinOperator():
                 for path in operator.paths:

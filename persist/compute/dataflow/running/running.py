@@ -236,17 +236,7 @@ class Running(Closes):
         for number, gate in self._gates.items():
             if isinstance(self.plan.nodes[number].operator, Constant):
                 gate.drop_all()
-        self.partial = Partial.of(
-            self.plan,
-            self._graph.operators,
-            self._graph.entries,
-            self._graph.accumulations,
-            self._graph.limits,
-            self._make_pasts(at),
-            self._outputs.every,
-            self._domain,
-            at,
-        )
+        self.partial = Partial.of(self.plan, self._graph, self._make_pasts(at), self._outputs.every, self._domain, at)
         if self._options.partial:
             for source in self.sources:
                 source.release_snapshot()
@@ -556,9 +546,6 @@ def list_requested_indexes(
     plan = program.optimise()
     if explain_why_not_partial(plan) is not None:
         return []
-    builder = Builder(plan, Domain(), program.captures, program.probes, allocate_in_memory)
-    graph = builder.build_graph()
-    requests = list_requested_columns(
-        plan, graph.operators, graph.entries, {accumulation.operator for accumulation in graph.accumulations}
-    )
+    graph = Builder(plan, Domain(), program.captures, program.probes, allocate_in_memory).build_graph()
+    requests = list_requested_columns(plan, graph)
     return sorted((name, columns) for name, columns in requests if {*columns} != {*key_of(name)[: len(columns)]})

@@ -20,23 +20,7 @@ import pyarrow.types as pat
 
 from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, AggregateCall, split_values_by_kind
 from persist.compute.dataflow.operators.reduce import TotalReduce
-from persist.compute.dataflow.plan.plan import (
-    Aggregates,
-    Arrange,
-    Concat,
-    Consolidate,
-    Constant,
-    Distinct,
-    Join,
-    Linear,
-    Node,
-    Plan,
-    Reduce,
-    Source,
-    Stages,
-    TopK,
-    list_stages,
-)
+from persist.compute.dataflow.plan import plan as plans
 from persist.compute.dataflow.plan.stages import Explode, Filter, FilterFunction, FlatMap, Map, Negate
 from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.updates.batch import Keys, Layout, to_batch
@@ -57,7 +41,7 @@ class Accumulation:
         is_complete: a group exists while one of them is not zero.
     """
 
-    node: Node
+    node: plans.Node
     operator: TotalReduce
     aggregates: Sequence[AggregateCall]
     is_complete: bool
@@ -100,11 +84,11 @@ class Seeds:
 
     @classmethod
     def try_make(
-        cls, past: Past, accumulation: Accumulation, plan: Plan, nulls: "NullsAndSigns", domain: Domain
+        cls, past: Past, accumulation: Accumulation, plan: plans.Plan, nulls: "NullsAndSigns", domain: Domain
     ) -> "Seeds | None":
         """Return a reader of the state of a reduction, or None if its output does not show enough."""
         node, aggregates = accumulation.node, accumulation.aggregates
-        assert isinstance(node.operator, Reduce)
+        assert isinstance(node.operator, plans.Reduce)
         width = accumulation.operator.keys
         places = {column: at for at, column in enumerate(accumulation.operator.origins) if column is not None}
         has_all_groups = all(isinstance(stage, Map) for stage in node.operator.after)
@@ -204,13 +188,15 @@ class FirstRecords:
     past: Past
     places: tuple[int, ...]
     keys: int
-    node: Node
+    node: plans.Node
     nulls: "NullsAndSigns"
 
     @classmethod
-    def try_make(cls, past: Past, operator: TotalReduce, node: Node, nulls: "NullsAndSigns") -> "FirstRecords | None":
+    def try_make(
+        cls, past: Past, operator: TotalReduce, node: plans.Node, nulls: "NullsAndSigns"
+    ) -> "FirstRecords | None":
         """Return a reader of the results of a reduction, or None if its output does not show all of them."""
-        assert isinstance(node.operator, Reduce)
+        assert isinstance(node.operator, plans.Reduce)
         places = {column: at for at, column in enumerate(operator.origins) if column is not None}
         shows_all = all(isinstance(stage, Map) for stage in node.operator.after)
         if not shows_all or len(places) < operator.out_layout.words:
@@ -236,8 +222,8 @@ def _find_slots(accumulation: Accumulation, shown: Mapping[int, int], records: i
         records: the place of the number of records, if it is there.
     """
     node, aggregates = accumulation.node, accumulation.aggregates
-    assert isinstance(node.operator, Reduce)
-    assert isinstance(node.operator.logic, Aggregates)
+    assert isinstance(node.operator, plans.Reduce)
+    assert isinstance(node.operator.logic, plans.Aggregates)
     columns = [value for _, _, value in node.operator.logic.outputs]
     last = node.operator.before[-1] if node.operator.before else None
     terms = dict(last.outputs) if isinstance(last, Map) else {}
@@ -280,60 +266,69 @@ class NullsAndSigns:
     `pasts`: what reads each source, by the number of its node.
     """
 
-    def __init__(self, plan: Plan, pasts: Mapping[int, Past]) -> None:
+    def __init__(self, plan: plans.Plan, pasts: Mapping[int, Past]) -> None:
         self._plan, self._pasts = plan, pasts
 
-    def is_positive(self, node: Node) -> bool:
+    def is_positive(self, node: plans.Node) -> bool:
         """Return whether no group of a reduction can have had records of negative multiplicity."""
         todo, visited = [*node.inputs], {node.number}
-        if any(isinstance(stage, Negate | Explode | FlatMap) for stage in list_stages(node)):
+        if any(isinstance(stage, Negate | Explode | FlatMap) for stage in plans.list_stages(node)):
             return False
         while todo:
             below = self._plan.nodes[todo.pop()]
             if below.number in visited:
                 continue
             visited.add(below.number)
-            if any(isinstance(stage, Negate | Explode | FlatMap) for stage in list_stages(below)):
+            if any(isinstance(stage, Negate | Explode | FlatMap) for stage in plans.list_stages(below)):
                 return False
-            if isinstance(below.operator, Reduce) and isinstance(below.operator.logic, Aggregates | Distinct | TopK):
+            if isinstance(below.operator, plans.Reduce) and isinstance(
+                below.operator.logic, plans.Aggregates | plans.Distinct | plans.TopK
+            ):
                 continue  # Its results have positive multiplicities, whatever its records have.
             todo += below.inputs
             match below.operator:
-                case Source():
+                case plans.Source():
                     if not self._pasts[below.number].is_positive:
                         return False
-                case Constant() | Linear() | Join() | Concat() | Consolidate() | Arrange():
+                case (
+                    plans.Constant()
+                    | plans.Linear()
+                    | plans.Join()
+                    | plans.Concat()
+                    | plans.Consolidate()
+                    | plans.Arrange()
+                ):
                     pass
                 case _:
                     return False
         return True
 
-    def is_never_null(self, node: Node, column: str) -> bool:
+    def is_never_null(self, node: plans.Node, column: str) -> bool:
         """Return whether a column that a reduction aggregates cannot be NULL."""
-        assert isinstance(node.operator, Reduce)
+        assert isinstance(node.operator, plans.Reduce)
         return self._is_result_never_null(node.operator.before, self._plan.nodes[node.inputs[0]], column)
 
-    def _is_result_never_null(self, stages: Stages, node: Node, column: str) -> bool:
+    def _is_result_never_null(self, stages: plans.Stages, node: plans.Node, column: str) -> bool:
         """Return whether a column after some stages on the output of a node cannot be NULL."""
         columns = _trace_null_columns(stages, {column})
         return columns is not None and all(self._is_column_never_null(node, name) for name in columns)
 
-    def _is_column_never_null(self, node: Node, column: str) -> bool:
+    def _is_column_never_null(self, node: plans.Node, column: str) -> bool:
         inputs = [self._plan.nodes[number] for number in node.inputs]
         match node.operator:
-            case Source():
+            case plans.Source():
                 return not self._pasts[node.number].may_be_null(column)
-            case Linear(stages):
+            case plans.Linear(stages):
                 return self._is_result_never_null(stages, inputs[0], column)
-            case Concat() | Consolidate() | Arrange():
+            case plans.Concat() | plans.Consolidate() | plans.Arrange():
                 return all(self._is_column_never_null(source, column) for source in inputs)
-            case Join(_, _, after):
+            case plans.Join(_, _, after):
                 columns = _trace_null_columns(after, {column})
                 return columns is not None and all(self._is_joined_never_null(node, name) for name in columns)
         return False
 
-    def _is_joined_never_null(self, node: Node, column: str) -> bool:
-        assert isinstance(node.operator, Join)
+    def _is_joined_never_null(self, node: plans.Node, column: str) -> bool:
+        assert isinstance(node.operator, plans.Join)
         for number, pairs, stages in zip(node.inputs, ((), *node.operator.on), node.operator.before, strict=True):
             source = self._plan.nodes[number]
             last = stages[-1] if stages else None
@@ -343,7 +338,7 @@ class NullsAndSigns:
         return False
 
 
-def _trace_null_columns(stages: Stages, columns: set[str]) -> set[str] | None:
+def _trace_null_columns(stages: plans.Stages, columns: set[str]) -> set[str] | None:
     """Return input columns; one of them is NULL if a result is NULL."""
     for stage in reversed(stages):
         if isinstance(stage, Map):

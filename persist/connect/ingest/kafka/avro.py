@@ -1,10 +1,10 @@
-"""Avro in Confluent's framing, as the JSON with a schema part that Kafka Connect would write.
+"""Converts Avro in Confluent's framing to the JSON with a schema part that Kafka Connect would write.
 
     message = 0, int32 number of a schema (big-endian), the value as Avro
     schema  = GET {registry}/schemas/ids/{number} = {"schema": text of JSON, …}
 
-So envelopes read Avro as they read JSON, and its types are known from its schema. NaN and infinities, which JSON has no
-numbers for, become texts. A union of several types also becomes text.
+So envelopes read Avro like JSON, with the types of its schema. NaN and infinities, for which JSON has no numbers,
+become texts. A union of several types also becomes text.
 """
 
 import base64
@@ -48,7 +48,7 @@ class UnreadableAvro(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Schema:
-    """A schema as fastavro takes it, and a function from its values to JSON."""
+    """A schema in fastavro's form, and a function from its values to JSON."""
 
     parsed: Any
     convert: Convert
@@ -142,7 +142,7 @@ class Registry:
 
 
 def _strip_logical_types(schema: Any) -> Any:
-    """Return a schema whose values are read as they are stored."""
+    """Return a schema without logical types, so that stored values are read unchanged."""
     if isinstance(schema, list):
         return [_strip_logical_types(branch) for branch in schema]
     if isinstance(schema, dict):

@@ -66,7 +66,7 @@ class KafkaConfig(Messages, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """Addresses of brokers, and credentials: `options` of the client library has secrets, which no message may have."""
+    """Addresses of brokers, and credentials. `options` of the client library has secrets, which no message may show."""
 
     name: str
     options: dict[str, Any]

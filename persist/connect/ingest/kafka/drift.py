@@ -1,6 +1,6 @@
 """Differences between the members of messages and the columns of a collection, found in all messages.
 
-Only names are looked at: values stay bytes, so a message costs about a microsecond for each object.
+Only names are parsed; values stay bytes, so a message costs about a microsecond for each object.
 """
 
 from collections.abc import Iterator, Mapping

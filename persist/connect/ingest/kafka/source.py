@@ -1,6 +1,6 @@
 """Topics of Kafka: one poll becomes one commit and one time, with its offsets.
 
-Beside the collections of rows, a source has two of its own, which are sealed with them:
+Besides the collections of rows, a source has two of its own, which are sealed with them:
 
     NAME.transactions   moments of times: the newest timestamp of messages so far, or the clock where topics are idle.
     NAME.rejected       (topic, partition, offset) → reason, key, value: unreadable and late messages.
@@ -8,10 +8,10 @@ Beside the collections of rows, a source has two of its own, which are sealed wi
 
 Each commit stores positions as properties of `NAME.transactions`. These are the next offsets of each topic that moved
 (`ingest.next TOPIC`, JSON: by partition, null without one yet), and the newest timestamp of all, in ms since 1970
-(`ingest.newest_ms`). So the state has them without a read of any part.
+(`ingest.newest_ms`). So the state contains the positions, and no part is read for them.
 
-A time is a number that only counts. Messages of one key stay in order: Kafka keeps it within a partition, and a
-collection takes events of one time in the order of their arrival.
+A time is a plain number, without a timeline. Messages of one key stay in order: Kafka orders each partition, and a
+collection orders events of one time by arrival.
 """
 
 import logging
@@ -58,7 +58,7 @@ NEWEST = "ingest.newest_ms"
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """The next offset of each partition, and the newest timestamp before these, or -1."""
+    """The next offset of each partition, and the newest timestamp of earlier messages, or -1."""
 
     next: Mapping[Place, int] = field(default_factory=dict)
     newest_ms: int = -1
@@ -346,7 +346,7 @@ def _find_new_columns(
 ) -> dict[str, pa.DataType]:
     """Return the types of members that no column takes, by path; the first if messages contradict each other.
 
-    Each half with a contradiction is read by itself, so that one message of n costs the reading of 2n messages.
+    Each half with a contradiction is read by itself, so one such message among n costs reading 2n messages.
     """
     schema, types = collection.schema, dict[str, pa.DataType]()
     try:
@@ -383,7 +383,7 @@ def _split_bad(messages: pa.Table, bad: Mapping[int, str]) -> tuple[pa.Table, pa
 def _find_unknown(
     route: Route, messages: pa.Table, schema: Mapping[str, pa.DataType], collection: Collection, time: int
 ) -> dict[int, str]:
-    """Return messages with unchanged values of a row that does not exist. The result has reasons by row number."""
+    """Find messages with unchanged values of a missing row; return reasons by row number."""
     numbered = messages.append_column(NUMBER, make_int64_array(np.arange(len(messages))))
     rows = _parse_events(route, numbered, [*collection.schema.key_names], schema, {NUMBER: NUMBER}).table
     numbers = rows[NUMBER].to_pylist()
@@ -400,9 +400,9 @@ def _find_bad_documents(
     schema: Mapping[str, pa.DataType],
     names: Sequence[str],
 ) -> dict[int, str]:
-    """Return messages with invalid JSON in a column of JSON. The result has reasons by row number.
+    """Find messages with invalid JSON in a column of JSON; return reasons by row number.
 
-    Each half with such a text is searched by itself, so one bad message of n costs the reading of 2n messages.
+    Each half with such a text is searched by itself, so one bad message among n costs reading 2n messages.
     """
     try:
         for name in names:

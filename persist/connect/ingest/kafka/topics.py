@@ -1,6 +1,6 @@
-"""Partitions of topics, read from positions that the collections hold. Consumer groups are not used.
+"""Reads partitions of topics from positions that the collections store. Consumer groups are not used.
 
-A partition that has no position begins at the first message that its topic still has. Memory is bounded: the client
+A partition without a position begins at its first available message. Memory is bounded: the client
 library fetches `FETCHED_KIB` ahead, and a batch ends when it has enough rows or bytes.
 """
 
@@ -36,8 +36,8 @@ class Poll:
     """The messages of one poll.
 
     Attributes:
-        tables: by topic, the messages as `MESSAGE`, in their order.
-        next: the offsets that come next in the partitions that moved.
+        tables: by topic, the messages in order, with the schema `MESSAGE`.
+        next: the next offsets of the partitions with messages.
         newest_ms: the newest timestamp of the messages, or -1.
     """
 
@@ -85,7 +85,7 @@ class Topics:
     def assign(self, positions: Mapping[Place, int], *, wait: bool) -> None:
         """Read all partitions from their positions, or the beginning. A repeated call adds new ones.
 
-        With `wait`, a topic that is not there may come later. Raises InvalidUsage if messages are lost.
+        With `wait`, a missing topic may appear later. Raises InvalidUsage if messages are lost.
         """
         self._connect()
         added = []
@@ -145,10 +145,10 @@ class Topics:
         return self._config.name or (routes[0].collection if len(routes) == 1 else "kafka")
 
     def poll(self) -> Poll:
-        """Return the messages that arrived, within a quarter of a second if none is there.
+        """Return the arrived messages; wait up to a quarter of a second for the first one.
 
         Raises:
-            InvalidUsage: the topic has lost what is to be read, or may not be read.
+            InvalidUsage: the topic has lost unread messages, or this user may not read it.
             Unavailable: brokers do not answer.
         """
         chunks: list[list[Any]] = []

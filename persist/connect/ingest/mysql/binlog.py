@@ -2,15 +2,15 @@
 
 The log has changed rows, and the text of statements that change tables. The parser reads statements for three things:
 tables that they empty, columns that they rename or drop, and changes of rows that the log lacks. After a missing change
-the table cannot be followed. Any other change shows with the next row of the table, which has its columns.
+the table cannot be followed. Any other change appears with the next row of the table, which describes its columns.
 
 MySQL counts the transactions of each server: a set has `uuid:1-5:7`. MariaDB has the last number of each domain, as
-`domain-server-number`, and numbers of a domain only grow. Both are the same on each server of a group, so a source may
-move to another server.
+`domain-server-number`, and numbers of a domain only grow. Both kinds are the same on each server of a group, so a
+source may move to another server.
 
 The *measure* of a set is the number of its transactions, or the sum of the last numbers. Each transaction makes it
 larger. Its time is the measure with it, times `STEP`. So times are the same on each server, and between two of them
-there is room for moments at which nothing happened.
+there are times for moments without transactions.
 """
 
 import re
@@ -39,10 +39,10 @@ class Effect:
     """The effect of a statement.
 
     Attributes:
-        emptied: tables that have no rows after it.
+        emptied: tables without rows after it.
         renamed, dropped: columns of `table`.
-        refused: why tables cannot be followed over it; "" if they can.
-        is_gone: the transaction was rolled back.
+        refused: why the source cannot continue after it; "" if it can.
+        is_gone: the transaction is rolled back.
     """
 
     emptied: list[Table] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """A server of MySQL or MariaDB as a source: connections, tables and columns.
 
-Its types become Arrow's, and the values of its library become columns. Types of a copied table are from the catalog,
-and those in later changes from the log. Both become the same types here.
+It maps the server's types to Arrow's, and the values of the client library to columns. Types of a copied table come
+from the catalog, and those of later changes from the log; both map to the same types.
 """
 
 import json
@@ -49,8 +49,8 @@ class MysqlConfig(msgspec.Struct, kw_only=True):
     """The options of a database; `docs/use/ingest-databases.md` explains them.
 
     Attributes:
-        batch_rows: how many changes become one commit, at least, if so many are there.
-        copy_rows: how many rows of a table's first contents become one commit.
+        batch_rows: the least number of changes in a commit, if so many are available.
+        copy_rows: how many rows of a table's initial contents are one commit.
     """
 
     source: str
@@ -65,7 +65,7 @@ class MysqlConfig(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that the server has now. `default` is SQL for older rows: None for NULL, "" if not known."""
+    """A present column of the server. `default`: SQL for older rows; None for NULL, "" if unknown."""
 
     name: str
     kind: str
@@ -119,7 +119,7 @@ class Server:
 
         Raises:
             Unavailable: the server does not answer, or not by TLS.
-            InvalidUsage: it does not let this user in.
+            InvalidUsage: it refuses this user.
         """
         try:
             connection = self.connect(**self.settings, database=self.schema, autocommit=True, **more)
@@ -370,7 +370,7 @@ def decode_logged_values(columns: Sequence[Any], values: dict[str, Any], sources
 
 
 def _format_document(value: Any) -> str:
-    """Return a decoded document as the server writes it as text. The library keeps names and texts as bytes."""
+    """Return a decoded document as the server's text. The library has names and texts as bytes."""
     match value:
         case dict():
             members = (f"{_format_document(name)}: {_format_document(inner)}" for name, inner in value.items())
@@ -398,7 +398,7 @@ def _format_document(value: Any) -> str:
 def to_column(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
     """Return values of a query or of the log as an array of a type.
 
-    Dates with zeros, which no calendar has, are NULL; times are text.
+    Dates with zeros, which are not in the calendar, become NULL; times become text.
     """
     try:
         if pa.types.is_string(kind):

@@ -1,8 +1,8 @@
 """MySQL and MariaDB, by the server's log: each transaction is a time.
 
-A transaction has the same time on all servers of a group. The initial copy is a consistent snapshot. Then come
-transactions, by their GTIDs. The position in the log is a property of the collection of moments, in the commits that
-seal. Tables with a primary key become keyed collections, and others become collections that count equal rows: the log
+A transaction has the same time on all servers of a group. The initial copy is a consistent snapshot. Transactions
+follow, by their GTIDs. The position in the log is a property of the collection of moments, in the commits that seal.
+Tables with a primary key become keyed collections, and others become collections that count equal rows, because the log
 has whole old rows.
 """
 

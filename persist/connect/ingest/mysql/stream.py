@@ -1,7 +1,7 @@
-"""The transactions in the log of MySQL or MariaDB, from the collections' position on.
+"""Reads the transactions in the log of MySQL or MariaDB, from the collections' position on.
 
-A thread reads and decodes the log, some events ahead, so that a commit is made at once when nothing more is there. The
-server sends a heartbeat each second; after it, all times up to then are complete.
+A thread reads and decodes the log, some events ahead, so that a commit follows at once when there are no more events.
+The server sends a heartbeat each second, which shows that all earlier times are complete.
 """
 
 import logging
@@ -41,7 +41,7 @@ class BinlogPosition(StoredProperty, frozen=True):
 
 
 class BinlogStream:
-    """Reads transactions of some tables; `tables` has the columns they have now."""
+    """Reads the transactions of some tables; `tables` has their present columns."""
 
     def __init__(self, server: Server, tables: Mapping[str, Sequence[Column]], run: Run, moments: str) -> None:
         self._server = server
@@ -135,7 +135,7 @@ class BinlogStream:
     def _connect_for_library(self, *, db: str | None = None, **settings: Any) -> Any:
         """Connect for the library, which uses an older name for `database`.
 
-        A connection that is lost is not made anew there, because the library would begin where it began before.
+        The library must not reconnect by itself, because it would begin again at its first position.
         """
         link = self._server.connect(database=db, **settings)
         self._links.append(link)

@@ -1,4 +1,4 @@
-"""A database of Postgres as a source: connections, and the tables of a publication."""
+"""A Postgres database as a source: its connections, and the tables of its publication."""
 
 import logging
 import os
@@ -91,8 +91,8 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
     """The options of a database; `docs/use/ingest-databases.md` explains them.
 
     Attributes:
-        batch_rows: how many changes become one commit, at least, if so many are there.
-        copy_bytes: how much of a table's first contents becomes one commit.
+        batch_rows: how many changes are collected before a commit, if the server has so many.
+        copy_bytes: how many bytes of a table become one commit, while the table is copied at first.
     """
 
     source: str
@@ -113,7 +113,7 @@ class SlotInUse(SourceBusy):
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table of a publication, as the server's catalog has it now. `no_key` is why it has no key, or empty."""
+    """A table of a publication, as the server's catalog describes it now. `no_key`: why it has no key, or ""."""
 
     schema: str
     name: str
@@ -134,7 +134,7 @@ class PublishedTable:
 
 
 class Database(PgAddress):
-    """A database, and what its publication has."""
+    """Reads from the server's catalog which tables a publication has, and their columns."""
 
     def __init__(self, config: PostgresConfig) -> None:
         super().__init__(config.source, "persist ingest")
@@ -241,7 +241,7 @@ class Database(PgAddress):
         )
 
     def select_columns(self, table: str, columns: Sequence[Column]) -> list[Column]:
-        """Return the columns of a table without excluded ones."""
+        """Return the columns of a table that the options do not exclude."""
         return [column for column in columns if f"{table}.{column.name}" not in self.config.exclude]
 
     def load_types(
@@ -262,5 +262,5 @@ class Database(PgAddress):
 
 
 def to_line(error: Exception) -> str:
-    """Return the text of an error as one line."""
+    """Return the text of an error, on one line."""
     return " ".join(str(error).split())

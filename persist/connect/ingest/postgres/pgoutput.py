@@ -2,13 +2,13 @@
 
     B int64 lsn of the commit, int64 µs since 2000-01-01, int32 xid             begin
     C int8 0, int64 lsn of the commit, int64 lsn of its end, int64 µs           commit
-    R int32 id, str schema, str name, int8 identity, int16 n, n columns          relation, before its first change
+    R int32 id, str schema, str name, int8 identity, int16 n, n columns          a table, before its first change
         column: int8 is of the key, str name, int32 type, int32 modifier
     I int32 id, "N" row                                                         insert
     U int32 id, ["K" key or "O" old row], "N" row                               update
     D int32 id, "K" key or "O" old row                                          delete
     T int32 n, int8 options, n ids of int32                                       truncate
-    row: int16 n, n times ("n" NULL, "u" not sent, or "t" int32 bytes, text)
+    row: int16 n, n values ("n" NULL, "u" not sent, or "t" int32 bytes, text)
 
 Numbers are big-endian, and str ends with a zero byte. The server sends a transaction when it is committed, so a large
 one waits on the server's disk. Source: Postgres' manual, "Logical Replication Message Formats".
@@ -28,7 +28,7 @@ EPOCH_US = int(datetime(2000, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a relation; modifier encodes the precision of numerics, for example."""
+    """A column of a table; `modifier` encodes the precision of numerics, for example."""
 
     name: str
     type: int
@@ -38,7 +38,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table's columns at the time of the changes after it."""
+    """The columns of a table, as the changes after this message have them."""
 
     id: int
     schema: str

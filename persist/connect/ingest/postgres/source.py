@@ -1,11 +1,12 @@
-"""Postgres, by logical replication: each transaction's time is its commit's position.
+"""A source that reads Postgres by logical replication: the time of a transaction is its commit's position in the log.
 
-The first contents are those at the point at which the replication slot was made. Then come transactions. `upper` is the
-position to continue at; the server learns it when it is durable. Tables with a key become keyed collections. Tables
-without one, which send their old rows (REPLICA IDENTITY FULL), become collections that count equal rows.
+Collections begin with a copy of the tables, as of the point at which the replication slot was made. Then come
+transactions. `upper` is the position to continue at; the server learns it once the rows before it are durable. Tables
+with a key become keyed collections. Tables without one, which send their old rows (REPLICA IDENTITY FULL), become
+collections that count equal rows.
 
 Copies are as of the consistent point of a slot. The very first run makes the slot from which changes are read later.
-Any other run makes a slot that ends with it. Rows get the position before that point as their time, because a
+Any other run makes a temporary slot. Rows get the position before that point as their time, because a
 transaction may be at the point itself.
 """
 
@@ -68,7 +69,7 @@ class Postgres(Source):
         return targets
 
     def batches(self, run: Run) -> Generator[Batch]:
-        """Yield copied contents, then transactions. A lost connection is opened again."""
+        """Yield batches of the copied tables, then of transactions. A lost connection is opened again."""
         self._slot = self._slot or self._make_slot_name(run)
         try:
             if not all(run.uppers[name] for name in self._tables):
@@ -107,7 +108,7 @@ class Postgres(Source):
     def _claim_slot(self, run: Run) -> None:
         """Record that the slot belongs to this location, before it is created.
 
-        If the process is killed then, a later one may drop the slot.
+        If the process is killed after that, a later one may drop the slot.
         """
         if self.config.slot is None:  # Its name has the location in it.
             return
@@ -132,7 +133,7 @@ SLOT = "ingest.slot"  # A property of the collection of moments: the slot that t
 
 @dataclass(frozen=True, slots=True)
 class PostgresCopy:
-    """The server of a copy: queries for Postgres."""
+    """The queries by which tables of Postgres are copied."""
 
     database: Database
     tables: Mapping[str, PublishedTable]
@@ -200,7 +201,7 @@ class PostgresCopy:
             raise problems[0]
 
     def _create_slot(self, replication: Any, *, is_new: bool) -> tuple[int, str]:
-        """Create a slot; return its last earlier time, and the server's snapshot."""
+        """Create a slot; return the last time before it, and the name of the server's snapshot."""
         library = self.database.library
         name = self.slot if is_new else f"{self.slot[: SLOT_CHARS_MAX - 9]}_{secrets.token_hex(4)}"
         if is_new:

@@ -75,7 +75,7 @@ class Stream:
         self._names = {(table.schema, table.name): name for name, table in tables.items()}
 
     def batches(self) -> Iterator[Batch]:
-        """Yield transactions as they come; small ones share a batch."""
+        """Yield batches of transactions while the server sends them; small transactions share a batch."""
         connection = self._database.open_connection(replication=True)
         try:
             with connection.cursor() as cursor:
@@ -146,8 +146,8 @@ class Stream:
     def _read_messages(self, cursor: Any, mark: tuple[int, int] | None) -> Iterator[Batch]:
         """Yield batches of the messages that the server sends.
 
-        A mark is how far the server's log went at a moment. When all up to there is here, times up to there are
-        complete, and that is what the moment means. Later moments are not known, as long as the server sends more.
+        A mark is a moment, and the position of the server's log at that moment. When all messages up to the position
+        are read, all transactions before the moment are known, so the moment is recorded for that position.
         """
         run, flow, clock = self._run, self._flow, self._run.client.engine.clock
         asked_s = clock.monotonic_s()
@@ -229,7 +229,7 @@ class Stream:
             self._flow.take(rows, old, new, is_key=is_key)
 
     def _process_relation(self, relation: Relation) -> Iterator[Batch]:
-        """Adopt a table's new columns; its collection evolves after earlier rows are durable."""
+        """Adopt a table's new columns; earlier rows become durable before its collection evolves."""
         name = self._names.get((relation.schema, relation.name))
         if name is None:
             if self._database.config.tables is None:
@@ -306,7 +306,7 @@ class Stream:
     ) -> tuple[dict[str, PgType], Attributes]:
         """Add, drop, rename and widen columns of a collection as its table did; return their types.
 
-        `now` has the numbers of the table's columns in the catalog, which may be ahead; `is_now` is false then.
+        `now` has the numbers of the table's columns in the catalog. If that is ahead of the log, `is_now` is false.
         """
         collection, table = self._run.collections[name], self._tables[name].full_name
         have, types, stored, attributes = self._load_types(name, columns)

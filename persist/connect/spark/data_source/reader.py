@@ -7,13 +7,14 @@ Filters that Spark pushes down become Arrow expressions. Spark applies every fil
 may let more rows pass than the filter, never fewer. If Spark and Arrow disagree, this side lets more rows pass: in
 Spark NaN equals itself and is greater than any number.
 
-A stream has offsets and plans on the driver, and updates in tasks. The driver's side is one process for the whole
-query, which keeps one client open; for tasks Spark makes another instance and pickles it. So the reader opens the
-client at the first call on the driver. It checks options at the same time, because PySpark replaces an error of the
-constructor by one of its own (4.3: `UnboundLocalError`).
+A stream plans on the driver and reads updates in tasks. On the driver, one process serves the whole query and keeps one
+client open. For tasks, Spark pickles another instance of the reader. So the reader opens the client at the first call
+on the driver, not in the constructor. It checks options then, too, because PySpark replaces an error of the constructor
+by its own (4.3: `UnboundLocalError`).
 
-Spark's admission control has no limit on times, and passes no limit if none holds (as with Trigger.Once). So any limit
-that Spark passes only means that the limits of the options hold.
+Spark's kinds of limits for a micro-batch do not include a range of times. A batch without a limit (as with
+Trigger.Once) is known by the kind of limit that Spark passes. Any other limit that Spark passes means that the limits
+of the options apply.
 """
 
 import logging
@@ -63,7 +64,7 @@ class PersistReader(DataSourceReader):
         self._filters: list[Filter] = []
 
     def partitions(self) -> list[InputPartition]:
-        """Plan on the driver; raises what `Collection.snapshot` and `changes` raise."""
+        """Return the slices to read, planned on the driver; raises what `Collection.snapshot` and `changes` raise."""
         options = self._options
         with surface_errors(), read_engine(options.location, options.storage) as engine:
             handle = load_handle(engine, options.collection)
@@ -104,7 +105,7 @@ class PushingReader(PersistReader):
     """A `PersistReader` for sessions with filter push-down; PySpark refuses `pushFilters` in others."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Use filters to read less. Spark applies all of them too: see `persist.connect.spark.data_source.reader`."""
+        """Use filters to read less; return all of them, so that Spark applies them too (see this module's head)."""
         self._filters = filters
         return filters
 
@@ -112,7 +113,7 @@ class PushingReader(PersistReader):
 def plan_read(
     handle: CollectionHandle, options: ReadOptions, names: tuple[str, ...] | None
 ) -> Snapshot | Changes | Upserts:
-    """Return what to read, with the columns among names; None: the columns of the options."""
+    """Return what to read, with only the columns in `names`; None for the columns of the options."""
     options = _resolve_at_seqno(options, handle)
     columns = options.columns
     if names is not None and options.form != "transitions":
@@ -131,10 +132,10 @@ def plan_read(
 def _resolve_at_seqno(options: ReadOptions, handle: CollectionHandle) -> ReadOptions:
     """Return options with their times resolved at their seqno.
 
-    Contents as of a sealed time do not change, so from there on they can be read from whatever state is the newest.
+    Contents as of a sealed time do not change, so after that they can be read from the newest state.
 
     Raises:
-        AsOfNotSealed: a time was not sealed then; it is not waited for.
+        AsOfNotSealed: a time was not sealed at that seqno; this does not wait for it.
         CollectionNotFound: the collection has been destroyed since, and another may have its name.
         InvalidUsage: the log has not reached that seqno yet, or has dropped it.
     """
@@ -176,9 +177,9 @@ GAP = (date(1582, 10, 5), date(1582, 10, 24))
 
 
 def make_pruning_filter(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression | None:
-    """Return an expression for all rows that may pass the filters; None for no restriction.
+    """Return an expression that is true for all rows that may pass the filters; None if all may.
 
-    `_time` and `_diff` are not in the schema: filters on them hold for sums, and would drop summands.
+    `_time` and `_diff` are not in the schema: a filter on them is for summed rows, and would drop parts of the sums.
     """
     usable = []
     for spark_filter in filters:
@@ -242,7 +243,7 @@ logger = logging.getLogger(__name__)
 
 
 class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows one collection; see `persist.connect.spark.options`."""
+    """Reads one collection as a stream; see `persist.connect.spark.options`."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._given = dict(options)
@@ -291,7 +292,7 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._source.commit(Offset.of(end))
 
     def stop(self) -> None:
-        """End the lease and free everything; the permanent hold stays. An error here must not hide why Spark stops."""
+        """End the lease and close the client; the permanent hold stays. An error here must not hide why Spark stops."""
         opened, self._opened = self._opened, None
         if opened is not None:
             try:

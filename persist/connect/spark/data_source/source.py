@@ -1,4 +1,4 @@
-"""`format("persist")`: Spark's interface of a data source, implemented by a collection."""
+"""`format("persist")`: implements Spark's interface of a data source for a collection."""
 
 import sys
 from collections.abc import Mapping
@@ -72,10 +72,10 @@ class PersistDataSource(DataSource):
         return "persist"
 
     def schema(self) -> StructType:
-        """Return the collection's columns, as Spark types; `_time` and `_diff` where the form has them.
+        """Return the collection's columns as Spark types, with `_time` and `_diff` if the form has them.
 
-        This chooses the latest time and the version of the schema once. So all plans of one DataFrame read the same,
-        even if the collection changes meanwhile.
+        The latest time and the version of the schema are chosen here, once. So all plans of one DataFrame read the
+        same, even if the collection changes meanwhile.
         """
         with surface_errors():
             # Spark hides whether it is going to read a batch or a stream; the reader's own check is stricter.
@@ -179,7 +179,7 @@ def read_by_source(spark: SparkSession, address: CollectionAddress, **options: A
 def _check_read(handle: CollectionHandle, options: ReadOptions) -> int | None:
     """Check a read, and return the time of its contents; None for changes.
 
-    None if the time is not sealed yet: the reader waits for it later, and a stream does not wait.
+    Also None if the time is not sealed yet: the reader waits for it later, and a stream does not wait.
     """
     try:
         result = plan_read(handle, replace(options, timeout_s=0), None)

@@ -1,11 +1,12 @@
 """Writes of `format("persist")`: tasks upload parts or send events, the driver commits one record.
 
 Until that record exists nothing of the write is visible. A task that fails, is killed or runs twice leaves at most
-blobs that no record names, under names of their own. If the commit is rejected, the parts are deleted; if it is not
-known whether it landed, they are left.
+blobs with unique names that no record names. If the commit is rejected, the parts are deleted; if its outcome is
+unknown, they stay.
 
-A data source cannot make Spark range and sort rows by key: the caller does that, or `persist.spark.write` does. Any
-order is right. With rows sorted by key the parts of the write do not overlap, so that nothing need be merged later.
+A data source cannot make Spark range and sort rows by key: the caller does that, or `persist.spark.write` does. Rows in
+any order are correct. If they are sorted by key, the parts of the write do not overlap, so nothing needs to be merged
+later.
 
 Overwriting writes the difference between a collection and a DataFrame. History is never rewritten. At one time, records
 that are missing in the DataFrame are retracted, and its new records are inserted. A record with the same count in both
@@ -22,8 +23,8 @@ commit of its number alone.
 These faults end the query with `QueryMismatch`:
 
 - Two queries with one id run at the same time: the second has committed, and the first tries to.
-- A checkpoint was copied or restored, and is behind.
-- A checkpoint belongs to another location or collection, or to a collection that was created anew.
+- A checkpoint was copied or restored, and is older than the last commit.
+- A checkpoint belongs to another location or collection, or to a collection that was dropped and created again.
 
 One fault counts as a repetition: a run that is new to the collection sends a batch with the number of the last batch.
 """
@@ -76,7 +77,7 @@ TASK_BYTES_MAX, ROWS_BYTES_MAX = 64 << 20, 256 << 20
 class Answer(WriterCommitMessage):
     """The result of one task: its uploads, and for a stream the batch and the collection.
 
-    Spark commits with another writer object than its tasks have: the collection may have been created anew meanwhile.
+    Spark commits with another writer object than tasks have, so the collection is checked: it may be a new one by then.
     """
 
     uploaded: Uploaded
@@ -86,7 +87,7 @@ class Answer(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class DataFrameWrite:
-    """A batch write as planned on the driver, and the meaning of its rows."""
+    """A batch write that the driver has planned, and the meaning of its rows."""
 
     planned: PlannedWrite
     rows: Rows
@@ -94,7 +95,7 @@ class DataFrameWrite:
 
     @classmethod
     def append(cls, options: WriteOptions, schema: StructType, *, folds: bool = True) -> "DataFrameWrite":
-        """Plan to append, and check what can be checked before any task starts."""
+        """Return the plan to append rows; check what can be checked before any task starts."""
         with explain_missing_collection(options.collection):
             planned = PlannedWrite.append(
                 options, has_times="_time" in match_names(schema.names, RESERVED, folds=folds)
@@ -105,9 +106,9 @@ class DataFrameWrite:
     def overwrite(
         cls, options: WriteOptions, schema: StructType, where: str | None = None, *, folds: bool = True
     ) -> "DataFrameWrite":
-        """Plan to make the contents equal to a DataFrame.
+        """Return the plan to make the contents equal to a DataFrame.
 
-        The default time is that of the commit, which seals it. Raises UpdatesBeyondUpper: another writer appends.
+        By default, the time is the commit's, which seals it. Raises UpdatesBeyondUpper: another writer appends.
         """
         if extra := sorted({TIME, DIFF} & {*match_names(schema.names, RESERVED, folds=folds)}):
             raise InvalidUsage(
@@ -139,7 +140,7 @@ class DataFrameWrite:
 
     @property
     def task(self) -> UploadTask:
-        """The work of each task; for a repeated write only the digest."""
+        """The work of each task; only the digest if the write was done before."""
         planned = self.planned
         return UploadTask(planned.target, self.rows, digest_by=planned.digest_columns, only_digest=planned.is_done)
 
@@ -147,7 +148,7 @@ class DataFrameWrite:
 def create_target(
     options: WriteOptions, schema: StructType, *, timeline: Any = ..., is_new: bool = False, folds: bool = True
 ) -> None:
-    """Create the collection that a DataFrame is written to, unless it is there with this key, and may be."""
+    """Create the collection that a DataFrame is written to. It may exist with this key, unless `is_new`."""
     assert options.key is not None, "only a write with a key creates"
     with open_engine(options.location, options.storage) as engine:
         is_there = options.collection in engine.names()
@@ -181,8 +182,8 @@ class PersistWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete the parts of tasks if one failed, so that the commit was not tried.
 
-        Otherwise `commit` itself has deleted the parts of a rejected commit; or it is unknown whether the commit
-        landed. Then the parts stay, because a record may name them. `Client.gc` deletes them if none does.
+        If `commit` failed, it has deleted the parts itself, unless its outcome is unknown. Then the parts stay, because
+        a record may name them. `Client.gc` deletes them if none does.
         """
         if not all(messages):
             discard(self._planned.target, messages)
@@ -196,7 +197,7 @@ class OverwritingWriter(PersistWriter):
         self._multiset = write.multiset
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Upload and commit the difference, anew if others come first.
+        """Upload and commit the difference; do it again if another writer commits first.
 
         Raises:
             Conflict: another writer writes to the collection, and the options fix the time.
@@ -209,7 +210,7 @@ class OverwritingWriter(PersistWriter):
                 self.abort(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete what tasks have stored: no record ever names it."""
+        """Delete the blobs of tasks, which no record ever names."""
         discard(self._planned.target, messages)
 
 
@@ -225,7 +226,7 @@ def discard(target: Target, messages: Iterable[WriterCommitMessage | None]) -> N
 
 
 def commit_difference(planned: PlannedWrite, new: Uploaded, *, multiset: bool) -> None:
-    """Commit the difference to the uploaded rows; again if another writer is first."""
+    """Commit the difference between the contents and the uploaded rows; do it again if another writer commits first."""
 
     def attempt(planned: PlannedWrite) -> None:
         parts = () if planned.is_done else _upload_difference(planned, new.parts, multiset=multiset)
@@ -273,7 +274,7 @@ def find_replaced_time(planned: PlannedWrite) -> int | None:
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """The rows of one task as an Arrow stream, with the batch that they belong to."""
+    """The rows of one task as an Arrow stream, and the micro-batch that they belong to."""
 
     rows: bytes | None
     size: int
@@ -281,7 +282,7 @@ class Sent(WriterCommitMessage):
 
     @classmethod
     def of(cls, batches: Iterable[pa.RecordBatch], mark: Mark | None = None) -> "Sent":
-        """Pack what a task has; raises InvalidUsage if that is too much."""
+        """Pack the rows of a task; raises InvalidUsage if they are too many."""
         with surface_errors():
             rows, size = pack_rows(batches, TASK_BYTES_MAX)
             _check_size(size, TASK_BYTES_MAX, "a task has")
@@ -305,7 +306,7 @@ def _check_size(size: int, most: int, what: str) -> None:
 
 
 class UpsertWriter(DataSourceArrowWriter):
-    """Gives the rows of a DataFrame to a keyed collection as one commit."""
+    """Upserts the rows of a DataFrame into a keyed collection as one commit."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._schema = schema

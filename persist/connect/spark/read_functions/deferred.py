@@ -1,8 +1,9 @@
-"""DataFrames of contents that Spark plans with the query, in sessions with the catalog's extension.
+"""DataFrames of snapshots whose reads are planned with the whole query, in sessions with the catalog's extension.
 
-The JVM has a table of the contents (`jvm/Contents.java`) and sends this process three calls. `read` returns the rows.
-`extremes` returns rows with the least and the greatest value of some columns, if descriptors have them. `find` returns
-the rows of some keys, which a look-up of this process reads without a job of Spark.
+For Spark, a snapshot is then a table of the JVM (`jvm/Contents.java`). When Spark optimises a query, the table makes
+one of three calls to this process. `read` returns all rows as a DataFrame. `extremes` returns rows with the least and
+the greatest value of some columns, if descriptors have them. `find` returns the rows of some keys, which this process
+looks up without a job of Spark.
 
 Tables of a catalog send the same calls to the planner of the catalog. The table of a DataFrame has its own planner,
 with the parts that were chosen when the DataFrame was made. Py4J keeps it until the JVM has dropped the plan.
@@ -45,7 +46,7 @@ def has_extension(spark: SparkSession) -> bool:
 
 
 def defer(spark: SparkSession, planned: PlannedSnapshot) -> DataFrame:
-    """Return the DataFrame of a snapshot, planned by the query; where that is not possible, planned now."""
+    """Return the DataFrame of a snapshot, planned with the query, or now if the session cannot do that."""
     if planned.route.kind == "source" or not has_extension(spark):
         return planned.frame(spark)
     context: Any = spark.sparkContext
@@ -61,7 +62,7 @@ def _get_columns(planned: PlannedSnapshot) -> str:
 
 
 def describe(contents: Snapshot) -> dict[str, Any]:
-    """Return the description of contents for the JVM."""
+    """Return the schema, sizes and keys of a snapshot, as the JVM expects them."""
     scan = contents.scan
     # A look-up returns few rows only if keys have few. It reads other types if columns have become wider.
     is_found = contents.form == "rows" and scan.narrow is None and all(part.is_single for part in scan.all_parts)
@@ -74,7 +75,7 @@ def describe(contents: Snapshot) -> dict[str, Any]:
 
 
 def answer(planned: PlannedSnapshot, name: str, spark: SparkSession, options: Mapping[str, Any]) -> DataFrame | None:
-    """Return the rows of a call; None if the JVM has to read."""
+    """Return the rows for a call of the JVM; None if it has to call `read` instead."""
     if name == "extremes":
         table = read_extremes(planned.snapshot.scan, options["columns"])
     elif name == "find":
@@ -87,7 +88,7 @@ def answer(planned: PlannedSnapshot, name: str, spark: SparkSession, options: Ma
 
 
 def _find(planned: PlannedSnapshot, values: Mapping[str, list[Any]]) -> pa.Table | None:
-    """Return the rows of all keys of these values; None if a value does not fit its column, so nothing equals it."""
+    """Return the rows whose key columns have these values; None if a value does not fit the type of its column."""
     scan = planned.snapshot.scan
     names = scan.schema.key_names
     combinations = [*product(*(values[name] for name in names))]
@@ -108,7 +109,7 @@ def _find(planned: PlannedSnapshot, values: Mapping[str, list[Any]]) -> pa.Table
 
 
 def call_safely(function: Callable[[SparkSession, dict[str, Any]], Any], arguments: str, session: Any) -> Any:
-    """Return what a function answers to the JVM. Errors become texts, because Py4J would show a traceback."""
+    """Call a function for the JVM; return its result. Errors become texts, because Py4J would show a traceback."""
     context = SparkContext._active_spark_context
     assert context is not None, "a session calls"
     try:
@@ -121,7 +122,7 @@ def call_safely(function: Callable[[SparkSession, dict[str, Any]], Any], argumen
 
 
 class _PlannerOfOne:
-    """The Java interface `Planner` for one snapshot, whose rows are planned once."""
+    """Implements the Java interface `Planner` for one snapshot; plans its rows once."""
 
     def __init__(self, planned: PlannedSnapshot) -> None:
         self._planned = planned

@@ -5,16 +5,16 @@
             now.snapshot("orders").join(now.snapshot("customers"), "customer_id")
 
 The lease of the engine keeps the parts of all DataFrames of an open location in the store, until the location is
-closed. A DataFrame of `persist.spark.snapshot` has no lease. The store keeps its parts for the grace period after they
-fell out of use (`Settings.grace_s`), and an action after that fails.
+closed. A DataFrame of `persist.spark.snapshot` has no lease. The store keeps its parts for a grace period
+(`Settings.grace_s`) after they were replaced; a later action fails.
 
 `at` pins a point of the log: "latest" then means the last time sealed at that point, in every collection. So DataFrames
 of several collections belong together. They read the same at any moment, because contents as of a sealed time do not
 change.
 
-`as_of_join` ranges rows by key over tasks, and each task looks its keys up in history, as `Collection.as_of_join` does.
-No history goes through a shuffle. A task reads other keys only if they share row groups with its own. Contents as of
-sealed times do not change, so tasks that run later, or again, find the same.
+`as_of_join` distributes rows over tasks by ranges of the key. Each task looks its keys up in history, as
+`Collection.as_of_join` does. No history goes through a shuffle. A task reads other keys only if they share row groups
+with its own. Contents as of sealed times do not change, so tasks that run later, or again, find the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ class SparkLocation(Closes):
 
     Attributes:
         spark: the session.
-        seqno: the point of the log that is pinned, None if none is.
+        seqno: the pinned point of the log; None if no point is pinned.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SparkLocation(Closes):
 
     @contextmanager
     def at(self, seqno: int | None = None) -> "Iterator[SparkLocation]":
-        """Return this location after one record of the log, by default the last."""
+        """Return this location, pinned at one record of the log; by default the last."""
         if seqno is not None and (isinstance(seqno, bool) or not isinstance(seqno, int) or seqno < 0):
             raise InvalidUsage(
                 f"seqno={seqno!r} is not a whole number of at least 0: give a seqno, or None for the last"
@@ -139,11 +139,11 @@ class SparkLocation(Closes):
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> PlannedSnapshot:
-        """Return what `snapshot` would read, and how: print it.
+        """Return the plan of `snapshot`: print it to see what is read, and how.
 
         Args:
             as_of: as in `Collection.snapshot`; None or "latest" is the last time that is (or, pinned, was) sealed.
-            columns: those wanted; None for all. Only in what touched keys hold does it matter for speed.
+            columns: the columns to return; None for all.
             form: "rows", or "diff" for each record once with its multiplicity `_diff`.
             schema: the version of the schema to read with; None is the newest.
             native: True to insist on Spark's own Parquet scan, False on the data source; None for what is faster.
@@ -161,7 +161,7 @@ class SparkLocation(Closes):
         return plan(self.spark, snapshot, *self._keep_open(rows, snapshot), native)
 
     def changes(self, collection: str, start: Any, until: Any, **reading: Unpack[ChangesReading]) -> DataFrame:
-        """Return the updates with `start <= time < until`, or what became of keys (`form="transitions"`).
+        """Return the updates with `start <= time < until`; or before-and-after rows by key (`form="transitions"`).
 
         Other arguments and errors as of `Collection.changes`.
         """
@@ -180,9 +180,10 @@ class SparkLocation(Closes):
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> PlannedChanges:
-        """Return what `changes` would read, and how: print it; arguments and errors as of `plan`.
+        """Return the plan of `changes`, to be printed; arguments and errors as of `plan`.
 
-        `form`: "updates", or "transitions" for what became of keys, paired in tasks; as in `Collection.changes`.
+        `form`: "updates"; or "transitions" for rows by key, before and after, which tasks pair; as in
+        `Collection.changes`.
         """
         rows, then = self._load(collection)
         if then is not None:
@@ -202,7 +203,7 @@ class SparkLocation(Closes):
         return match_names(columns, rows.get_reading_schema(schema).names, folds=ignores_case(self.spark))
 
     def _keep_open(self, rows: CollectionHandle, reading: Snapshot | Changes) -> tuple[CollectionAddress, Tombstoned]:
-        """Keep a read open until this location closes; return its address and tombstones."""
+        """Keep the lease of a read until this location closes; return its address and tombstones."""
         self._reading.append(reading)
         address = CollectionAddress(self.url, self._storage, rows.name)
         return address, Tombstoned.of(rows.get_known_state(), reading.scan.schema)
@@ -235,7 +236,7 @@ def location(spark: SparkSession, location: str, *, storage_options: Mapping[str
 
     Args:
         location: a folder or URL that the driver and all executors can reach.
-        storage_options: as in `persist.open`; they travel to the tasks.
+        storage_options: as in `persist.open`; they are sent to the tasks.
 
     Raises:
         what `persist.open` raises.
@@ -255,8 +256,8 @@ def snapshot(
 ) -> DataFrame:
     """Return contents as of a time; other arguments and errors as of `SparkLocation.plan`.
 
-    No lease keeps its parts: the store has them for `Settings.grace_s` after they fell out of use. Open a `location`
-    for a DataFrame that lives longer.
+    No lease keeps its parts: the store deletes them `Settings.grace_s` after they were replaced. Open a `location` for
+    a DataFrame that is used longer.
     """
     with _open_location(spark, location, storage_options) as opened:
         return opened.snapshot(collection, **reading)
@@ -308,7 +309,7 @@ def _check_session(spark: SparkSession) -> None:
 
 @dataclass(frozen=True)
 class _Join:
-    """A planned as-of join: what each task does with its rows."""
+    """A planned as-of join: the function that each task applies to its rows."""
 
     location: str
     storage: Mapping[str, Any]
@@ -324,7 +325,7 @@ class _Join:
         return read_engine(self.location, self.storage)
 
     def join(self, handle: CollectionHandle, rows: pa.Table) -> pa.Table:
-        """Return some rows with what was found for them."""
+        """Return rows with the values that were found for them."""
         return engine_as_of_join(handle.newest(), rows, self.time, self.on, self.columns, self.timeout_s)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -352,18 +353,18 @@ def as_of_join(
 ) -> DataFrame:
     """Add to each row the values of its key at the time of the row.
 
-    A row whose key had nothing then has NULLs, and one whose key had several records comes once for each. Nothing is
+    A row whose key had no record then gets NULLs; a row whose key had several records is repeated for each. Nothing is
     read before an action. Memory of a task: 64 MiB of rows, and the history of their keys.
 
     Args:
         time: the column of times: integers or, if the collection has a timeline, TIMESTAMP.
         on: the columns to match with the key fields, in their order; None for the columns of the same names.
-        columns: the value columns wanted; None for all.
+        columns: the value columns to add; None for all.
         partitions: how many tasks look up; None lets Spark choose by the size of the data.
         timeout_s: how long a task waits for the last of its times to be sealed.
 
     Raises:
-        CollectionNotFound, SchemaMismatch, InvalidUsage: a column is missing, of another type, or in both.
+        CollectionNotFound, SchemaMismatch, InvalidUsage: a column is missing, has another type, or is in both.
         Errors in tasks (`AsOfNotSealed`, `AsOfCompacted`, `NegativeMultiplicity`) come as Spark's errors, with ours in
         their message.
     """

@@ -1,14 +1,15 @@
 """Snapshots and changes as plans of Spark's own operators; no Python runs in tasks.
 
-    snapshot  =  the standing rows, without keys with retractions in the tail    an anti join
+    snapshot  =  the standing rows, without the keys that the tail retracts      an anti join
               +  the rows that the tail adds                                     its sums by record
-    changes   =  the rows of all parts                     if no two of them can hold the same update
+    changes   =  the rows of all parts                     if no two of them can have the same update
 
-The *tail* is the history with retractions. No part of the tail can add to the *standing* rows. If each key has one row
-at most (`Part.is_single`), a record that the tail retracts is the only row of its key. So the plan drops the rows of
-that key, and compares keys only. In all other cases it reads the rows of these keys once more, and sums them up with
-the tail. Spark prunes columns, filters and parts of both. The updates of one part are consolidated, so two parts can
-only hold equal updates if both their times and their keys overlap.
+The parts of a snapshot are split in two. The *tail* has the parts that change rows of other parts. The *standing* parts
+are read alone: no other part adds to their rows. If each key has one row at most (`Part.is_single`), a record that the
+tail retracts is the only row of its key. So the plan drops the standing rows of that key, and compares keys only. In
+all other cases it reads the standing rows of retracted keys once more, and sums them up with the tail. Spark prunes
+columns, filters and parts of both. The updates of one part are consolidated, so an update can only occur twice if it is
+in two parts whose times and keys overlap.
 
 A session with the extension of the catalog filters by sorted keys in place of the anti join (`jvm/KeyFilter.java`).
 
@@ -78,7 +79,7 @@ class Route:
     Attributes:
         kind: "count" (no column is read), "scan" (of all parts), "tail" (standing rows and the tail), "source" (only
             the data source).
-        reason: for the choice, in words.
+        reason: why it was chosen, in words.
     """
 
     kind: Kind
@@ -90,10 +91,10 @@ class Route:
 
 @dataclass(frozen=True)
 class Tail:
-    """The parts of a snapshot: those that are read alone, and the tail that changes them.
+    """The parts of a snapshot, split into standing parts and the tail that changes their rows.
 
     Attributes:
-        standing: the parts that no other part adds to.
+        standing: the parts to whose rows no other of them adds.
         added: the parts of the tail. Their rows belong to the history, or to the keyframe.
         is_single: whether each key has one row at most among the standing parts, and in the contents.
     """
@@ -118,7 +119,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class PlannedSnapshot:
-    """A snapshot planned for Spark; print it to see what will be read, and how."""
+    """The plan of a snapshot for Spark; print it to see what will be read, and how."""
 
     snapshot: Snapshot
     route: Route
@@ -152,10 +153,10 @@ def plan(
     tombstoned: Tombstoned,
     native: bool | None = None,
 ) -> PlannedSnapshot:
-    """Decide how a snapshot is read.
+    """Return the plan of a snapshot, by the fastest route.
 
     Args:
-        tombstoned: which rows the snapshot leaves out.
+        tombstoned: recognises the rows that the snapshot leaves out.
         native: True to insist on Spark's own scan, False on the data source; None for whatever is faster.
     """
     scan, form = snapshot.scan, snapshot.form
@@ -213,7 +214,7 @@ def read_extremes(scan: Scan, columns: Sequence[str]) -> pa.Table | None:
 def _choose_source_route(
     native: bool | None, why_not: Callable[[], str | None], why_slow: Callable[[], str | None] = lambda: None
 ) -> Route | None:
-    """Return the route if the data source reads; None for Spark's own scan."""
+    """Return the route by the data source if that has to read, or is faster; None for Spark's own scan."""
     if native not in (None, True, False):
         raise InvalidUsage(f"native={native!r} is not True, False or None")
     if native is False:
@@ -229,7 +230,7 @@ def _choose_source_route(
 def _why_not(
     spark: SparkSession, scan: Scan, form: Form, tail: Tail, address: CollectionAddress, tombstoned: Tombstoned
 ) -> str | None:
-    """Return why Spark's own scan cannot read this, None if it can."""
+    """Return the reason why Spark's own scan cannot read a snapshot; None if it can."""
     schema, is_merged = scan.schema, bool(tail.added)
     if not scan.columns:
         return "no columns are asked for"
@@ -247,7 +248,7 @@ def _why_not(
 def _why_not_scanned(
     spark: SparkSession, scan: Scan, names: Sequence[str], address: CollectionAddress, tombstoned: Tombstoned
 ) -> str | None:
-    """Return why Spark's own scan cannot read these columns of all parts, None if it can."""
+    """Return the reason why Spark's own scan cannot read these columns of all parts; None if it can."""
     if not tombstoned.is_only_filter_of(scan):
         return "rows that a filter does not pass are left out"
     if scan.narrow is not None:
@@ -259,7 +260,7 @@ def _why_not_scanned(
 
 
 def _why_slow(scan: Scan, tail: Tail) -> str | None:
-    """Return why Python reads all of it faster; None if it does not."""
+    """Return the reason why the data source, in Python, reads a snapshot faster; None if it does not."""
     standing, added = (sum(map(scan.bound_row_count, parts)) for parts in (tail.standing, tail.added))
     if added > TOUCH_FRACTION * standing:
         return f"{added:,} updates may cancel {standing:,} rows, so most keys are touched"
@@ -313,7 +314,7 @@ class _NativeFrame:
         return _union_all(results) if results else self._spark.createDataFrame([], self._schema)
 
     def _is_summed(self) -> bool:
-        """Return whether no two updates of the tail are of one record."""
+        """Return whether the tail is summed already: no two of its updates are of one record."""
         times = {time for part in self._tail.added for time in (part.time_min, part.time_max)}
         return len(times) == 1 and not may_share_updates(replace(self._scan, parts=self._tail.added))
 
@@ -367,7 +368,7 @@ class _NativeFrame:
         return rows.groupBy(*map(quote_column, self._names)).agg(total).where(F.col(DIFF) != 0)
 
     def _check_diffs(self, rows: DataFrame) -> DataFrame:
-        """Return rows; a task fails at a negative multiplicity, unless the form shows it."""
+        """Return rows unchanged; a task fails at a negative multiplicity, unless the form shows those."""
         if self._form == "diff":
             return rows
         record = F.to_json(F.struct(*map(quote_column, self._names)))
@@ -377,7 +378,7 @@ class _NativeFrame:
         return rows.withColumn(DIFF, F.when(F.col(DIFF) > 0, F.col(DIFF)).otherwise(F.raise_error(text).cast("long")))
 
     def _join_tail(self, rows: DataFrame, gone: DataFrame, how: str) -> DataFrame:
-        """Return the rows whose keys are in the tail, or are not."""
+        """Return the rows whose keys are in `gone`; with an anti join as `how`, the other rows."""
         count = sum(map(self._scan.bound_row_count, self._tail.added))
         prefix = GONE if count <= SORTED_ROWS_MAX and self._are_keys_small() else "_gone_"
         keys = gone.toDF(*(f"{prefix}{number}" for number in range(len(self._keys))))
@@ -440,7 +441,7 @@ _MOMENTS = {"s": F.timestamp_seconds, "ms": F.timestamp_millis, "us": F.timestam
 
 @dataclass(frozen=True)
 class PlannedChanges:
-    """Changes planned for Spark; print it to see how they are read."""
+    """The plan of changes for Spark; print it to see how they are read."""
 
     changes: Changes
     route: Route
@@ -491,7 +492,7 @@ def plan_changes(
     tombstoned: Tombstoned,
     native: bool | None = None,
 ) -> PlannedChanges:
-    """Decide how changes are read; other arguments and errors as of `plan`."""
+    """Return the plan of changes, by the fastest route; other arguments and errors as of `plan`."""
 
     def why_not() -> str | None:
         if changes.transitions is not None:
@@ -517,7 +518,7 @@ def _explain_missing_feed(
 
 
 def may_share_updates(scan: Scan) -> bool:
-    """Return whether two parts may hold updates of one key and time."""
+    """Return whether two parts may have updates of one key and time."""
     clusters: list[list[Part]] = []
     latest = -1
     for part in sorted(scan.parts, key=lambda part: part.time_min):

@@ -1,4 +1,4 @@
-"""Reads a collection with Spark's own Parquet scan: parts, schema versions, and rows without tombstones.
+"""Reads the parts of a collection with Spark's own Parquet scan, in any version of the schema, without tombstones.
 
 Each check returns a reason in words if the scan cannot read something, and otherwise None. `explain` shows the reason.
 
@@ -51,7 +51,7 @@ READ_OPTIONS = {
 
 
 def find_native_url(url: str) -> str | None:
-    """Return the URL by which Hadoop knows the location at url, None if there is none."""
+    """Return the URL of a location for Hadoop; None if Hadoop cannot read it."""
     scheme, separator, path = url.partition("://")
     if not separator:
         return f"file://{url}"  # Hadoop takes a path as it is, without escapes.
@@ -62,7 +62,7 @@ def find_native_url(url: str) -> str | None:
 
 
 def explain_unreadable(spark: SparkSession, url: str, parts: Sequence[Part]) -> str | None:
-    """Return why the JVM cannot read these parts. Cost: one request of the JVM, for one of them."""
+    """Return the reason why the JVM cannot read these parts, or None. Cost: one request of the JVM, for one part."""
     root = find_native_url(url)
     if root is None:
         return f"the JVM knows no store of the kind of {url}"
@@ -89,7 +89,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def explain_misread(schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part] = ()) -> str | None:
-    """Return which column Spark's Parquet scan would misread in any of these parts."""
+    """Return the reason why Spark's Parquet scan would misread a column of these parts, or None."""
     for version in sorted({part.schema for part in parts} - {schema.version}):
         lifted = next(part for part in parts if part.schema == version).make_lift(schema)
         if lifted is None:
@@ -172,7 +172,7 @@ def find_class(spark: SparkSession, name: str) -> Any:
 
 
 def _load_files(spark: SparkSession, types: StructType, root: str | None, parts: Sequence[Part]) -> DataFrame:
-    """Return columns of the rows of files. The jar knows their sizes; without it, Spark looks for each file."""
+    """Return columns of the rows of files. The jar passes on their sizes; without it, Spark requests them."""
     files = None if str(root).startswith("hdfs:") else find_class(spark, "PartFiles")  # Spark finds hosts in HDFS.
     if files is not None:
         named = "\0".join(f"{root}/{part.blob}\0{part.bytes}" for part in parts)
@@ -204,7 +204,7 @@ def make_local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 def find_unused_name(name: str, names: Iterable[str]) -> str:
-    """Return a name that differs from all names, whatever the case; underscores make it unique."""
+    """Return a name with as many underscores as make it differ from all names, ignoring case."""
     lower_names = {existing.lower() for existing in names}
     while name.lower() in lower_names:
         name += "_"

@@ -1,4 +1,4 @@
-"""Functions that write DataFrames: ranged by key, events resolved by tasks, deletions, and micro-batches.
+"""The functions of `persist.spark` that write DataFrames: rows sorted by key, events, deletions, and micro-batches.
 
-Promises: all of a write is in one record, or nothing is; tasks that are tried again count once.
+Promises: a write is one record or none; a task that is tried again counts once.
 """

@@ -1,8 +1,8 @@
 """Conditions on records, as SQL text or columns of Spark, without casts that round.
 
 Spark compares a BIGINT with a DOUBLE as DOUBLE. Text that is not a number becomes NULL if ANSI is off. A condition
-would then match records that it does not name. So a cast that Spark has added is refused unless all values are the same
-after it. Spark Connect shows no plan, so there Spark's casts remain.
+would then match records that its text excludes. So a cast that Spark has added is refused unless it changes no value.
+Under Spark Connect, which shows no plan, Spark's casts are not checked.
 """
 
 import json
@@ -90,7 +90,7 @@ class Condition:
 
 
 def _expressions(plan: Any) -> Iterator[Any]:
-    """Yield the expressions of a plan, without the insides of its views, which count as tables."""
+    """Yield the expressions of a plan, without those inside of its views, which count as tables."""
     if plan.getClass().getSimpleName() != "View":
         yield from _iterate_scala(plan.expressions())
         for child in _iterate_scala(plan.children()):

@@ -83,10 +83,10 @@ def write(
 ) -> None:
     """Write a DataFrame to a collection as one commit, ranged and sorted by key.
 
-    `df.write.format("persist")` does the same with rows as they come: a data source cannot choose their order, so the
-    caller does. Parts that do not overlap in key need not be merged before they are read. Ranging takes a shuffle and a
-    sort; to choose the ranges, Spark computes df twice, so cache it if that is dear. Rows are not ranged, and parts may
-    overlap, if all rows have one key, or if Spark orders keys otherwise than parts do (nested values).
+    `df.write.format("persist")` does the same with rows in the order that df has, because a data source cannot sort.
+    Parts whose keys do not overlap need not be merged when they are read. Sorting takes a shuffle; to choose ranges of
+    keys, Spark computes df twice, so cache it if that is expensive. Rows are not sorted, and parts may overlap, if all
+    rows have one key, or if Spark orders keys otherwise than parts do (nested values).
 
     Args:
         df: updates, with columns `_time` and `_diff`; or plain rows, see time. It also has the columns of the
@@ -99,28 +99,28 @@ def write(
             collection with a key refuses plain rows.
         key: the key of the collection, [] for none. A missing collection is created with the columns of df, and so is
             a missing location. An existing collection must have this key.
-        timeline: of a new collection, as for `Client.write`.
+        timeline: of a new collection, as in `Client.write`.
         where: to overwrite only the records for which this condition is true: SQL text, such as
             "day = '2026-11-21'", or a column. It must be true for all rows of df.
-        multiset: let keys have several rows when it overwrites; a row that df has twice has multiplicity 2 then.
+        multiset: with "overwrite", allow several rows of a key; a row that df has twice gets multiplicity 2.
         time: of every row, or of the difference if mode overwrites. None, for rows without `_time`, means the time of
             the commit, which seals after it. Text that does not begin with a day is the name of the column with the
             time of each row. On a timeline, times may be moments, and columns (also `_time`) may have timestamps; they
             must be exact.
         seal: the upper to seal to in the same commit, beyond all that is written; `Antichain()` is complete for ever.
             None means not to seal if times are named; to overwrite, it means time + 1.
-        token: names this write, so that doing it again does nothing; see `Collection.write`. When it was done before,
-            df is computed all the same, to see that it is the same: nothing is uploaded.
+        token: names this write, so that a repetition does nothing; see `Collection.write`. A repetition computes df, to
+        check that it is the same, and uploads nothing.
         partitions: how many tasks write. None lets Spark choose by the size of the data, up to
             `spark.sql.shuffle.partitions`.
 
     Raises:
         CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
         UpdateNotBeyondUpper, FrontierRegression: a time or the seal is behind upper; nothing was written.
-        UpperMismatch, UpdatesBeyondUpper: overwriting at a fixed time, and another writer has sealed or added
-            updates meanwhile. Without a time, the difference is made anew then, and df is computed again.
+        UpperMismatch, UpdatesBeyondUpper: overwriting at a fixed time, and another writer has sealed or added updates
+        meanwhile. Without a time, the difference is computed again then, and so is df.
         DuplicateKeys: overwriting, and rows of df repeat a key, or have the key of a row that stays.
-        Errors in tasks, such as keys that come twice, come as Spark's, with ours in its message.
+        Errors in tasks, such as repeated keys, are raised as Spark's, with ours in the message.
     """
     df = spell_columns(df, RESERVED)
     has_diffs = "_diff" in df.columns
@@ -186,7 +186,7 @@ def _check_nested_keys(df: DataFrame, target: Target) -> None:
 
 
 def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, condition: Condition | None) -> None:
-    """Commit the difference that tasks make, of rows that are ranged by key."""
+    """Overwrite: commit the difference, which tasks compute from new and present rows in ranges of keys."""
     planned = write.planned
     if planned.is_done:
         planned.commit([], upload_by_tasks(df, write.task).digest)
@@ -267,7 +267,7 @@ def _check_kept_keys(df: DataFrame, planned: PlannedWrite, condition: Condition)
 def retract(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
     """Return the last sealed records that match a condition, with negated diffs.
 
-    A record comes twice if int64 cannot hold its negated diff. None if nothing was sealed yet.
+    A record is split in two if its negated diff exceeds int64. None if nothing was sealed yet.
     """
     as_of = find_replaced_time(planned)
     if as_of is None:
@@ -304,13 +304,13 @@ def delete(
             columns: all records with one of these keys. A keyed collection needs a DataFrame of keys, which also has
             the columns of order_by if the events are ordered.
         time: of the retractions; None means the time of the commit.
-        token: names this deletion, so that doing it again does nothing.
+        token: names this deletion, so that a repetition does nothing.
         partitions: how many tasks write; None lets Spark choose.
 
     Raises:
         CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
         UpdateNotBeyondUpper: the time is sealed.
-        UpperMismatch, UpdatesBeyondUpper: another writer has sealed or added updates meanwhile, and time is fixed.
+        UpperMismatch, UpdatesBeyondUpper: another writer has sealed or added updates meanwhile, and `time` is not None.
             Without a time, the deletion begins again on the new contents.
     """
     options = write_options(

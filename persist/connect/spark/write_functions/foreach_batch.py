@@ -70,15 +70,15 @@ def foreach_batch_writer(
 
     Args:
         location: where the collections are.
-        writes: for each collection's name a function from the batch to the rows to write. All return plain rows, or
-            all return updates with `_time` and `_diff`. If there are several, the batch is cached meanwhile.
+        writes: by collection, a function from the batch to the rows to write. All return plain rows, or all return
+            updates with `_time` and `_diff`. If there are several functions, the batch is cached meanwhile.
         seal, watermark, late, late_collection: for updates and events, as the options of the same names (the last one
             is `late_collection`) for streaming writes.
         query_id: names the query; None takes Spark's id. Needed if one query uses several such functions for one
-            collection, and under Spark Connect, which hides the id. There, simultaneous runs of a query are not
-            noticed.
-        first_batch: the number of the batch at which a query that wrote elsewhere before goes on here.
-        allow_future: on a timeline, take times that are more than a day ahead of the clock.
+            collection, and under Spark Connect, which hides the id, and where simultaneous runs of a query go
+            unnoticed.
+        first_batch: the number of the first batch that is written here, for a query that wrote elsewhere before.
+        allow_future: on a timeline, accept times that are more than a day ahead of the clock.
 
     Raises:
         InvalidUsage: the arguments contradict each other. The query raises errors of the collections.
@@ -107,11 +107,11 @@ class _Writer:
     engines: dict[str, Engine] = field(default_factory=dict, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Spark Connect sends the function to its server; engines stay here."""
+        """Leave the engines out: Spark Connect sends the function to its server."""
         return self.__dict__ | {"engines": {}}
 
     def open_engine(self, query: str) -> Engine:
-        """Return the engine of all batches of a query: only the first batch finds nothing decoded.
+        """Return the engine that all batches of a query share, so that decoded state is kept between them.
 
         It closes after an error, and with the last reference to the function.
         """

@@ -79,7 +79,7 @@ def upsert(
     allow_future: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> pa.Table | None:
-    """Add the events of a DataFrame to a keyed collection, and perhaps seal; see `Collection.upsert`.
+    """Add the events of a DataFrame to a keyed collection, and seal it if `seal` is given; see `Collection.upsert`.
 
     If two events of a key are equal in time and in `order_by`, the collection's `ties` decides which of them counts.
     With "last" that is the later row of df, as `collect` shows it. After a shuffle Spark promises no order of rows:
@@ -87,21 +87,21 @@ def upsert(
 
     With a seal, it is one commit. If another writer adds events or seals meanwhile, or if events are waiting already,
     the seal that resolves them is a second commit. To choose by size, and to choose the ranges, Spark
-    may compute df up to three times, so cache it if that is dear.
+    may compute df up to three times, so cache it if that is expensive.
 
     Args:
-        df: the columns of the key and of the value or, if the collection has a machine, of its events; perhaps `_time`;
-            and perhaps `_deleted`. Events without a time get the time of the commit, which seals them.
+        df: has the columns of the key and of the value or, if the collection has a machine, of its events. `_time` and
+            `_deleted` are optional. Events without a time get the time of the commit, which seals them.
         time: of all events; text that does not begin with a day is the name of the column with the time of each. If the
             collection has a timeline, times may be moments, and timestamps in columns; they must be exact.
         seal: the upper to seal to; `Antichain()` is complete for ever. None means not to seal.
-        token: names this batch, so that doing it again does nothing.
+        token: names this batch, so that a repetition does nothing.
         where: "driver" looks keys up on the driver, in memory in proportion to df; "tasks" in tasks; "auto" chooses by
             size.
         partitions: how many tasks there are; None lets Spark choose.
-        machine: of the collection, if it is none of those in the box.
-        late: what to do with events at sealed times and below the late bound: "raise" refuses all, "collect" leaves
-            them out and returns them. If another writer makes more of them late meanwhile, tasks begin again.
+        machine: of the collection, unless it is a built-in machine.
+        late: what to do with events at sealed times or below the late bound: "raise" refuses the whole batch, "collect"
+        leaves them out and returns them. If another writer makes more events late meanwhile, tasks begin again.
 
     Returns:
         late events that were collected, as an Arrow table with `_reason`; None if there are none.
@@ -109,7 +109,7 @@ def upsert(
     Raises:
         CollectionNotFound, NotKeyed, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
         UpdateNotBeyondUpper, FrontierRegression, LateEvents: an event or the seal is late; nothing was written.
-        Errors in tasks, such as a key that is NULL, come as Spark's, with ours in its message.
+        Errors in tasks, such as a NULL key, are raised as Spark's, with ours in the message.
     """
     check_choice("where", where, get_args(Where))
     check_choice("late", late, get_args(Late))
@@ -168,7 +168,7 @@ def update(df: DataFrame, options: WriteOptions, key: str | Sequence[str] | None
 
 
 def _assign_times(work: KeyedWork) -> KeyedWork:
-    """Return work at the time of a commit now, since tasks need times to resolve events."""
+    """Return the work with the time of a commit now, because tasks need times to resolve events."""
     id_ = work.target.id
     asks = {id_: AtCommit(id_, work.target.schema.timeline)}
     time = choose_common_times(asks, {id_: work.contents.upper}, SystemClock().wall_ms())[id_]
@@ -190,8 +190,8 @@ def _store_by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Tab
 def partition_events(df: DataFrame, work: KeyedWork, partitions: int | None) -> DataFrame:
     """Return df in ranges of keys with about equally many rows.
 
-    All rows of a key are in one partition, in no order. Tasks order events by more than Spark does, and in a fraction
-    of the time. A column `_seq` has the order of df if that may count.
+    All rows of a key are in one partition, in no order; tasks sort them faster than Spark. A column `_seq` has the
+    order of df if that may count.
     """
     schema = work.target.schema
     if work.needs_order:

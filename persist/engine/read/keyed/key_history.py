@@ -187,8 +187,9 @@ SLICE_BYTES = 32 << 20
 
 
 def find_keys_with_several(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield the keys, in order, whose number of values is ever not 0 or 1, and the first such time. If it is before the
-    history, the time is the last one before the history.
+    """Yield the keys, in order, whose number of values is ever not 0 or 1, and the first such time.
+
+    If it is before the history, the time is the last one before the history.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
@@ -198,8 +199,7 @@ def find_keys_with_several(contents: CollectionState, reader: PartReader) -> Ite
 
 
 def find_negative_keys(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield the keys, in order, that ever have a record of negative multiplicity; otherwise as
-    `find_keys_with_several`.
+    """Yield the keys that ever have a record of negative multiplicity; otherwise as `find_keys_with_several`.
 
     This finds keys with two values and the retraction of a third. Cost: all columns are read.
     """

@@ -186,8 +186,7 @@ class _Search:
         return table
 
     def _read_groups(self, part: Part, groups: Sequence[int], columns: list[str]) -> pa.Table:
-        """Return columns of the requested rows of row groups; non-key columns are decoded only if there are such
-        rows."""
+        """Return columns of the requested rows of row groups; without such rows, only key columns are decoded."""
         schema, tested = self.scan.schema.arrow, [name for name, _ in self.tests]
         fields = pa.schema([schema.field(name) for name in columns])
         other_names = [name for name in columns if name not in tested]
@@ -207,8 +206,9 @@ class _Search:
         return pa.concat_tables(tables)
 
     def _find_requested(self, file: OpenFile, groups: Sequence[int]) -> tuple[pa.Table, Rows | None]:
-        """Return the key columns of the possibly requested rows of row groups, and these rows, ascending. Rows of None
-        mean all rows, without key columns. If no row is requested, columns may be missing.
+        """Return the key columns of the possibly requested rows of row groups, and these rows, ascending.
+
+        Rows of None mean all rows, without key columns. If no row is requested, columns may be missing.
         """
         keys: dict[str, pa.ChunkedArray] = {}
         rows: Rows | None = None

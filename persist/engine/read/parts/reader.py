@@ -316,8 +316,10 @@ class PartReader:
     def open_groups(
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], coded: Sequence[str] = ()
     ) -> OpenFile:
-        """Fetch and verify row groups of a part whose file has this schema. Cost: one GET, including gaps between the
-        groups."""
+        """Fetch and verify row groups of a part whose file has this schema.
+
+        Cost: one GET, also of gaps between them.
+        """
         index = self.index(part, schema)
 
         def opened(data: bytes) -> OpenFile:

@@ -37,8 +37,7 @@ TASK_BYTES_MIN = 4 << 20  # Less than this is not worth a task.
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The plan of a read: rows of `base`, and updates of `parts` at `time_lower <= time < time_upper`, that pass
-    `filter`.
+    """The plan of a read: rows of `base`, and updates of `parts` in `time_lower <= time < time_upper`, after `filter`.
 
     Attributes:
         parts: of the history.

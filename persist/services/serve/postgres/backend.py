@@ -25,7 +25,7 @@ class Backend:
         self.url = url
         self.queries = queries
         self._load = load
-        self._catalog = Catalog(queries.empty_database())
+        self._catalog = Catalog(queries.empty_database)
 
     def close(self) -> None:
         """Close the catalog; idempotent."""

@@ -38,8 +38,7 @@ def write(client: persist.Client, seed: int, first: int, last: int, *, only: str
         for name, every in batch.items():
             rows = every if only is None else every[: name == only]
             table = client.create_or_load(name, key={c: to_arrow(k) for c, k in TABLES[name]}, value=None)
-            table.write([((row, None), time, diff) for row, diff in rows])
-            table.seal(time + 1).result()
+            table.write([((row, None), time, diff) for row, diff in rows], seal=time + 1).result()
 
 
 def both(client: persist.Client, queries: list[str]) -> list[tuple[str, View, View]]:
@@ -82,11 +81,11 @@ def test_tasks_give_what_a_running_program_gives(client: persist.Client, block: 
 
 
 @pytest.mark.thorough(except_every=20)
-@pytest.mark.costly("each block refreshes four queries three times in two ways")
+@pytest.mark.costly("each block refreshes two queries three times in two ways")
 @pytest.mark.parametrize("block", range(20))
 def test_tasks_give_what_a_running_program_gives_for_random_queries(client: persist.Client, block: int) -> None:
-    queries = [Grammar(1000 + 4 * block + number).query() for number in range(4)]
-    assert check(client, queries, block) >= 2
+    queries = [Grammar(1000 + 4 * block + number).query() for number in range(2)]
+    assert check(client, queries, block) >= 1
 
 
 def test_what_tasks_cannot_compute_says_why(client: persist.Client) -> None:

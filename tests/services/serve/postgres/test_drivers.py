@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from persist.api.serving import Servers
-from tests.services.serve.postgres.places import ITEMS, ORDERS, a_server, port_of
+from tests.services.serve.postgres.places import ITEMS, a_server, port_of
 
 psycopg = pytest.importorskip("psycopg")
 ROWS = [tuple(row.values()) for row in ITEMS.to_pylist()]
@@ -79,16 +79,6 @@ def test_psycopg_reads_through_a_cursor_of_the_server(servers: Servers) -> None:
         assert [row[0] for row in cursor.fetchall()] == [*range(10, 25)]
 
 
-def test_psycopg_sends_a_pipeline(servers: Servers) -> None:
-    with (
-        psycopg.connect(servers.postgres_url + "?user=me", autocommit=True) as connection,
-        connection.pipeline() as pipe,
-    ):
-        first, second = connection.execute("SELECT 1"), connection.execute("SELECT 2")
-        pipe.sync()
-        assert (first.fetchone(), second.fetchone()) == ((1,), (2,))
-
-
 def test_psycopg2_reads_and_iterates(servers: Servers) -> None:
     psycopg2 = pytest.importorskip("psycopg2")
     connection = psycopg2.connect(servers.postgres_url + "?user=me")
@@ -141,29 +131,28 @@ def test_pg8000_reads_with_parameters(servers: Servers) -> None:
 
 def test_sqlalchemy_reflects_tables(servers: Servers) -> None:
     sqlalchemy = pytest.importorskip("sqlalchemy")
-    for driver in ("psycopg", "psycopg2"):
-        url = servers.postgres_url.replace("postgresql://", f"postgresql+{driver}://me@")
-        engine = sqlalchemy.create_engine(url)
-        inspector = sqlalchemy.inspect(engine)
-        assert {"main", "shop"} <= {*inspector.get_schema_names()}
-        assert inspector.get_table_names() == ["orders", "users"]
-        columns = inspector.get_columns("orders")
-        assert [(column["name"], str(column["type"])) for column in columns] == [
-            ("id", "BIGINT"),
-            ("status", "TEXT"),
-            ("amount", "DOUBLE PRECISION"),
-        ]
-        assert inspector.get_pk_constraint("users")["constrained_columns"] == ["id"]
-        assert (inspector.get_indexes("users"), inspector.get_foreign_keys("orders"), inspector.get_view_names()) == (
-            [],
-            [],
-            [],
-        )
-        items = sqlalchemy.Table("items", sqlalchemy.MetaData(), schema="shop", autoload_with=engine)
-        with engine.begin() as connection:
-            query = sqlalchemy.select(items.c.price).where(items.c.k == 1)
-            assert connection.execute(query).fetchall() == [(Decimal("12.30"),)]
-        engine.dispose()
+    url = servers.postgres_url.replace("postgresql://", "postgresql+psycopg://me@")
+    engine = sqlalchemy.create_engine(url)
+    inspector = sqlalchemy.inspect(engine)
+    assert {"main", "shop"} <= {*inspector.get_schema_names()}
+    assert inspector.get_table_names() == ["orders", "users"]
+    columns = inspector.get_columns("orders")
+    assert [(column["name"], str(column["type"])) for column in columns] == [
+        ("id", "BIGINT"),
+        ("status", "TEXT"),
+        ("amount", "DOUBLE PRECISION"),
+    ]
+    assert inspector.get_pk_constraint("users")["constrained_columns"] == ["id"]
+    assert (inspector.get_indexes("users"), inspector.get_foreign_keys("orders"), inspector.get_view_names()) == (
+        [],
+        [],
+        [],
+    )
+    items = sqlalchemy.Table("items", sqlalchemy.MetaData(), schema="shop", autoload_with=engine)
+    with engine.begin() as connection:
+        query = sqlalchemy.select(items.c.price).where(items.c.k == 1)
+        assert connection.execute(query).fetchall() == [(Decimal("12.30"),)]
+    engine.dispose()
 
 
 def test_adbc_reads_arrow_tables(servers: Servers) -> None:
@@ -194,10 +183,3 @@ def test_psql_describes(servers: Servers, command: str) -> None:
         r"\dn": "shop",
     }
     assert shown.get(command, "") in done.stdout
-
-
-def test_orders_are_what_the_library_reads(servers: Servers) -> None:
-    with psycopg.connect(servers.postgres_url + "?user=me") as connection:
-        assert connection.execute("SELECT * FROM orders ORDER BY id").fetchall() == [
-            tuple(row.values()) for row in ORDERS
-        ]
