@@ -1,7 +1,7 @@
 """Bytes under keys, with put-if-absent: what storage must do, and the stores that do it.
 
-Promises: `create` has exactly one winner, and a reader sees all of a value or none. An error is either certain (nothing
-happened) or open; only the log resolves an open one.
+Promises: of concurrent calls of `create` for one key, exactly one wins; a reader sees all of a value or none. An error
+is either certain (nothing happened) or leaves the outcome open; then only the log shows what happened.
 """
 
 from persist.blob.errors import (

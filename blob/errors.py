@@ -1,6 +1,6 @@
-"""The error groups, by what a handler does about them, and the errors storage itself can raise.
+"""The base classes of errors, grouped by what a caller can do about them, and the errors that a store can raise.
 
-The lowest layer defines them, so that every layer raises the final class and no layer maps errors on the way up.
+The lowest layer defines them, so every layer can raise the final class, and no layer above has to translate errors.
 `persist.errors` re-exports them, and adds the errors about collections.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 
 class Face(Protocol):
-    """The words of Python, of the command line or of Spark for what a user calls."""
+    """How an interface (Python, the command line or Spark) spells calls and options, for messages."""
 
     def name_call(self, name: str) -> str:
         """Return a library call's name as this interface spells it."""
@@ -52,11 +52,11 @@ class PersistError(Exception):
     """Anything `persist` raises on purpose.
 
     An error with attributes is a `dataclass(eq=False, repr=False)`: its fields are the arguments of the constructor,
-    and `template` is the message as a format string over them. `{name:names}` lists texts in quotes, and `{upper:time}`
-    shows a time of one collection. An error whose message has several forms defines `describe` instead.
+    and `template` is the message, a format string over the fields. `{name:names}` lists texts in quotes, and
+    `{upper:time}` shows a time of one collection. An error whose message has several forms defines `describe` instead.
 
-    `remedy` is the advice to the user. It is a format string over the attributes, with two more forms that each face
-    words itself: `{compact:call}` for a call of the library, and `{late:option:collect}` for an option.
+    `remedy` is the advice to the user. It is a format string over the attributes, with two more forms that each
+    interface spells itself: `{compact:call}` for a call of the library, and `{late:option:collect}` for an option.
     """
 
     template = ""
@@ -74,7 +74,7 @@ class PersistError(Exception):
         return _Words(self, PYTHON).format(self.template) if self.template else super().__str__()
 
     def format_message(self, face: Face) -> str:
-        """Return the message and the remedy in the words of a face."""
+        """Return the message and the remedy, with calls and options as an interface spells them."""
         return " ".join(filter(None, [_shorten(self.describe()), _Words(self, face).format(self.remedy)]))
 
     def with_remedy(self, remedy: str) -> Self:
@@ -88,7 +88,7 @@ class PersistError(Exception):
 
 
 class _Words(Formatter):
-    """Fills a template with the attributes of an error, and with calls and options in the words of a face."""
+    """Fills a template with the attributes of an error, and with calls and options as an interface spells them."""
 
     def __init__(self, error: PersistError, face: Face) -> None:
         self._error = error
@@ -120,7 +120,7 @@ class InvalidUsage(PersistError, ValueError):
 
 
 class StoreMisconfigured(InvalidUsage):
-    """The store cannot work as it is set up: no such bucket, no right to it, no credentials, a bad option."""
+    """The store cannot be used with these settings: no such bucket, no right to it, no credentials, a bad option."""
 
 
 class ReadOnlyStore(InvalidUsage):
@@ -142,9 +142,9 @@ class Unavailable(PersistError):
 
 @dataclass(eq=False, repr=False)
 class NotDeleted(Unavailable):
-    """Some of many keys could not be deleted, the others were; deleting all of them again is safe.
+    """Some of many keys could not be deleted, and the others were; deleting all of them again is safe.
 
-    `failed`: what is not known to be deleted, and why, at most one page of keys.
+    `failed`: by key that may still exist, the reason; at most one page of keys.
     """
 
     failed: Mapping[str, PersistError]
@@ -159,7 +159,7 @@ class NotDeleted(Unavailable):
 
 
 class StoreFull(Unavailable):
-    """The store, or a limit of this process, leaves no room, and nothing was done: make room, then try again."""
+    """The store or a limit of this process has no room, and nothing was done: make room, then try again."""
 
 
 # The remedy for each system error that is a limit.
@@ -195,7 +195,7 @@ class Indeterminate(PersistError):
 
 
 class Corruption(PersistError):
-    """Stored bytes contradict themselves: stop, and look at the blob that is named."""
+    """Stored bytes are damaged or contradict each other: stop, and examine the named blob."""
 
 
 @dataclass(eq=False, repr=False)
@@ -205,7 +205,7 @@ class CorruptBlob(Corruption):
     Attributes:
         key: the blob's key within the location.
         reason: what is wrong with it.
-        advice: what to do about it.
+        advice: what the user can do about it.
     """
 
     key: str
@@ -225,7 +225,7 @@ class IncompatibleVersion(Corruption):
 
     Attributes:
         key: the blob's key within the location.
-        unknown: what in it is not known, if its number is.
+        unknown: the part of it that is not known, if the format number is known.
     """
 
     key: str

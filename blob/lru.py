@@ -1,7 +1,7 @@
 """Caches with a bound in bytes, safe to use from any number of threads.
 
-A cache that drops the value used longest ago never has a set slightly larger than itself that is read in cycles: each
-value is dropped just before its next use, and one scan drops everything.
+A plain LRU cache is useless for values, read in cycles, that are slightly larger than the cache together: each is
+dropped just before its next use. And one scan drops everything.
 
 So `Cache` admits values as W-TinyLFU does (Einziger, Friedman and Manes, 2017), with exact counts of recent requests in
 place of a sketch. A new value enters the main room only in place of values that are requested less often. They are
@@ -9,15 +9,15 @@ compared one by one, the value used longest ago first (the queue of victims of E
 2022). Small values first enter a window, which is an LRU in one sixteenth of the room; the comparison comes when they
 leave it. So a scan empties the window alone, whatever the sizes of its values.
 
-A `Cache` has values of several kinds, which share its room: the kind that a client reads most takes most of it.
+A `Cache` has values of several kinds, which share its room: the kind that a client reads most gets most of it.
 
 The count of a key grows whether its value is cached or not, up to `COUNT_MAX`. All counts are halved after `AGE_FACTOR`
 requests for each cached value, so that values of the past make room.
 
-Free room alone does not keep a value for ever. Nothing reads the values of replaced parts again, and a client that is
-open all year would fill any room with them. Therefore the next `put` also drops every value that was not requested for
-`idle_s`. This needs no time for each value: it drops the values that were cached when a period began and were not
-requested during it.
+Idle values are dropped even if there is room. Values of replaced parts are never read again, and a client that is open
+all year would fill any room with them. So `put` also drops each value that was not requested for `idle_s`. No time is
+kept for each value: `put` drops the values that were cached when a period began and were not requested during the
+period.
 """
 
 import threading
@@ -44,14 +44,14 @@ _Key = tuple[int, Hashable]
 
 
 class Cache:
-    """A cache in kinds that share its room, such as all that one client keeps in memory.
+    """A cache for several kinds of values that share its room, such as all cached values of one client.
 
     `bytes` never exceeds `bytes_max`. A call takes constant time, besides the values that it drops. Extra memory: one
     number for each recently requested key, at most about `AGE_FACTOR` for each cached value.
 
     Args:
         bytes_max: room for all values together.
-        is_lru: whether the window is the whole room: the values used longest ago are dropped.
+        is_lru: whether the cache is a plain LRU: the window is the whole room.
         clock, idle_s: `put` drops values that were not requested for `idle_s`, at the latest after twice that time.
 
     Attributes:
@@ -81,14 +81,14 @@ class Cache:
 
         Args:
             size: returns about how many bytes a value takes; called once, by `put`.
-            share: a value that takes more than this share of the room is not kept.
-            is_needed: whether a value that does not enter the window is kept, however seldom it is requested.
+            share: a value that takes more than one `share`th of the room is not cached.
+            is_needed: whether a value too large for the window is cached even if it is seldom requested.
         """
         self._kinds += 1
         return Kind(self, self._kinds, size, self.bytes_max // share, is_needed=is_needed)
 
     def close(self) -> None:
-        """Drop all values, and keep none of later calls."""
+        """Drop all values, and cache no more."""
         with self._lock:
             self.bytes_max = -1
             for key in self._list_keys():
@@ -155,7 +155,7 @@ class Cache:
         self._counts = {name: count // 2 for name, count in self._counts.items() if count > 1}
 
     def _insert_value(self, key: _Key, entry: tuple[Any, int], *, is_needed: bool) -> None:
-        """Add a value to the window; move what it displaces to the main room."""
+        """Add a value to the window; move the values that it displaces to the main room."""
         if entry[1] > self.bytes_max:
             return
         window_bytes_max = self.bytes_max if self._is_lru else self.bytes_max // WINDOW_SHARE

@@ -1,4 +1,4 @@
-"""Values that users fill in, checked by their declared types, which may carry constraints of msgspec."""
+"""Checks options from users by their declared types, which may have constraints of msgspec."""
 
 import math
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
 
 
 def read_options(options: Mapping[str, Any] | None, kinds: Mapping[str, Any], store: str) -> dict[str, Any]:
-    """Return options with their values in the types that kinds has by name; text may stand for any, as Spark passes it.
+    """Return options with values in the types of `kinds`; texts are parsed, because Spark passes only texts.
 
     Options that are None are ignored.
     """

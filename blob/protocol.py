@@ -1,18 +1,19 @@
 """The protocol of a store: bytes under keys, with one atomic operation.
 
-A key is a relative, `/`-separated path of UTF-8 text. Keys sort by their UTF-8 bytes. A `Blob` has no
-notion of time, collections or formats; everything above it relies on these promises:
+A key is a relative, `/`-separated path of UTF-8 text. Keys sort by their UTF-8 bytes. A `Blob` knows nothing of time,
+collections or formats. Everything above it relies on these promises:
 
 - `create` is atomic: of any number of concurrent calls for one key, in any process or machine, at most one returns
   True, and exactly one if none of them raised. The key then keeps that call's bytes until `set` or `delete`.
 - A reader never sees part of a value: `get` returns one whole stored value.
 - A call that returned is durable and visible to every later call of every client (`list` included).
-- Deleting many keys is not atomic: after an error or a crash some of them are gone. Do it again: it is idempotent.
-- An error is determinate (`Unavailable`: nothing happened) or not (`Indeterminate`: it may have, or may yet). `create`
-  does not retry by itself after an indeterminate failure. False therefore always means that the key exists, but this
-  client's own earlier attempt may have created it.
+- Deleting many keys is not atomic: after an error or a crash some of them are gone. Delete them again: that is
+  idempotent.
+- An error is determinate (`Unavailable`: nothing happened) or not (`Indeterminate`: the write may have happened, or may
+  still happen). `create` does not retry by itself after an indeterminate failure. False therefore always means that the
+  key exists, but this client's own earlier attempt may have created it.
 
-`MemoryBlob` is the simplest one: in the memory of this process, for tests, and for `memory://name`.
+`MemoryBlob` is the simplest store: in the memory of this process, for tests, and for `memory://name`.
 """
 
 import bisect
@@ -42,7 +43,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class BlobEntry:
-    """One line of a listing: the key, its value's length, and the store's time of its last change."""
+    """One entry of a listing: the key, the length of its value, and the store's time of the last change."""
 
     key: str
     bytes: int
@@ -50,7 +51,7 @@ class BlobEntry:
 
 
 class Blob(Protocol):
-    """A store of immutable-by-convention values under keys. All methods may be called from any thread."""
+    """A store of values under keys, mostly never changed. All methods may be called from any thread."""
 
     @property
     def url(self) -> str:
@@ -84,9 +85,9 @@ class Blob(Protocol):
 
 
 def is_remote(blob: Blob) -> bool:
-    """Tell whether calls of blob go over a network, where one may hang or be far slower than the rest.
+    """Return whether calls of a store go over a network, where some may hang or be far slower than others.
 
-    A remote store has an attribute of this name, and a wrapper forwards that of its inner store.
+    A remote store has an attribute of this name; a layer returns that of its inner store.
     """
     return bool(getattr(blob, "is_remote", False))
 
@@ -94,8 +95,8 @@ def is_remote(blob: Blob) -> bool:
 def get_at_most(blob: Blob, key: str, bytes_max: int) -> bytes | None:
     """Return the value at key, or None when there is none.
 
-    Anyone who can write to a folder can put a file of any size there for free, even a sparse one. A value that is too
-    large is not read. A remote store still returns the whole value: only then does it verify a checksum of its own.
+    Anyone who can write to a folder can put a huge file there for free, such as a sparse one. So a value that is too
+    large is not read. A remote store still returns the whole value, because only then does it verify its own checksum.
 
     Raises:
         CorruptBlob: the value has more than bytes_max bytes.
@@ -110,7 +111,7 @@ def get_at_most(blob: Blob, key: str, bytes_max: int) -> bytes | None:
 
 
 def check_bytes(key: str, size: int, bytes_max: int) -> None:
-    """Raise CorruptBlob if a value has more bytes than it can have."""
+    """Raise CorruptBlob if a value has more than bytes_max bytes."""
     if size > bytes_max:
         raise CorruptBlob(key, f"it has {size:,} bytes, and at most {bytes_max:,} can belong there")
 
@@ -150,7 +151,7 @@ def delete_all(blob: Blob, keys: Iterable[str]) -> int:
 
 
 def delete_one_by_one(blob: Blob, page: Sequence[str]) -> Mapping[str, PersistError]:
-    """Delete keys; return those that may still exist, with the reason. Remote stores get a few threads."""
+    """Delete keys; return the keys that may still exist, with reasons. Remote stores get a few threads."""
 
     def delete(key: str) -> PersistError | None:
         try:
@@ -168,7 +169,7 @@ def delete_one_by_one(blob: Blob, page: Sequence[str]) -> Mapping[str, PersistEr
 
 
 class BlobLayer:
-    """A base class of layers: it forwards the address and the optional abilities of the inner store."""
+    """A base class of layers: it passes on the address and the optional abilities of the inner store."""
 
     def __init__(self, inner: Blob) -> None:
         self._inner = inner
@@ -191,7 +192,7 @@ class BlobLayer:
 
 
 def check_key(key: str) -> str:
-    """Return key, or raise InvalidUsage when it could escape its prefix or cannot be stored everywhere."""
+    """Return key; raise InvalidUsage if it could escape its prefix, or if some stores could not store it."""
     problem = _find_key_problem(key)
     if problem is not None:
         shortened = repr(key) if len(key) <= 80 else f"{key[:80]!r}…"
@@ -239,7 +240,10 @@ PAGE_ENTRIES = 1000
 
 
 class MemoryBlob:
-    """Keeps values in a dict. One that is `get_named` is shared by all who name it, until the process ends."""
+    """Keeps values in a dict.
+
+    A store from `get_named` is shared by all callers with that name, until the process ends.
+    """
 
     _named: ClassVar[dict[str, "MemoryBlob"]] = {}
     _naming: ClassVar[threading.Lock] = threading.Lock()

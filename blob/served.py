@@ -1,17 +1,17 @@
-"""A location through a server that holds the credentials: the messages of both sides, and the client's store.
+"""The store of a location behind a server that has the credentials: the messages of both sides, and the client's side.
 
 The client sends calls of `Blob` and does all other work itself, as on any store: it reads the log, verifies checksums,
-plans, decodes and commits. Nothing of the library exists twice, and a lying server can do no more than a lying store:
-hide or invent records. The server is `persist.services.serve.flight_calls`.
+plans, decodes and commits. So the server needs no second implementation, and a malicious server can do no more than a
+malicious store: hide or invent records. The server is `persist.services.serve.flight_calls`.
 
     action "blob.get"     BlobGet     → a BlobHead, then the value in pieces
     action "blob.list"    BlobListPage → a BlobPage of at most `LIST_PAGE_ENTRIES` entries
     action "blob.delete"  BlobDelete  → a BlobHead
     exchange              BlobPut, then the value in pieces → a BlobHead
 
-A BlobHead has an error of the store as data (`persist.blob.written_errors`), so certain and uncertain ones stay apart.
-When a
-call fails on the way, a read is `Unavailable`, and a write `Indeterminate`: it may have been done, or may yet be.
+A BlobHead has an error of the store as data (`persist.blob.written_errors`), so certain and uncertain errors stay
+distinct. When a call fails on the way, a read is `Unavailable`, and a write `Indeterminate`: it may have been done, or
+may yet be.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,10 +75,10 @@ class BlobHead(msgspec.Struct, frozen=True):
     """The answer of a call.
 
     Attributes:
-        found: whether there is a value; or whether this call stored it.
-        bytes: how many bytes of it follow.
-        failure: why not.
-        failed: which of many keys may still be there, and why.
+        found: of a read, whether there is a value; of a write, whether this call stored the value.
+        bytes: how many bytes of the value follow.
+        failure: the error of the store; None for success.
+        failed: by key that may still exist after a deletion, the error.
     """
 
     found: bool = False
@@ -112,7 +112,7 @@ def decode_error(failure: WrittenError) -> PersistError:
 
 
 class ServedBlob:
-    """A location through `Client.serve(store=True)`.
+    """The client's side: a store behind `Client.serve(store=True)`.
 
     Args:
         url: `grpc://host:port`, or `grpc+tls://host:port`.

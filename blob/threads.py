@@ -1,8 +1,8 @@
-"""Waiting and working: time and chance as parameters, which tests own, and bounded crews of daemon threads.
+"""Clocks and random waits, which tests can replace, and bounded groups of daemon threads.
 
-`DaemonThreads` is for jobs that report, and `Pool` is an `Executor` over such a crew. The standard library's pool is
-made for work that a program wants finished. Here nothing makes a process wait at its exit, such as requests to a store
-that does not answer, and jobs are still taken when the main thread has ended.
+`DaemonThreads` runs jobs that report their results, and `Pool` is an `Executor` over such threads. The standard
+library's pool makes a process wait at its exit until all work is finished. These threads do not, for example if a store
+does not answer; and they still accept jobs after the main thread has ended.
 """
 
 import os
@@ -90,17 +90,17 @@ class DaemonThreads:
     A job does not raise. It returns a function that reports its result, which is called once the thread counts as free:
     a caller that has the report never finds that thread still busy.
 
-    A crew dropped without `close` ends its threads as soon as their jobs are done.
+    Dropped without `close`, it ends its threads as soon as their jobs are done.
     """
 
     def __init__(self, threads_max: int, name: str, after_job: Callable[[], object] | None = None) -> None:
-        """Make a crew without threads; a thread calls after_job after each job."""
+        """Make an object without threads; its threads call after_job after each job."""
         self._name = name
         self._crew = _Crew(threads_max, after_job)
         weakref.finalize(self, _stop_unless_forked, os.getpid(), self._crew).atexit = False
 
     def submit(self, job: Job) -> bool:
-        """Have a thread run job, after those before it if all are busy; return False if the crew is closed."""
+        """Have a thread run a job, after earlier jobs if all threads are busy; return False after `close`."""
         crew = self._crew
         with crew.lock:
             if crew.is_stopped:
@@ -120,7 +120,7 @@ class DaemonThreads:
         return any(thread.is_alive() for thread in self._crew.threads)
 
     def close(self, timeout_s: float | None) -> None:
-        """Take no more jobs and end the threads after those they have; idempotent.
+        """Accept no more jobs, and end the threads after their present ones; idempotent.
 
         `timeout_s`: how long to wait for that in all; None without limit. Threads that take longer end by themselves.
         """
@@ -186,7 +186,7 @@ class Pool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work, and end the threads after their queued work, which is not cancelled; idempotent."""
+        """Accept no more work, and end the threads after the queued work, which is not cancelled; idempotent."""
         self._threads.close(None if wait else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""From a URL to a store: the one place that knows which is which."""
+"""Opens the store for a URL: the only module that knows all kinds of stores."""
 
 import os
 import re
@@ -26,14 +26,15 @@ _ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*):/(?!/)")
 def open_blob(
     url: str | os.PathLike[str], options: Mapping[str, Any] | None = None, *, attempt_s: float = ATTEMPT_S
 ) -> Blob:
-    """Return the store at url; sends no request and creates nothing.
+    """Return the store for a URL; this sends no request and creates nothing.
 
     Args:
         url: a path (`~` is expanded), `file:///path`, `s3://bucket/prefix` (or s3a://), `memory://name`,
             `grpc://host:port` of a server of a location, any other scheme that fsspec knows, or `fsspec+<scheme>://…`
             to use fsspec for any of these.
-        options: for the store; names it does not know are refused.
-        attempt_s: how long one request to S3 may take; for a connection it waits 3 s at most, for more bytes 20 s.
+        options: for the store, which refuses unknown names.
+        attempt_s: how long one request to S3 may take; it waits at most 3 s for a connection, and 20 s for the next
+            bytes.
     """
     text = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:
@@ -71,7 +72,7 @@ def open_blob(
 
 
 def drop_secret_options(url: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the storage options that are certainly not secret, for other processes."""
+    """Return those storage options that are certainly not secret, and may be passed to other processes."""
     match = _SCHEME.match(url)
     scheme = match.group(1).lower() if match else "file"
     if scheme in ("s3", "s3a"):

@@ -1,4 +1,4 @@
-"""Calls of a server of this library over Arrow Flight, as `Client.serve` makes one."""
+"""Calls of this library's server (`Client.serve`) over Arrow Flight."""
 
 import contextlib
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def connect(url: str, certificate: str | bytes | None) -> flight.FlightClient:
 def call_action(
     client: flight.FlightClient, token: str | None, what: str, body: bytes, timeout_s: float
 ) -> Iterator[bytes]:
-    """Have one action done; yield the answers. Raises one of `CALL_FAILED`."""
+    """Call an action of the server; yield the answers. Raises one of `CALL_FAILED`."""
     for result in client.do_action(flight.Action(what, body), _make_call_options(token, timeout_s)):
         yield result.body.to_pybytes()
 

@@ -1,13 +1,13 @@
-"""Errors as data: the one form in which an error crosses from one process to another.
+"""Encodes errors as data, the form in which they are sent from one process to another.
 
-    error = {"kind": name of a class, "text": what it says}
+    error = {"kind": name of a class, "text": its message}
           | {"kind", "text", "args": [value, …], "more": {attribute: value}}
     value = null | bool | int | float | text | [value, …] (a tuple) | {"items": [[key, value], …]} (a dict)
           | {tag: [value, …]} (of a type that `WrittenErrors` is given)
 
-An error with attributes is built again of its arguments. One that holds other values, or whose class is not among the
-classes that both sides know, is written as its text and the next more general class. Only these classes are built, of
-values of these types, so nothing that is read is executed.
+An error with attributes is built again from its arguments. An error that has values of other types, or whose class is
+not known to both sides, is encoded as its text and the nearest base class that is known. Only these classes are built,
+from values of these types, so decoding executes no code that it is sent.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ _SCALARS = (type(None), bool, int, float, str)
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """How a value of a type is written: as a list of values under a name."""
+    """How a value of a type is encoded: as a list of values under a name."""
 
     name: str
     kind: type
@@ -31,7 +31,7 @@ class Tag:
 
 
 class WrittenErrors:
-    """Writes and reads the errors of some classes."""
+    """Encodes and decodes errors of some classes."""
 
     def __init__(
         self, kinds: Iterable[type[PersistError]], otherwise: type[PersistError], tags: Sequence[Tag] = ()
@@ -39,7 +39,7 @@ class WrittenErrors:
         """Take the classes that both sides know.
 
         Args:
-            otherwise: the class of an error that is of none of them.
+            otherwise: the class for errors of all other classes.
             tags: types of values besides the plain ones.
         """
         self._kinds = {kind.__name__: kind for kind in (*kinds, otherwise)}
@@ -49,7 +49,7 @@ class WrittenErrors:
     def encode_error(self, error: PersistError, hide: Callable[[str], str] = str) -> WrittenError:
         """Encode an error as data that `decode_error` decodes.
 
-        `hide`: takes out of each text what the other side may not see.
+        `hide`: removes from each text what the other side may not see.
         """
         kind, text = type(error), hide(str(error))
         if self._kinds.get(kind.__name__) is kind:

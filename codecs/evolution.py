@@ -248,7 +248,7 @@ def check_successor(
     if after.version != before.version + 1:
         raise SchemaMismatch(f"version {after.version} of the schema does not follow version {before.version}")
     if after.timeline != before.timeline:
-        raise SchemaMismatch("the timeline of a collection stays what it is: its times would mean other moments")
+        raise SchemaMismatch("the timeline of a collection cannot change: its times would mean other moments")
     keys = len(before.key_names)
     if after.ids[: len(after.key_names)] != before.ids[:keys]:
         raise SchemaMismatch(
@@ -256,12 +256,12 @@ def check_successor(
             "keys. Write what has another key into another collection."
         )
     if _list_codecs(before) != _list_codecs(after):
-        raise SchemaMismatch("what a codec makes is one column, and stays what it is: use another collection")
+        raise SchemaMismatch("the column of a codec cannot change: use another collection")
     if used is None:
         used = {id_ for version in before.known for id_ in list_all_ids(version)}
     names = dict(zip(before.ids, before.names, strict=True))
     if _list_required_ids(after) != [id_ for id_ in _list_required_ids(before) if id_ in after.ids]:
-        raise SchemaMismatch("what may be NULL stays so, and what may not be, too; columns that are added may be NULL")
+        raise SchemaMismatch("whether a column may be NULL cannot change; added columns may be NULL")
     for at, (id_, name) in enumerate(zip(after.ids, after.names, strict=True)):
         if id_ in names:
             was, now = get_column_node(before, names[id_]), get_column_node(after, name)
@@ -390,7 +390,7 @@ def evolve_schema(
     _check_codec(schema)
     if key := [name for name in drop if name in schema.key_names]:
         raise SchemaMismatch(
-            f"drop={list(drop)} names the key column {key[0]!r}, and records would become one that are none. Drop "
+            f"drop={list(drop)} names the key column {key[0]!r}, and different records would become one. Drop "
             "value columns, or write into another collection with another key."
         )
     if twice := set(drop) & {*rename, *widen, *inner}:
@@ -489,8 +489,8 @@ def _collect_defaults(
     """Return all columns' defaults, in written form, after a change of the schema."""
     if unknown := sorted({*given} - {*added.values()}, key=repr):
         raise SchemaMismatch(
-            f"defaults= names {unknown[0]!r}, which is not added: a default is what records read as that are older "
-            "than a column"
+            f"defaults= names {unknown[0]!r}, which is not added: a default is the value of an added column in "
+            "older records"
         )
     defaults: dict[int, pa.Scalar] = {}
     old_defaults = dict(schema.defaults)

@@ -1,4 +1,4 @@
 """Wrappers, each a `Blob` around a `Blob`: retries, caches, meters, and faults for tests.
 
-Promises: each answers as the store below it would, and none knows what the keys mean.
+Promises: each returns what the store below it would return, and none knows what the keys mean.
 """

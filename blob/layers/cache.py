@@ -3,11 +3,11 @@
 Only values whose keys pass a predicate are cached. The absence of a value is never cached, because it may be created
 later. The caller provides the predicate: a store does not know the meaning of its keys.
 
-Every entry carries a checksum, in memory too, and is verified before each use: an entry that is not what it should
-be is dropped, and the value is fetched. Threads that want the same key at the same time share one fetch.
+Every entry has a checksum, in memory too, and is verified before each use: a damaged entry is dropped, and the value is
+fetched. Threads that want the same key at the same time share one fetch.
 
-A write through this object drops what it kept of that key, before and after, and a fetch that was under way at the
-time is not kept. Writes of others are not seen, which is why only immutable keys may be cached.
+A write through this object drops the cached value of the key, before and after, and the result of a fetch at the same
+time is not cached. Writes of others are not noticed, so only immutable values may be cached.
 """
 
 import threading
@@ -45,13 +45,13 @@ class CacheCount:
     """Counts of a cache since it was made.
 
     Attributes:
-        hits: reads answered from memory or the folder; folder_hits: those from the folder.
+        hits: reads answered from memory or the folder; folder_hits: reads answered from the folder.
         shared: reads that waited for the fetch of another thread.
         misses: reads of cacheable keys that went to the store.
         evictions: entries dropped to make room, by this object.
-        corrupt: entries that were not what they should be.
-        disk_errors: reads and writes of the folder that failed, which costs the caching only.
-        memory_bytes: held in memory now.
+        corrupt: entries that were damaged.
+        disk_errors: reads and writes of the folder that failed; then a value is only not cached.
+        memory_bytes: the size of the values in memory now.
         folder_bytes: of the folder, all processes together, as far as this object knows.
     """
 
@@ -69,12 +69,12 @@ class CacheCount:
 class CachedBlob(BlobLayer):
     """Serves immutable values of another store from memory or a folder.
 
-    A hit in memory costs about 1.5 µs and one pass of xxh3_128 over the value. A range is cut from a value that is
-    kept, and otherwise fetched alone and not kept.
+    A hit in memory costs about 1.5 µs and one pass of xxh3_128 over the value. A range is cut from a cached value;
+    without one, only the range is fetched, and not cached.
 
     Args:
         is_immutable: whether the value of a key never changes once it exists; only such values are cached.
-        memory: keeps values in memory, beside what else its owner keeps there; None for a cache of its own.
+        memory: the cache in memory, which may have other kinds of values too; None for a new cache.
         folder: where to keep values on disk, for several clients, processes and runs; made if it is not there.
         folder_bytes: room in the folder; see `persist.blob.layers.cache_folder` for how exactly it is kept.
         clock: replaces the machine's, for tests.
@@ -190,7 +190,7 @@ class CachedBlob(BlobLayer):
         return self._inner.get(key, range) if value is None else value[slice(*range)]
 
     def _fetch(self, key: str, bytes_max: int | None) -> bytes | None:
-        """Return the value from the folder or the store, by one read for all threads that ask at the time."""
+        """Return the value from the folder or the store; threads that want it at the same time share one read."""
         with self._lock:
             running = self._fetches.get(key)
             if running is None:
@@ -233,7 +233,7 @@ class CachedBlob(BlobLayer):
         return value
 
     def _cache_value(self, key: str, value: bytes, mine: "Future[bytes | None]", *, to_folder: bool) -> None:
-        """Keep a value, unless the key was written since the read that found it began."""
+        """Cache a value, unless the key was written after the read of the value began."""
 
         def is_current() -> bool:
             return self._fetches.get(key) is mine
@@ -279,18 +279,18 @@ def _compute_checksum(key: str, value: bytes) -> bytes:
 
 
 def get_checked(blob: Blob, key: str, bytes_expected: int, check: Callable[[bytes], T]) -> T | None:
-    """Return check of the value at key, or None when there is none.
+    """Return what `check` returns for the value at key, or None when there is no value.
 
     A value much larger than bytes_expected raises CorruptBlob, and is not read if its store knows the size first.
 
-    If check raises CorruptBlob, the cached copy or its one transfer may be at fault: the value is fetched once more.
+    If `check` raises CorruptBlob, the cached copy or the transfer may be damaged: the value is fetched once more.
     """
     bytes_max = max(bytes_expected, SMALL_BYTES)
     return _check_or_refetch(blob, key, lambda: get_at_most(blob, key, bytes_max), check)
 
 
 def get_range_checked(blob: Blob, key: str, range: tuple[int, int], check: Callable[[bytes], T]) -> T | None:
-    """Return check of some bytes of the value at key, or None when there is none; otherwise as `get_checked`."""
+    """Return what `check` returns for some bytes of the value at key; otherwise as `get_checked`."""
     return _check_or_refetch(blob, key, lambda: blob.get(key, range), check)
 
 

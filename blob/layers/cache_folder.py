@@ -1,16 +1,16 @@
-"""Files of one folder that several processes and locations share, within a number of bytes; and cached values in them.
+"""A folder of bounded size for files of several processes and locations, and a cache of values in it.
 
-`BoundedFolder` writes a file as a temporary one and renames it, without fsync, so each reader checks what it finds. The
+`BoundedFolder` writes a temporary file and renames it, without fsync, so readers must verify the contents. The
 modification time of a file is the time of its last use. When the folder is too large, the least recently used files are
 removed, by any writer, down to 90% of the room. Another process may have removed a file first; readers that
-have a file open or mapped can still read it. Each writer looks at the whole folder at its first write, and again when
+have a file open or mapped can still read it. Each writer measures the whole folder at its first write, and again when
 it has written a sixteenth of the room. With n writers, the folder can therefore exceed its room by n sixteenths. Only
 files with names of this form are counted and removed:
 
     <32 hex>.<suffix>           suffix is "cached" or "rows"
     .tmp-<32 hex>.<suffix>      while it is written
 
-When the disk refuses a write, none is tried for ten seconds, and what would have been read is fetched instead.
+After the disk has refused a write, no write is tried for ten seconds, and values are fetched from the store instead.
 
 `CacheFolder` keeps values so:
 
@@ -22,7 +22,7 @@ When the disk refuses a write, none is tried for ten seconds, and what would hav
         value     to the end of the file
 
 The checksum detects damage by a crash, a bad disk or another program; the name detects an entry of another key or
-location. Either is dropped and counts as not there.
+location. A wrong entry is dropped and counts as missing.
 """
 
 import io
@@ -55,7 +55,8 @@ class BoundedFolder:
     """Folder and files are for their owner only (0700, 0600). No method raises because of the disk.
 
     Attributes:
-        evictions, disk_errors: files removed to make room, and requests that the disk refused, by this object.
+        evictions, disk_errors: how many files this object has removed to make room, and how many requests the disk
+            refused.
         bytes: of the folder, all processes together, as far as this object knows.
     """
 
@@ -75,7 +76,7 @@ class BoundedFolder:
         return self.bytes_max // FILE_SHARE_MAX
 
     def make_path(self, digest: str, suffix: str) -> str:
-        """Return where a file is or would be."""
+        """Return the path of a file, which need not exist."""
         return os.path.join(self.root, f"{digest}.{suffix}")
 
     @property
@@ -91,9 +92,9 @@ class BoundedFolder:
         lock: AbstractContextManager[object] | None = None,
         may_keep: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Write the pieces to a file, unless may_keep returns False; it is called last, under the lock.
+        """Write the pieces to a file, unless may_keep, called last and under the lock, returns False.
 
-        Return whether it is there.
+        Return whether the file exists.
         """
         if self.is_paused:
             return False
@@ -195,7 +196,7 @@ class CacheFolder:
     Folder and files are for their owner only (0700, 0600).
 
     Attributes:
-        room: what keeps the folder within its bounds.
+        room: the `BoundedFolder` that limits the size.
         corrupt: see `persist.blob.layers.cache.CacheCount`.
     """
 

@@ -55,13 +55,13 @@ class LatencyHistogram:
         self.max_s = max(self.max_s, other.max_s)
 
     def copy(self) -> "LatencyHistogram":
-        """Return another one with the same counts."""
+        """Return a new histogram with the same counts."""
         new = LatencyHistogram()
         new.merge(self)
         return new
 
     def estimate_quantile_s(self, share: float) -> float:
-        """Return a value that this share (0 to 1) of the recorded ones do not exceed; 0 when there are none."""
+        """Return a value that this share (0 to 1) of the recorded values does not exceed; 0 when there are none."""
         if not self.total:
             return 0.0
         rank = max(1, math.ceil(share * self.total))
@@ -83,11 +83,12 @@ class Count:
     """Totals of one operation.
 
     Attributes:
-        requests: calls; for `list`, pages of up to 1,000 entries that were begun; for `delete`, a page of keys is one.
+        requests: calls; for `list`, the pages of up to 1,000 entries that were begun; for `delete`, a page of keys is
+            one call.
         errors: how many of them raised.
         bytes: of values, sent or received.
-        seconds: spent in the store.
-        p50_s, p90_s, p99_s: that share of the calls took no longer, to within 3%.
+        seconds: the time spent in the store.
+        p50_s, p90_s, p99_s: quantiles of the time of a call, with an error of at most 3%.
         max_s: the longest call.
     """
 
@@ -102,7 +103,7 @@ class Count:
 
 
 class MeteredBlob(BlobLayer):
-    """Passes everything on to another store and counts it. The clock returns seconds from any start.
+    """Passes calls on to another store, and counts and times them. The clock returns seconds from any start.
 
     Costs about 3 µs per call and 5 kB per operation.
     """

@@ -1,19 +1,19 @@
-"""Repeats what a store failed to do, as long as that is safe and worth the time: the one place that retries.
+"""Repeats failed calls of a store while that is safe, until a deadline. Nothing else retries.
 
 These calls are repeated, with full jitter (`persist.blob.threads.Backoff`) until a deadline:
 
     Unavailable    nothing happened: any operation; not a full store, which waiting does not help
-    Throttled      nothing happened, and this client asks too fast: any operation; counts against the longer of the two
-                   deadlines only, not as an attempt
+    Throttled      nothing happened, and this client sends requests too fast: any operation; only the longer of the two
+                   deadlines limits this, and it is not counted as an attempt
     Indeterminate  it may have happened: `set` and `delete`, which may happen twice; never `create`, whose second
-                   attempt could lose to its own first. `persist.core.log.records` tells by the commit id.
+                   attempt could fail because of its own first. `persist.core.log.records` finds out by the commit id.
 
 If one attempt of a `set` or `delete` was doubtful, the whole call is: when it gives up, it raises Indeterminate,
 whatever the last attempt raised. A listing is repeated page by page, from the last key that was yielded.
 
 One attempt ends by the store's own timeouts (for S3, `connect_timeout_s` and `read_timeout_s`): then a read is
-repeated, and a write is Indeterminate, because it may still arrive. A call that has failed for `WARN_AFTER_S` is a
-warning of the logger `persist.blob`, and again every half a minute.
+repeated, and a write is Indeterminate, because it may still arrive. A call that has failed for `WARN_AFTER_S` is logged
+as a warning of `persist.blob`, and again every half a minute.
 
 Rejected: a second request for a slow read ("hedged reads"). On a store whose slowest percent takes 20 times the median,
 the p99 of a snapshot of 450 parts only fell from 1.9 to 1.6 s: in one snapshot of 22 the second request was slow as
@@ -46,13 +46,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryCount:
-    """Retries of one operation.
+    """How often calls of one operation were retried.
 
     Attributes:
-        retries: further attempts.
+        retries: attempts after the first one.
         timeouts: attempts without an answer in time.
-        throttled: attempts that the store refused because there are too many.
-        gave_up: calls that failed in the end though they could have been tried again later.
+        throttled: attempts that the store refused because requests came too fast.
+        gave_up: calls that failed in the end because of the deadline or the number of attempts.
     """
 
     retries: int = 0
@@ -65,9 +65,9 @@ class RetryBlob(BlobLayer):
     """Repeats failed calls of another store. A call that works at once costs about 1.5 µs more.
 
     Args:
-        retry_s: no attempt of a call begins later than this after the call; time lost to throttling is added.
-        attempts_max: of one call, the first included, throttled ones not counted.
-        throttled_s: as retry_s, for a call that is throttled, all in all; at least retry_s.
+        retry_s: no attempt begins later than this after the call; waits because of throttling are added.
+        attempts_max: of one call, with the first one; throttled attempts do not count.
+        throttled_s: the same limit with all waits because of throttling; at least retry_s.
         clock, chance: replace the machine's, for tests.
     """
 
@@ -150,7 +150,7 @@ class RetryBlob(BlobLayer):
                 sent_s = self._clock.monotonic_s()
 
     def _wait_before_retry(self, failures: "_Failures", error: PersistError, sent_s: float) -> bool:
-        """Return True after a pause, or False if it is too late; raise what cannot be helped by trying again."""
+        """Return True after a pause, or False if it is too late; raise an error that a retry cannot help."""
         operation = failures.operation
         if not isinstance(error, (Unavailable, Indeterminate)) or isinstance(error, StoreFull):
             if failures.is_doubtful:
@@ -230,7 +230,7 @@ class _Pages:
         self._entries: Iterator[BlobEntry] | None = None
 
     def fetch_page(self) -> Sequence[BlobEntry]:
-        """Return the entries after the last page; fewer than `LIST_PAGE_ENTRIES` at the end only."""
+        """Return the entries after the last page; only the final page has fewer than `LIST_PAGE_ENTRIES`."""
         if self._entries is None:
             self._entries = iter(self._inner.list(self._prefix, self._after))
         entries, self._entries = self._entries, None  # An iterator that raised is of no more use.

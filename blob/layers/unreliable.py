@@ -26,7 +26,7 @@ class Fault(Enum):
 
 
 class UnreliableBlob(BlobLayer):
-    """Passes calls on to another store, except when it does not.
+    """Passes calls on to another store, except those that it makes fail.
 
     Scripted faults (`script_faults`) are used first; after them, each call fails with configured probabilities. Reads
     are never doubtful: for them, such a fault is `UNAVAILABLE`.
@@ -34,7 +34,7 @@ class UnreliableBlob(BlobLayer):
     Args:
         chance: where randomness comes from; no random faults without it.
         unavailable, not_happened_doubtful, happened_but_failed, slow: probabilities of the faults of these names.
-        sleep: what a slow call does first.
+        sleep: called first by a slow call.
         operations: which operations may fail by chance.
     """
 
@@ -66,7 +66,7 @@ class UnreliableBlob(BlobLayer):
         self.faults = dict.fromkeys(Fault, 0)
 
     def script_faults(self, operation: str, *faults: Fault) -> None:
-        """Make the next calls of an operation ("get", "create", …) fail like this, one after the other."""
+        """Make the next calls of an operation ("get", "create", …) fail with these faults, one after the other."""
         with self._lock:
             self._scripted.setdefault(operation, deque()).extend(faults)
 
@@ -103,7 +103,7 @@ class UnreliableBlob(BlobLayer):
         return self._call_with_fault("delete", lambda: delete(keys))
 
     def _call_with_fault(self, operation: str, call: Callable[[], T]) -> T:
-        """Make a call with the next fault: before it, after it or none."""
+        """Make a call with the next fault, which comes before or after it; or without a fault."""
         fault = self._pop_fault(operation)
         if fault is Fault.UNAVAILABLE or (operation in READS and fault not in (Fault.NONE, Fault.SLOW)):
             raise Unavailable(f"injected: {operation} at {self.url} did not happen")

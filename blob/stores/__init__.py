@@ -1,4 +1,4 @@
-"""The stores themselves: a folder, S3, the memory of this process, and whatever fsspec knows.
+"""The stores: a folder, S3, and all file systems that fsspec knows.
 
 Promises: each is a `Blob` that passes the shared conformance suite; its errors distinguish "did not happen" from
 "unknown".

@@ -11,11 +11,11 @@ A reader therefore sees all of a value or none, and a call that returned survive
 not be exclusive, and `O_EXCL` in place would leave torn files behind a killed process. A new folder is
 synced in its parent.
 
-A value can be seen a moment before its folder is synced, and its writer may die in that moment. Therefore every reader
-of a value, by `get` or by a `create` that comes too late, syncs the folder first. It skips this if this object has done
-so since the file was last changed, or if the file has no second name: the second name is removed only after the sync.
-(A file system that miscounts names would hide such a moment.) A power cut therefore never takes back a seal that was
-read, and readers of a busy log need not sync its folder for every record.
+A value is visible a moment before its folder is synced, and its writer may die in that moment. Therefore every reader
+of a value, by `get` or by a `create` that finds the key taken, syncs the folder first. It skips this if this object has
+synced the folder since the file was last changed, or if the file has only one name: the temporary name is removed after
+the sync. (This relies on the file system's count of names.) So a power cut never undoes a seal that was read, and
+readers of a busy log need not sync its folder for every record.
 
 A temporary file is called `.tmp-<uuid>` and is never listed. It is in the root folder, so that the first write of a
 later client finds those of killed processes by reading one folder. It removes them once they are an hour old.
@@ -24,8 +24,8 @@ By default, folders have mode 0700 and files 0600: only the owner may be allowed
 folders keep their modes. Symbolic links below the root are not followed. Folders that become empty stay.
 
 Only plain files are values. Anything else at a key's path, such as a FIFO, a device, a symbolic link or a folder, is
-opened without waiting and never read. Readers treat it as damage, because no value can be created there. A file larger
-than `VALUE_BYTES_MAX` is refused before any of it is read.
+opened without blocking, and never read. Readers treat it as damage, because no value can be created there. A file
+larger than `VALUE_BYTES_MAX` is refused before any of it is read.
 """
 
 import bisect
@@ -140,7 +140,7 @@ class FileBlob:
             raise self._map_os_error("read", path, error) from error
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        """Return the value at key; of one with more than bytes_max bytes nothing is read, and CorruptBlob is raised."""
+        """Return the value at key; raise CorruptBlob, without reading it, if it has more than bytes_max bytes."""
         return FileBlob.get(self, key, bytes_max=min(bytes_max, VALUE_BYTES_MAX))
 
     def set(self, key: str, value: bytes) -> None:
@@ -248,7 +248,7 @@ class FileBlob:
                 os.fsync(descriptor)
 
     def _make_folder(self, folder: str) -> None:
-        """Make folder and those above it, each durable in its parent before a file below is acknowledged."""
+        """Make a folder and the folders above it, each durable in its parent before a file below is acknowledged."""
         if folder in self._durable_folders and os.path.isdir(folder):
             return
         with self._lock:
@@ -300,8 +300,8 @@ class FileBlob:
     def _sync_file_folder(self, path: str, stat: os.stat_result) -> None:
         """Sync the folder of a file: its writer may have died before doing so.
 
-        The times of files and ours are of one clock. Setting it back by more than a tick, in the moment in which a
-        process dies before a power cut, is the one case that this does not notice.
+        File times and ours come from one clock. Only one case is not noticed: the clock is set back by more than a tick
+        at the moment in which a process dies before a power cut.
         """
         folder = os.path.dirname(path)
         if not self._fsync or stat.st_nlink == 1:
@@ -418,11 +418,11 @@ class FileBlob:
 
 
 def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool) -> None:
-    """Make the folders down to folder, and see to it that each is durable in its parent.
+    """Make a folder and its parents, each durable in its own parent.
 
     An existing folder may come from a process that was killed before its fsync, or has not reached it yet. So all are
-    synced, whoever created them; those above the root only if requested. We may have no right to sync those, and then
-    did not make them either.
+    synced, whoever created them; folders above the root only if requested. If we have no right to sync one of these, we
+    have not made it either.
     """
     chain = _list_parents(folder)[1:]
     missing = [path for path in chain if not os.path.isdir(path)]
@@ -503,7 +503,7 @@ def _list_parents(path: str) -> list[str]:
 
 
 def _find_first_non_folder(path: str) -> str:
-    """Return the outermost of path and the folders above it that is something else; '' when none is."""
+    """Return the outermost of path and its parents that is not a folder; '' if all are folders."""
     return next((p for p in _list_parents(path) if os.path.exists(p) and not os.path.isdir(p)), "")
 
 
@@ -522,7 +522,7 @@ def _sync_folder(folder: str) -> None:
 
 
 def _read_range(descriptor: int, start: int, end: int) -> bytes:
-    """Return the bytes `[start, end)` of a file; fewer only where it ends before."""
+    """Return the bytes `[start, end)` of a file; fewer only if the file ends before."""
     pieces: list[bytes] = []
     while start < end and (piece := os.pread(descriptor, min(end - start, READ_BYTES_MAX), start)):
         pieces.append(piece)
@@ -531,7 +531,7 @@ def _read_range(descriptor: int, start: int, end: int) -> bytes:
 
 
 def _name_special_kind(mode: int) -> str | None:
-    """Return what a file of that mode is if it can never be a value; None for files and folders."""
+    """Return the kind of a special file, such as a FIFO, from its mode; None for files and folders."""
     tests = (
         (S_ISFIFO, "a FIFO"),
         (S_ISSOCK, "a socket"),

@@ -1,12 +1,12 @@
 """A store in any file system that fsspec knows: Google Cloud Storage, Azure, S3 by s3fs, HTTP, and so on.
 
 Only s3fs, gcsfs and adlfs offer an atomic create (`pipe_file(mode="create")`, of adlfs `overwrite=False`: a conditional
-PUT by the server), and only they can be written to. fsspec's other file systems test for existence first and write
-then, which two writers pass together: those open read-only, and a write raises ReadOnlyStore.
+PUT by the server), and only they can be written to. fsspec's other file systems test for existence and then write, so
+two writers could both succeed. So those open read-only, and a write raises ReadOnlyStore.
 
 These libraries retry by themselves. A `create` that landed may therefore return False after a lost answer (the protocol
-allows it: False only means that the key exists), and a failed write leaves its outcome open. A listing holds all keys
-of the folder that the prefix names: the cost is theirs, whatever `start_after` is.
+allows it: False only means that the key exists), and a failed write leaves its outcome open. A listing fetches all keys
+of the folder that the prefix names, whatever `start_after` is.
 """
 
 import importlib
@@ -99,7 +99,7 @@ class FsspecBlob:
 
     @property
     def url(self) -> str:
-        """The URL it was opened with, `fsspec+` in front where that is needed to open it again."""
+        """The URL with which it was opened, with the prefix `fsspec+` if that is needed to open it again."""
         scheme = self._url.partition("://")[0]
         return f"fsspec+{self._url}" if scheme in _OURS else self._url
 
@@ -289,8 +289,8 @@ def _open_file_system(url: str, scheme: str, options: dict[str, Any], secrets: t
 def _choose_atomic_class(kind: Any) -> Any:
     """Return the class of a file system; for gcsfs, one that writes objects atomically.
 
-    The other one makes objects in zonal buckets by appending to them, so a create that is cut off would leave a part.
-    Google refuses the uploads of this one there.
+    The usual class makes objects in zonal buckets by appending to them, so an interrupted create would leave a part of
+    a value. Google refuses the uploads of the other class there.
     """
     if kind.__module__ == "gcsfs.extended_gcsfs":
         return importlib.import_module("gcsfs.core").GCSFileSystem
@@ -317,7 +317,7 @@ def _get_error_code(error: BaseException) -> str:
 
 
 def _get_http_status(error: BaseException) -> int:
-    """Return the HTTP status of the answer behind error, whatever attribute its library uses; 0 if none."""
+    """Return the HTTP status of the answer behind an error, under any of the names that libraries use; 0 if none."""
     cause = error.__cause__ or error
     response = getattr(cause, "response", None)
     if isinstance(response, dict):
@@ -348,7 +348,7 @@ def _redact_error(error: Exception, secrets: tuple[str, ...]) -> str:
 
 
 def _choose_cause(error: Exception, secrets: tuple[str, ...]) -> Exception | None:
-    """Return error as the cause of what is raised instead; None when its text would show a secret."""
+    """Return an error to use as the cause of our error; None if its text would show a secret."""
     return error if redact(text := str(error), secrets) == text else None
 
 

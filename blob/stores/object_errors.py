@@ -1,14 +1,14 @@
 """Maps errors of obstore and boto3: the caller's mistake, nothing happened, or the outcome is unknown.
 
 A write is Unavailable only if no connection was made, or if the store itself answered with an error code that means
-that it stored nothing. A 5xx, a dropped connection, a timeout, or an answer by something in between (which has no such
-code) leaves the outcome open: Indeterminate.
+that it stored nothing. A 5xx, a dropped connection, a timeout, or an answer of a proxy (which has no such code) leaves
+the outcome open: Indeterminate.
 
-obstore's classes of errors tell which objects exist already. They give no status and no code of the store: 409 and 412
-have one class, and 400, 416, 429 and all 5xx have another. The text has both: a message with the status and
-body of the answer, then what Rust prints of its structures. This is the one place that reads it. A text that is not
-understood means the least that is certain: that a write may have happened. boto3 provides credentials; the names of its
-classes show what its errors mean, and obstore's text has them.
+obstore's classes of errors distinguish objects that exist already. They have no status and no error code of the store:
+409 and 412 have one class, and 400, 416, 429 and all 5xx have another. The text has both: a message with the status and
+body of the answer, then what Rust prints of its structures. This is the one place that reads it. If the text is not
+understood, a write may have happened. boto3 provides credentials; the names of its classes show what its errors mean,
+and obstore's text has them.
 """
 
 import os
@@ -82,7 +82,7 @@ class Answer:
     Attributes:
         status: HTTP status; 0 if there was no answer.
         code: the store's error code, such as "SlowDown"; '' without one.
-        text: what is shown of it.
+        text: the part to show in messages.
     """
 
     status: int
@@ -96,11 +96,11 @@ class ForkedProcess(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ObjectErrorMap:
-    """Turns an exception of obstore or boto3 into one of ours, whose message names the store and never a secret.
+    """Turns exceptions of obstore or boto3 into ours, whose messages name the store and never a secret.
 
     Attributes:
-        place: what a message calls the bucket or container, such as "bucket 'mine'".
-        rights: what to do where access is denied.
+        place: the name of the bucket or container in messages, such as "bucket 'mine'".
+        rights: advice for denied access.
     """
 
     url: str
@@ -162,7 +162,7 @@ class ObjectErrorMap:
         return is_answer or "DeleteObjects request failed for key " in text
 
     def choose_cause(self, error: Exception) -> Exception | None:
-        """Return error as the cause of what is raised instead; None when its text would show a secret."""
+        """Return an error to use as the cause of our error; None if its text would show a secret."""
         return error if redact(text := str(error), self.secrets) == text else None
 
     def _make_unavailable(self, what: str, error: Exception, advice: str) -> Unavailable:
@@ -239,7 +239,7 @@ def _has_timed_out(error: Exception) -> bool:
 
 
 def _find_local_limit(error: Exception) -> str | None:
-    """Return the limit of this process or machine that a request ran into, and what to do."""
+    """Return the limit of this process or machine that a request exceeded, with advice; None if there is none."""
     for code in _OS_CODE.findall(str(error)):
         if int(code) in FULL:
             return f"{os.strerror(int(code))}. {FULL[int(code)]}"

@@ -7,18 +7,18 @@ whose answer was lost, and would then report the refusal that its own first atte
 Retries of all requests, and what to do when a store throttles, are in one place: `persist.blob.layers.retry`.
 `persist.blob.stores.object_errors` maps errors to the caller's classes.
 
-obstore's paths are segments joined by slashes, so three things are done here and not there:
+obstore's paths are segments joined by slashes, so three cases need care:
 
-- A listing by obstore is of a folder. It begins just before the prefix and ends after it.
-- An object whose name ends in a slash, as some tools make for folders, comes without the slash. So an entry of no
-  bytes is looked up before it is believed.
+- obstore lists a folder. So a listing here begins just before the prefix, and ends after it.
+- An object whose name ends in a slash, as some tools make for folders, is listed without the slash. So for an empty
+  entry, one more request checks that its key exists.
 - An object with an empty segment in its name ends a listing; the error names it.
 
 The time for an answer begins when a request is sent, and a large value takes long to send. So there is one obstore
 client for each size of values, in powers of eight; each has connections of its own.
 
-A read fails unless the value has the length that the server announced. Its bytes are verified by what persist keeps
-about every blob, not here. S3 verifies the SHA-256 of each upload.
+A read fails unless the value has the length that the server announced. Layers above verify checksums. S3 verifies the
+SHA-256 of each upload.
 
 Use one object from any number of threads, but not across `fork`: obstore's threads do not exist in the child process,
 so a child of a process that used it gets an error. Start such processes by `spawn` or `forkserver`.
@@ -46,15 +46,15 @@ NO_KEY = "log/" + "0" * 20  # Anyone who may list a location may also read this 
 class ObjectBlob:
     """The keys below a prefix of a bucket or container. A value costs one request per call, a listing one per page.
 
-    obstore sometimes cannot see that something else answered in place of the store. Then one more request finds out:
-    after a delete, and after a listing that ends with a full page or has no entry.
+    obstore sometimes does not notice that a proxy answered in place of the store. So one more request checks this after
+    a delete, and after a listing that ends with a full page or has no entry.
 
     A value is one PUT, so at most 5 GB. A subclass connects to its server in `_connect`.
 
     Args:
         url: where it is, for messages.
-        prefix: what keys start with, without a slash at either end; may be empty.
-        errors: what errors of this store mean.
+        prefix: the beginning of all keys, without a slash at either end; may be empty.
+        errors: maps the errors of this store.
         connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes; then the request
             has failed.
         attempt_s: how long a request may take with its whole answer.
@@ -221,9 +221,9 @@ class ObjectBlob:
         raise Indeterminate(f"{action} of {key!r} at {self.url} got an answer without an ETag, and {why}")
 
     def _confirm_deletion(self, key: str) -> None:
-        """Ask for what was deleted: obstore does not see whether it was the store that answered.
+        """Request a deleted key, because obstore does not notice whether the store itself has answered the deletion.
 
-        Raises Indeterminate: it was a page of something else.
+        Raises Indeterminate: something else has answered.
         """
         try:
             self._get_object(key, {"range": (0, 1)})

@@ -51,7 +51,7 @@ class S3Options:
         server_side_encryption: sent with every PUT.
         sse_kms_key_id: the KMS key to encrypt with.
         sse_customer_key: 32 bytes in base64 which S3 encrypts with and forgets ("SSE-C"), sent with every PUT and
-            GET; who loses it loses the data. Instead of the two above; never shown in messages.
+            GET; without it, the data is lost. Instead of the two options above; never shown in messages.
     """
 
     endpoint_url: _Text | None = None
@@ -90,7 +90,7 @@ class S3Blob(ObjectBlob):
 
     Args:
         bucket: its name.
-        prefix: what keys start with, without a slash at either end; may be empty.
+        prefix: the beginning of all keys, without a slash at either end; may be empty.
         options: see S3Options; a mapping is read as `S3Options.from_mapping` does.
         connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes; then the request
             has failed.

@@ -330,8 +330,9 @@ def decode_bounds(part: Part, schema: CollectionSchema) -> pa.Table | None:
 
 
 def find_overlaps(bounds: Sequence[pa.Table], schema: CollectionSchema) -> Iterator[tuple[int, int]]:
-    """Yield pairs of positions in bounds (tables of two rows, least and greatest key) that overlap in key. There is one
-    pair for each part that overlaps with an earlier one, not all pairs.
+    """Yield pairs of positions in bounds (tables of two rows, least and greatest key) that overlap in key.
+
+    There is one pair for each part that overlaps with an earlier one, not all pairs.
     """
     if len(bounds) < 2:
         return

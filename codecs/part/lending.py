@@ -147,6 +147,7 @@ _returned = _Returned()
 
 def release_freed(step_bytes: int) -> None:
     """Make Arrow's allocator return memory that this thread has freed, once the process has allocated step_bytes more.
+
     In smaller steps, the same pages would be requested again. Memory in use is not affected. Only mimalloc needs it:
     jemalloc returns freed memory after a while, and glibc would walk through the memory of all threads.
     """

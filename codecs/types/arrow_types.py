@@ -257,8 +257,9 @@ def _check_struct_names(names: list[str]) -> None:
 
 
 def _check_zones(t: pa.DataType) -> None:
-    """Refuse an unknown time zone at once, not when a value is first read. `decode_type` does not call it, because a
-    stored schema must open on a machine with an older list of zones.
+    """Refuse an unknown time zone at once, not when a value is first read.
+
+    `decode_type` does not call it, because a stored schema must open on a machine with an older list of zones.
     """
     for leaf in list_leaf_types(t):
         if pat.is_timestamp(leaf) and leaf.tz is not None:
@@ -327,8 +328,9 @@ Orderable = Any  # For a key of one field its value, or NaN or NULL as below; fo
 
 @total_ordering
 class _Last:
-    """Sorts after all values of a field, for NaN and NULL. Other values are compared directly, because collections with
-    very many parts compare millions of keys.
+    """Sorts after all values of a field, for NaN and NULL.
+
+    Other values are compared directly, because collections with very many parts compare millions of keys.
     """
 
     __slots__ = ("_rank",)

@@ -297,8 +297,9 @@ def _make_unit_check(
 
 @lru_cache(maxsize=1024)
 def _has_fast_list(t: pa.DataType) -> bool:
-    """Return whether numpy makes the same Python objects, several times faster than Arrow. Numbers must have no NULL
-    then, because numpy would turn all of them into floats.
+    """Return whether numpy makes the same Python objects, several times faster than Arrow.
+
+    Numbers must have no NULL then, because numpy would turn all of them into floats.
     """
     return is_number(t) or is_text(t)
 
@@ -308,8 +309,7 @@ _PYTHON = frozenset({dt.datetime, dt.timedelta, dt.time})
 
 @lru_cache(maxsize=1024)
 def to_python_type(t: pa.DataType) -> pa.DataType:
-    """Return `t` with time64[us] in place of time64[ns], because Arrow would truncate nanoseconds, which a cast
-    refuses."""
+    """Return `t` with time64[us] in place of time64[ns]: Arrow would truncate nanoseconds, but a cast refuses."""
     if is_flat(t):
         return pa.time64("us") if t == pa.time64("ns") else t
     return replace_inner_types(t, [to_python_type(f.type) for f in list_inner_fields(t)])

@@ -74,7 +74,7 @@ def open_stream(data: Any) -> Any:
         return data
     if isinstance(data, GeneratorType) and data.gi_frame is None:
         raise InvalidUsage(
-            f"{shorten(data)} came to its end before, and gives nothing any more. Call its function again."
+            f"{shorten(data)} was read to its end before, and yields nothing more. Call its function again."
         )
     values = iter(data)
     first = [*itertools.islice(values, 1)]
@@ -344,8 +344,7 @@ def _check_column_type(name: Any, kind: Any) -> None:
 
 
 def _fits_inferred_type(values: list[Any], t: pa.DataType) -> bool:
-    """Return whether the type that Arrow inferred fits all values; it infers a date from a date followed by a
-    moment."""
+    """Return whether Arrow's inferred type fits all values; it infers a date from a date followed by a moment."""
     if {*map(type, values)} - {type(None)} in ({np.datetime64}, {np.timedelta64}):
         return len({value.dtype for value in values if value is not None}) == 1
     try:

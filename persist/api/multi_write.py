@@ -43,7 +43,7 @@ class MultiWrite:
         Raises InvalidUsage: the block has not ended, or nothing was committed.
         """
         if self._commit.committed is None:
-            raise InvalidUsage("a multi_write has given no times yet: ask after its `with` block")
+            raise InvalidUsage("a multi_write knows its times only when its `with` block has ended: read them then")
         return self._commit.committed.times.get(collection.id)
 
     def write(

@@ -1,4 +1,4 @@
 """Tools for people: reports, the page, and the command line.
 
-Promises: they display stored values, and never interpret them.
+Promises: stored values are displayed, and never interpreted as markup or escapes.
 """

@@ -121,6 +121,7 @@ def test_a_callback_that_exits_fails_nothing_that_was_committed_with_it(blob: Me
         assert c.snapshot().count() == 20
 
 
+@pytest.mark.thorough
 def test_threads_that_outlive_the_main_thread_write_and_read_on(tmp_path: Path) -> None:
     """Python's own pools take no more work then; a commit that needs a checkpoint must not look failed for that."""
     printed = run(f"""

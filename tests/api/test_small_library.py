@@ -147,6 +147,7 @@ def count(thing: Any) -> list[Any]:
     return [type(thing).__name__, len(thing)]
 
 
+@pytest.mark.thorough
 def test_another_process_takes_a_client_a_collection_a_view_and_a_snapshot(tmp_path: Path) -> None:
     with persist.open(tmp_path / "shop") as client:
         client.write("orders", ROWS, key=["id"]).result()

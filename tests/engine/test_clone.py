@@ -212,26 +212,6 @@ def test_what_waits_for_the_collector_is_not_what_a_clone_names(client: persist.
     assert [(each.why, each.blobs) for each in list_waiting_blobs(client, 0.0)] == [("dropped", 3), ("replaced", 3)]
 
 
-@pytest.mark.parametrize("how", ["drop", "merge"])
-def test_a_reader_of_a_dropped_clone_keeps_what_its_source_gives_up(dated: DatedBlob, how: str) -> None:
-    with opened(dated, lease_s=100 * DAY) as reader, opened(dated, merge_runs=2) as client:
-        orders = filled(client)
-        shared = parts(dated)
-        client.clone("orders", "orders-test")
-        if how == "drop":
-            orders.drop().result()
-        with reader.load("orders-test").snapshot() as snapshot:
-            client.drop("orders-test").result()
-            if how == "merge":
-                orders.compact(only_due=True)
-                assert not shared & {part.blob for part in orders.handle.contents().parts}
-            collected(dated)
-            assert snapshot.count() == 59_995
-            assert snapshot.to_arrow().num_rows == 59_995
-    collected(dated)
-    assert not shared & parts(dated)
-
-
 def test_a_clone_of_a_keyed_collection_resolves_events_by_itself(client: persist.Client) -> None:
     for policy in ("seal", "background"):
         keyed = persist.Keyed(order_by=["v"], tombstone="gone", resolve=policy, late_bound=Behind(10))

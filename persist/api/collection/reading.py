@@ -116,9 +116,7 @@ class ReadingCalls(CollectionBase):
             InvalidUsage: both of keys and where are set, or neither; or where is not a condition.
         """
         if (keys is None) == (where is None) or (where is None and columns is not None):
-            raise InvalidUsage(
-                "get() takes keys, such as get([1, 2]), or where= with columns=, and not both or neither"
-            )
+            raise InvalidUsage("get() takes keys, such as get([1, 2]), or where= with columns=: give one of them")
         if where is not None:
             with self.snapshot(as_of, where=where, columns=columns) as snapshot:
                 return snapshot.to_arrow()

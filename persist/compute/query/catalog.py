@@ -88,8 +88,8 @@ def create_tables(connection: Any, tables: Sequence[TableDescription], known: Co
         other = names.setdefault((fold_case(about.schema), fold_case(about.table)), about.name)
         if other != about.name:
             raise InvalidUsage(
-                f"SQL takes the collections {other!r} and {about.name!r} for one table, so it cannot tell of both: "
-                "rename one with client.rename(), or ask client.collections() what there is"
+                f"SQL takes the collections {other!r} and {about.name!r} for one table, so it cannot describe both: "
+                "rename one with client.rename(), or list them with client.collections()"
             )
     for about in tables:
         if about.name in known:

@@ -10,22 +10,22 @@ from persist.core.errors import InvalidUsage
 # By the kind of a statement, or by its first word where the kind has several.
 _INSTEAD = {
     "CREATE": "CREATE TABLE and CREATE VIEW make collections, collection.index(columns) an index, and "
-    "client.create_function() a function. A schema needs nothing: it is what a name has before its dot",
+    "client.create_function() a function. A schema is the part of a name before its dot, and need not be created",
     "DROP": "DROP TABLE and DROP VIEW drop collections, and collection.drop_index() an index",
     "ALTER": "ALTER TABLE changes the columns of a collection and its name",
     "COMMENT": "COMMENT ON TABLE, VIEW and COLUMN describe collections, and client.describe() the location",
     "REFRESH": "REFRESH VIEW brings a view up to date",
-    "EXPLAIN": "ask client.sql(query).explain(), which tells what is read",
+    "EXPLAIN": "use client.sql(query).explain(), which shows what is read",
     "MULTI": "PIVOT needs its values in the query: write PIVOT … ON column IN (1, 2) USING …",
     "EXPORT": "copy a location with backup, or publish its collections",
-    "SET": "DuckDB's settings are those of persist",
+    "SET": "persist chooses DuckDB's settings, and a query cannot change them",
     "PRAGMA": "ask SHOW TABLES, DESCRIBE or information_schema",
     "CALL": "ask SHOW TABLES, DESCRIBE or information_schema",
     "LOAD": "extensions of DuckDB are not loaded, unless the caller lets the query read files",
     "ATTACH": "read another location with a client of its own",
     "DETACH": "read another location with a client of its own",
     "TRANSACTION": "each statement is one commit; several together are client.multi_write()",
-    "VACUUM": "compact the collection, and clear away with gc",
+    "VACUUM": "compact the collection, and delete garbage with gc",
     "INSERT": "put WITH behind the name of the collection: INSERT INTO orders WITH … SELECT …",
     "UPDATE": "put WITH into its source: UPDATE orders SET … FROM (WITH … SELECT …) AS new WHERE …",
     "DELETE": "put WITH into its source: DELETE FROM orders USING (WITH … SELECT …) AS old WHERE …",
@@ -42,7 +42,7 @@ def parse_query(query: str, connection: Any) -> Any:
         raise InvalidUsage(f"{_NO_QUERY}: {explain_refusal(error)}") from error
     kinds = [statement.type.name for statement in statements]
     if len(kinds) != 1:
-        raise InvalidUsage(f"{_NO_QUERY}: there are {len(kinds)} of them")
+        raise InvalidUsage(f"{_NO_QUERY}: it has {len(kinds)} statements")
     if kinds != ["SELECT"]:
         raise make_statement_refusal(query, kinds[0])
     with connection.cursor() as parser:

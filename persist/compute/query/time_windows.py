@@ -69,7 +69,7 @@ def check_lengths(connection: Any, sql: str, node: Mapping[str, Any]) -> None:
         except Exception:  # It is not a constant, or no interval: then DuckDB says so where it binds the query.
             continue
         if not is_long:
-            raise InvalidUsage(f"a window of {text} has no length: give an interval that is longer than nothing")
+            raise InvalidUsage(f"a window of {text} has no length: give a positive interval")
 
 
 def is_time_window(node: Mapping[str, Any]) -> bool:

@@ -247,7 +247,7 @@ class Adapter:
         for clause in plan.get("conditions", ()):
             comparison = clause["comparison"]
             if comparison not in ("COMPARE_EQUAL", "COMPARE_NOT_DISTINCT_FROM", *_NEAREST):
-                raise InvalidUsage("an ASOF JOIN has columns that are equal, and one that is nearest, and nothing else")
+                raise InvalidUsage("an ASOF JOIN has conditions with = and one with <, <=, > or >=, and no others")
             left_value, right_value = (
                 self._of.translate_for_comparison(clause["left"]),
                 self._of.translate_for_comparison(clause["right"]),
@@ -317,7 +317,7 @@ class Adapter:
         if not keys and not aggregates:
             raise InvalidUsage(
                 "a HAVING without a GROUP BY and without an aggregate in the query makes one row of no column, which "
-                "is not supported in a view: say count(*) >= 0 AND what you ask, or use WHERE"
+                "is not supported in a view: write count(*) >= 0 AND your condition, or use WHERE"
             )
         sets = plan.get("grouping_sets") or [list(range(len(keys)))]
         if len(sets) > 1:  # DuckDB shows one of the intervals where the column is not grouped by.

@@ -153,8 +153,8 @@ def _collect_tables(node: Any, tables: dict[Path, int], own: frozenset[str], sql
         return
     if node.get("type") == "SHOW_REF" or str(node.get("schema_name")).lower() in _CATALOGS:
         raise InvalidUsage(
-            "a view follows what collections hold, and SHOW, DESCRIBE, SUMMARIZE and information_schema tell of "
-            "tables as they are when they are asked: ask them with client.sql()"
+            "SHOW, DESCRIBE, SUMMARIZE and information_schema describe tables at the moment of a query, so no "
+            "view can follow them: query them with client.sql()"
         )
     if node.get("type") == "VALUE_PARAMETER":
         where = show_position(sql, node.get("query_location", 0))

@@ -84,7 +84,7 @@ def _derive_distance(name: str, column: str, schema: CollectionSchema, form: Key
     if form is None or form.late_by is None or first is None or fold_case(first) != fold_case(column):
         raise InvalidUsage(
             f"EMIT FINAL: collection {name!r} has no late bound that follows {column!r}, so no window of it is ever "
-            f"final: make the collection with keyed={keyed_options}, or ask HAVING window_end <= _now()"
+            f"final: make the collection with keyed={keyed_options}, or use HAVING window_end <= _now()"
         )
     if form.machine.name != InsertIfAbsent.name or form.tombstone is not None:
         raise InvalidUsage(

@@ -207,8 +207,9 @@ class Feed:
         """
         if self._name in contents.holds:
             raise InvalidUsage(
-                f"the target has no position of {self.leaving.name!r}, and there is a hold {self._name!r} already: the "
-                f"target has lost what it knew, or another sink has that name. Choose another name, or {ANEW}"
+                f"the target has no position of {self.leaving.name!r}, and there is a hold {self._name!r} "
+                f"already: the target has lost its position, or another sink has that name. Choose another name, "
+                f"or {ANEW}"
             )
         schema = self.handle.load_schema(contents, None)
         as_of: int | None = None

@@ -207,7 +207,7 @@ class PgTable:
             key = ", ".join(f"{name}={value!r}" for name, value in zip(self.key, row, strict=False))
             state = "no row with" if row[-1] else "a row already with"
             raise InvalidUsage(
-                f"the table {self.label} has {state} {key}, so what {self.leaving.name!r} says of it cannot be "
+                f"the table {self.label} has {state} {key}, so the changes of {self.leaving.name!r} cannot be "
                 "applied: the key has several rows there, or somebody has changed the table. Nothing of this step "
                 f"was sent. {COUNTED}"
             )

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
+from persist.codecs.nested import align_fields
 from persist.codecs.order.arrays import get_boolean_values, get_int64_values
 from persist.codecs.types.arrow_types import is_bytes
 from persist.codecs.types.casts import cast_column
@@ -305,12 +306,13 @@ def choose_reader(
 
 
 def add_cast(inner: Reader, target: pa.DataType | None, name: str) -> Reader:
-    """Return a reader that casts to a target type, if there is one."""
+    """Return a reader that casts to a target type, if there is one. Fields inside that are missing are NULL."""
     if target is None or inner.target == target:
         return inner
 
     def convert(column: pa.Array) -> pa.Array:
-        return cast_column(pa.chunked_array([inner.convert(column)]), target, name).combine_chunks()
+        aligned = align_fields(pa.chunked_array([inner.convert(column)]), target)
+        return cast_column(aligned, target, name).combine_chunks()
 
     return Reader(inner.wire, convert, target)
 

@@ -209,7 +209,9 @@ class Planner:
         moment = F.lit(None).cast(TimestampType()) if timeline is None else _make_moment_column(timeline)
         names = schema.names
         if fixed := {"_change_type", "_commit_version", "_commit_timestamp"} & {*names}:
-            raise InvalidUsage(f"CHANGES and the collection have a column {min(fixed)!r}: use persist.spark.changes")
+            raise InvalidUsage(
+                f"CHANGES adds a column {min(fixed)!r}, which the collection has, too: use persist.spark.changes"
+            )
         return repeat_rows(frame).select(
             *(F.col(quote_column(name)) for name in names),
             F.when(F.col("_diff") > 0, "insert").otherwise("delete").alias("_change_type"),

@@ -91,8 +91,8 @@ class ViewRedefined(Conflict):
     actual: int
 
     template = (
-        "the view {name!r} has its definition {actual} now, and not {expected}: another client "
-        "has redefined it. Load it again, and look at its definition."
+        "the view {name!r} has its definition {actual} now, and not {expected}: another client has redefined it. "
+        "Load the view again, and check its definition."
     )
 
 

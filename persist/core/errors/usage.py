@@ -309,8 +309,8 @@ class ClockAhead(InvalidUsage):
     store: str
 
     template = (
-        "the clock of this machine says {clock}, and the store says {store}: what it dates would seal all times up to "
-        "then for ever, so nothing was written."
+        "the clock of this machine says {clock}, and the store says {store}: a write at the machine's time would "
+        "seal all times up to it for ever, so nothing was written."
     )
     remedy = "Set the clock, or name the time, or give {allow_future:option:True} if it is meant."
 

@@ -77,8 +77,8 @@ class Keyed:
         object.__setattr__(self, "order_by", tuple(self.order_by))
         if self.tombstone is not None and not isinstance(self.tombstone, str):
             raise InvalidUsage(
-                f"tombstone={self.tombstone!r} is not the name of one column: a key is deleted by exactly one. Give "
-                "its name; what several columns say must be made one before."
+                f"tombstone={self.tombstone!r} is not the name of one column: a key is deleted by exactly one. "
+                "Give its name; combine several columns into one before."
             )
         if self.tombstone_value is not None and self.tombstone is None:
             raise InvalidUsage(f"tombstone_value={self.tombstone_value!r} needs tombstone=, the column that it is in")
@@ -99,7 +99,7 @@ class Keyed:
             )
         object.__setattr__(self, "groups", {order: tuple(columns) for order, columns in self.groups.items()})
         if self.groups and self.machine is not None:
-            raise InvalidUsage("groups= is for upserts, and machine= says what else becomes of an event: give one")
+            raise InvalidUsage("groups= is for upserts, and machine= sets another rule for events: give one of them")
 
 
 def _are_names(names: Any) -> bool:
@@ -200,8 +200,8 @@ def check_same_form(given: KeyedForm | None, stored: KeyedForm | None, collectio
         for name in differing
     ]
     raise SchemaMismatch(
-        f"the collection {collection!r} is keyed otherwise than given: {'; '.join(differences)}. The same events would "
-        "amount to something else, so that cannot be changed. Give what is stored, or use another collection name."
+        f"the collection {collection!r} is keyed otherwise than given: {'; '.join(differences)}. The same events "
+        "would have another result, so this cannot be changed. Give what is stored, or use another collection name."
     )
 
 
@@ -348,7 +348,7 @@ def find_machine(form: KeyedForm, given: Machine | None, collection: str) -> Mac
     if given is not None and make_machine_form(given) != stored:
         raise SchemaMismatch(
             f"the collection {collection!r} is stored with the machine {describe_machine(stored)}, and "
-            f"{describe_machine(make_machine_form(given))} was given: the same events would amount to something else. "
+            f"{describe_machine(make_machine_form(given))} was given: the same events would have another result. "
             "Give the stored one, or use another collection name."
         )
     if (stored.name, stored.version) == (NAME, VERSION):

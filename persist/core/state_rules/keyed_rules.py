@@ -205,8 +205,8 @@ def make_keyed(contents: CollectionState, form: KeyedForm) -> CollectionState:
     """
     if contents.keyed is not None:
         raise InvalidUsage(
-            f"the collection {contents.name!r} is keyed already: how it resolves events stays what it is, because the "
-            "same events would amount to something else. Write its upserts into a collection that is keyed otherwise."
+            f"the collection {contents.name!r} is keyed already: how it resolves events stays what it is, because "
+            "the same events would have another result. Write its upserts into a collection that is keyed otherwise."
         )
     check_form(form, contents.schema)
     latest = max((part.time_max for part in contents.history_parts), default=-1)

@@ -92,8 +92,8 @@ class _Draft:
         """
         if self.change is not None:
             raise InvalidUsage(
-                f"this block overwrites {self.handle.name!r}, or deletes what fits a condition, which is all that it "
-                "can do with it: give its events to a block of their own"
+                f"this block overwrites {self.handle.name!r}, or deletes by a condition, and can do nothing else "
+                "with it: put its events into another block"
             )
         if not len(events.table):
             return

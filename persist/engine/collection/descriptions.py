@@ -223,7 +223,8 @@ def get_newest_ids(handle: CollectionHandle, newest: CollectionSchema, names: Se
     if renumbered := [name for name in names if ids_by_name.get(name, ids[name]) != ids[name]]:
         raise SchemaMismatch(
             f"column {renumbered[0]!r} of collection {handle.name!r} is another one by now than when this handle "
-            f"was loaded: {'; '.join(describe_changes(handle.schema, newest))}. Load it again, and say what is meant."
+            f"was loaded: {'; '.join(describe_changes(handle.schema, newest))}. Load it again, and "
+            "describe the column that you mean."
         )
     return ids
 
@@ -235,7 +236,7 @@ def _check_column_words(name: str, value: Any) -> Words:
     if isinstance(value, Mapping) and {*value} <= {"comment", "properties"}:
         return check_words(value.get("comment"), value.get("properties"))
     raise InvalidUsage(
-        f"what is to be said of column {name!r} is {value!r:.100}: give a comment, or {{'comment': …, 'properties': …}}"
+        f"the description of column {name!r} is {value!r:.100}: give a comment, or {{'comment': …, 'properties': …}}"
     )
 
 

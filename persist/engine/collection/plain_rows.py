@@ -323,8 +323,8 @@ def convert_plain_events(
         first = data[0] if isinstance(data, (list, tuple)) and data else data
         if isinstance(first, (list, tuple, Iterator)) and not is_named_tuple(first):
             raise InvalidUsage(
-                f"the collection {handle.name!r} has no value columns, so None in a tuple may mean a key that comes or "
-                "one that goes: give keys as a table or as dicts, and use delete() for those that go"
+                f"the collection {handle.name!r} has no value columns, so None in a tuple may mean an insertion "
+                "or a deletion: give keys as a table or as dicts, and use delete() for deletions"
             )
     _check_not_view(handle)
     form = schema.compute_once(_upsert_form)

@@ -153,8 +153,8 @@ class CollectionHandle(CollectionTimes):
             base = load_schema_version(contents, self.schema.version)
             raise SchemaMismatch(
                 f"collection {self.name!r} was loaded with version {base.version} of its schema, and has version "
-                f"{newest.version} by now: {'; '.join(describe_changes(base, newest))}. What is written would be the "
-                "difference to something else: load it again."
+                f"{newest.version} by now: {'; '.join(describe_changes(base, newest))}. The write would be "
+                "computed for the older version: load it again."
             )
         return self.schema
 

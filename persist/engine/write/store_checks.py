@@ -103,7 +103,8 @@ class StoreProof:
                 if not backoff.wait():
                     raise Unavailable(
                         f"the store at {self._blob.url} did not say within {self._deadline_s:g} s that {key!r}, which "
-                        f"exists, exists ({error}), and without that no commit is safe; nothing was written. Try again "
+                        f"exists, exists ({error}), and no commit is safe unless it does; nothing was written. "
+                        "Try again "
                         "when the store answers."
                     ) from error
 

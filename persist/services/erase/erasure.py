@@ -398,7 +398,7 @@ class _ErasureAttempts:
                 entry.contents, by=by, at_ms=at_ms, reason=self._reason, reads_blobs=reads_blobs
             )
             if (step is None) != (planned is None):
-                raise Superseded(f"something else of {entry.name!r} is concerned by now: try again")
+                raise Superseded(f"other records of {entry.name!r} match by now: try again")
             if step is not None:
                 erased[id_] = step
         self._erased = erased

@@ -196,7 +196,7 @@ class Notify:
     def __post_init__(self) -> None:
         address = parse_address(self.url)
         if not address.port:
-            raise InvalidUsage(f"notify={self.url!r} has no port: give the one that the server told of itself")
+            raise InvalidUsage(f"notify={self.url!r} has no port: give the one in the server's url")
         check_token(self.token)
         if self.certificate is not None and not address.is_tls:
             raise InvalidUsage(f"a certificate goes with grpc+tls://, and this is {self.url!r}")

@@ -1,4 +1,4 @@
-"""Columns of a new collection: named with their types, or taken from a file."""
+"""Parses the columns of a new collection: given with their types, or named after columns of a file."""
 
 import os
 import re

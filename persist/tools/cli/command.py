@@ -1,7 +1,8 @@
-"""How commands are declared: a function that takes a `Place` first, and options as Typer declares them.
+"""Declares commands: functions whose first argument is a `Place`, with options as Typer declares them.
 
-The options that all commands share (where, how to reach it, JSON) are added here, once. Modules with commands load
-nothing that takes long: what a command needs, it imports when it is run, so that help and completion come at once.
+The options that all commands share (the location, options of its store, JSON) are added here, once. Modules with
+commands import nothing that is slow to load: a command imports what it needs when it runs, so help and completion
+appear at once.
 """
 
 import inspect
@@ -26,7 +27,7 @@ else was first; 4 the store does not answer, or the disk; 130 interrupted; 143 e
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came. The command ends as if interrupted, and releases files and leases."""
+    """The process got SIGTERM. The command ends as if interrupted, and releases files and leases."""
 
 
 def terminate(*_: object) -> None:
@@ -163,11 +164,11 @@ def close_output() -> None:
 
 
 class Declined(Exception):
-    """The user did not confirm a command; the text says what stays as it is."""
+    """The user did not confirm a command; the text names what stays unchanged."""
 
 
 def confirm(question: str, otherwise: str) -> None:
-    """Ask a yes-or-no question; raise Declined without a yes. Without a terminal, print how to skip it."""
+    """Ask a yes-or-no question; raise Declined unless it is yes. Without a terminal, print how to skip the question."""
     if not sys.stdin.isatty():
         print_remark(f"persist: {question} Nobody can be asked here: say --yes")
         raise Declined(otherwise)

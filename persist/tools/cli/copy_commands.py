@@ -1,4 +1,4 @@
-"""Commands that copy a location elsewhere and prove copies: backup, copy, verify."""
+"""Commands that copy a location elsewhere and verify copies: backup, copy, verify."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,8 +1,8 @@
-"""Running one command, and what becomes of its errors.
+"""Runs one command, and turns its errors into messages and exit statuses.
 
 An error of the library, of the network or of files is one line on standard error, in the words of the command line
-(`persist.tools.cli.text`). The exit status is the kind of error (`persist.tools.cli.command`). With --json the line is
-an object. A traceback is a fault of ours.
+(`persist.tools.cli.text`). The exit status shows the kind of error (`persist.tools.cli.command`). With --json the line
+is an object. A traceback means a bug in the library.
 """
 
 import json
@@ -79,7 +79,7 @@ def _get_exit_status(error: "persist.PersistError") -> int:
 
 
 def _report_misuse(error: Any, as_json: bool) -> int:
-    """Print a wrong use of the command line; return the status."""
+    """Print the error of a command line that does not parse; return the status."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)

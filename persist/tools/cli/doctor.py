@@ -1,7 +1,7 @@
-"""An environment, examined: doctor. Each check reports its finding and, if something is wrong, the remedy.
+"""The command doctor: checks the environment. Each check reports a finding and, if something is wrong, a remedy.
 
-Nothing of a location is changed. The commit log needs a store that refuses to create what exists. To test that, and to
-read the store's clock, doctor writes the blob `gc/clock`, as garbage collection does.
+No data of a location is changed. The commit log needs a store that refuses to create a key that exists. To test that,
+and to read the store's clock, doctor writes the blob `gc/clock`, as garbage collection does.
 """
 
 import os

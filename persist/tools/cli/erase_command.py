@@ -1,4 +1,4 @@
-"""The command that takes records out of all times, and looks for what is left of them."""
+"""The command that erases records from all times, and searches for traces of them."""
 
 from dataclasses import asdict
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Lists of facts: tables for people, JSON for programs, and the screen that shows them again as they change."""
+"""Prints lists: as tables for people, as JSON for programs, and on a screen that is updated when they change."""
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ WATCH_S = 2.0  # How often it is shown again if nothing changes: what lies behin
 
 @dataclass(frozen=True)
 class Listing:
-    """The columns that people see of a list of rows, and what makes their values of a row."""
+    """The columns of a printed table, each with the function that makes its cell from a row."""
 
     shown: Mapping[str, Callable[[Mapping[str, Any]], object]]
     right: Collection[str] = ()
@@ -43,7 +43,7 @@ class Listing:
 
 
 def make_column(name: str) -> Callable[[Mapping[str, Any]], object]:
-    """Return a formatter of a column. Numbers get commas, None a dash."""
+    """Return a function that formats one value of a row. Numbers get commas, None a dash."""
 
     def format_cell(row: Mapping[str, Any]) -> object:
         value = row[name]
@@ -53,7 +53,7 @@ def make_column(name: str) -> Callable[[Mapping[str, Any]], object]:
 
 
 def make_time_column(name: str) -> Callable[[Mapping[str, Any]], object]:
-    """Return a formatter of a time: its moment, or else the number."""
+    """Return a function that formats one time of a row: as its moment, or else as the number."""
 
     def format_cell(row: Mapping[str, Any]) -> object:
         return "-" if row[name] is None else (row[f"{name}_moment"] if row[name] else None) or row[name]
@@ -79,7 +79,7 @@ def check_watch(at: Place, *, watch: bool) -> None:
 
 
 def watch_screen(client: "Client", look: Callable[[], T], show: Callable[[T], None]) -> None:
-    """Show `look()` at each new record, at least every `WATCH_S`, until Ctrl-C."""
+    """Call `look` after each new record, at least every `WATCH_S`, and show the result, until Ctrl-C."""
     follower, last_seqno, facts = client.engine.follower, client.seqno, look()
 
     def has_news() -> bool | None:

@@ -1,8 +1,8 @@
-"""Loading a file into a collection: checked whole before anything is written, then written piece by piece, each once.
+"""Loads a file into a collection: checks all of it before it writes anything, then writes it in pieces, each once.
 
 Every piece is a commit whose token hashes the file's contents and the options. So the same command, repeated after a
-crash, continues after the last commit. Readers see nothing of it until its times are sealed, which the commit of the
-last piece does. Rows without a time are one commit and get its time. Events without a time get the time of their
+crash, continues after the last commit. Readers see nothing of the file until its times are sealed, which the commit of
+the last piece does. Rows without a time are one commit and get its time. Events without a time get the time of their
 piece's commit.
 """
 
@@ -36,13 +36,13 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Plan:
-    """The options for writing a file.
+    """How a file is written: the options of the command.
 
     Attributes:
         time: a number, a moment or the name of a column. None: updates have their own times; rows get the commit's.
-        diff: of all rows; None for 1, or what they have.
+        diff: of all rows; None for the file's own diffs, or else 1.
         seal: where to seal to with the last piece; None for not at all.
-        token: names the load; None: the file's contents do.
+        token: names the load; None for a hash of the file's contents.
         late: "raise" or "collect" for events that come too late; None for updates.
     """
 
@@ -60,7 +60,7 @@ class Plan:
 class LoadResult:
     """The result of a load: rows and commits of this run and earlier ones.
 
-    `time`: that the commit gave to rows without one; None if they had times, or are events.
+    `time`: the time that the commit assigned to rows without one; None if rows had times, or are events.
     """
 
     rows: int

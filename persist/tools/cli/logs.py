@@ -1,9 +1,9 @@
-"""The library's log messages during a command, on standard error: remarks for people, or lines for a log collector.
+"""Prints the library's log messages on standard error during a command: as remarks for people, or for a log collector.
 
 `PERSIST_LOG` has a level, a format, or both: `info`, `json`, `debug,json`. Without it, warnings appear as remarks. With
 it, each line begins with the moment, the level and the logger. In JSON a line is one object: `at`, `level`, `logger`,
-`message`, and what the message is about as fields of their own, such as `what`, `name`, `seconds`, `seqno`. `--verbose`
-sets the level `info` if the variable has no level. Stored text is escaped.
+`message`, and the values in the message as further fields, such as `what`, `name`, `seconds`, `seqno`. `--verbose` sets
+the level `info` if the variable has no level. Stored text is escaped.
 """
 
 import json

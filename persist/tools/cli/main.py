@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _open_streams() -> None:
     """Open the null device in place of closed standard streams.
 
-    The next file to be opened would get that descriptor, and what is printed would end up in it.
+    Otherwise, the next file that is opened would get the descriptor, and printed text would be written into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -64,10 +64,10 @@ def _open_streams() -> None:
 def _choose_allocator() -> None:
     """Limit the memory that allocators keep, unless a variable is set.
 
-    Here alone, because the process is the command's own. Arrow takes jemalloc: it looks at the variable when it is
-    loaded, which is later; its builds for Linux with glibc have jemalloc, and others may not. The C library keeps two
-    heaps. Otherwise each thread gets a heap of its own, up to eight for each core. Over months, each heap grows to the
-    largest piece of work of one of its threads.
+    Only the command line does this, because the process is its own. Arrow is set to use jemalloc: it reads the variable
+    when it is loaded, later; builds for Linux with glibc have jemalloc, others may not. The C library is limited to two
+    heaps. Otherwise each thread gets a heap, up to eight for each core, and over months each heap grows to the largest
+    piece of work of its threads.
     """
     if sys.platform == "linux" and "CS_GNU_LIBC_VERSION" in os.confstr_names and os.confstr("CS_GNU_LIBC_VERSION"):
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")

@@ -239,7 +239,7 @@ def load_definitions(folder: str) -> "dict[str, Wanted]":
     """Return the view definitions in a folder and its subfolders, by name.
 
     Raises:
-        InvalidUsage: there is none, two of them are of one view, or a file holds no text.
+        InvalidUsage: there are no files, two files define one view, or a file is not text.
         FileNotFoundError, NotADirectoryError: the folder is missing.
     """
     root = Path(folder).expanduser()

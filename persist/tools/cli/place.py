@@ -1,4 +1,4 @@
-"""The location that a command is about, and how the command opens it."""
+"""The location of a command, and the ways to open it."""
 
 import json
 import os
@@ -60,8 +60,8 @@ class Place:
                 raise self.make_empty_error(client.url)
             if client.seqno < 0 and (foreign := self.find_foreign_file()) is not None:
                 raise persist.InvalidUsage(
-                    f"{client.url} holds something else, such as {foreign!r}, and no log of persist. A location wants "
-                    "a folder of its own: name one that is empty or not there yet, such as "
+                    f"{client.url} holds something else, such as {foreign!r}, and no log of persist. A location "
+                    "needs a folder of its own: name one that is empty or not there yet, such as "
                     f"{self.location.rstrip('/')}/data"
                 )
             yield client

@@ -72,9 +72,9 @@ def _print_runs(portrait: Portrait, title: str, runs: list[dict[str, Any]], time
 
 
 def read_last_records(client: "persist.Client", last: int, collection: str | None) -> tuple[list[Record], bool]:
-    """Return the last records, and whether older ones are gone. Cost: a GET for each.
+    """Return the last records, and whether older ones were deleted.
 
-    `collection`: the id of the only one of interest.
+    Cost: a GET for each. `collection`: the id of the collection whose records to return; None for all.
     """
     seqno = client.seqno
     records: list[Record] = []
@@ -89,9 +89,9 @@ def read_last_records(client: "persist.Client", last: int, collection: str | Non
 
 
 class RecordTexts:
-    """Names and formatted times for the ids and numbers in records.
+    """Describes records in words, with names and moments for the ids and numbers in them.
 
-    A name is the present one: records bear ids. Cost: a GET for each collection that is spoken of, once.
+    Names are the present ones, since records only have ids. Cost: a GET for each collection that is mentioned, once.
     """
 
     def __init__(self, client: "persist.Client") -> None:

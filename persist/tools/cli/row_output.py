@@ -1,6 +1,6 @@
-"""Rows to where a user wants them: a table on the screen, or CSV, JSON lines, Parquet or Arrow IPC.
+"""Writes rows to the screen as a table, or to a file as CSV, JSON lines, Parquet or Arrow IPC.
 
-A file appears under its name when it is whole: until then it has the suffix .part, which an error removes. Output to a
+A file gets its name when it is complete: until then its name ends with .part, and an error deletes it. Output to a
 pipe or a device goes there directly.
 """
 
@@ -26,7 +26,7 @@ SHOWN_MAX = 50  # Rows of a table on the screen without --limit.
 
 
 def choose_format(requested: str | None, output: str | None, as_json: bool) -> str:
-    """Return the requested format of rows, or one by file name or terminal."""
+    """Return the format for rows: the requested one, or one that fits the file's name or the terminal."""
     if requested is not None and requested not in WRITTEN:
         raise InvalidUsage(f"--format {requested!r} is not a format: use one of {', '.join(WRITTEN)}")
     if requested is not None and as_json and requested != "json":
@@ -52,7 +52,7 @@ def write_rows(
 ) -> int:
     """Write at most `limit` rows; return their number. Memory: a batch, or a screen's rows.
 
-    `in_order`: the order of rows means something, so that a table on the screen is not sorted.
+    `in_order`: the order of rows has a meaning, so a table on the screen is not sorted.
     """
     if output is None and sys.stdout.isatty():
         with use_watcher(None):  # Rows and bars would write over each other.

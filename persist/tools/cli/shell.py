@@ -1,8 +1,8 @@
-"""SQL: one query or statement, or a shell for many, with history and with completion of names and keywords.
+"""The command sql: runs one query or statement, or a shell for many, with history and completion.
 
-The shell is the standard library's readline where a person types, and a loop over lines where the input is a file or a
-pipe. One client stays open for all queries, and sees at each what is newest then. A statement ends with a semicolon
-that is neither quoted nor in a comment; a line that begins with a dot is a command of the shell.
+On a terminal, the shell edits lines by the standard library's readline; otherwise it reads lines from a file or a pipe.
+One client stays open for all queries, and each query reads what is newest then. A statement ends with a semicolon that
+is neither quoted nor in a comment; a line that begins with a dot is a command of the shell.
 """
 
 import os
@@ -200,7 +200,7 @@ def split_statements(text: str) -> tuple[list[str], str]:
 
 
 class StatementReader:
-    """Collects lines into statements. `pending` is the unfinished text."""
+    """Collects lines until they make statements. `pending` is the unfinished text."""
 
     def __init__(self) -> None:
         self.pending = ""
@@ -221,7 +221,7 @@ class StatementReader:
 
 
 def _run_piped(shell: Shell) -> int:
-    """Run the statements of standard input; the first failure ends it."""
+    """Run the statements from standard input, until the first failure; return the exit status."""
     lines = StatementReader()
     for line in sys.stdin:
         if not all(map(shell.run, lines.feed_line(line.rstrip("\n")))):

@@ -1,4 +1,4 @@
-"""How a location fares, on one screen: status."""
+"""The command status: the health of a location on one screen."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -130,7 +130,7 @@ def _print_section(
     *,
     right: tuple[int, ...] = (),
 ) -> None:
-    """Print some facts as a table, and the number of further ones."""
+    """Print the first facts as a table, and the number of the others."""
     if not facts:
         return
     print_text("")

@@ -1,11 +1,11 @@
-"""Text for a terminal: what is stored is shown, never interpreted.
+"""Prints text on a terminal, so that it never interprets stored values.
 
-A name or a value may hold anything: escapes that move the cursor or set a window's title, characters that turn the
-direction of writing, or markup. Characters that do not print appear as escapes, as in Python.
+A stored name or value may contain anything: escapes that move the cursor or set a window's title, characters that
+reverse the direction of writing, or markup. Unprintable characters are shown as escapes, as in Python.
 
-A table cuts texts beyond `CELL_CHARS_MAX`. On a terminal that is too narrow, rich breaks cells into lines, those of
-texts first; with many columns, each column becomes a line of its row. Output to a file or pipe aligns columns, so that
-other programs can split lines into words.
+A table cuts texts beyond `CELL_CHARS_MAX`. On a terminal that is too narrow, rich breaks cells into lines, texts first;
+if there are many columns, each row is printed with one line for each column. Output to a file or pipe aligns columns,
+so that other programs can split lines into words.
 """
 
 import shutil
@@ -38,7 +38,7 @@ def format_cell(value: object, *, whole: bool = False) -> str:
 
 
 def print_text(text: str) -> None:
-    """Print lines."""
+    """Print a text, which may have several lines."""
     print(escape_text(text, lines=True))
 
 
@@ -73,7 +73,7 @@ _OPTIONS = {
 
 
 class _CommandLine:
-    """The words of the command line."""
+    """The names of calls and options on the command line, for messages."""
 
     def name_call(self, name: str) -> str:
         return f"{name} in Python" if name in _ONLY_PYTHON else f"persist {_COMMANDS.get(name, name)}"

@@ -169,7 +169,7 @@ def maintain_once(client: "persist.Client", *, is_repeated: bool = False) -> dic
 
 
 def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
-    """Allow compaction to `since` in one commit; name collections held back."""
+    """Allow compaction to `since` in one commit; print which collections are held back."""
     times = {
         (collection := client.load(name)): collection.handle.as_time("since", since) for name in dict.fromkeys(names)
     }

@@ -201,7 +201,7 @@ def _choose_row_times(time: str | None, time_column: str | None, what: str) -> i
     from persist.core.timeline import is_column_name  # Here, because help does without it.
 
     if time_column is not None and not is_column_name(time_column):
-        raise persist.InvalidUsage(f"--time-column {time_column!r} is how a time is written: rename the column")
+        raise persist.InvalidUsage(f"--time-column {time_column!r} looks like a time: rename the column")
     return time_column if time is None else parse_write_time(time)
 
 
@@ -221,10 +221,7 @@ def _load_file(
     timeline: str | None = None,
     mode: Any = None,
 ) -> int:
-    """Write the updates of a file, or its events if the plan has `late`.
-
-    With a key, the collection is created if there is none.
-    """
+    """Write the updates of a file, or its events if the plan has `late`; with a key, create a missing collection."""
     from persist.connect.ingest.row_files import read_names
     from persist.engine.location.opening import choose_write_mode
     from persist.tools.cli.loading import has_begun, load, open_input
@@ -408,7 +405,7 @@ def read_keys(
 
 
 def _load_writable(client: "persist.Client", collection: str, rows: "RowFile | None" = None) -> "persist.Collection":
-    """Return a collection; refuse views, which only their query writes.
+    """Return a collection; raise InvalidUsage for a view, which only its query writes.
 
     `rows`: the file from which the collection could be created; the error suggests it.
     """
@@ -438,7 +435,7 @@ def _load_or_plan_target(
     ignore: list[str] | None,
     timeline: str | None,
 ) -> "persist.Collection":
-    """Return a collection with this key, or one that the first commit creates."""
+    """Return the collection, which must have this key, or a new one that the first commit creates."""
     import pyarrow as pa
 
     from persist.engine.location.opening import find_row_target

@@ -1,10 +1,10 @@
-"""The cost of a location: recent requests, stored bytes, and the monthly price of both.
+"""Estimates the cost of a location: recent requests, stored bytes, and the monthly price of both.
 
 This client counts its own requests (`Client.metrics`), not those of other processes. One listing has the size and the
-age of each object that is there. Each object took a PUT of some client. So PUTs are at least as many as the objects of
-the last hours.
+age of each object. Each object took a PUT of some client. So the PUTs of the last hours are at least as many as their
+objects.
 
-A large object is one request here; a client sends it in parts of some MiB.
+A large object counts as one request here, though a client may send it in several parts.
 """
 
 from collections import Counter
@@ -62,7 +62,7 @@ LIST_PRICES = Prices()
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one kind of requests or of objects, in dollars of a month, if it goes on like this."""
+    """The cost of one kind of requests or of objects, in dollars per month at the present rate."""
 
     kind: str
     requests: int
@@ -76,7 +76,8 @@ class Cost:
 class Costs:
     """The cost of all requests and objects.
 
-    `since_s`: from when on requests count; `sent`: of this client; `made`: objects since then that are there.
+    `since_s`: the time after which requests count; `sent`: requests of this client; `made`: new objects that still
+    exist.
     """
 
     since_s: int
@@ -86,7 +87,7 @@ class Costs:
 
 
 def estimate_costs(client: "persist.Client", prices: Prices = LIST_PRICES) -> Costs:
-    """Return the cost of a location, by the new objects of a day. Cost: a LIST of everything."""
+    """Return the monthly cost of a location, estimated from the new objects of a day. Cost: a LIST of everything."""
     now_s = client.engine.clock.wall_ms() / 1000
     since_s = (int(now_s // HOUR_S) - 24) * HOUR_S
     months = MONTH_DAYS * 24 * HOUR_S / (now_s - since_s)

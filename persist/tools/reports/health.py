@@ -1,7 +1,7 @@
 """The health of a location: lags, holders of history, waiting deletions, and due work.
 
-All of it comes from one look at the log: the state at one seqno, the states of collections (`load_facts`), and its
-newest records. The log lacks the bytes that garbage collection will free, so this lists the folders of up to
+The report is made from one refresh of the log: the state at one seqno, the states of collections (`load_facts`), and
+the newest records. The log lacks the bytes that garbage collection will free, so this lists the folders of up to
 `LISTED_MAX` collections. Nothing is written, and no data is read.
 
 - A *lag* is how far an upper is behind the clock, in seconds; only moments have one. A view is *behind* if its upper is
@@ -40,7 +40,7 @@ RECENT = 16  # Records that are looked at, all at once, for who made them.
 
 @dataclass(frozen=True)
 class Lag:
-    """How far one collection has come; `behind_s` is from its upper to the clock, None without moments."""
+    """The upper of a collection; `behind_s` is the time from it to the clock, None without moments."""
 
     collection: str
     upper: int | None
@@ -92,7 +92,7 @@ class SourceHealth:
 
 @dataclass(frozen=True)
 class SinkHealth:
-    """A sink and its collections; it is called by its hold if it failed before it had one.
+    """A sink and its collections. A sink that failed before it had a hold is named after the hold.
 
     `behind_s` is how far sent updates are behind sealed ones, for the slowest collection.
     """
@@ -107,7 +107,7 @@ class SinkHealth:
 
 @dataclass(frozen=True)
 class SinceBlocker:
-    """A hold or tag without which since would be `allowed`."""
+    """A hold or tag that keeps since back; without it, since would be `allowed`."""
 
     collection: str
     hold: str
@@ -125,7 +125,7 @@ class WaitingBlobs:
     Attributes:
         why: "dropped", "replaced" by compaction, or "erased": records of the log from before an erasure.
         blobs, bytes: None if they were not listed; see `LISTED_MAX`.
-        given_up_at, until: moments, ISO 8601. It is about then: the collector goes by the store's own clock.
+        given_up_at, until: moments, ISO 8601; approximate, because the collector uses the store's own clock.
         waits_for: "the grace period", a lease with its holder, or "the next gc".
     """
 
@@ -152,7 +152,7 @@ class DueWork:
 class ClientActivity:
     """A client that reads or writes.
 
-    `does`: "reads", "writes", "reads, writes" or "writes exclusively"; `at`: when it wrote last, if that is known.
+    `does`: "reads", "writes", "reads, writes" or "writes exclusively"; `at`: its last known write.
     """
 
     client: str
@@ -193,7 +193,7 @@ class Health:
 def report_health(client: "persist.Client", now_s: float | None = None, *, known: FactsCache | None = None) -> Health:
     """Return a location's health. Cost: the facts of all collections, new records, and listings.
 
-    `known`: of an earlier look, so that only what has changed since is read.
+    `known`: the cache of an earlier report, so that only changed collections are read.
     """
     now_s = time.time() if now_s is None else now_s
     state = client.engine.follower.refresh()
@@ -379,10 +379,10 @@ def list_waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBl
 
 
 def _list_old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages) -> list[WaitingBlobs]:
-    """Return log records from before the newest erasure. They contain erased values.
+    """Return log records from before the newest erasure, which contain erased values.
 
-    As `persist.engine.upkeep` does, it goes by the first checkpoint after the erasure. If there is none, that is yet to
-    come.
+    When they may be deleted depends on the first checkpoint after the erasure, as in `persist.engine.upkeep`, even if
+    that is not made yet.
     """
     blob, control, now_s = client.engine.blob, ages.state.control, ages.now_s
     if not control.erasures or control.erasures[-1][0] <= control.log_floor:
@@ -458,7 +458,7 @@ def _list_due_work(
 def _list_recent_records(
     client: "persist.Client", known_facts: FactsCache, newest: int, floor: int
 ) -> list[RecordOrigin]:
-    """Return the origins of the newest records, newest first. Unknown ones are read."""
+    """Return the origins of the newest records, newest first. Records that are not in the cache are read."""
     seqnos = range(newest, max(floor, newest + 1 - RECENT) - 1, -1)
     unknown = [seqno for seqno in seqnos if seqno not in known_facts.made]
     with ThreadPoolExecutor(THREADS, "persist-recent") as threads:

@@ -1,4 +1,4 @@
-"""Facts of collections without reading their data: lists, and the portrait of one.
+"""Collects facts about collections without reading their data: for lists, and for the portrait of one collection.
 
 Facts come from the states of collections alone. Each state is an object of its own. States are read in parallel, so a
 thousand of them in a far store take seconds instead of a minute.
@@ -32,7 +32,7 @@ AT_ONCE = 256  # States that are kept in memory together.
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one collection in one state."""
+    """Facts about one collection in one state."""
 
     contents: CollectionState
 
@@ -49,7 +49,7 @@ class Facts:
     def rows(self) -> int | None:
         """The sum of all diffs, sealed or not; None if unknown.
 
-        None if only a read can count them; see `count_records`.
+        It is None if only a read can count them; see `count_records`.
         """
         return count_records(self.contents)
 
@@ -102,7 +102,7 @@ class Facts:
         return "-" if time is None else (self.moment(time) if time else None) or str(time)
 
     def lag_s(self, now_s: float) -> float | None:
-        """Return the seconds from upper to `now_s`; None without moments or seals."""
+        """Return the seconds from upper to `now_s`; None without moments, or before the first seal."""
         if self.timeline is None or not self.upper:
             return None
         return now_s - self.timeline.to_datetime(self.upper).timestamp()
@@ -194,7 +194,7 @@ def _select_entries(names: Sequence[str], state: State) -> tuple[State, dict[str
 
 
 def format_hold(hold: str | None, names: Mapping[str, str]) -> str:
-    """Return a hold's name with ids replaced by names."""
+    """Return a hold's name, with the ids of collections in it replaced by their names."""
     if hold is None:
         return "a lease"
     reader = find_reader(hold)
@@ -213,7 +213,7 @@ def _needs_request(entry: CollectionEntry) -> bool:
 
 @dataclass(frozen=True)
 class Portrait:
-    """One collection in one state: facts, holds, and its read plan. `names`: of all collections, by their ids."""
+    """One collection in one state: facts, holds, and its read plan. `names`: the names of all collections, by id."""
 
     url: str
     schema: Any

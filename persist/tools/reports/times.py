@@ -1,4 +1,4 @@
-"""Times as people type them."""
+"""Parses times as people type them, and formats times for people."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,5 @@
-"""The page: a few files, a few questions and the metrics, all below a secret path, all GET, all read only."""
+"""The web application of the page: files, requests of the page, and metrics. All are GET, read only, below a secret
+path."""
 
 import asyncio
 import hmac
@@ -52,10 +53,10 @@ Answer = Callable[[Explorer, Request], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The host names that the page answers to, in small letters.
+    """The host names that the page answers to, in lower case.
 
-    Somebody else's name that was made to point here is none of them, so that their page gets nothing (DNS rebinding).
-    `any_address`: every address is right, because all of this machine's are listened at.
+    A foreign name that was made to point here is not among them, so a foreign page gets nothing (DNS rebinding).
+    `any_address`: accept every IP address, because the server listens at all addresses of this machine.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -133,7 +134,7 @@ def _add_headers(response: Response) -> Response:
 def _get_text(request: Request, name: str) -> str:
     value = request.query_params.get(name)
     if value is None:
-        raise persist.InvalidUsage(f"the question lacks {name}")
+        raise persist.InvalidUsage(f"the request lacks {name}")
     return value
 
 
@@ -246,7 +247,7 @@ def serve_page(
         allow_hosts: further accepted host names, such as a proxy's.
 
     Raises:
-        InvalidUsage: the address cannot be listened at.
+        InvalidUsage: the server cannot listen at the address.
     """
     token = token or secrets.token_urlsafe(16)
     explorer = Explorer(client)

@@ -47,7 +47,7 @@ class Explorer:
         return {"url": self._client.url, "seqno": self._client.seqno, "total": len(names), "items": items}
 
     def collection(self, name: str) -> dict[str, Any]:
-        """Return a collection's portrait and picture."""
+        """Return a collection's portrait, and its picture over time and key."""
         loaded = self._client.load(name)
         summary = load_portrait(self._client, loaded)
         facts = summary.facts
@@ -112,7 +112,7 @@ class Explorer:
         return {**answer, "who": who, "more": len(rows) > ROWS_MAX}
 
     def difference(self, name: str, first: str, second: str) -> dict[str, Any]:
-        """Return the differences of two times, with columns and writers."""
+        """Return the differences between the contents of two times, with the changed columns and the writers."""
         collection = self._client.load(name)
         first_time, two = first.strip(), second.strip()
         ends = sorted((collection.handle.as_time("first", first_time), collection.handle.as_time("second", two)))
@@ -180,7 +180,7 @@ class Explorer:
 
 
 def _list_differing_columns(rows: pa.Table, values: Sequence[str]) -> list[list[str]]:
-    """Return for each changed row its changed columns; [] if it came or went."""
+    """Return for each changed row the names of its changed columns; [] if the row was added or removed."""
     changed = [kind == "update" for kind in rows["_change"].to_pylist()]
     differing: list[list[str]] = [[] for _ in changed]
     for name in values:

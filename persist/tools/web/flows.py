@@ -1,8 +1,8 @@
-"""The flows of a location: which node feeds which, lags, costs of refreshes, and holders of history.
+"""Describes the flows of data in a location: which node feeds which, lags, costs of refreshes, and holders of history.
 
-Nodes are collections, sources, views and followers. A follower is a sink, a consumer or a report: its permanent hold is
-at the time up to which it has read all. Nodes and edges come from states alone (`FactsCache`), and what a refresh wrote
-from the newest records. A view or source that is stuck has its last failure, until it succeeds again.
+Nodes are collections, sources, views and followers. A follower is a sink, a consumer or a report: a permanent hold
+shows up to which time it has read. Nodes and edges come from states alone (`FactsCache`), and what a refresh wrote from
+the newest records. A view or source that is stuck has its last failure, until it succeeds again.
 """
 
 import threading
@@ -159,7 +159,7 @@ _TIMES = frozenset(("upper", "input_upper", "since", "allowed", "time"))
 
 
 def _stringify_times(told: Any) -> Any:
-    """Return a value with times as texts, because JavaScript lacks 64-bit integers."""
+    """Return a value for JSON with times as texts, because JavaScript lacks 64-bit integers."""
     if isinstance(told, dict):
         return {
             name: str(value) if name in _TIMES and isinstance(value, int) else _stringify_times(value)

@@ -4,16 +4,16 @@
 
 Families, in addition to those of `persist.core.metrics` (dots become underscores, counters end in `_total`):
 
-    persist_up                           1 if the store answered this time.
+    persist_up                           1 if the store answered during this scrape.
     persist_seqno                        the last record of the log.
     persist_collections                  the number of collections.
     persist_collection_<rows|bytes|parts|holds|unsealed_updates|since|upper>     by collection.
     persist_collection_failed            by collection: 1 if its last refresh, its source or a sink failed.
     persist_collection_lag_seconds       by collection: from its upper to now, if its times are moments.
 
-A scrape costs one GET of the log, and one for each collection that has changed since the last one. With more than
-`COLLECTIONS_MAX` collections, it has only the totals. The server requires the token. Without a token, it answers only
-this machine, and only by a name of this machine: so a page in a browser whose name points here gets nothing.
+A scrape costs one GET of the log, and one for each collection that has changed since the last scrape. With more than
+`COLLECTIONS_MAX` collections, it has only the totals. The server requires the token. Without a token, it only answers
+requests from this machine that use a name of this machine, so a foreign page in a browser gets nothing.
 """
 
 import re
@@ -76,7 +76,7 @@ class Exposition:
         return generate_latest(self._registry).decode()
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: families are known only with their values."""
+        """Return nothing: which families there are is only known when their values are collected."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

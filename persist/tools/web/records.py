@@ -1,10 +1,10 @@
-"""Summaries of the newest records for the page: records each minute, and writers of updates.
+"""Summarises the newest records for the page: how many each minute, and who wrote updates.
 
-A record never changes, so what is kept of it is read once. The page looks at the last `RECORDS_READ_MAX` records, and
-no further back than the log is kept. So the writers of older updates are unknown.
+A record never changes, so it is read once, and its summary is kept. The page reads the last `RECORDS_READ_MAX` records
+at most, and only those that the log still has. So the writers of older updates are unknown.
 
-A record wrote an update if it alone has rows of that collection at that time. If several records do, all are named: the
-log has the times of parts, not of rows.
+The writer of an update is found by the time: the record that has rows of the collection at that time. If several
+records have such rows, all are named, because the log has the times of parts, not of rows.
 """
 
 import threading
@@ -27,7 +27,7 @@ NAMED_MAX = 3  # Records that are named for one update.
 
 @dataclass(frozen=True, slots=True)
 class _WriteSummary:
-    """A record's effect on a collection: rows and times. None if only sealed."""
+    """A record's effect on a collection: its rows, bytes and times, and its message."""
 
     collection: str
     rows: int
@@ -68,7 +68,7 @@ class Records:
         return {"counts": counts, "at_least": not is_whole}
 
     def authors(self, collection: str, times: Sequence[int | None]) -> list[dict[str, Any] | None]:
-        """Return the writers of updates at some times, or None."""
+        """Return for each time the writers of updates at it, or None."""
         records, _ = self._list_newest()
         all_wrote = [(record, wrote) for record in records for wrote in record.wrote if wrote.collection == collection]
         authors: dict[int | None, dict[str, Any] | None] = {None: None}
@@ -92,7 +92,7 @@ class Records:
         return newest
 
     def _list_newest(self, until_ms: int = 0) -> tuple[list[_RecordSummary], bool]:
-        """Return records after a moment, newest first, and whether all are there."""
+        """Return summaries of records after a moment, newest first, and whether they are complete."""
         last = self._client.seqno
         first = max(0, last - RECORDS_READ_MAX + 1)
         with self._lock:

@@ -1,11 +1,11 @@
-"""Rows for the page, to show, sort, draw and download: contents of collections, and answers of queries.
+"""Rows for the page, to show, sort, draw and download: contents of collections, and results of queries.
 
 A query is DuckDB's, over collections and nothing else (`persist.compute.query`), as of one time for all of them.
 `LIMITS` bounds its work and the number of concurrent queries. A query drawn over time runs at up to `POINTS_MAX` times,
 one after the other, within the time limit of one query.
 
-Contents are sorted here without DuckDB: of each batch, what can still come before the end of the page is kept. So
-memory holds the rows up to the end of the page and one batch. This reads all contents, and is refused beyond
+Contents are sorted here without DuckDB: of each batch, only rows that can belong to the page or come before it are
+kept. So memory has the rows up to the end of the page, and one batch. This reads all contents, and is refused beyond
 `ROWS_SORTED_MAX` rows.
 """
 
@@ -76,7 +76,7 @@ class Results:
         """
         if not 0 <= offset <= OFFSET_MAX:
             raise persist.InvalidUsage(
-                f"only the first {OFFSET_MAX:,} rows can be turned to: search for a key, or filter by a condition"
+                f"only the first {OFFSET_MAX:,} rows can be shown: search for a key, or filter by a condition"
             )
         collection = self._client.load(name)
         limit = min(max(1, limit), LIST_MAX)
@@ -97,7 +97,7 @@ class Results:
     def query(
         self, sql: str, as_of: str | None, *, sort: str | None = None, descending: bool = False
     ) -> dict[str, Any]:
-        """Return a query's first rows, its inputs, and its possible times."""
+        """Return a query's first rows, the collections that it reads, and the times at which these are readable."""
         began = time.perf_counter()
         with self._run_query(sql, as_of, sort, descending) as answer:
             rows = take_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX + 1)
@@ -177,7 +177,7 @@ class Results:
 
     @contextmanager
     def _run_query(self, sql: str, as_of: str | None, sort: str | None, descending: bool) -> Iterator[QueryResult]:
-        """Run a query unless too many run; close it at the end."""
+        """Run a query, unless too many run; yield its result, and close that at the end."""
         if len(sql) > QUERY_CHARS_MAX:
             raise persist.InvalidUsage(f"the query has {len(sql):,} characters, and the page takes {QUERY_CHARS_MAX:,}")
         check_is_query(sql, "the page")

@@ -1,6 +1,6 @@
-"""Rows as text, and the picture of a collection over time and key, for the page and the notebook, within limits.
+"""Makes rows as text and the picture of a collection over time and key, for the page and for notebooks, within limits.
 
-JavaScript has no integers of 64 bits, and nothing there may be read as anything else, so all values are text.
+All values are texts, because JavaScript has no 64-bit integers, and no value may be taken for another type.
 
 In the picture, keys are placed by rank among the bounds of all parts, from 0 to 1, because only their order means
 something. A part whose bounds the log does not know spans all keys. If a collection has very many parts, only the
@@ -225,8 +225,8 @@ def slider(collection: "Collection", as_of: int | str | None = None, *, every_s:
 
     Args:
         as_of: the time to begin with, as `persist read --as-of` takes it; the latest sealed one by default.
-        every_s: look again every so many seconds while it is shown, and follow the latest time until another one is
-            chosen. None: it shows what was there until its `refresh()` is called.
+        every_s: read again at this interval while the widget is shown, and follow the latest time until the user
+            chooses another one. None: the widget does not change until its `refresh()` is called.
 
     Raises:
         InvalidUsage: anywidget is not installed, or every_s is below `EVERY_S_MIN`.
@@ -241,7 +241,7 @@ def slider(collection: "Collection", as_of: int | str | None = None, *, every_s:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Show collections in a notebook as sliders: `%load_ext persist`."""
+    """Show collections in a notebook as sliders, after `%load_ext persist`."""
     _make_widget_class()
     shown_as, formatter = ipython.display_formatter.format, ipython.display_formatter.mimebundle_formatter
 

@@ -125,17 +125,6 @@ def test_a_store_that_stays_away_is_given_up_after_the_deadline(operation: str) 
     assert blob.get_counts()[operation].retries == len(store.calls_s) - 1
 
 
-def test_a_call_is_given_up_after_so_many_attempts() -> None:
-    store = Store()
-    store.go_down()
-    blob = store.retried(attempts_max=4)
-
-    with pytest.raises(Unavailable):
-        blob.get("key")
-
-    assert len(store.calls_s) == 4
-
-
 def test_waits_are_random_below_a_bound_that_doubles_up_to_a_maximum() -> None:
     waits: list[list[float]] = [[] for _ in range(9)]
     for seed in range(300):

@@ -52,6 +52,17 @@ def keys(blob: FileBlob, prefix: str = "", start_after: str | None = None) -> li
     return [entry.key for entry in blob.list(prefix, start_after)]
 
 
+def test_a_folder_that_another_process_made_is_synced_in_its_parent_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").mkdir()
+    calls = Calls(monkeypatch, tmp_path)
+
+    FileBlob(tmp_path).create("log/1", b"value")
+
+    assert calls.index("fsync ..") < calls.index("fsync .") < calls.index("link temporary log/1")
+
+
 def test_whoever_finds_a_value_whose_writer_died_syncs_its_folder_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

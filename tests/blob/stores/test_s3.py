@@ -143,17 +143,6 @@ def test_an_attempt_without_an_answer_in_time_says_so() -> None:
         patient.close()
 
 
-@pytest.mark.parametrize("trouble", [Trouble.DROPPED_BEFORE, Trouble.ERROR_BEFORE, Trouble.SILENCE_AFTER])
-def test_a_read_that_fails_is_unavailable(trouble: Trouble) -> None:
-    with fake_s3(trouble, trouble) as server:
-        blob = client_of(server, read_timeout_s=0.3 if trouble is Trouble.SILENCE_AFTER else 20.0)
-        with pytest.raises(Unavailable, match="cannot get 'key' at s3://bucket/prefix"):
-            blob.get("key")
-        with pytest.raises(Unavailable, match="cannot list 'log/' at s3://bucket/prefix"):
-            list(blob.list("log/"))
-        blob.close()
-
-
 class LoginPage(BaseHTTPRequestHandler):
     """A proxy that answers everything with a page, and success."""
 

@@ -54,6 +54,7 @@ def both_ways(row: dict[str, Any]) -> list[tuple[str, str]]:
     return [(row["origin"], row["dest"]), (row["dest"], row["origin"])]
 
 
+@pytest.mark.thorough
 def test_the_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(tmp_path), "--days", "2"])
     shown = capsys.readouterr().out

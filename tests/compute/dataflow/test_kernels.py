@@ -363,6 +363,7 @@ def _signs(chance: np.random.Generator) -> Ints:
     return chance.choice([-1, 1], ROWS)
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("which", MADE)
 @pytest.mark.parametrize("layout", [Layout(KEYS, VALUES, DIMENSIONS), Layout(KEYS + VALUES, 0, DIMENSIONS)])
 def test_a_bulk_is_sorted_and_summed_by_record_and_time(which: str, layout: Layout) -> None:

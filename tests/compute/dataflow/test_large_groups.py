@@ -182,6 +182,7 @@ def test_a_change_of_a_large_group_looks_at_few_of_its_records(which: str, monke
     assert all(cost.get("up", 0) == 0 and cost["at"] < 100 for cost in costs[1:]), costs
 
 
+@pytest.mark.thorough
 def test_many_times_of_a_large_group_are_not_a_version_each() -> None:
     program, seen = one_group(lambda g: g.agg(a=col("v").median()))
     with program.open() as running:

@@ -79,6 +79,7 @@ def first_two(stream: Stream) -> Stream:
     return stream.group_by("k").top_k(2, "v", descending=True)
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=examples(25))
 @given(data=st.data())

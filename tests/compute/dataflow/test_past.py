@@ -51,6 +51,7 @@ def summed(updates: Ints) -> set[tuple[int, ...]]:
     return {tuple(row) for row in np.delete(to_batch(updates, Layout(len(COLUMNS), 0, 1))[1:], -2, axis=0).T.tolist()}
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("seed", range(6))
 def test_contents_for_keys_are_what_a_filter_leaves_of_all_contents(client: persist.Client, seed: int) -> None:
     chance = random.Random(seed)

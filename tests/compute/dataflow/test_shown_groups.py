@@ -243,6 +243,7 @@ def test_sums_around_the_number_that_stands_for_null(client: persist.Client, lea
     assert row["s"] == 3 - 2**62 + least
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("query", "is_known"),
     [

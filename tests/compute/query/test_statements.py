@@ -32,6 +32,7 @@ def rows(client: persist.Client) -> list[Any]:
     return sorted(client.load("shop.orders").snapshot().rows())
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("statement", "touched", "ids", "updates"),
     [
@@ -207,6 +208,7 @@ def test_a_statement_that_changes_a_row_for_several_rows_of_its_source_is_refuse
     assert sorted(sources.load("k").snapshot().rows()) == [(1, 1), (2, 2)]
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [

@@ -186,6 +186,7 @@ def large() -> tuple[persist.MemoryBlob, int]:
     return blob, size
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.costly("a collection must have many row groups before few of them are a small share")
 @pytest.mark.parametrize(
     ("sql", "touched"),
@@ -212,6 +213,7 @@ def test_a_statement_reads_a_small_part_of_the_collection(
         assert metered.get_counts()["get"].bytes - before < size // 5
 
 
+@pytest.mark.thorough
 @pytest.mark.costly("the touched rows exceed the least memory budget")
 def test_a_statement_may_touch_more_than_the_memory_budget() -> None:
     least, count = 16 << 20, 150_000

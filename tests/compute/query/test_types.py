@@ -18,6 +18,7 @@ def made(client: persist.Client, kind: pa.DataType, values: pa.Array) -> None:
     client.write("t", pa.table({"id": range(len(values)), "v": values}), mode="append").result()
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     "values",
     [

@@ -102,6 +102,7 @@ def test_a_refresh_that_finds_all_of_its_work_done_by_another_client_writes_noth
     check_all(bank, blob)
 
 
+@pytest.mark.thorough
 def test_a_refresh_that_is_overtaken_again_and_again_ends_and_leaves_nothing(bank: Bank, blob: MemoryBlob) -> None:
     store, uppers = Stepped(blob), []
 

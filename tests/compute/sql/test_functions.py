@@ -231,6 +231,7 @@ def test_what_cannot_be_right_is_refused_when_the_view_is_made(made: str, words:
             client.create_view("v", f"SELECT id, {made} AS x FROM t")
 
 
+@pytest.mark.thorough
 def test_a_text_of_more_than_16_mebibytes_names_the_row(tmp_path: Path) -> None:
     with persist.open(str(tmp_path)) as client:
         t = client.create_or_load("t", key={"id": pa.int64()}, value={"n": pa.int64()})

@@ -256,6 +256,7 @@ def _moment(value: Any) -> Any:
     return datetime(value.year, value.month, value.day) if isinstance(value, date) else value
 
 
+@pytest.mark.thorough
 def test_what_is_kept_in_order_is_dropped_when_many_rows_change(
     always_looked_up: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

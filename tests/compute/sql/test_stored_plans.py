@@ -123,6 +123,7 @@ def holds_its_query(client: persist.Client, name: str, sql: str) -> bool:
         return sorted(map(repr, other.view(name).snapshot().to_arrow().to_pylist())) == expected
 
 
+@pytest.mark.thorough
 def test_views_with_and_without_a_plan_hold_the_same(client: persist.Client) -> None:
     for name, sql in VIEWS.items():
         client.create_view(name, sql)

@@ -418,6 +418,7 @@ def test_a_refresh_that_must_not_recompute_names_the_operator_that_would(client:
         view.refresh(policy="full")  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_a_correlated_count_requests_the_rows_that_it_is_correlated_with(client: persist.Client) -> None:
     counted = "SELECT id, (SELECT count(*) FROM facts y WHERE y.amount = x.amount) AS n FROM facts x"
     client.create_view("counted", counted).refresh()
@@ -444,6 +445,7 @@ def test_a_row_that_a_step_fails_on_is_named_and_the_view_stays(client: persist.
     assert view.upper == persist.Antichain(3)
 
 
+@pytest.mark.thorough
 def test_several_clients_that_step_a_view_at_once_write_it_once(client: persist.Client) -> None:
     client.create_view("totals", JOINED).refresh()
     with requests_by_key(), ThreadPoolExecutor(3) as threads:

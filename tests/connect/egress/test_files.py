@@ -160,6 +160,7 @@ def test_whenever_it_dies_no_update_is_written_twice_or_left_out(
     assert len(files(tmp_path)) == len(set(files(tmp_path)))
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("keyed", [True, False])
 def test_whenever_it_dies_within_a_step_of_several_files_it_goes_on_with_the_next_row(
     client: persist.Client, tmp_path: Path, keyed: bool
@@ -205,6 +206,7 @@ def test_whenever_it_dies_within_a_step_of_several_files_it_goes_on_with_the_nex
     assert found == model
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("keyed", [True, False])
 def test_whenever_it_dies_while_contents_are_sent_each_row_is_sent_once(
     client: persist.Client, tmp_path: Path, keyed: bool, monkeypatch: pytest.MonkeyPatch

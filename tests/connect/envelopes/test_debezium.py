@@ -228,6 +228,7 @@ PLACEHOLDERS = {  # As UnchangedToastedPlaceholder of the connector makes them: 
 }
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("kind", PLACEHOLDERS)
 @pytest.mark.parametrize("shape", ["schema", "shown", "described", "spaced", "unwrapped"])
 def test_a_placeholder_leaves_the_value_as_it_is_whatever_its_type(kind: str, shape: str) -> None:
@@ -320,6 +321,21 @@ def test_a_table_that_was_altered_gives_messages_of_two_schemas_in_one_batch() -
     table = debezium(values, key="id").table
     assert table["first_name"].to_pylist() == ["Anne", "Anne Marie", "Anne"]
     assert table["added"].to_pylist() == [None, datetime.datetime(1970, 1, 2), None]
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_struct_that_was_altered_gives_messages_of_two_schemas_in_one_batch(is_list: bool) -> None:
+    def make_message(id_: int, value: dict[str, Any]) -> str:
+        struct = {"type": "struct", "fields": [{"type": "int32", "field": name} for name in value]}
+        kind = {"type": "array", "items": struct} if is_list else struct
+        fields: list[dict[str, Any]] = [{"type": "int32", "field": "id"}, {**kind, "field": "v", "optional": True}]
+        row = {"id": id_, "v": [value, None] if is_list else value}
+        return json.dumps(with_schema({"before": None, "after": row, "op": "c"}, fields))
+
+    messages = [make_message(1, {"a": 1}), make_message(2, {"b": 2, "a": 1}), make_message(3, {"b": 3})]
+    values = debezium(messages, key="id").table["v"].to_pylist()
+    structs = [value[0] if is_list else value for value in values]
+    assert structs == [{"a": 1, "b": None}, {"a": 1, "b": 2}, {"a": None, "b": 3}]
 
 
 def test_a_payload_is_found_after_its_schema_though_the_schema_has_the_same_text() -> None:

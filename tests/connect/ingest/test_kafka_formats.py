@@ -183,6 +183,20 @@ def test_avro_has_the_types_of_its_schema(client: Any, cluster: Cluster, topic: 
     assert cut[1].startswith("it is not Avro of schema 1: ")
 
 
+def test_a_float_of_an_avro_union_is_never_null(client: Any, cluster: Cluster, topic: str) -> None:
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "x", "type": {"type": "array", "items": "double"}}]}
+    schema = {
+        "type": "record",
+        "name": "Row",
+        "fields": [{"name": "id", "type": "int"}, {"name": "any", "type": ["null", "double", "boolean", inner]}],
+    }
+    values = [float("nan"), float("-inf"), 0.5, {"x": [float("nan"), 1.0]}, None]
+    cluster.send(topic, *(framed(1, schema, {"id": at, "any": value}) for at, value in enumerate(values)))
+    with registry({1: schema}) as url:
+        taken(client, cluster, topic, key=["id"], registry=url)
+    assert [row["any"] for row in held(client)] == ["nan", "-inf", "0.5", '{"x":["nan",1.0]}', None]
+
+
 ORDER_NAMES = [field["name"] for field in ORDER["fields"]]
 
 

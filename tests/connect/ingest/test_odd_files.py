@@ -129,6 +129,7 @@ MAP = pa.map_(pa.string(), pa.int64())
 NESTED = pa.list_(pa.struct([("x", pa.map_(pa.int32(), pa.map_(pa.date32(), pa.binary(2))))]))
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("kind", "written", "value"),
     [
@@ -166,6 +167,7 @@ def test_bytes_and_maps_that_do_not_fit_are_named(taken: Taken, kind: pa.DataTyp
         taken(("jsonl", f'{{"id": 1, "v": null}}\n{{"id": 2, "v": {written}}}'), kind=kind)
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("form", ["csv", "json", "parquet", "arrow"])
 @pytest.mark.parametrize(
     "values",

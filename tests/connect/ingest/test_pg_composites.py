@@ -248,6 +248,62 @@ def test_attributes_change_between_the_statements_of_open_transactions(database:
     assert contents(database) == rows_of_server(database, "SELECT * FROM t ORDER BY id")
 
 
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(2, 20))])
+def test_whatever_happens_to_a_type_no_value_is_taken_for_another_one(database: Database, seed: int) -> None:
+    """Each value says the number of its attribute. What is ambiguous is refused, and that ends it."""
+    rng, numbers, last = random.Random(seed), {"a1": 1, "a2": 2}, 2
+    columns = ", ".join(f"{name} text" for name in numbers)
+    database.run(f"CREATE TYPE pair AS ({columns})", "CREATE TABLE t (id int PRIMARY KEY, v pair)")
+    database.ingest()
+    sessions = [psycopg2.connect(database.url) for _ in range(2)]
+    is_refused = False
+    for step in range(60):
+        kind = rng.choice(["insert", "insert", "commit", "ingest", "settle"] * 3 + ["add", "drop", "rename"])
+        name = rng.choice([*numbers])
+        if kind == "insert":
+            values = ", ".join(f"'n{numbers[name]}'" for name in numbers)
+            rng.choice(sessions).cursor().execute(f"INSERT INTO t VALUES ({step}, ROW({values})::pair)")
+        elif kind == "commit":
+            rng.choice(sessions).commit()
+        elif kind == "add":
+            last += 1
+            numbers[f"a{last}"] = last
+            database.run(f"ALTER TYPE pair ADD ATTRIBUTE a{last} text")
+        elif kind == "drop" and len(numbers) > 1:
+            del numbers[name]
+            database.run(f"ALTER TYPE pair DROP ATTRIBUTE {name}")
+        elif kind == "rename":
+            numbers = {f"r{step}" if old == name else old: number for old, number in numbers.items()}
+            database.run(f"ALTER TYPE pair RENAME ATTRIBUTE {name} TO r{step}")
+        elif kind in ("ingest", "settle"):
+            for session in sessions if kind == "settle" else ():
+                session.commit()
+            if is_refused := not is_followed(database, is_settled=kind == "settle"):
+                break
+    for session in sessions:
+        session.commit()
+        session.close()
+    is_refused = is_refused or not is_followed(database, is_settled=True)
+    insert(database, 100, "NULL")  # Changes of types are followed before the next row.
+    is_refused = is_refused or not is_followed(database, is_settled=False)
+    rows = contents(database)
+    for name, text in [pair for row in rows for pair in (row["v"] or {}).items()]:
+        assert text is None or name not in numbers or text == f"n{numbers[name]}"
+    if not is_refused:
+        assert rows == rows_of_server(database, "SELECT * FROM t ORDER BY id")
+
+
+def is_followed(database: Database, *, is_settled: bool) -> bool:
+    """Ingest; return False if a value is ambiguous."""
+    try:
+        settle(database) if is_settled else database.ingest()
+    except persist.InvalidUsage as error:
+        if "is not known which" in str(error):
+            return False
+        raise
+    return True
+
+
 def test_a_column_and_its_type_change_at_once(database: Database) -> None:
     database.run("CREATE TYPE pair AS (a int, b text)", "CREATE TABLE t (id int PRIMARY KEY, v pair, w int[])")
     insert(database, 1, "ROW(1, 'one'), '{1}'")

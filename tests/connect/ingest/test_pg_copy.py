@@ -200,7 +200,9 @@ def test_a_start_that_is_killed_at_any_step_begins_again(database: Database, is_
             persist.ingest(client, config, once=True)
         if not mortal.is_dead:
             break
-        is_slot_there.add(bool(database.rows("SELECT 1 FROM pg_replication_slots WHERE slot_name LIKE 'mine%'")))
+        is_slot_there.add(
+            bool(database.rows(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{config['slot']}'"))
+        )
         database.run(f"UPDATE t SET v = v + 1 WHERE id = {dies_at}")
         with persist.open(store) as client:
             persist.ingest(client, config, once=True)

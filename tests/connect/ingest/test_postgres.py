@@ -52,11 +52,7 @@ class Database(servers.Database):
         self.rows(f"SELECT pg_drop_replication_slot(slot_name) {mine}")
 
     def close(self) -> None:
-        with persist.open(self.location, mode="read"):
-            self.connection.cursor().execute(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "
-                "WHERE database = current_database() AND NOT active"
-            )
+        self.drop_slot()
         self.connection.close()
 
 

@@ -188,6 +188,7 @@ def stopped_at(target: MemoryBlob, call: int) -> UnreliableBlob:
     return wrapped
 
 
+@pytest.mark.thorough
 def test_a_first_backup_of_a_truncated_log_goes_on_wherever_it_was_interrupted() -> None:
     place = Place(DatedBlob(ImpatientClock()), 10)
     with place.client:

@@ -84,7 +84,7 @@ def collected(dated: DatedBlob, client: persist.Client) -> None:
             other.gc()
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough(except_every=7)
 @pytest.mark.parametrize("derive", KINDS)
 def test_clones_of_views_are_named_and_there_is_no_receipt_until_they_are_gone(
     client: persist.Client, dated: DatedBlob, derive: Callable[[persist.Client], list[str]]

@@ -787,6 +787,7 @@ def with_leaks(blob: DatedBlob) -> dict[str, str]:
     return {**gone, **{key: f"{kind}, stays" for key, kind in stays.items()}}
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("through", ["module", "client"])
 def test_a_repair_deletes_the_leaks_it_said_it_would_and_nothing_else(dated: DatedBlob, through: str) -> None:
     leaks = with_leaks(dated)

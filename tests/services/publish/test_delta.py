@@ -178,6 +178,7 @@ def test_a_negative_multiplicity_is_refused_and_leaves_nothing(client: persist.C
     assert not client.fsck().unreferenced
 
 
+@pytest.mark.thorough(except_every=3)
 @format_reader
 def test_columns_that_were_added_renamed_and_named_again_are_read_right(
     client: persist.Client, form: Any, read: Read
@@ -228,6 +229,7 @@ def column_of(kind: pa.DataType, values: list[Any]) -> pa.Array:
     return pa.array(values, pa.int64() if kind.bit_width == 64 else pa.int32()).cast(kind)
 
 
+@pytest.mark.thorough(except_every=3)
 @format_reader
 def test_all_types_come_back_under_composite_keys(client: persist.Client, form: Any, read: Read) -> None:
     types = TYPES if form == "delta" else {**TYPES, "clock": (pa.time64("us"), [0, None, 86_399_999_999])}
@@ -486,7 +488,7 @@ def test_what_a_key_of_a_keyed_collection_holds_is_told_by_its_newest_updates(
     assert told > 0
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_following", [True, False])
 def test_a_key_that_was_deleted_and_came_again_is_told_by_the_part_with_which_it_came(
     client: persist.Client, is_following: bool

@@ -126,6 +126,7 @@ def test_a_change_of_columns_alone_changes_no_rows(client: persist.Client) -> No
     assert len(feed(made, 1)) == 0
 
 
+@pytest.mark.thorough
 def test_as_many_versions_of_a_feed_stay_as_the_log_shows(client: persist.Client) -> None:
     c = orders(client, 100)
     c.publish("delta", feed=True)

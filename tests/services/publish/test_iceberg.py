@@ -82,7 +82,7 @@ def test_a_folder_of_any_name_has_a_table_that_others_read(tmp_path: Path, name:
         assert same_rows(read(c.publish("iceberg").url), c) == 48
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["s3", "fsspec"])
 def test_keys_of_any_name_have_a_table_that_others_read(s3_options: dict[str, Any], kind: str) -> None:
     tables = pytest.importorskip("pyiceberg.table")

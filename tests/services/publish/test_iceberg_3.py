@@ -159,7 +159,7 @@ def test_nanoseconds_are_read_whole(client: persist.Client, zone: str | None) ->
     assert read["at"].cast(pa.int64()).to_pylist() == moments
 
 
-@pytest.mark.thorough(except_every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(2))
 def test_random_versions_equal_their_snapshots(client: persist.Client, seed: int) -> None:
     c = orders(client, 300)

@@ -136,6 +136,7 @@ Read = Callable[[str], pa.Table]
 INNER = pa.struct([("a", pa.int32()), ("b", pa.string())])
 
 
+@pytest.mark.thorough(except_every=3)
 @format_reader
 def test_fields_inside_of_a_table_follow(client: persist.Client, form: Any, read: Read) -> None:
     value = {"s": INNER, "l": pa.list_(INNER), "m": pa.map_(pa.string(), INNER)}

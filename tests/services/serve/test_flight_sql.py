@@ -193,7 +193,7 @@ def limited(client: Client) -> Iterator[Any]:
         ("INSERT INTO orders VALUES (3, 'x', 1.0)", "this server only reads"),
         ("CREATE TABLE x (a INT)", "this server only reads"),
         ("SET memory_limit = '100GB'", "is neither a query"),
-        ("SELECT 1; SELECT 2", "there are 2 of them"),
+        ("SELECT 1; SELECT 2", "it has 2 statements"),
         ("INSTALL httpfs", "is neither a query"),
         ("FROM read_csv('/etc/passwd')", "reads something that is not a collection"),
         ("FROM '/etc/passwd'", "does not exist"),

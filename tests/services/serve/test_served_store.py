@@ -200,6 +200,7 @@ def test_an_answer_that_comes_while_a_client_still_writes_is_seen(url: str) -> N
     writing.close()
 
 
+@pytest.mark.thorough
 def test_more_calls_than_a_connection_has_at_a_time_wait_and_none_is_refused(url: str) -> None:
     served = ServedBlob(url, token=WRITES)
     with ThreadPoolExecutor(2 * CALLS_A_CONNECTION_MAX) as pool:

@@ -197,7 +197,7 @@ def test_queries_read_all_collections_at_their_times(place: str, run: Run) -> No
         (["SELECT * FROM nothing"], "The collections are ['orders', 'shop.items']"),
         (["DROP INDEX i"], "DROP is neither a query"),
         (["COPY orders TO 'x.csv'"], "--files"),
-        (["SELECT 1; SELECT 2"], "there are 2 of them"),
+        (["SELECT 1; SELECT 2"], "it has 2 statements"),
         (["FROM orders", "--as-of", "oders=1"], "did you mean 'orders'"),
         (["FROM orders", "--as-of", "20"], "times before 13 are sealed"),
     ):

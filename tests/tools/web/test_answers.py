@@ -503,7 +503,7 @@ def test_a_query_over_time_is_asked_at_times_between_which_all_can_be_read(ask: 
         ("SELECT * FROM '/etc/passwd'", "collection"),
         ("SELECT * FROM read_parquet('https://127.0.0.1:1/x.parquet')", "collection"),
         ("INSTALL httpfs", "extensions of DuckDB"),
-        ("SET enable_external_access = true", "settings are those of persist"),
+        ("SET enable_external_access = true", "persist chooses DuckDB's settings"),
         ("COPY (SELECT 1) TO '/tmp/x'", "the page only reads"),
         ("-- a table\nCREATE TABLE t (a INT)", "the page only reads"),
         ("ATTACH '/tmp/x.db'", "a client of its own"),

@@ -309,8 +309,7 @@ class Output:
         if holders:
             raise OutputConflict(
                 self.handle.name,
-                f"it cannot pass over the times from {self.upper} to {to}, which {holders[0]} keeps readable: "
-                "release it",
+                f"it cannot skip the times from {self.upper} to {to}, which {holders[0]} keeps readable: release it",
             )
 
     def begin_readable(self, at: int) -> None:

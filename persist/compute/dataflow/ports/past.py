@@ -71,9 +71,9 @@ class Past:
         handle: with the version of the schema that the program reads.
         columns: names and types of what the program reads.
         filter: of records; requests may also return others.
-        refuses: raise WouldRecompute rather than read all records of a large collection.
 
     Attributes:
+        refuses: raise WouldRecompute rather than read all records of a large collection.
         keeps_everything: once it has read all records, it keeps them until it moves or is closed.
         readings: what was read since the refresh began.
         changes: updates of this pass, because operators mostly request the keys of these.

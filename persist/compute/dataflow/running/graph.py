@@ -193,8 +193,8 @@ class Builder:
         info = self.plan.scopes[scope]
         if scope in self._under_way:
             raise InvalidUsage(
-                f"scope {info.name!r} is entered by something that is made of what leaves it; use two scopes, or a "
-                "variable"
+                f"scope {info.name!r} is entered by a stream that depends on one that leaves it; use two scopes, "
+                "or a variable"
             )
         self._under_way.add(scope)
         sources = []

@@ -450,8 +450,8 @@ class Running(Closes):
             raise InvalidUsage(f"program {self.program.name!r} was closed: open it again with program.open(…)")
         if self._is_broken or any(source.has_lost for source in self.sources):
             raise InvalidUsage(
-                f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be believed: "
-                "close it, and open it again"
+                f"program {self.program.name!r} failed in the middle of a step, so its state may be wrong: close "
+                "it, and open it again"
             )
 
     def _choose_limit(self, times: int | None, updates: int | None) -> int | None:

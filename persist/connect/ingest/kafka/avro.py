@@ -232,4 +232,16 @@ def _encode_float(value: float) -> float | str:
 
 
 def _as_text(value: Any) -> str | None:
-    return None if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if value is None or isinstance(value, str):
+        return value
+    finite = _encode_floats(value)
+    return finite if isinstance(finite, str) else msgspec.json.encode(finite).decode()
+
+
+def _encode_floats(value: Any) -> Any:
+    """Return a value with text for NaN and infinities inside of it; JSON would have null for them."""
+    if isinstance(value, dict):
+        return {name: _encode_floats(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_encode_floats(inner) for inner in value]
+    return _encode_float(value) if isinstance(value, float) else value

@@ -62,7 +62,7 @@ def _get_columns(planned: PlannedSnapshot) -> str:
 
 
 def describe(contents: Snapshot) -> dict[str, Any]:
-    """Return the schema, sizes and keys of a snapshot, as the JVM expects them."""
+    """Return the bytes, rows and look-up keys of a snapshot, as the JVM expects them."""
     scan = contents.scan
     # A look-up returns few rows only if keys have few. It reads other types if columns have become wider.
     is_found = contents.form == "rows" and scan.narrow is None and all(part.is_single for part in scan.all_parts)

@@ -214,7 +214,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
 
     def check_unclosed(self) -> None:
         if self._closed:
-            raise InvalidUsage(f"what followed {self.name!r} was closed, so nothing comes any more. Begin again.")
+            raise InvalidUsage(f"this read of {self.name!r} was closed, so it yields nothing more. Begin again.")
 
     def check_hold(self) -> None:
         """Raise LeaseExpired if the collection's history is no longer kept for this follower."""

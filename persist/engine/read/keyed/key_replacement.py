@@ -78,8 +78,8 @@ class KeyReplacement:
             raise InvalidUpdate(f"a row for the keyed collection {self.name!r} has NULL as its key: leave it out")
         if not self._mark_live(new).all():
             raise InvalidUsage(
-                f"a row for {self.name!r} is a tombstone by its column {self.form.tombstone!r}, and an overwrite says "
-                "what is there: leave the row out, and its key is deleted"
+                f"a row for {self.name!r} is a tombstone by its column {self.form.tombstone!r}, and an overwrite "
+                "takes only rows that exist: leave the row out, and its key is deleted"
             )
         if self.where is not None and (fails := int((~_mark_passing(new, self.where)).sum())):
             raise InvalidUsage(
