@@ -38,9 +38,10 @@ EXTENSIONS = "dev.persist.spark.PersistExtensions"
 
 
 def has_extension(spark: SparkSession) -> bool:
-    """Return whether tables of the jar can be read in a session. Its context applies the extension, not its options."""
+    """Return whether a session can read tables of the jar."""
     if find_class(spark, "Contents") is None:
         return False
+    # Options of a session may name an extension that its context, which applies extensions, lacks.
     names = spark.sparkContext.getConf().get("spark.sql.extensions", "") or ""
     return EXTENSIONS in map(str.strip, names.split(","))
 
