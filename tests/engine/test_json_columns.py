@@ -94,6 +94,34 @@ def test_what_is_no_document_is_refused_by_statements() -> None:
         assert here.sql("SELECT payload->>'a' AS a FROM events WHERE id = 1").to_pylist() == [{"a": "3"}]
 
 
+@pytest.mark.parametrize("keyed", [None, persist.Keyed()])
+def test_statements_store_the_documents_that_duckdb_stores(keyed: persist.Keyed | None) -> None:
+    """As text, the list of two texts would become one of two numbers."""
+    odd = [' {"a": 1} ', '{"a":1,"a":2}', '"\\u0000"', "1e400", "-0.0", "[" * 900 + "]" * 900, "null"]
+    with client() as here, duckdb.connect() as database:
+        for run in (here.sql, database.execute):
+            run("CREATE TABLE events (id BIGINT, payload JSON)")
+        if keyed is not None:
+            here.drop("events")
+            here.create_or_load("events", key={"id": int}, value={"payload": persist.JSON}, keyed=keyed)
+        given = pa.table({"id": range(7), "document": odd})
+        database.register("given", given)
+        here.sql("INSERT INTO events FROM given", files=True)
+        database.execute("INSERT INTO events FROM given")
+        for statement in (
+            "UPDATE events SET payload = ['1', '2'] WHERE id = 0",
+            "UPDATE events SET payload = json_object('was', payload, 'n', 1.50) WHERE json_array(payload)->>1 IS NULL",
+            "MERGE INTO events USING (SELECT 6 AS id, {'a': DATE '2026-01-01'} AS new) AS s ON events.id = s.id "
+            "WHEN MATCHED THEN UPDATE SET payload = s.new",
+            "INSERT INTO events SELECT 7, ['true']",
+            "UPDATE events SET id = id + 10 WHERE typeof(payload) = 'JSON'",
+        ):
+            here.sql(statement)
+            database.execute(statement)
+            answer = "FROM events ORDER BY id"
+            assert here.sql(answer).to_pylist() == database.sql(answer).to_arrow_table().to_pylist(), statement
+
+
 def test_conditions_look_into_documents_as_duckdb_does() -> None:
     with client() as here:
         collection = documents(here)

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import did_you_mean
+from persist.codecs.types.arrow_types import JSON
 from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.compute.query.databases import QueryLimits, cannot_change_database, lend_database
 from persist.compute.query.result import call_later
@@ -257,7 +258,8 @@ def create_read_table(
 
 def check_each_row_once(connection: Any, statement: StatementText, handle: CollectionHandle) -> None:
     """Raise InvalidUsage if a statement changes a row twice, or inserts a key twice."""
-    key, columns = handle.schema.key_names, handle.schema.names
+    columns = handle.schema.names
+    key = handle.schema.key_names or columns
     if statement.is_upsert:
         connection.execute(
             f"CREATE OR REPLACE TABLE {quote_name(_NEW_ROWS)} AS FROM {format_path(statement.table)} LIMIT 0"
@@ -330,7 +332,9 @@ def create_target_table(connection: Any, path: Path, handle: CollectionHandle) -
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
     check_sql_names(handle.name, schema)
     make_schema(connection, path)
-    connection.register(_CONTENTS, to_sql_schema(schema).empty_table())
+    documents = handle.schema.json
+    fields = (field.with_type(JSON) if field.name in documents else field for field in to_sql_schema(schema))
+    connection.register(_CONTENTS, pa.schema(fields).empty_table())
     connection.execute(f"CREATE TABLE {format_path(path)} AS FROM {quote_name(_CONTENTS)}")
     connection.unregister(_CONTENTS)
     back_types = connection.sql(f"FROM {format_path(path)} LIMIT 0").to_arrow_table().schema

@@ -170,7 +170,9 @@ def _read_by_condition(
     register_table(connection, (_ROWS,), ResultDataset(fields, narrowed))
     try:
         alias = quote_name(touched.alias)
-        query = f"SELECT {alias}.* FROM {quote_name(_ROWS)} AS {alias} WHERE {condition}"
+        documents = ", ".join(f"{quote_name(name)}::JSON AS {quote_name(name)}" for name in schema.json)
+        rows = f"(SELECT * REPLACE ({documents}) FROM {quote_name(_ROWS)})" if documents else quote_name(_ROWS)
+        query = f"SELECT {alias}.* FROM {rows} AS {alias} WHERE {condition}"
         return iter([connection.sql(query).to_arrow_table().cast(fields)])
     finally:
         connection.unregister(_ROWS)

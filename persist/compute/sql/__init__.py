@@ -18,10 +18,9 @@ Columns keep their names from the relation on (`rows`). The program of several v
 """
 
 from persist.compute.sql.apply import Change, ViewsPlan, Wanted, plan_views
-from persist.compute.sql.creating import load_or_create_view
+from persist.compute.sql.creating import UnboundedState, load_or_create_view
 from persist.compute.sql.definition import Definition, InputBehind, Start
 from persist.compute.sql.lower import answer
-from persist.compute.sql.reasons import UnboundedState
 from persist.compute.sql.redefine import load_dependents, recreate_views
 from persist.compute.sql.view import (
     LiveView,

@@ -202,13 +202,10 @@ class LiveView:
 
     def make_indexes(self) -> None:
         """Create the indexes that refreshes of the view would use."""
-
-        def choose_index_key(name: str) -> tuple[str, ...]:
-            return load_handle(self.engine, name).schema.key_names
-
-        for name, columns in list_requested_indexes(self.make_program(), choose_index_key):
+        for name, columns in list_requested_indexes(self.make_program()):
             handle = load_handle(self.engine, name)
-            if all(is_indexable(handle.schema, column) for column in columns):
+            is_key = {*columns} == {*handle.schema.key_names[: len(columns)]}
+            if not is_key and all(is_indexable(handle.schema, column) for column in columns):
                 create_index(handle, columns)
 
     def make_program(self) -> ViewProgram:

@@ -158,7 +158,8 @@ def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: Batc
         if late:
             on_time = [] if share.upper == END else store_timely_parts(engine, share.target, late, share.upper)
             log_late(share.target, mark, sum(p.rows for p in late) - sum(p.rows for p in on_time))
-            _replace(share, late, [*(part for part in share.parts if part not in late), *on_time])
+            share.parts = [*(part for part in share.parts if part not in late), *on_time]
+            _discard(share.target, late)
     return times.find_seal(latest)
 
 
@@ -169,11 +170,6 @@ def log_late(target: Target, mark: Mark, rows: int) -> None:
             "batch %d of query %s: %d late updates to %r were dropped, because their times were sealed already",
             mark.batch, mark.query, rows, target.name,
         )  # fmt: skip
-
-
-def _replace(share: Share, old: list[Part], new: list[Part]) -> None:
-    share.parts = new
-    _discard(share.target, old)
 
 
 def _discard(target: Target, parts: Sequence[Part]) -> None:

@@ -208,6 +208,15 @@ def test_a_statement_that_changes_a_row_for_several_rows_of_its_source_is_refuse
     assert sorted(sources.load("k").snapshot().rows()) == [(1, 1), (2, 2)]
 
 
+def test_a_statement_joins_a_collection_without_a_key(sources: persist.Client) -> None:
+    loose = sources.create_or_load("loose", key=None, value={"id": int, "a": int})
+    loose.write([(None, (1, 1)), (None, (2, 2)), (None, (2, 2))]).result()
+    with pytest.raises(persist.InvalidUsage, match="several rows for the one with id=1, a=1"):
+        execute(sources.engine, "UPDATE loose SET a = s.a FROM s WHERE s.id = loose.id")
+    execute(sources.engine, "MERGE INTO loose USING (SELECT 2 AS id) s USING (id) WHEN MATCHED THEN UPDATE SET a = 7")
+    assert sorted(loose.snapshot().to_arrow()["a"].to_pylist()) == [1, 7, 7]
+
+
 @pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("sql", "expected"),

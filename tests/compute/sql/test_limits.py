@@ -10,7 +10,7 @@ import persist
 from persist import View
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.sql.compile import plan_query
-from persist.compute.sql.reasons import list_unbounded_joins
+from persist.compute.sql.creating import list_unbounded_joins
 from persist.compute.sql.rewrite import rewrite_plan
 from persist.errors import InvalidUsage, LimitReached
 from persist.sql import UnboundedState

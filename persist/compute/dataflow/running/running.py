@@ -536,16 +536,10 @@ class _WordSweep:
         self._least = max(1 << 16, sum(map(len, interners.values())))
 
 
-def list_requested_indexes(
-    program: Draft, key_of: Callable[[str], tuple[str, ...]]
-) -> list[tuple[str, tuple[str, ...]]]:
-    """Return (collection, columns) pairs for which an index would help refreshes.
-
-    `key_of`: returns the key columns of a collection.
-    """
+def list_requested_indexes(program: Draft) -> list[tuple[str, tuple[str, ...]]]:
+    """Return (collection, columns) pairs for which an index, or the key, would help refreshes."""
     plan = program.optimise()
     if explain_why_not_partial(plan) is not None:
         return []
     graph = Builder(plan, Domain(), program.captures, program.probes, allocate_in_memory).build_graph()
-    requests = list_requested_columns(plan, graph)
-    return sorted((name, columns) for name, columns in requests if {*columns} != {*key_of(name)[: len(columns)]})
+    return sorted(list_requested_columns(plan, graph))
