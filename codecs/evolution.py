@@ -7,14 +7,12 @@ part.
 
 Invariants:
 - a column has its id for ever; a reused name is another column with another id, and no id is reused;
-- key columns are the same in all versions, in the same order: they may be renamed, and widened only if their values in
-  descriptors stay the same, so that samples and bounds of keys stay valid;
-- a value column keeps its id and its side, and its type becomes wider or stays;
-- fields inside of structs, lists and maps have numbers for ever, and follow the same rules (`persist.codecs.nested`).
-  Key columns, and keys of maps, keep their fields; a field that is younger than a part is NULL there;
+- fields inside of structs, lists and maps have numbers for ever (`persist.codecs.nested`);
 - a default belongs to a column from its first version on, as long as it exists. It only becomes wider with it;
 - lifting never invents a value: if a part lacks a column because it was written or merged after the column was dropped,
   that is an error, never NULL.
+
+`docs/inside/format.md` ("Versions") defines which version may follow another one.
 
 A read with an older version works with the newest types, and narrows its results at the end (`find_newest_types`,
 `cast_columns`): a part holds updates of many times, and values outside the result need not fit.

@@ -1,17 +1,8 @@
 """The order of rows and the equality of values, for every supported Arrow type.
 
-Rows are ordered column by column. Within a column values ascend and NULL comes last of all:
-
-    bool                false before true
-    numbers             by value; NaN after every other number; -0.0 and 0.0 are one value, all NaNs are one
-    temporal, decimal   by value
-    string, binary      by bytes, a prefix before what it begins (so UTF-8 text is in code point order)
-    struct              field by field; a NULL field after every other value of that field
-    list (any kind)     element by element, then the shorter first; a NULL element after every other
-    map                 as the list of its (key, value) structs, in the order stored
-
-Two rows are equal when neither sorts before the other, so NULL equals NULL and NaN equals NaN. Arrow's own kernels
-distinguish -0.0 from 0.0 and NaNs by their bits, so `make_canonical` is called before anything is stored or compared.
+`docs/inside/format.md` ("Order, equality and values") defines both. Two rows are equal when neither sorts before the
+other, so NULL equals NULL and NaN equals NaN. Arrow's own kernels distinguish -0.0 from 0.0 and NaNs by their bits, so
+`make_canonical` is called before anything is stored or compared.
 
 This is the order of the rows in a part and of the ranges that parts cover: it is part of the storage format.
 """

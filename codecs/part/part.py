@@ -62,22 +62,7 @@ class Footer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """The descriptor of one part, in the log.
 
-    Attributes:
-        blob: key of the blob; empty when the bytes are inline.
-        inline: the bytes themselves, for small parts (base64 in JSON).
-        bytes, rows: the number of bytes and of rows.
-        memory: the bytes of the decoded columns in Arrow. A leaf of a nested column adds levels * (4 + bytes of
-            one value, 0 for strings and binary); levels counts its values, its NULLs and the empty lists around it. The
-            pages unpack to about that at most.
-        checksum: xxh3_128 of the bytes, 32 hex digits.
-        footer: the end of a Parquet file, which is read and verified before single row groups. None for a batch (see
-            above), which is always inline.
-        time_min, time_max: least and greatest `_time`, both inclusive.
-        stamped: whether all rows have the time `time_min`, not the time in the file.
-        negatives: rows with a negative diff.
-        diff_sum: the sum of all diffs, which may be outside int64.
-        keys_json, stats_json: `keys` and `stats` in written form. They are most of a descriptor and few readers need
-        them, so they are parsed at the first use.
+    `keys` and `stats` are most of a descriptor and few readers need them, so they are parsed at their use.
     """
 
     blob: str = ""

@@ -1,27 +1,13 @@
 """Stores values of JSON documents beside them, so that conditions need not parse each document.
 
-The documents are authoritative. A stored value is a copy of the text or NULL that DuckDB's `json_extract_string`
-computes for one path in each row. DuckDB itself computes it when a part is written, so it is exact, also for numbers
-such as 1.0, names that occur twice, escapes, JSON's null, and other kinds of values in a few rows.
+The documents are authoritative. DuckDB itself computes each value when a part is written, so it is exact, also for
+numbers such as 1.0, names that occur twice, escapes, JSON's null, and other kinds of values in a few rows.
+`docs/inside/format.md` ("Values of documents") defines what a value is, where it is stored, and which readers see it.
 
-A path is a chain of names, `$."a"."b"`. Paths are chosen if at least 90% of the documents in a sample of the first row
-group have a text, number or boolean there. Items of arrays are not chosen, nor texts of more than 64 bytes on average.
-A column has at most 16 paths, shorter chains first, then in the documents' order. Parts of less than 1,024 rows have
-none, because parsing these takes 2 ms. A writer without DuckDB stores none.
-
-A path with numbers in at least 90% of the documents also has a column of doubles. Its name ends with ` ::DOUBLE`. A
-text of at most 15 digits on each side of the point becomes its double, another text NaN, and NULL stays NULL.
-Conditions that cast the text to a number compare these doubles. They also pass NaN and values near the bound, so their
-caller must test again.
-
-A small Parquet file for each row group has the values. It is right behind the pages of that group, within the length
-and checksum of the group. So the columns of the part do not change: readers of the file alone, published tables and
-older releases see no difference. The entry `persist.values` of the footer lists the values and their places. The name
-of a value is the id of its column and its path, `4 ->> $."a"."b"`, so it survives a renamed column. The descriptor has
-its least and greatest text in `stats` under that name, for pruning parts.
-
-A writer computes the values of each part from its rows, so an erasure removes them with their documents. `fsck`
-computes them again and compares. Without stored values, a reader parses the documents.
+Paths are chosen by a sample of the first row group. Items of arrays are not chosen, nor texts of more than 64 bytes on
+average. Shorter chains come first, then the documents' order. Parts of less than 1,024 rows have no values, because
+parsing these takes 2 ms. A writer without DuckDB stores none. Conditions that cast a text to a number compare the
+doubles. They also pass NaN and values near the bound, so their caller must test again.
 
 Rejected: typed columns in the part. Each foreign reader would show them, and older releases would refuse the part.
 Rejected, too: columns of numbers alone, whose text each condition on texts would make again.
@@ -39,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from persist.codecs.part.printing import print_filter
+from persist.codecs.part.printing import iterate_metadata, print_filter
 from persist.codecs.types.calculator import get_calculator, is_supported_version
 from persist.codecs.types.schema import CollectionSchema
 
@@ -54,8 +40,6 @@ _PLAIN_NUMBER = "^-?[0-9]{1,15}([.][0-9]{1,15})?$"
 _RANGES = {"TINYINT": 7, "SMALLINT": 15, "INTEGER": 31}  # Wider types hold all plain numbers.
 _PLAIN_PATH = re.compile(r'\$(?:\.(?:\w+|"[^"\\]+"))+', re.ASCII)
 _NAME = re.compile(r'\.(?:(\w+)|"([^"\\]+)")', re.ASCII)
-_PAIR = re.compile(r"(call|field_ref|literal|end|options): '(.*)'")
-_METADATA = "-- schema metadata --\n"
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -235,16 +219,6 @@ def rewrite_filter(
     if not schema.json or EXTRACT not in print_filter(filter):
         return None
     pairs, columns = _read_tree(filter)
-    rebuild, (_, *arguments) = filter.__reduce__()
-
-    def _rebuild(pairs: Sequence[tuple[str, ...]], columns: Sequence[pa.Array]) -> pc.Expression:
-        fields = [pa.field(str(at), column.type) for at, column in enumerate(columns)]
-        schema = pa.schema(fields, pa.KeyValueMetadata([*pairs]))
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, schema) as file:
-            file.write_batch(pa.RecordBatch.from_arrays([*columns], schema=schema))
-        return rebuild(sink.getvalue(), *arguments)
-
     ids = {name: id_ for name, id_ in zip(schema.names, schema.ids, strict=True) if name in schema.json}
     rewritten, names, at, literals = [*pairs], dict[str, pa.DataType](), 0, [*columns]
     while at < len(rewritten) - 3:
@@ -268,20 +242,20 @@ def rewrite_filter(
                     literals += more
                     names[number_name] = pa.float64()
         at += 1
-    try:
-        # Names and texts may look like parts of the tree: then it is not understood.
-        if not names or not _rebuild(pairs, columns).equals(filter):
-            return None
-        return _rebuild(rewritten, literals), pa.schema([*names.items()])
-    except (pa.ArrowException, ValueError):
+    if not names:
         return None
+    fields = [pa.field(str(at), literal.type) for at, literal in enumerate(literals)]
+    tree_schema, sink = pa.schema(fields, pa.KeyValueMetadata(rewritten)), pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, tree_schema) as file:
+        file.write_batch(pa.RecordBatch.from_arrays(literals, schema=tree_schema))
+    rebuild, (_, *arguments) = filter.__reduce__()
+    return rebuild(sink.getvalue(), *arguments), pa.schema([*names.items()])
 
 
-def _read_tree(filter: pc.Expression) -> tuple[list[tuple[str, ...]], list[pa.Array]]:
+def _read_tree(filter: pc.Expression) -> tuple[list[tuple[str, str]], list[pa.Array]]:
     """Return the tree of an expression as pairs of kind and text, and its literals."""
     batch = pa.ipc.open_file(filter.__reduce__()[1][0]).get_batch(0)
-    tree = batch.schema.to_string(truncate_metadata=False).partition(_METADATA)[2]
-    return [match.groups() for match in map(_PAIR.fullmatch, tree.split("\n")) if match is not None], batch.columns
+    return [*iterate_metadata(batch.schema)], batch.columns
 
 
 def _make_number_filter(name: str, test: str) -> pc.Expression | None:

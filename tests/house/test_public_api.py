@@ -137,7 +137,7 @@ def test_every_error_that_users_can_meet_is_imported_from_one_place_and_shown_un
         kinds = [PersistError]
         for kind in kinds:
             kinds += kind.__subclasses__()
-        inside = {"Superseded", "Unchanged", "UnusedBlobsDiffer", "SourceMoved", "SlotInUse"}
+        inside = {"Superseded", "Unchanged", "SourceMoved", "SlotInUse"}
         inside |= {"SourceUnavailable", "SourceBusy", "_Moved", "_Gone"}
         print(*(k.__name__ for k in kinds if k.__module__ != "persist.errors" and k.__name__ not in inside))
     """

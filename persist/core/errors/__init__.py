@@ -1,14 +1,7 @@
 """Every error of the library, grouped by what a handler does about it.
 
-    PersistError
-    ├── InvalidUsage (also ValueError)  the caller's mistake; fix the call
-    ├── Conflict                        someone else was first; read again, then retry
-    ├── Unavailable                     the store did nothing; retry with back-off
-    ├── Indeterminate                   the write may have landed; read back before trying again
-    └── Corruption                      bytes contradict themselves; stop, naming the blob
-
-Users import them from `persist.errors`. The layers of storage and of columns define their own errors. All can be
-pickled, because they cross process boundaries in Spark.
+Users import them from `persist.errors`, which lists the groups. The layers of storage and of columns define their own
+errors. All can be pickled, because they cross process boundaries in Spark.
 
 Promises: a message names the fault, the allowed values and the remedy.
 """

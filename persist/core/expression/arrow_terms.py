@@ -18,10 +18,7 @@ Types and values are written as in the log (`persist.codecs.types.arrow_types`).
 between releases, because its digests are stored.
 """
 
-import ctypes
 import pickle
-import struct
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -29,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from persist.codecs.part.printing import iterate_metadata
 from persist.codecs.types.arrow_types import Json, encode_scalar, encode_type, is_flat
 from persist.core.expression.term import Call, Col, Lit, Term
 
@@ -45,7 +43,7 @@ def parse_filter_term(filter: pc.Expression) -> Term:
     (written,) = buffers
     table = pa.ipc.open_file(pa.py_buffer(written)).read_all()
     (constants,) = table.combine_chunks().to_batches()
-    nodes = _iterate_metadata(table.schema)
+    nodes = iterate_metadata(table.schema)
     stack: list[list[Any]] = [[]]  # The arguments of each call that is open.
     options: dict[int, tuple[Any, ...]] = {}  # Options of open calls, by their depth.
     for kind, text in nodes:
@@ -128,35 +126,3 @@ def _is_not_default(name: str, value: pa.Scalar) -> bool:
     if name == _TYPE_NAME or not value.is_valid:
         return False
     return len(value.values) > 0 if isinstance(value, LISTS) else bool(value.as_py())
-
-
-def _iterate_metadata(schema: pa.Schema) -> Iterator[tuple[str, str]]:
-    """Yield the metadata of a schema in order, including repeated names, which Arrow's dict loses.
-
-    It is read through Arrow's C data interface: count, then length and bytes of each name and value, as int32.
-    """
-    capsule = schema.__arrow_c_schema__()
-    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    fields = ctypes.cast(pointer_of(capsule, b"arrow_schema"), ctypes.POINTER(ctypes.c_void_p))
-    address = fields[2]  # After the format and the name.
-    if not address:
-        return
-
-    def number() -> int:
-        """Read an int32 and move on."""
-        nonlocal address
-        (decoded,) = struct.unpack("=i", ctypes.string_at(address, 4))
-        address += 4
-        return int(decoded)
-
-    def text() -> str:
-        """Read a text with its length and move on."""
-        nonlocal address
-        size = number()
-        encoded = ctypes.string_at(address, size)
-        address += size
-        return encoded.decode()
-
-    for _ in range(number()):
-        yield text(), text()

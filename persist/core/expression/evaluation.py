@@ -468,8 +468,6 @@ def _infer_kind(term: Term, kinds: Kinds) -> pa.DataType:
     assert isinstance(term, Call)
     if term.function.startswith(SQL):
         return term.kind
-    from persist.core.expression.evaluation import infer_type  # Here: numpy's functions take long to load.
-
     return infer_type(term, pa.schema(list(kinds.items())), "a condition")
 
 

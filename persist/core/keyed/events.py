@@ -1,25 +1,14 @@
 """Events as rows, which a keyed collection stores until they are resolved, and their resolution.
 
-    key columns, _seq, _deleted, event fields, _time, _diff
+`docs/inside/format.md` ("Keyed collections") defines their columns, their order and tombstones. A part of
+events is an ordinary part, whose value columns are all columns between the key and `_time`: so its rows are sorted by
+(key, arrival), and are verified, pruned and read like updates. That schema has the versions of the collection's schema,
+so pending events of an earlier version are read as the newest version like any other part.
 
-`_seq` numbers the rows of a part in the order of their arrival; `_deleted` marks deletions of the key, whatever the
-event fields hold; `_diff` is 1. A part of events is an ordinary part, whose value columns are all columns between the
-key and `_time`. So its rows are sorted by (key, arrival), and are verified, pruned and read like updates.
-
-That schema has the versions of the collection's schema, and the ids of its columns, so pending events of an earlier
-version are read as the newest version like any other part. `_seq` and `_deleted` have ids that no column of a
-collection can have.
-
-A tombstone is a row that marks a deleted key: it is stored like other rows, and skipped by reads. The first of these
-rules that applies decides whether the tombstone column marks a deletion: a boolean does if it is true; a string, with a
-declared tombstone value, if it equals that; any other value if it is not NULL.
-
-Resolution is a pure function; other modules read and commit. `prepare_events` groups events by key and sorts the
-events of a key by time, then `order_by`. Events that are equal in both stay in the order of arrival, which is the
-order of the input; with ties="greatest" they are sorted by their values instead, with deletions first. So the event
-that counts comes last. A partial event without the columns of `order_by` comes after all others of its time. The caller
-then looks up the rows of these keys, and `resolve_to_updates` calls the machine for the new ones. Memory and time are
-proportional to the events; most of the time is sorting.
+Resolution is a pure function; other modules read and commit. `prepare_events` groups events by key and sorts the events
+of a key, so that the event that counts comes last. A partial event without the columns of `order_by` comes after all
+others of its time. The caller then looks up the rows of these keys, and `resolve_to_updates` calls the machine for the
+new ones. Memory and time are proportional to the events; most of the time is sorting.
 """
 
 from collections.abc import Sequence

@@ -20,11 +20,8 @@ nothing is resolved, and the seal fails with this error. Such a machine has a me
 True, and needs resolve="seal": in the background, its events would be sealed already, so sealed contents would become
 unreadable.
 
-Among the events of one time, `Replacing` uses only the last in their order (`persist.core.keyed.events`). It changes
-nothing if its watermark, the columns of `order_by`, is below that of the present row. Otherwise the present row is
-retracted and replaced by the event's row, unless the event is a deletion and there is no tombstone column to mark it.
-With declared watermarks, the result of some events is the event with the greatest watermark, and among equal ones the
-latest: a running maximum for each key.
+`docs/inside/format.md` ("Keyed collections") has the rule of `Replacing`. With declared watermarks, the result of some
+events is the event with the greatest watermark, and among equal ones the latest: a running maximum for each key.
 """
 
 from collections.abc import Mapping, Sequence

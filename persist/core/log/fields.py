@@ -103,15 +103,7 @@ class GroupForm(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a collection resolves events; see `persist.core.keyed.form.Keyed`.
-
-    Attributes:
-        fields: of an event besides its key, (name, type) each; None if they are the value fields of the collection.
-        late_by: how far an event's watermark may lie behind the greatest seen one; None if not declared.
-        late_bound: the initial late bound.
-        ties: which event counts among events of a key with equal time and order_by.
-        groups: value columns with orders of their own; no column is in two of them, or in order_by.
-    """
+    """How a collection resolves events; see `persist.core.keyed.form.Keyed`."""
 
     machine: MachineForm
     fields: tuple[tuple[str, Any], ...] | None = None
@@ -153,13 +145,7 @@ class TokenArchive(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class Archiving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Move the oldest tokens of a collection from its state into an archive, together with its newest archives.
-
-    Attributes:
-        moved: how many tokens of the state before the record go into the archive.
-        merged: how many of the newest archives it replaces.
-        dropped: how many of the oldest archives are forgotten, because there are too many tokens.
-    """
+    """Move the oldest tokens of a collection from its state into an archive, together with its newest archives."""
 
     came_with: ClassVar[int] = 10  # The number of a location's format from which on no token is forgotten unnoticed.
     archive: TokenArchive
@@ -169,12 +155,7 @@ class Archiving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Deletes(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The deleted rows of a part in a published table, in the table's format: a range of a blob.
-
-    Attributes:
-        start, bytes: the range of the blob.
-        rows: how many rows are deleted.
-    """
+    """Rows of a part that a published table leaves out, as the table's format writes them: bytes of a blob."""
 
     blob: str
     start: Annotated[int, msgspec.Meta(ge=0)]

@@ -1,12 +1,9 @@
 """The frame around every JSON object on storage: a kind, a format version and a checksum.
 
-    object   = body-open `,"checksum":"` 32 hex digits `"}` LF
-    body-open = `{"persist":` kind `,"format":` version `,` … the kind's own fields, without the closing brace
-
-The checksum is xxh3_128 over all bytes before `,"checksum":`. It comes last so that it can be checked over raw bytes
-before anything is parsed, and the object stays one line of JSON that any tool can read. It is verified before the
-version is read, so damaged bytes are `CorruptBlob` and never mistaken for a newer version. This frame stays the same in
-every format version.
+`docs/inside/format.md` ("JSON objects") has its form, which stays the same in every format version. The checksum comes
+last so that it can be checked over raw bytes before anything is parsed, and the whole stays one line of JSON that any
+tool can read. It is verified before the version is looked at: damaged bytes are `CorruptBlob` and never mistaken for a
+newer version.
 
 The number of a location is the number of its newest record (`persist.core.state_rules.state.State.format`). A writer
 uses this number for all objects, not that of its own release, so that older clients can work beside newer ones. The

@@ -1,20 +1,7 @@
 """The grammar of blob keys in a location.
 
-    log/<seqno>                                          a record
-    checkpoint/<10**20 - 1 - seqno>-<seqno>.json         a checkpoint after that record; the newest is listed first
-    directory/<seqno>-<checksum>.json                    entries of many collections, made for a checkpoint
-    directory/<seqno>-<checksum>.pages                   pages of very many entries, which such an object lists
-    state/<collection>/<seqno>-<checksum>.json           the contents of a collection, made for a checkpoint
-    part/<collection>/<seqno>-<uuid>.parquet             updates; an upload
-    part/<collection>/<seqno>-<checksum>.json            older tokens; an upload
-    list/<collection>/<seqno>-<checksum>.json            descriptors of parts, too many for a record; an upload
-    part/<collection>/<seqno>/deletion_vector_<uuid>.bin deleted rows of a published table; an upload
-    part/<collection>/metadata/<seqno>-<uuid>.avro       the list of an Iceberg table's files; an upload
-    part/<collection>/_delta_log/…, metadata/…           other files of a published table, named by its format
-    gc/clock                                             written to read the store's clock
-
-A seqno has 20 digits, a collection 32 of hexadecimal. The name of an upload begins with the next seqno that its writer
-knew, so that garbage collection can declare old uploads void (`persist.core.state_rules.location`).
+`docs/inside/format.md` has the table of them. The name of an upload begins with the seqno that its writer thought was
+next: garbage collection declares old uploads void by it (`persist.core.state_rules.location`).
 
 Other names are refused in records, so no record makes a client read, write or delete a blob outside the folder of its
 collection. A clone also has parts in the folders of other collections, which its entry in the directory lists

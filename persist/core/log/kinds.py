@@ -2,8 +2,9 @@
 
     mutation = the tag of a kind as "kind", and the fields of its class below
 
-Mutations of a collection name it by its id, which is never reused. A frontier is a list of at most one time.
-A long list of parts is stored outside the record (`parts_in`), and `persist.core.log.records` fills it in on reading.
+`docs/inside/format.md` has the members and the effect of each kind ("record", "Erasures", "Clones", "Published tables",
+"Keyed collections"). A long list of parts is stored outside the record (`parts_in`), and `persist.core.log.records`
+fills it in on reading.
 """
 
 from functools import reduce
@@ -41,11 +42,7 @@ Mutation = CollectionMutation | LocationMutation
 
 
 class Create(CollectionMutation, frozen=True, tag="create"):
-    """Create a collection, with since and upper at 0.
-
-    Attributes:
-        view: the definition of a view (`persist.compute.sql.definition`); None if users write the collection.
-    """
+    """Create a collection, with since and upper at 0; a view has a definition (`persist.compute.sql.definition`)."""
 
     name: str
     schema: dict[str, Any]
@@ -60,15 +57,8 @@ class Create(CollectionMutation, frozen=True, tag="create"):
 class Clone(CollectionMutation, frozen=True, tag="clone"):
     """Create a collection with the contents of another one, its source, as of a sealed time; since is that time.
 
-    It shares parts with the source: their blobs stay in the folder of the source, or of the collection from which that
-    was cloned. Parts are numbered from 0, in their order.
-
-    Attributes:
-        source: the id of the collection with all parts that were not stored for the clone.
-        schema, earlier: the source's newest version of the schema, and the earlier versions.
-        keyed, late_bound: those of the source, if it is keyed.
-        runs: the history, with all updates up to as_of; with a keyframe, the updates after it.
-        keyframe: as of a time up to as_of.
+    It shares parts with the source: their blobs stay where they lie, in the folder of the source or of what that was
+    cloned from.
     """
 
     is_alone: ClassVar[bool] = True
@@ -107,16 +97,8 @@ class Append(CollectionMutation, frozen=True, tag="append"):
 class Replace(CollectionMutation, frozen=True, tag="replace"):
     """Replace runs of history and keyframes by merged ones.
 
-    Parts are named by their numbers in the collection. New parts are -1, -2, … in the order of `parts`. Removed runs
-    and keyframes must still exist: if two records replace the same ones, the second is refused.
-
-    Attributes:
-        removed_runs: the first number of each removed run of history.
-        runs: the new runs.
-        removed_keyframes: the time of each removed keyframe.
-        keyframes: the new keyframes.
-        history_from: updates before this time are only in keyframes from now on; None changes nothing.
-        unused: the blobs to which nothing refers from now on.
+    Parts are named by their numbers in the collection. New parts are -1, -2, … in the order of `parts`. The removed
+    ones must still exist: if two records replace the same, the second is refused.
     """
 
     is_guarded: ClassVar[bool] = False
@@ -146,16 +128,7 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
     """Remove some records from all times: parts without them replace each part that had one.
 
     This is the only mutation that changes a sealed time (`persist.core.state_rules.erasures`). It does not name the
-    erased records.
-
-    Attributes:
-        parts: the new parts; the last `events` of them hold pending events.
-        replaced: the number of each removed part, with the numbers of its replacements. New parts are -1, -2, … in the
-            order of `parts`, as in a `Replace`.
-        updates: the number of removed updates and pending events, without repetitions in keyframes.
-        by, at_ms: the client that requested it, and the time by its clock, in milliseconds since 1970.
-        reason: the reason, for people; it must not name a person.
-        unused: the blobs to which nothing refers from now on.
+    erased records, and the reason must not name a person.
     """
 
     is_alone: ClassVar[bool] = True
@@ -224,14 +197,7 @@ class Destroy(CollectionMutation, frozen=True, tag="destroy"):
 
 
 class SetHold(CollectionMutation, frozen=True, tag="hold"):
-    """Keep since at or before a time, from now on.
-
-    Attributes:
-        hold: 32 hex digits for a leased hold, or the name of a permanent one.
-        expected: the present time of a permanent hold, for compare-and-set; None if it must not exist.
-        schema: the version of the schema with which its owner reads; None changes nothing.
-        columns: the ids of columns that may not be dropped meanwhile; None changes nothing.
-    """
+    """Keep since at or before a time, from now on."""
 
     is_guarded: ClassVar[bool] = False
     hold: str
@@ -259,11 +225,7 @@ class ReleaseHold(CollectionMutation, frozen=True, tag="release"):
 
 
 class Pend(CollectionMutation, frozen=True, tag="pend"):
-    """Add pending events to a keyed collection, all at times beyond upper.
-
-    Parts are numbered as in an `Append`, and have rows of `persist.core.keyed.events`. The order of arrival is (number
-    of the part, `_seq`).
-    """
+    """Add events to a keyed collection, all at times beyond upper, which wait to be resolved."""
 
     is_sent: ClassVar[bool] = False
     parts: tuple[Part, ...] = ()
@@ -278,14 +240,8 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
     """Replace the events at `start <= time < end` by the updates that result from them.
 
     It is valid only if `start` is the present `resolved`, and `pending` has the numbers of all pending parts with a
-    time before end. So if two records resolve the same events, or events arrived meanwhile, the second is refused.
-    Upper moves to end, unless it is beyond. Parts whose events are all resolved are no longer pending. In a part on
-    both sides of end, the rows before it no longer count.
-
-    Attributes:
-        parts: updates, as in an `Append`, in `[start, end)`.
-        watermarks: of events in this record that were not pending before.
-        unused: the blobs to which nothing refers from now on.
+    time before end. So if two records resolve the same, or events came meanwhile, the second is refused. `watermarks`
+    are of events that came with this record and were not pending before.
     """
 
     start: Frontier
@@ -302,22 +258,7 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
 
 
 class Publish(CollectionMutation, frozen=True, tag="publish"):
-    """Record the next version of a published table; readers see it afterwards (`persist.services.publish`).
-
-    Parts are named as in a `Replace`. New parts are in no run: only the table has them.
-
-    Attributes:
-        id: of the table, the same in all versions.
-        version: one more than the version before, or 0.
-        files: the new parts, and parts with other deleted rows.
-        removed: parts of the previous version that this version lacks.
-        schema: the version of the schema whose columns the table has.
-        metadata: the blobs that list the table's files, in place of those of the previous version.
-        blobs: new blobs of metadata and of deleted rows.
-        options: the options of the table.
-        digest: the digest of its rows, if it was computed.
-        unused: the blobs to which nothing refers from now on.
-    """
+    """Record the next version of a published table, which readers see after that (`persist.services.publish`)."""
 
     is_guarded: ClassVar[bool] = False
     is_alone: ClassVar[bool] = True
@@ -365,10 +306,7 @@ class AdvanceLateBound(CollectionMutation, frozen=True, tag="late_bound"):
 
 
 class Evolve(CollectionMutation, frozen=True, tag="evolve"):
-    """Add the next version of the schema, based on the previous one.
-
-    `keyed`: how the collection resolves events from now on, if it was not keyed before.
-    """
+    """Make the next version of the schema, from the one before it; with keyed, the collection becomes keyed."""
 
     is_alone: ClassVar[bool] = True
     schema: dict[str, Any]
@@ -384,10 +322,7 @@ class Evolve(CollectionMutation, frozen=True, tag="evolve"):
 class Redefine(CollectionMutation, frozen=True, tag="redefine"):
     """Set the next definition of a view, which applies from start on.
 
-    Attributes:
-        view: the definition, numbered one more than the one before.
-        start: the present upper. If another `Redefine` or a refresh came first, this record is refused.
-        schema: the next version of the schema, if the columns change.
+    That is what upper is now: of two that come at once, or where the view moved on meanwhile, the second loses.
     """
 
     is_alone: ClassVar[bool] = True
@@ -408,10 +343,7 @@ class Rename(CollectionMutation, frozen=True, tag="rename"):
 
 
 class Describe(CollectionMutation, frozen=True, tag="describe"):
-    """Change the descriptions of a collection and of its columns, by their ids.
-
-    With a version, the present description must have that version.
-    """
+    """Change the descriptions of a collection and of its columns, by their ids."""
 
     is_alone: ClassVar[bool] = True
     words: Words = Words()
@@ -462,12 +394,7 @@ class Note(CollectionMutation, frozen=True, tag="note"):
 
 
 class GrantLease(LocationMutation, frozen=True, tag="lease"):
-    """Begin a lease, or renew one.
-
-    It lasts until `EndLease`, which other clients commit after its expiry. Its holder now reads states from
-    `reads_from` on. With a consumer, it is the lease of that consumer alone, and the next client with that name ends
-    it.
-    """
+    """Begin a lease, or prolong it. It lasts until `EndLease`, which others commit after its expiry."""
 
     is_guarded: ClassVar[bool] = False
     lease: str

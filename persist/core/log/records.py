@@ -7,27 +7,13 @@ or replaced. The answer of a `create` may be lost or strange. So every record ha
 unclear answer the client reads the slot. A record there is identified by its id; if the slot is free, the same bytes
 are offered again.
 
-A record is
+`docs/inside/format.md` ("record") has the members of a record. `written_ms` is for people and for retention, never for
+correctness.
 
-    { location, seqno, commit, previous, writer, epoch, written_ms, mutations, submitted? }
-
-    location    32 random hex digits of the writer of seqno 0; every object of a location repeats them
-    commit      32 random hex digits for every commit, by which a client recognises its own record
-    previous    the commit of the record before this one, null at seqno 0: so the log is one chain, and a follower
-                notices lost or exchanged records, and a roll-back
-    writer      free text naming the client and its release, for people
-    epoch       the seqno at which the writer opened the location exclusively, null if it did not
-    written_ms  the writer's clock, milliseconds since 1970; for people and for retention, never for correctness
-    submitted   the clients for which others committed these operations (`persist.engine.follow.log_queries`)
-
-A part list too large for its record is stored as a separate object:
-
-    list/<collection>/<seqno known then, 20 digits>-<xxh3_128 of the object>.json     frame "parts"
-
-In memory a mutation with parts always has its `parts`. On storage, a long list is replaced by `parts_in`, a
-pointer with a checksum. The object is written before the record that points to it. Its name begins with a seqno, like
-an upload (see `persist.core.state_rules.location.check_uploaded`), and continues with its checksum. So writing it twice
-is harmless.
+In memory a mutation that brings parts always has its `parts`. On storage, a long list is replaced by `parts_in`, a
+pointer with a checksum of an object of its own (frame "parts"). The object is written before the record that points to
+it. Its name begins with a seqno, like an upload (see `persist.core.state_rules.location.check_uploaded`), and continues
+with its checksum. So writing it twice is harmless.
 """
 
 from collections import deque

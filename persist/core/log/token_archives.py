@@ -1,12 +1,9 @@
 """Older tokens of a collection, in objects of their own, so that its state does not grow with them.
 
-    part/<collection>/<seqno known then, 20 digits>-<xxh3_128 of the object>.json     frame "tokens"
-
 An object is an upload like a part: the state of the collection names it, and garbage collection deletes it like an
 unused part. It has 25 bytes for each write, sorted by the hash of the token:
 
-    { location, collection, rows }    rows = base64 of count times (hash u8, time_min i8, digest u8, has_digest u1),
-                                      little-endian; hash = blake2b of the token's UTF-8, 8 bytes, as an integer
+`docs/inside/format.md` ("Archives of tokens") has their form.
 
 The hash of 64 bits replaces the token: among four million tokens, two have the same hash with a probability of 10^-6.
 """

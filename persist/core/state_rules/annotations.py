@@ -10,11 +10,10 @@ tokens of all others.
 - The same data under a known token counts as done, in any order, form and batches. Other data is refused
   (`TokenReused`). Seals and expected uppers are not compared. Data whose digest is unknown counts as the same.
 - A commit to several collections is refused if only some have its token, because it is not a repetition.
-- The contents have at most the newest `TOKENS_KEPT` tokens. The record that would exceed this moves the older half into
-  an archive (`persist.core.log.token_archives`). A client that validates a commit reads the archives, too.
+- The contents hold the newest `TOKENS_KEPT` at most, and archives (`persist.core.log.token_archives`) the older ones. A
+  client that validates a commit also looks there.
 - A collection keeps `ARCHIVED_MAX` tokens. Beyond that, its oldest archives are forgotten. Tokens have no age, so from
   then on each unknown token may be a forgotten one, and is refused (`TokenForgotten`).
-- Before format 10 there were no archives: the oldest tokens of sealed writes were dropped without a note.
 
 *Batches* of streaming queries: a query numbers its batches, and runs the last one again if its outcome is unknown. The
 record that adds a batch therefore has its number, under the query's id, and:

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.core.antichain import END, decode_frontier, encode_frontier, to_antichain, to_time_integer
 from persist.core.errors import (
@@ -69,7 +68,7 @@ from persist.core.state_rules.keyed_rules import (
     resolve_events,
     seal_contents,
 )
-from persist.core.state_rules.publications import add_table_version, check_published, remove_table
+from persist.core.state_rules.publications import apply_publication, check_published
 from persist.core.state_rules.schemas import (
     apply_evolve,
     apply_redefine,
@@ -185,6 +184,8 @@ def apply_step(contents: CollectionState | None, step: CollectionStep) -> Collec
         return create_contents(step) if isinstance(step, kinds.Create) else create_clone(step)
     if contents is None:
         raise ValueError(f"the first mutation of collection {step.collection} does not create it")
+    if isinstance(step, _REWRITES) and any(part.schema > len(contents.earlier) + 1 for part in step.parts):
+        raise ValueError("it brings parts of a schema version that does not exist yet")
     try:
         return RULES[type(step)](contents, step)
     except PersistError as error:
@@ -192,6 +193,7 @@ def apply_step(contents: CollectionState | None, step: CollectionStep) -> Collec
         raise
 
 
+_REWRITES = kinds.Replace | kinds.Erase | kinds.Publish | kinds.Resolve
 _replace_fields = msgspec.structs.replace
 
 
@@ -253,26 +255,9 @@ def _apply_planned_pend(contents: CollectionState, step: PlannedPend) -> Collect
 
 
 def _apply_resolve(contents: CollectionState, step: kinds.Resolve) -> CollectionState:
-    _check_versions_known(contents, step.parts)
     if any(part.schema < len(contents.earlier) + 1 for part in step.parts):
         raise Superseded("the collection has evolved since its events were resolved")  # They may mean less by now.
     return _advance_since(resolve_events(contents, step))
-
-
-def _apply_replace(contents: CollectionState, step: kinds.Replace) -> CollectionState:
-    after = apply_replacement(contents, step)
-    _check_versions_known(contents, step.parts)
-    return after
-
-
-def _apply_publish(contents: CollectionState, step: kinds.Publish) -> CollectionState:
-    _check_versions_known(contents, step.parts)
-    return add_table_version(contents, step)
-
-
-def _check_versions_known(contents: CollectionState, parts: tuple[Part, ...]) -> None:
-    if any(part.schema > len(contents.earlier) + 1 for part in parts):
-        raise ValueError("it brings parts of a schema version that does not exist yet")
 
 
 def _apply_seal(contents: CollectionState, step: kinds.Seal) -> CollectionState:
@@ -384,12 +369,6 @@ def list_derived_holds(contents: CollectionState) -> tuple[str, ...]:
     return tuple(sorted(hold for hold in contents.holds if hold.startswith(DERIVED_HOLDS)))
 
 
-def _apply_erase(contents: CollectionState, step: kinds.Erase) -> CollectionState:
-    after = apply_erasure(contents, step)
-    _check_versions_known(contents, step.parts)
-    return after
-
-
 def _expect_definition(contents: CollectionState, step: ExpectDefinition) -> CollectionState:
     if (number := get_definition_number(contents)) != step.number:
         raise ViewRedefined(contents.name, step.number, number)
@@ -489,8 +468,8 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     kinds.Pend: _apply_pend,
     kinds.Resolve: _apply_resolve,
     kinds.AdvanceLateBound: apply_late_bound,
-    kinds.Replace: _apply_replace,
-    kinds.Erase: _apply_erase,
+    kinds.Replace: apply_replacement,
+    kinds.Erase: apply_erasure,
     kinds.Tokens: _apply_tokens,
     kinds.Batch: lambda before, step: _replace_fields(before, queries=record_batch(before.queries, step)),
     kinds.Seal: _apply_seal,
@@ -505,8 +484,8 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     kinds.Describe: _apply_describe,
     kinds.Evolve: apply_evolve,
     kinds.Redefine: apply_redefine,
-    kinds.Publish: _apply_publish,
-    kinds.Unpublish: remove_table,
+    kinds.Publish: apply_publication,
+    kinds.Unpublish: apply_publication,
     kinds.Rename: lambda before, step: _replace_fields(before, name=step.name),
 }
 

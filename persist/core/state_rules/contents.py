@@ -53,12 +53,7 @@ from persist.core.timeline import Timeline
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A hold: since stays at or before its time. It ends with its lease, or is permanent without one.
-
-    Attributes:
-        schema: the version of the schema that its owner uses; None if unknown.
-        columns: the ids of columns that its owner reads, so that they are not dropped.
-    """
+    """A hold: since stays at or before its time. It ends with its lease, or is permanent without one."""
 
     time: int
     lease: str | None = None
@@ -74,14 +69,7 @@ class PublishedFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A published table; see `persist.core.state_rules.publications`; members as in `persist.core.log.kinds.Publish`.
-
-    Attributes:
-        files: the parts of the present version, by number.
-        before: the previous version's files that were removed, or have other deleted rows now.
-        metadata_before: the metadata of the previous version.
-        is_renewed: whether columns or options differ from the previous version.
-    """
+    """A published table; see `persist.core.state_rules.publications`, and for its members `docs/inside/format.md`."""
 
     id: str
     version: int
@@ -111,11 +99,7 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class Erasure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One erasure; see `persist.core.state_rules.erasures`, and for its members `persist.core.log.kinds.Erase`.
-
-    Attributes:
-        number: counts the erasures of the collection from 1.
-    """
+    """One erasure; see `persist.core.state_rules.erasures`. They are numbered from 1."""
 
     number: int
     at_ms: int
@@ -325,7 +309,7 @@ def compute_replacement(contents: CollectionState, step: kinds.Replace) -> tuple
     numbered = {**contents.numbered, **dict(enumerate(step.parts, contents.next_number))}
 
     def resolve(numbers: Numbers) -> Numbers:
-        final_numbers = tuple(number if number >= 0 else contents.next_number - 1 - number for number in numbers)
+        final_numbers = resolve_numbers(numbers, contents.next_number)
         if not final_numbers or not all(number in numbered for number in final_numbers):
             raise Superseded("a part that this compaction builds on is not there any more: another one came first")
         return final_numbers
@@ -372,6 +356,11 @@ def compute_replacement(contents: CollectionState, step: kinds.Replace) -> tuple
     unused = dict.fromkeys(part.blob for part in numbered.values() if part.blob and part.blob not in blobs)
     check_runs(after)
     return after, tuple(unused)
+
+
+def resolve_numbers(numbers: Numbers, next_number: int) -> Numbers:
+    """Return the numbers of parts; -1, -2, … count from `next_number`."""
+    return tuple(number if number >= 0 else next_number - 1 - number for number in numbers)
 
 
 def check_runs(contents: CollectionState) -> None:

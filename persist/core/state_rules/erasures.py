@@ -24,7 +24,7 @@ import msgspec
 from persist.core.errors import InvalidUsage, Superseded
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe, Numbers
-from persist.core.state_rules.contents import CollectionState, Erasure, check_runs
+from persist.core.state_rules.contents import CollectionState, Erasure, check_runs, resolve_numbers
 
 ERASURES_KEPT = 1000
 REASON_CHARS_MAX = 1000
@@ -72,7 +72,7 @@ def replace_erased_parts(contents: CollectionState, step: kinds.Erase) -> Collec
         raise ValueError(f"it erases {step.updates} updates, and {step.events} of its parts hold events")
     first_event = contents.next_number + len(step.parts) - step.events
     new_parts = dict(enumerate(step.parts, contents.next_number))
-    replaced = {number: _resolve_part_numbers(contents, names) for number, names in step.replaced}
+    replaced = {number: resolve_numbers(names, contents.next_number) for number, names in step.replaced}
     if not {*contents.numbered, *contents.pending}.issuperset(replaced):
         raise Superseded("a part that this erasure replaces is not there any more: a compaction came first")
     used = sorted(chain.from_iterable(replaced.values()))
@@ -108,10 +108,3 @@ def replace_erased_parts(contents: CollectionState, step: kinds.Erase) -> Collec
     )
     check_runs(result)
     return result
-
-
-def _resolve_part_numbers(contents: CollectionState, names: Numbers) -> Numbers:
-    """Return the numbers of new parts; -1, -2, … count from `next_number`."""
-    if any(name >= 0 for name in names):
-        raise ValueError("it puts parts that are there in the place of others")
-    return tuple(contents.next_number - 1 - name for name in names)

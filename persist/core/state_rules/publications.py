@@ -1,14 +1,8 @@
 """Published tables of a collection, in the formats of other programs.
 
-A table has versions, and each has the contents of the collection as of one time: the numbers of parts, and the deleted
-rows of each part. A reader of the table has no lease, and may begin with one version while the next one is being
-published. So the log keeps the blobs of two versions:
-
-- the version in the newest record. The table shows it after the record was made, perhaps much later;
-- the version before it (`before`), which readers see until then.
-
-A publisher first ensures that the table shows the present version, and then commits the next one. From then on, blobs
-that only the previous version needs are unused, and stay for the grace period like all dropped blobs.
+`docs/inside/format.md` ("Published tables") defines them. A reader of a table has no lease, and may begin with one
+version while the next one is being published. So the log keeps the blobs of two versions: the one in the newest record,
+and the one before it, which readers see until the table shows the newest.
 
 Invariants:
 - the parts that a table names are files, and each of their rows counts once;
@@ -16,21 +10,18 @@ Invariants:
 - versions follow each other, and the id of the table stays.
 """
 
-from typing import Any
-
 import msgspec
 
 from persist.codecs.part.part import Part
 from persist.core.antichain import to_antichain
 from persist.core.errors import AsOfNotSealed, Superseded
 from persist.core.log import kinds
-from persist.core.log.fields import Numbers
 from persist.core.names import is_id
-from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
+from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile, resolve_numbers
 
 
 def add_table_version(contents: CollectionState, step: kinds.Publish) -> CollectionState:
-    """Return contents with the next version of a published table.
+    """Return contents with the next version of a published table, without a check of `step.unused`.
 
     Raises:
         Superseded: another client has published or compacted since the plan.
@@ -80,12 +71,11 @@ def add_table_version(contents: CollectionState, step: kinds.Publish) -> Collect
         raise ValueError("it names blobs that neither the version before has nor this one brings")
     if not set(new_parts) <= set(numbers):
         raise ValueError("it brings parts that the table does not name")
-    after = _replace_tables(contents, {**contents.published, step.table: publication}, new_parts)
-    return _check_unused(after, contents, step)
+    return _replace_tables(contents, {**contents.published, step.table: publication}, new_parts)
 
 
 def remove_table(contents: CollectionState, step: kinds.Unpublish) -> CollectionState:
-    """Return contents without a published table.
+    """Return contents without a published table, without a check of `step.unused`.
 
     Raises:
         Superseded: it has another version now, or was removed.
@@ -95,25 +85,29 @@ def remove_table(contents: CollectionState, step: kinds.Unpublish) -> Collection
     if present_publication is None or present_publication.version != step.version:
         raise Superseded(f"the {step.table} table of {contents.name!r} has another version by now, or is gone")
     remaining = {table: publication for table, publication in contents.published.items() if table != step.table}
-    return _check_unused(_replace_tables(contents, remaining, {}), contents, step)
+    return _replace_tables(contents, remaining, {})
 
 
 def list_unused_blobs(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> tuple[str, ...]:
     """Return the blobs that a step leaves unused; raises as the step."""
-    rule: Any = add_table_version if isinstance(step, kinds.Publish) else remove_table
-    try:
-        rule(contents, msgspec.structs.replace(step, unused=()))
-    except UnusedBlobsDiffer as error:
-        return error.blobs
-    return ()
+    return tuple(sorted(contents.named_blobs - _change_tables(contents, step).named_blobs))
 
 
-class UnusedBlobsDiffer(Superseded):
-    """A step lists the wrong unused blobs."""
+def apply_publication(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> CollectionState:
+    """Apply a change of a published table, and check its list of unused blobs.
 
-    def __init__(self, blobs: tuple[str, ...]) -> None:
-        super().__init__("other blobs become unused than expected: another client published or compacted first")
-        self.blobs = blobs
+    Raises:
+        Superseded: it leaves other blobs unused than it lists; or as `add_table_version` and `remove_table`.
+    """
+    after = _change_tables(contents, step)
+    check_published(after)
+    if contents.named_blobs - after.named_blobs != set(step.unused):
+        raise Superseded("other blobs become unused than expected: another client published or compacted first")
+    return after
+
+
+def _change_tables(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> CollectionState:
+    return add_table_version(contents, step) if isinstance(step, kinds.Publish) else remove_table(contents, step)
 
 
 def _replace_tables(
@@ -130,17 +124,6 @@ def _replace_tables(
     )
 
 
-def _check_unused(
-    after: CollectionState, before: CollectionState, step: kinds.Publish | kinds.Unpublish
-) -> CollectionState:
-    """Return after, if the step lists exactly the blobs that become unused."""
-    check_published(after)
-    unused = tuple(sorted(before.named_blobs - after.named_blobs))
-    if set(unused) != set(step.unused):
-        raise UnusedBlobsDiffer(unused)
-    return after
-
-
 def check_published(contents: CollectionState) -> None:
     """Raise ValueError if published tables contradict the other contents."""
     numbers = {number for publication in contents.published.values() for number in publication.numbers}
@@ -155,8 +138,3 @@ def check_published(contents: CollectionState) -> None:
         named = [publication.files.get(number) for publication in contents.published.values()]
         if any(file is not None and file.deletes is not None and file.deletes.rows > part.rows for file in named):
             raise ValueError(f"a published table leaves out more rows than {part.name} has")
-
-
-def resolve_numbers(numbers: Numbers, next_number: int) -> Numbers:
-    """Return the numbers of parts; -1, -2, … count from `next_number`."""
-    return tuple(number if number >= 0 else next_number - 1 - number for number in numbers)

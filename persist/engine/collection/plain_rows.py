@@ -286,7 +286,7 @@ def make_delete_steps(
         return [request, *_list_stamp_steps(handle, at)]
     _check_beginning(handle, contents, at)
     with ExitStack() as stack:
-        present = _plan_present(handle, contents, where, stack)
+        present = _make_scan_planner(handle, contents, stack)(where)
         if keys is None:
             writes = _store_difference(handle, present, (), at or 0, writer.part_writer())
             return [request, *_make_difference_steps(handle, contents, at, writes)]
@@ -395,7 +395,7 @@ def make_upsert_steps(handle: CollectionHandle, events: EventTable, token: str |
     if not len(events.table):
         return [*_list_creation_steps(handle), request]
     with ExitStack() as stack:
-        lookup, reader = Lookup(_plan_present(handle, contents, None, stack)), handle.engine.reader()
+        lookup, reader = Lookup(_make_scan_planner(handle, contents, stack)(None)), handle.engine.reader()
         ready, writer = events.ready or prepare_events(schema, form, events.table), handle.engine.writer("upsert")
         keys_to_replace = Wanted(len(ready.keys), SortedKeys(ready.keys))
         if events.is_partial:
@@ -480,13 +480,6 @@ def _list_creation_steps(handle: CollectionHandle) -> list[Step]:
 
 def _list_stamp_steps(handle: CollectionHandle, at: int | None) -> list[Step]:
     return [handle.commit_time_step()] if at is None else []
-
-
-def _plan_present(
-    handle: CollectionHandle, contents: CollectionState, filter: pc.Expression | None, stack: ExitStack
-) -> Scan:
-    """Return a plan that reads the contents; it is valid until the stack is left."""
-    return _make_scan_planner(handle, contents, stack)(filter)
 
 
 def _make_scan_planner(

@@ -1,8 +1,5 @@
 """Checkpoints: the directory of a location at one seqno, so that opening need not replay the log from its start.
 
-    checkpoint/<10^20 - 1 - seqno, 20 digits>-<seqno, 20 digits>.json     frame "checkpoint"
-    state/<collection>/<seqno, 20 digits>-<xxh3_128 of the object>.json   frame "state"
-
 The first half of a checkpoint's name makes the newest one the first in a listing: opening takes one page however many
 there are. The directory has, for each collection, the pointers to its state objects and the mutations since
 (`persist.core.state_rules.state.CollectionEntry` without its contents). Only when those have grown past

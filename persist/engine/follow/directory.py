@@ -3,8 +3,6 @@
     checkpoint  =  [directory object, directory object, …]  +  the changes since the last of them, in the checkpoint
                     oldest           changes to it                 at most INLINE_BYTES_MAX
 
-    directory/<seqno, 20 digits>-<xxh3_128 of the object>.json         frame "directory"
-
 If several of these have an entry for a collection, the last one counts. A checkpoint names the directory objects of the
 one before it, and contains the changes since. When the inline changes exceed `INLINE_BYTES_MAX`, they become a
 directory object of their own. It is merged with the objects before it that are less than `RATIO` times as large as the

@@ -1,14 +1,10 @@
 """Pages of a large directory: objects of many keys and values, of which a reader fetches the needed pages.
 
-    directory/<seqno, 20 digits>-<xxh3_128 of the object>.pages
+`docs/inside/format.md` ("Pages") has their form.
 
-    pages  =  page page …                one object of at most some `OBJECT_BYTES_MAX`
-    page   =  {"key": value, …} LF       keys ascending; null for a key of an older object that is gone
-
-There are two tables of pages: entries of collections by id, and ids by name. Both lie in objects like this, which the
-directory object lists (`persist.engine.follow.directory`): of each page its first key, its length and its checksum. So
-opening a location of a million collections reads that list, a thousandth of all bytes, and then one page of each table
-for each collection that is used.
+There are two tables of pages: entries of collections by id, and ids by name. The directory object lists the first key,
+length and checksum of each page (`persist.engine.follow.directory`). So opening a location of a million collections
+reads that list, a thousandth of all bytes, and then one page of each table for each collection that is used.
 
 Invariants:
 - keys ascend over all pages of a table;

@@ -4,17 +4,9 @@
   (`Settings.log_retention_s`).
 - `Submissions` records which operations of other clients are in the log, as far as one reader has read it. A client
   whose operations a server commits sends each with its own id and a number (`persist.engine.write.relay`). A record
-  with such operations names them (`persist.core.log.records.Submitted`). Both sides use only this to learn the outcome
-  of an operation:
-
-  - a client that lost the answer looks for its number in the log. If it is missing, the client commits by itself, and
-    that record also declares that none of its operations up to a number will follow;
-  - a server commits an operation only if no record since the request declares this.
-
-  Both need the slot of the log after the records that they have read, so only one side can get it, and the other reads
-  the decision. This needs no state in checkpoints, because only records after a seqno matter: `knows` returns whether
-  all of them were read here. Rejected: a token in the state for each such operation. An operation may concern no
-  collection, and the tokens of busy servers would make collections forget those of their users.
+  with such operations names them (`persist.core.log.records.Submitted`).
+  `docs/inside/design.md` ("Committing for others") explains how both sides find out from that alone what became of an
+  operation. `knows` returns whether all records after a seqno were read here.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -3,13 +3,9 @@
     contents  =  [state object, state object, …]  +  the mutations since, in its entry of the directory
                   oldest, whole   changes to it
 
-    state/<collection>/<seqno, 20 digits>-<xxh3_128 of the object>.json    frame "state"
-
 A collection may consist of very many parts, each with a descriptor of some 900 bytes, of which a commit touches a few.
-So a state object either is whole, or has the changes since the earlier ones and a member `gone`. Its maps hold new and
-changed items, and `gone` the deleted keys; all other members have their present values. Runs and keyframes count as
-maps, by the number of the first part and by time. A reader first removes deleted keys, then replaces changed items, and
-then adds new ones in the order of the object. So all maps have the order of the contents.
+So a state object either is whole, or has the changes since the earlier ones (`docs/inside/format.md`, "state"). Runs
+and keyframes count as maps, by the number of the first part and by time. All maps have the order of the contents.
 
 New changes are merged with earlier ones that are less than `RATIO` times as large, and with the whole object if it is
 less than that. So each object is at least `RATIO` times as large as the next, there are few objects, and each change is

@@ -4,10 +4,10 @@ A hold keeps since at or before a time. A leased hold lives as long as its clien
 permanent: it belongs to all processes that know its name, such as a consumer that may be down for days. It is moved by
 compare-and-set, so two processes with the same name notice each other.
 
-A client's reads share one lease, which other clients may not end before it expires. So a killed process would keep
-history for ten minutes. If another consumer of the same name appears, the earlier one is dead or replaced. So each
-consumer has its own lease with its name, and begins by ending earlier leases of that name, in the commit that grants
-its own (`Leases`). If the earlier consumer is alive, its next read gets `LeaseExpired`.
+A client's reads share one lease, which other clients may not end before it expires. If another consumer of the same
+name appears, the earlier one is dead or replaced. So each consumer has its own lease with its name, and begins by
+ending earlier leases of that name, in the commit that grants its own (`Leases`). If the earlier consumer is alive, its
+next read gets `LeaseExpired`.
 """
 
 import threading

@@ -1,13 +1,7 @@
 """Garbage collection: deletes the blobs that no present or future state refers to.
 
-| blobs | deleted when |
-|---|---|
-| parts of destroyed collections, and parts that | `grace_s` has passed, each lease that read the collection |
-| compaction replaced | has ended or reads later states only, and no clone names them |
-| uploads that no record names | they are older than `orphan_grace_s`, and a record has declared them void |
-| log records | they are below the floor of the newest checkpoint (`Ages.find_log_floor`) |
-| checkpoints | two newer ones exist; one an hour stays, back to the first record of the log |
-| directory and state objects, part lists | no checkpoint or record refers to them, and none ever can |
+`docs/inside/format.md` ("Deleting") has the rule for each kind of blob, and `docs/inside/design.md` ("What may be
+deleted, and who decides") the races that it closes.
 
 A collector may pause for hours between any two steps, while others commit, make checkpoints and collect. Then it
 deletes blobs that it listed long ago. So a deletion is safe only if the blob can never be needed again, however long
@@ -19,23 +13,16 @@ the collector pauses:
 - *Records*: the floor never goes back, so every later checkpoint has the floor of a checkpoint that was read, or a
   higher one. A client that creates a record below the floor detects it (`Follower.was_truncated`).
 - *Checkpoints*: two newer ones were in a listing, so the newest one is never deleted.
-- *Directory and state objects*: a checkpoint copies names from an older one, which its maker may have read hours ago.
-  So a `TakeOver` record at seqno v first names a checkpoint N that was read. By `write_checkpoint`, a checkpoint at v
-  or later is written from N, or from another checkpoint at v or later, and its new objects have its own seqno in their
-  names. By induction, all checkpoints from v on name only objects that N names, and objects made for v or later. Once a
-  checkpoint at v or later was read, no earlier one is ever the newest again. From then on, an object is unused for good
-  if N does not name it and its seqno is not after N. The objects of an older checkpoint stay as long as that
-  checkpoint, which serves reads of the log's past. A late checkpoint before v may name deleted objects: no client opens
-  it, and it is deleted.
+- *Directory and state objects*: a `TakeOver` record at seqno v first names a checkpoint N that was read. Once a
+  checkpoint at v or later was read, an object is unused for good if N does not name it and its seqno is not after N.
+  The objects of an older checkpoint stay as long as that checkpoint, which serves reads of the log's past. A late
+  checkpoint before v may name deleted objects: no client opens it, and it is deleted.
 - *Part lists*: the record with their seqno names them, and checkpoints that have its mutation. So their seqno must be
   below the floor, and the rule for objects must allow the deletion.
 
 A backup may be restored in place between any two steps; then the state in memory is wrong. So the collector checks that
 the log is the same before each page of deletes. A restore within a page is not detected: docs/run/restore.md demands
 that collectors are stopped first.
-
-If a listed object is missing when it is read, another collector has deleted it, and everything is listed again. If the
-newest checkpoint names a missing object, that is an error, and nothing of that kind is deleted.
 
 No client's clock affects data: ages are differences between dates of the store (`persist.engine.upkeep.ages`). A
 deletion is declared in the log first, so a late writer finds the declaration before it can commit. Several collectors

@@ -284,25 +284,38 @@ PLACES: dict[type, int] = {
 }
 
 
+# The places of mutations in a record, by their kinds; those of one place keep the order of the calls.
+_IN_RECORD: dict[type, int] = {
+    **dict.fromkeys(_ALONE, 11),
+    kinds.Create: 0,
+    kinds.Clone: 0,
+    kinds.Replace: 1,
+    kinds.Resolve: 2,
+    kinds.Publish: 3,
+    kinds.Append: 4,
+    kinds.Pend: 4,
+    kinds.AdvanceLateBound: 5,
+    kinds.Tokens: 6,
+    kinds.Batch: 7,
+    kinds.SetHold: 8,
+    kinds.ReleaseHold: 8,
+    kinds.Seal: 9,
+    kinds.AllowCompaction: 10,
+    kinds.Note: 12,
+    kinds.Destroy: 13,
+}
+
+
 @dataclass(slots=True)
 class Change:
     """The net effect of some operations on one collection."""
 
     id: str
-    create: kinds.Makes | None = None
     writes: list[Write] = field(default_factory=list)
-    resolves: list[kinds.Resolve] = field(default_factory=list)
-    late_bounds: list[kinds.AdvanceLateBound] = field(default_factory=list)
-    replaces: list[kinds.Replace] = field(default_factory=list)
-    publishes: list[kinds.Publish] = field(default_factory=list)
     tokens: list[TokenMark] = field(default_factory=list)
-    batches: list[kinds.Batch] = field(default_factory=list)
-    holds: list[kinds.SetHold | kinds.ReleaseHold] = field(default_factory=list)
     seal: kinds.Seal | None = None
     allow_compaction: kinds.AllowCompaction | None = None
-    alone: list[CollectionMutation] = field(default_factory=list)
-    notes: list[kinds.Note] = field(default_factory=list)
-    destroy: kinds.Destroy | None = None
+    others: list[Mutation] = field(default_factory=list)
 
     def add(self, step: Step, times: Mapping[str, int]) -> None:
         """Add a step, which is valid after the earlier ones."""
@@ -312,34 +325,16 @@ class Change:
             end = times[step.collection] + 1
             if self.seal is None or decode_frontier(self.seal.upper) < end:
                 self.seal = kinds.Seal(step.collection, encode_frontier(end))
-        elif isinstance(step, kinds.Makes):
-            self.create = step
-        elif isinstance(step, kinds.Replace):
-            self.replaces.append(step)
-        elif isinstance(step, kinds.Resolve):
-            self.resolves.append(step)
-        elif isinstance(step, kinds.AdvanceLateBound):
-            self.late_bounds.append(step)
-        elif isinstance(step, kinds.Publish):
-            self.publishes.append(step)
         elif isinstance(step, kinds.Tokens):
             self.tokens += complete_token(step, times).tokens
-        elif isinstance(step, kinds.Batch):
-            self.batches.append(step)
-        elif isinstance(step, kinds.SetHold | kinds.ReleaseHold):
-            self.holds.append(step)
         elif isinstance(step, kinds.Seal):
             self.seal = step
         elif isinstance(step, kinds.AllowCompaction):
             compaction_before = self.allow_compaction
             if compaction_before is None or decode_frontier(compaction_before.since) < decode_frontier(step.since):
                 self.allow_compaction = step
-        elif isinstance(step, CollectionMutation) and step.is_alone:
-            self.alone.append(step)
-        elif isinstance(step, kinds.Note):
-            self.notes.append(step)
-        elif isinstance(step, kinds.Destroy):
-            self.destroy = step
+        elif isinstance(step, CollectionMutation):
+            self.others.append(step)
         else:
             assert isinstance(step, Condition | Asked), f"callers cannot ask for {step!r:.200}"
 
@@ -349,35 +344,19 @@ class Change:
         """Return the mutations to write. contents: the state before, None for a new collection; encoded: the encoded
         writes.
         """
-        tokens = kinds.Tokens(self.id, tuple(self.tokens)) if self.tokens else None
-        net_mutations = [
-            self.create,
-            *self.replaces,
-            *self.resolves,
-            *self.publishes,
-            *encoded,
-            *self.late_bounds,
-            tokens,
-            *self.batches,
-            *self.holds,
-            self.seal,
-            self.allow_compaction,
-            *self.alone,
-            *self.notes,
-            self.destroy,
-        ]
-        ends = [resolve.end for resolve in self.resolves]
-        if contents is not None and self.seal is not None and self.seal.upper in (contents.upper_times, *ends):
-            net_mutations.remove(self.seal)
-        if (
-            contents is not None
-            and self.allow_compaction is not None
-            and decode_frontier(self.allow_compaction.since) <= contents.allowed
-        ):
-            net_mutations.remove(self.allow_compaction)
-        if contents is not None and kinds.Rename(self.id, contents.name) in self.alone:
-            net_mutations.remove(kinds.Rename(self.id, contents.name))
-        return [mutation for mutation in net_mutations if mutation is not None]
+        net: list[Mutation] = [*self.others, *encoded]
+        if self.tokens:
+            net.append(kinds.Tokens(self.id, tuple(self.tokens)))
+        ends = [step.end for step in self.others if isinstance(step, kinds.Resolve)]
+        if self.seal is not None and (contents is None or self.seal.upper not in (contents.upper_times, *ends)):
+            net.append(self.seal)
+        allowed = self.allow_compaction
+        if allowed is not None and (contents is None or decode_frontier(allowed.since) > contents.allowed):
+            net.append(allowed)
+        if contents is not None and kinds.Rename(self.id, contents.name) in net:
+            net.remove(kinds.Rename(self.id, contents.name))
+        places = [*map(_IN_RECORD.__getitem__, map(type, net))]
+        return [net[i] for i in sorted(range(len(net)), key=places.__getitem__)]
 
 
 def complete_token(step: kinds.Tokens, times: Mapping[str, int]) -> kinds.Tokens:

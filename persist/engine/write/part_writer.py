@@ -71,11 +71,10 @@ class PartWriter:
         """
         stored: list[Part] = []
         group_bytes = compute_group_bytes_max(self._memory_budget, schema)
-        seqno = self._next_seqno()
         try:
             for piece in _cut_slices(table, self.piece_bytes):
                 for data, part in encode_parts(piece, schema, row_group_bytes_max=group_bytes):
-                    stored.append(self._store_part(collection, seqno, data, part))
+                    stored.append(self.put(collection, data, part))
         except BaseException:
             self.discard(stored)
             raise
@@ -150,11 +149,7 @@ class PartWriter:
 
     def put(self, collection: str, data: bytes, part: Part) -> Part:
         """Store one encoded part of a collection; return its descriptor. Raises Unavailable if it was not stored."""
-        return self._store_part(collection, self._next_seqno(), data, part)
-
-    def _store_part(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
-        """Upload a part under a new key; return its descriptor."""
-        key = make_part_key(collection, seqno)
+        key = make_part_key(collection, self._next_seqno())
         try:
             self._blob.set(key, data)
         except Indeterminate as error:
@@ -164,8 +159,6 @@ class PartWriter:
 
     def _encode_together(self, writes: Sequence[Write], batch_bytes_max: int) -> list[tuple[bytes, Part]]:
         """Encode small writes as one part, or each alone if the sums of their diffs overflow."""
-        if not writes:
-            return []
         if any(write.schema.version != writes[0].schema.version for write in writes):
             # Some writers have an older schema: each version becomes a part of its own.
             versions = sorted({write.schema.version for write in writes})
@@ -209,8 +202,7 @@ def _cut_slices(table: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
 
 def _compute_batch_room(inline_bytes: int) -> int:
     """Return the greatest size of an inline batch beside existing inline bytes; 0 if there is no room."""
-    bytes_max = min(BATCH_BYTES_MAX, INLINE_PART_MAX)
-    return bytes_max if inline_bytes + bytes_max <= INLINE_TOTAL_MAX else 0
+    return BATCH_BYTES_MAX if inline_bytes + BATCH_BYTES_MAX <= INLINE_TOTAL_MAX else 0
 
 
 def _join_writes(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:

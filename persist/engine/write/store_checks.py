@@ -15,10 +15,9 @@ The proof cannot show that two `create` at the same moment do not both succeed, 
 Rejected: a separate key for the proof, which costs three requests and a clean-up; and offering other content, which
 would do damage exactly if the store is bad.
 
-`LookBack` implements rule 9 when a backup is restored in place. A `create` checks its own slot only. After a roll-back
-that slot is free, and so is the one before it: the record would be acknowledged and never read
-(`persist.engine.follow.log_identity`). So the client also looks for the records before its own, and acknowledges the
-commit only after that:
+`LookBack` implements rule 9 when a backup is restored in place: `docs/inside/design.md` ("A write") explains why the
+slot itself does not show that. The client looks for the records before its own, and acknowledges the commit only after
+that:
 
 - in a local store, after the create: an `open` and a read of some 20 µs;
 - in a remote store, by a GET at the same time, so it adds no latency. If the create took longer than `VALID_S`, the
@@ -29,8 +28,7 @@ checkpoint, and ignores its record if the slot has been truncated.
 
 If one is missing otherwise, the client stops. Its own record stays beyond the end of the log, because deleting it could
 harm another client; `fsck` sets it aside. A restore that removes the preceding record after that look ran while the
-client committed. Rejected: a generation in every record, which a restore changes. The creation of a record cannot be
-conditional on another blob, so a client would have to read that as well.
+client committed.
 """
 
 from collections.abc import Callable

@@ -25,8 +25,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.log import kinds
 from persist.core.log.fields import Deletes
 from persist.core.log.keys import make_manifest_key, parse_vectors_size
-from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
-from persist.core.state_rules.publications import resolve_numbers
+from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile, resolve_numbers
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.services.publish.bitmaps import frame_vector

@@ -101,7 +101,7 @@ def test_events_that_wait_make_room_for_events_in_their_order() -> None:
         ({"replaced": ((77, (-1,)),)}, Superseded, "is not there any more: a compaction came first"),
         ({"replaced": ((0, ()),)}, ValueError, "parts that take no place, or two"),
         ({"replaced": ((0, (-1,)), (1, (-1,)))}, ValueError, "parts that take no place, or two"),
-        ({"replaced": ((0, (0,)),)}, ValueError, "it puts parts that are there in the place of others"),
+        ({"replaced": ((0, (0,)),)}, ValueError, "it brings parts that take no place, or two"),
     ],
 )
 def test_an_erasure_that_no_writer_would_make_is_refused(
