@@ -33,7 +33,8 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import ensure_callback_server_started, launch_gateway
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.classic.column import Column as ClassicColumn
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from persist.api.client import Client
 from persist.api.client import open as open_client
@@ -49,9 +50,10 @@ from persist.connect.spark.read_functions.locations import SparkLocation
 from persist.connect.spark.read_functions.plans import repeat_rows
 from persist.connect.spark.types import quote_column, spark_schema, to_stored_schema
 from persist.connect.spark.uploads import partition_by_key, upload_by_tasks
+from persist.connect.spark.write_functions.conditions import Condition
 from persist.connect.spark.write_functions.dataframes import write
 from persist.connect.spark.write_functions.upserting import upsert
-from persist.core.antichain import to_antichain
+from persist.core.antichain import Antichain, to_antichain
 from persist.core.errors import (
     AsOfNotSealed,
     CollectionExists,
@@ -95,10 +97,13 @@ def catalog(
             present = str(spark._options.get(option) or "")
             spark = spark.config(option, ",".join(dict.fromkeys([*filter(None, present.split(",")), value])))
         spark = spark.getOrCreate()
+    settings = "; ".join(f"{option}={value}" for option, value in needed.items())
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        settings += "".join(f"; spark.sql.catalog.{name}{option}={value}" for option, value in place.items())
+        raise InvalidUsage(f"catalogs of a Spark Connect session are set on its server: start that with {settings}")
     if not isinstance(spark, SparkSession):
         raise InvalidUsage(f"{spark!r:.80} is not a session: give SparkSession.builder, or a session")
     if not has_extension(spark):
-        settings = "; ".join(f"{option}={value}" for option, value in needed.items())
         raise InvalidUsage(
             "a catalog needs settings that the JVM gets when it starts, and this one lacks them: give "
             f"SparkSession.builder as the first thing in a new process, or set {settings}; if its jar is "
@@ -127,21 +132,23 @@ def register_planner(context: SparkContext) -> None:
 class _Callbacks:
     """The Java interface `Planner`, for tables of catalogs."""
 
-    def call(self, name: str, arguments: str, session: Any, frame: Any) -> Any:
+    def call(self, name: str, arguments: str, session: Any, frame: Any, where: Any = None) -> Any:
         """Return the answer to one call of the JVM; see `jvm/Planner.java`."""
-        return call_safely(partial(_answer, name, frame), arguments, session)
+        return call_safely(partial(_answer, name, frame, where), arguments, session)
 
     class Java:
         implements = ("dev.persist.spark.Planner",)
 
 
-def _answer(name: str, frame: Any, spark: SparkSession, options: dict[str, Any]) -> Any:
+def _answer(name: str, frame: Any, where: Any, spark: SparkSession, options: dict[str, Any]) -> Any:
     location = resolve_for_tasks(options.pop("location"))
     storage = options.pop("storage") | _STORAGE.get(location, {})
     planner = Planner(spark, location, storage)
     if name in _OF_CONTENTS:
         return planner.read(name, options)
     method = getattr(planner, name)
+    if where is not None:  # The text has no casts to arrays and structs, and depends on settings of the session.
+        options["where"] = Condition(ClassicColumn(where), options["where"])
     return method(options) if frame is None else method(DataFrame(frame, spark), options)
 
 
@@ -166,15 +173,9 @@ class Planner:
             if RECORD in handle.schema.names:
                 raise InvalidUsage(f"{handle.name!r} has a column {RECORD!r}, a name that the catalog needs: rename it")
             about = Collection(handle).about
-            columns = [
-                StructField(
-                    field.name,
-                    field.dataType,
-                    field.nullable,
-                    {"comment": about.columns[field.name].comment} if field.name in about.columns else None,
-                )
-                for field in _to_spark_schema(handle.schema).fields
-            ]
+            comments = {name: {"comment": column.comment} for name, column in about.columns.items()}
+            fields = _to_spark_schema(handle.schema).fields
+            columns = [StructField(f.name, f.dataType, f.nullable, comments.get(f.name)) for f in fields]
             properties = {**about.properties, "provider": "persist", "key": ",".join(handle.schema.key_names)}
             properties |= {"comment": about.comment} if about.comment else {}
             properties |= {"timeline": handle.timeline.unit} if handle.timeline is not None else {}
@@ -205,7 +206,7 @@ class Planner:
             else:
                 frame = at.changes(options["name"], start, until, schema=options["version"], timeout_s=0)
             timeline = handle.timeline
-        moment = F.lit(None).cast("timestamp") if timeline is None else _make_moment_column(timeline)
+        moment = F.lit(None).cast(TimestampType()) if timeline is None else _make_moment_column(timeline)
         names = schema.names
         if fixed := {"_change_type", "_commit_version", "_commit_timestamp"} & {*names}:
             raise InvalidUsage(
@@ -390,6 +391,8 @@ class Planner:
         for name in {"time", "seal"} & {*named}:
             if named[name].isdigit():
                 named[name] = int(named[name])
+        if named.get("seal") == "end":
+            named["seal"] = Antichain()
         return named
 
 

@@ -254,6 +254,36 @@ def step_stalling(spark: SparkSession, location: str, storage: Storage, *, folde
         return str(told.reads)
 
 
+def call_all(spark: SparkSession, location: str, storage: Storage) -> dict[str, Any]:
+    """Call the functions that nothing else here calls; return what they return."""
+    named: dict[str, Any] = {"storage_options": storage}
+    rows = spark.createDataFrame([(1, "a"), (2, "b"), (3, "c")], "k long, v string")
+    persist.spark.register(spark)
+    persist.spark.write(rows, location, "all", key=["k"], **named)
+    persist.spark.write(rows.where("k = 3"), location, "all", mode="overwrite", where="k >= 3", **named)
+    persist.spark.delete(spark, location, "all", "k = 2", **named)
+    persist.spark.delete(spark, location, "all", rows.where("k = 3").select("k"), **named)
+    persist.spark.upsert(rows.selectExpr("k", "v", "5L AS _time"), location, "events", seal=6, **named)
+    persist.spark.upsert(rows.selectExpr("k", "v", "6L AS _time"), location, "events", where="tasks", seal=7, **named)
+    persist.spark.foreach_batch_writer(location, {"batch": lambda df: df}, query_id="q", **named)(rows, 0)
+    with persist.open(location, storage_options=storage) as client:
+        upper = client.load("all").upper.time or 0
+    at = spark.createDataFrame([(1, upper - 1)], "k long, at long")
+    frames = {
+        "all": persist.spark.snapshot(spark, location, "all", **named),
+        "changes": persist.spark.changes(spark, location, "all", 0, upper, **named).select("k", "_diff"),
+        "events": persist.spark.snapshot(spark, location, "events", **named),
+        "batch": persist.spark.snapshot(spark, location, "batch", **named),
+        "joined": persist.spark.as_of_join(at, location, "all", **named).select("k", "v"),
+    }
+    answers: dict[str, Any] = {name: sorted(map(list, frame.collect())) for name, frame in frames.items()}
+    try:
+        persist.spark.catalog(spark, location)
+    except persist.InvalidUsage as error:
+        answers["catalog"] = str(error)
+    return answers
+
+
 def refused(spark: SparkSession, location: str, storage: Storage, **asked: Any) -> str:
     """Return why a read is refused."""
     try:
@@ -279,6 +309,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         compact,
         step,
         step_stalling,
+        call_all,
         refused,
     )
 }

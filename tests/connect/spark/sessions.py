@@ -1,14 +1,21 @@
 """What tests of Spark share: names and types, options of a session for a while, what a collection holds."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import persist
+import persist.spark
+from persist.connect.spark.jar import JAR
+from persist.connect.spark.types import quote_column
 
 NAMES = ["a.b", "na`me", "with space", "é", "a.b.c`d e"]
+
+# How contents are read: by Spark's own scan if it can, by the data source, and as a table of a catalog.
+WAYS = ["native", "source", *(["catalog"] if JAR.exists() else [])]
 
 # A value of each type of Spark that a collection keeps.
 KEPT = {
@@ -51,3 +58,19 @@ def conf(spark: SparkSession, **given: str) -> Iterator[None]:
 def records(location: str, name: str) -> list[Any]:
     with persist.open(location, mode="read") as client:
         return sorted(client.load(name).snapshot().rows(), key=repr)
+
+
+def name_catalog(spark: SparkSession, location: str) -> str:
+    """Return the name of the catalog of a location in a session."""
+    name = "at_" + hashlib.sha256(location.encode()).hexdigest()[:12]
+    persist.spark.catalog(spark, location, name=name)
+    return name
+
+
+def read(spark: SparkSession, location: str, name: str, way: str, as_of: int | str | None = None) -> DataFrame:
+    """Return contents, read one of the ways."""
+    if way == "catalog":
+        version = "" if as_of is None else f" VERSION AS OF {as_of!r}"
+        return spark.sql(f"SELECT * FROM {name_catalog(spark, location)}.{quote_column(name)}{version}")
+    native = None if way == "native" else False
+    return persist.spark.snapshot(spark, location, name, as_of=as_of, native=native)

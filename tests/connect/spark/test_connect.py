@@ -59,3 +59,22 @@ def test_a_client_of_spark_connect_steps_a_view(client: Driver, tmp_path: Path) 
         c.write([((7, "7"), 1, -1)], seal=2).result()
         assert client.call("step", location=location, storage=storage, where="tasks") == "tasks"
         assert sorted(view.snapshot().rows()) == [(n, 200 - (n == 7)) for n in range(10)]
+
+
+@pytest.mark.thorough
+def test_a_client_of_spark_connect_calls_each_function(client: Driver, tmp_path: Path) -> None:
+    location, storage = str(tmp_path), dict[str, str]()
+    with persist.open(location) as other:
+        key, value = {"k": pa.int64()}, {"v": pa.string()}
+        other.create_or_load("events", key=key, value=value, keyed=persist.Keyed())
+        other.create_or_load("batch", key=key, value=value)
+    answers = client.call("call_all", location=location, storage=storage)
+    assert "catalogs of a Spark Connect session are set on its server: start that with " in answers.pop("catalog")
+    whole = [[1, "a"], [2, "b"], [3, "c"]]
+    assert answers == {
+        "all": [[1, "a"]],
+        "changes": sorted([[1, 1], [2, 1], [3, 1], [2, -1], [3, -1]]),
+        "events": whole,
+        "batch": whole,
+        "joined": [[1, "a"]],
+    }

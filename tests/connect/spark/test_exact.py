@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 import persist
 import persist.spark
-from tests.connect.spark.sessions import KEPT, conf, records
+from tests.connect.spark.sessions import KEPT, WAYS, conf, read, records
 
 REFUSED = (persist.PersistError, PythonException)
 
@@ -172,8 +172,8 @@ def test_a_type_of_spark_is_the_same_when_it_is_read(spark: SparkSession, tmp_pa
         persist.spark.write(frame, path, "c", mode="overwrite")
         kinds = [field.dataType.simpleString() for field in frame.schema]
         wanted = sorted(map(repr, frame.collect()))
-        for native in (None, False):
-            found = persist.spark.snapshot(spark, path, "c", native=native)
+        for way in WAYS:
+            found = read(spark, path, "c", way)
             assert [field.dataType.simpleString() for field in found.schema] == kinds
             assert sorted(map(repr, found.collect())) == wanted
         assert len(records(path, "c")) == 2

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 import persist
 import persist.spark
 from persist.connect.spark.types import quote_column
-from tests.connect.spark.sessions import KEPT, NAMES, conf
+from tests.connect.spark.sessions import KEPT, NAMES, WAYS, conf, read
 
 NOT_KEYS = ("MAP<STRING,BIGINT>",)
 
@@ -36,12 +36,12 @@ def test_each_function_takes_each_type_as_it_is(spark: SparkSession, tmp_path: P
         rows, only_keys = shown(frame), frame.select(quote_column(key))
 
         def check(name: str, wanted: list[str], what: str) -> None:
-            for native in (None, False):
-                found = persist.spark.snapshot(spark, path, name, native=native)
+            for way in WAYS:
+                found = read(spark, path, name, way)
                 assert [f.dataType.simpleString() for f in found.schema] == [
                     f.dataType.simpleString() for f in frame.schema
                 ]
-                assert shown(found) == wanted, (kind, what, native)
+                assert shown(found) == wanted, (kind, what, way)
 
         persist.spark.write(frame, path, "c", key=[key])
         check("c", rows, "write")

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 import persist
 import persist.spark
 from persist.connect.spark.frames import match_names
-from tests.connect.spark.sessions import NAMES, conf, records
+from tests.connect.spark.sessions import NAMES, WAYS, conf, read, records
 
 
 @pytest.mark.thorough(except_every=len(NAMES))
@@ -27,12 +27,8 @@ def test_names_with_dots_and_backticks_are_taken_everywhere(spark: SparkSession,
     assert records(path, "c") == [(3, 30)]
     writer: Any = frame.write.format("persist").option("collection", "c")
     writer.mode("overwrite").save(path)
-    for native in (True, False):
-        assert sorted(map(tuple, persist.spark.snapshot(spark, path, "c", native=native).collect())) == [
-            (1, 10),
-            (2, 20),
-            (3, 30),
-        ]
+    for way in WAYS:
+        assert sorted(map(tuple, read(spark, path, "c", way).collect())) == [(1, 10), (2, 20), (3, 30)]
     assert persist.spark.snapshot(spark, path, "c").selectExpr(f"sum({quoted})").collect() == [(60,)]
     with persist.open(path) as client:
         client.create_or_load("u", key={key: int}, value={name: int}, keyed=persist.Keyed())

@@ -17,6 +17,7 @@ from pyspark.sql.types import TimestampNTZType, TimestampType
 
 import persist
 import persist.spark
+from tests.connect.spark.sessions import WAYS, read
 from tests.support.tuned import tuned
 
 QUIET = tuned(background=False, grace_s=0, orphan_grace_s=0)
@@ -87,9 +88,10 @@ def test_every_way_of_reading_a_collection_keeps_its_timestamps(session: SparkSe
     check(source.option("form", "diff").load(path))
     changes = session.read.format("persist").option("collection", "times").option("form", "changes")
     check(changes.option("start", 0).option("until", 3).load(path))
+    for way in WAYS:
+        check(read(session, path, "times", way))
+        check(read(session, path, "times", way, 0), keys=(1,))
     for native in (True, False):
-        check(persist.spark.snapshot(session, path, "times", native=native))
-        check(persist.spark.snapshot(session, path, "times", as_of=0, native=native), keys=(1,))
         check(persist.spark.changes(session, path, "times", 1, 3, native=native), keys=(-1, 0))
     with pytest.raises(PySparkException, match="that needs a time zone, and there is none here"):
         session.read.format("persist").schema("k long, local timestamp").option("collection", "times").load(

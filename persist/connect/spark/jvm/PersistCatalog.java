@@ -28,8 +28,6 @@ import org.apache.spark.sql.connector.catalog.TableInfo;
 import org.apache.spark.sql.connector.catalog.TableSummary;
 import org.apache.spark.sql.connector.catalog.constraints.Constraint;
 import org.apache.spark.sql.connector.catalog.constraints.PrimaryKey;
-import org.apache.spark.sql.connector.expressions.Transform;
-import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
@@ -252,11 +250,5 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
   @Override
   public boolean dropNamespace(String[] namespace, boolean cascade) {
     throw PersistException.of("a namespace goes with its last table: drop its tables");
-  }
-
-  @Override
-  @SuppressWarnings("deprecation")
-  public Table createTable(Identifier table, StructType schema, Transform[] partitions, Map<String, String> properties) {
-    throw PersistException.of("create the table with TableInfo, as Spark 4.1 and later do");
   }
 }

@@ -8,6 +8,8 @@ import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.classic.ExpressionUtils;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.connector.catalog.MetadataColumn;
 import org.apache.spark.sql.connector.catalog.SupportsMetadataColumns;
@@ -49,13 +51,13 @@ class PersistTable extends Contents implements SupportsWrite,
 
   final PersistCatalog catalog;
   final String collection;
-  private final String where;
+  private final Expression where;
 
   PersistTable(PersistCatalog catalog, String collection, JsonNode description) {
     this(catalog, collection, description, null);
   }
 
-  private PersistTable(PersistCatalog catalog, String collection, JsonNode description, String where) {
+  private PersistTable(PersistCatalog catalog, String collection, JsonNode description, Expression where) {
     super(description, null);
     this.catalog = catalog;
     this.collection = collection;
@@ -63,7 +65,7 @@ class PersistTable extends Contents implements SupportsWrite,
   }
 
   /** Return this table for an overwrite of the rows that fulfil a condition alone. */
-  PersistTable where(String condition) {
+  PersistTable where(Expression condition) {
     return new PersistTable(catalog, collection, description, condition);
   }
 
@@ -154,7 +156,8 @@ class PersistTable extends Contents implements SupportsWrite,
         @Override
         public InsertableRelation toInsertableRelation() {
           return (Dataset<Row> rows, boolean overwrite) -> Python.ask(call,
-              arguments("where", where, "options", info.options().asCaseSensitiveMap()), rows);
+              arguments("where", where == null ? null : where.sql(), "options", info.options().asCaseSensitiveMap()), rows,
+              where == null ? null : ExpressionUtils.column(where));
         }
 
         /** Streams are written by the data source, whose batches are committed exactly once. */

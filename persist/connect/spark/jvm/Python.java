@@ -11,6 +11,7 @@ import java.util.concurrent.TimeUnit;
 import org.apache.spark.SparkConf;
 import org.apache.spark.SparkContext;
 import org.apache.spark.api.python.Py4JServer;
+import org.apache.spark.sql.Column;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
@@ -38,17 +39,17 @@ public final class Python {
 
   /** Return the answer to a call as JSON. */
   static JsonNode ask(String name, Map<String, Object> arguments) {
-    return ask(name, arguments, null);
+    return ask(name, arguments, null, null);
   }
 
-  static JsonNode ask(String name, Map<String, Object> arguments, Dataset<Row> frame) {
-    return parse((String) call(null, name, arguments, frame));
+  static JsonNode ask(String name, Map<String, Object> arguments, Dataset<Row> frame, Column where) {
+    return parse((String) call(null, name, arguments, frame, where));
   }
 
   /** Return the rows that answer a call to a planner, null for that of the catalogs; null if there are none. */
   @SuppressWarnings("unchecked")
   static org.apache.spark.sql.classic.Dataset<Row> rows(Planner from, String name, Map<String, Object> arguments) {
-    Object answer = call(from, name, arguments, null);
+    Object answer = call(from, name, arguments, null, null);
     return answer instanceof String ? null : (org.apache.spark.sql.classic.Dataset<Row>) answer;
   }
 
@@ -64,12 +65,13 @@ public final class Python {
     return JSON.convertValue(node, type);
   }
 
-  private static Object call(Planner from, String name, Map<String, Object> arguments, Dataset<Row> frame) {
+  private static Object call(
+      Planner from, String name, Map<String, Object> arguments, Dataset<Row> frame, Column where) {
     if (from == null && !isRunning()) start();
     Object answer;
     try {
       answer = (from == null ? planner : from)
-          .call(name, JSON.writeValueAsString(arguments), SparkSession.active(), frame);
+          .call(name, JSON.writeValueAsString(arguments), SparkSession.active(), frame, where);
     } catch (JsonProcessingException error) {
       throw new UncheckedIOException(error);
     }

@@ -4,10 +4,10 @@ import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
-import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.CreateNamedStruct;
 import org.apache.spark.sql.catalyst.expressions.EqualTo;
 import org.apache.spark.sql.catalyst.expressions.Expression;
@@ -45,7 +45,6 @@ import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 import scala.Option;
 import scala.collection.immutable.Map$;
-import scala.collection.immutable.Nil$;
 import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 
@@ -60,7 +59,7 @@ import scala.jdk.javaapi.CollectionConverters;
  *   <li>A row-level operation becomes an insert of updates: records that go have {@code _diff} -1, new ones 1.
  *   <li>A MERGE reads the range of its source's keys; see {@link KeyRange}. Keys in a condition are looked up; see
  *       {@link KeySearch}.
- *   <li>The condition of an overwrite becomes SQL text, because Python reads what it replaces.
+ *   <li>The condition of an overwrite becomes a column, because Python reads what it replaces.
  * </ul>
  */
 final class Rewrite extends Rule<LogicalPlan> {
@@ -87,7 +86,7 @@ final class Rewrite extends Rule<LogicalPlan> {
     if (node instanceof OverwriteByExpression overwrite && overwrite.table() instanceof DataSourceV2Relation relation
         && relation.table() instanceof PersistTable table && !overwrite.deleteExpr().equals(Literal.TrueLiteral())) {
       Expression plain = (Expression) overwrite.deleteExpr().transformUp(Functions.where(Rewrite::portable));
-      DataSourceV2Relation target = relation.copy(table.where(plain.sql()), relation.output(), relation.catalog(),
+      DataSourceV2Relation target = relation.copy(table.where(plain), relation.output(), relation.catalog(),
           relation.identifier(), relation.options(), relation.timeTravelSpec());
       return overwrite.copy(target, Literal.TrueLiteral(), overwrite.query(), overwrite.writeOptions(),
           overwrite.isByName(), overwrite.withSchemaEvolution(), overwrite.write(), overwrite.analyzedQuery());
@@ -96,16 +95,14 @@ final class Rewrite extends Rule<LogicalPlan> {
   }
 
   /**
-   * Return a term whose SQL text means the same when it is read again; null for one whose text does.
+   * Return a term that means the same of other rows with these columns, and null for one that does.
    *
-   * <p>A moment is written in the session's zone, where an hour may come twice. A cast of Spark's own would be one that
-   * the user wrote, which Python does not check.
+   * <p>Its text names the write. Spark would write a moment in the session's zone, where an hour may come twice.
    */
   private static Expression portable(Expression term) {
-    if (term instanceof AttributeReference column) return column.withQualifier(emptySeq());
+    if (term instanceof AttributeReference column) return UnresolvedAttribute.quoted(column.name());
     if (term instanceof Literal literal && literal.dataType().equals(DataTypes.TimestampType) && literal.value() != null)
       return new MicrosToTimestamp(Literal.create(literal.value(), DataTypes.LongType));
-    if (term instanceof Cast cast && !cast.getTagValue(Cast.USER_SPECIFIED_CAST()).isDefined()) return cast.child();
     return null;
   }
 
@@ -144,7 +141,7 @@ final class Rewrite extends Rule<LogicalPlan> {
     if (table.description.get("counted").asBoolean() && aggregate.groupingExpressions().isEmpty()
         && terms.stream().allMatch(Rewrite::countsRows)) {
       Literal number = count(table.description.get("rows").asLong());
-      LogicalPlan row = new LocalRelation(emptySeq(), seq(List.of(InternalRow.empty())), false, Option.empty());
+      LogicalPlan row = new LocalRelation(seq(List.of()), seq(List.of(InternalRow.empty())), false, Option.empty());
       return new Project(seq(terms.stream().<NamedExpression>map(term -> alias(number, term.toAttribute())).toList()), row);
     }
     LogicalPlan rows = table.rows("read", "columns", List.of()).queryExecution().analyzed();
@@ -236,25 +233,20 @@ final class Rewrite extends Rule<LogicalPlan> {
 
   /** Return the one value of a plan, for use in an expression. */
   static ScalarSubquery subquery(LogicalPlan plan) {
-    return new ScalarSubquery(plan, emptySeq(), NamedExpression.newExprId(), emptySeq(), Option.empty(), Option.empty(),
+    return new ScalarSubquery(plan, seq(List.of()), NamedExpression.newExprId(), seq(List.of()), Option.empty(), Option.empty(),
         Option.empty());
   }
 
   static Alias alias(Expression term, String name) {
-    return new Alias(term, name, NamedExpression.newExprId(), emptySeq(), Option.empty(), emptySeq());
+    return new Alias(term, name, NamedExpression.newExprId(), seq(List.of()), Option.empty(), seq(List.of()));
   }
 
   /** Return a term under the name and the identity of an attribute. */
   static Alias alias(Expression term, Attribute as) {
-    return new Alias(term, as.name(), as.exprId(), emptySeq(), Option.apply(as.metadata()), emptySeq());
+    return new Alias(term, as.name(), as.exprId(), seq(List.of()), Option.apply(as.metadata()), seq(List.of()));
   }
 
   static <T> Seq<T> seq(List<T> items) {
     return CollectionConverters.asScala(items).toSeq();
-  }
-
-  @SuppressWarnings("unchecked")
-  private static <T> Seq<T> emptySeq() {
-    return (Seq<T>) (Seq<?>) Nil$.MODULE$;
   }
 }

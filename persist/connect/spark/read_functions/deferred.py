@@ -38,9 +38,12 @@ EXTENSIONS = "dev.persist.spark.PersistExtensions"
 
 
 def has_extension(spark: SparkSession) -> bool:
-    """Return whether tables of the jar can be read in a session."""
-    names = str(spark.conf.get("spark.sql.extensions", "")).split(",")
-    return EXTENSIONS in map(str.strip, names) and find_class(spark, "Contents") is not None
+    """Return whether a session can read tables of the jar."""
+    if find_class(spark, "Contents") is None:
+        return False
+    # Options of a session may name an extension that its context, which applies extensions, lacks.
+    names = spark.sparkContext.getConf().get("spark.sql.extensions", "") or ""
+    return EXTENSIONS in map(str.strip, names.split(","))
 
 
 def defer(spark: SparkSession, planned: PlannedSnapshot) -> DataFrame:
@@ -126,7 +129,7 @@ class _PlannerOfOne:
         self._planned = planned
         self._rows: DataFrame | None = None
 
-    def call(self, name: str, arguments: str, session: Any, _frame: Any) -> Any:
+    def call(self, name: str, arguments: str, session: Any, *_: Any) -> Any:
         """Answer one call of the JVM; see `jvm/Planner.java`."""
         return call_safely(lambda spark, options: self._answer(spark, name, options), arguments, session)
 

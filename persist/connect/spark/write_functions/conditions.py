@@ -33,8 +33,10 @@ class Condition:
     text: str
 
     @classmethod
-    def of(cls, given: str | Column) -> "Condition":
+    def of(cls, given: "str | Column | Condition") -> "Condition":
         """Return a condition from SQL text or a column."""
+        if isinstance(given, Condition):
+            return given
         if isinstance(given, str) and given.strip():
             return cls(F.expr(given), given)
         if isinstance(given, Column):

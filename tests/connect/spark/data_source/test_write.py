@@ -8,18 +8,25 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import persist
 from persist.blob.stores.file import FileBlob
+from persist.connect.spark.jar import JAR
+from tests.connect.spark.sessions import name_catalog
 
 UPDATES = "id long, status string, amount double, _time long, _diff long"
 ROWS = "id long, status string, amount double"
+WAYS = ["format", *(["table"] if JAR.exists() else [])]
 
 
-def append(frame: DataFrame, location: str, **options: Any) -> None:
+def append(frame: DataFrame, location: str, way: str = "format", **options: Any) -> None:
+    if way == "table":
+        frame.writeTo(f"{name_catalog(frame.sparkSession, location)}.orders").options(**options).append()
+        return
     frame.write.format("persist").option("collection", "orders").options(**options).mode("append").save(location)
 
 
@@ -43,9 +50,10 @@ def test_updates_are_appended_and_sealed_as_one_commit(spark: SparkSession, loca
         assert sorted(tuple(row.values()) for row in changes.to_pylist()) == sorted(updates)
 
 
-@pytest.mark.thorough
-def test_plain_rows_are_inserted_at_the_time_of_the_option(spark: SparkSession, location: str) -> None:
-    append(spark.createDataFrame([(6000, "x", None), (6001, None, 2.0)], ROWS), location, time=20, seal="end")
+@pytest.mark.thorough(except_every=2)
+@pytest.mark.parametrize("way", WAYS)
+def test_plain_rows_are_inserted_at_the_time_of_the_option(spark: SparkSession, location: str, way: str) -> None:
+    append(spark.createDataFrame([(6000, "x", None), (6001, None, 2.0)], ROWS), location, way, time=20, seal="end")
     with persist.open(location, mode="read") as client:
         orders = client.load("orders")
         assert orders.upper == persist.Antichain()
@@ -76,12 +84,13 @@ def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         raise RuntimeError("this task fails once")
 
 
-def test_an_aborted_write_leaves_nothing_visible(spark: SparkSession, location: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_an_aborted_write_leaves_nothing_visible(spark: SparkSession, location: str, way: str) -> None:
     before, parts_before = records(location), parts(location)
     frame = spark.range(0, 30_000, 1, 3).selectExpr("id", "'x' AS status", "1.5D AS amount")
     frame = frame.mapInArrow(fail_in_one_task, "id long, status string, amount double")
-    with pytest.raises(PySparkException, match="this task fails for ever"):
-        append(frame, location, time=13, seal=14)
+    with pytest.raises((Py4JJavaError, PySparkException), match="this task fails for ever"):
+        append(frame, location, way, time=13, seal=14)
     assert records(location) == before
     with persist.open(location, mode="read") as client:
         assert client.load("orders").upper == persist.Antichain(13)
@@ -89,9 +98,10 @@ def test_an_aborted_write_leaves_nothing_visible(spark: SparkSession, location: 
     assert len(parts(location) - parts_before) <= 2  # A task that ran on after the abort may leave its blob.
 
 
-def test_a_task_that_is_retried_counts_once(spark: SparkSession, location: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_task_that_is_retried_counts_once(spark: SparkSession, location: str, way: str) -> None:
     frame = spark.range(0, 30_000, 1, 3).selectExpr("id + 10000 AS id", "'x' AS status", "1.5D AS amount")
-    append(frame.mapInArrow(fail_once, ROWS), location, time=13, seal=14)
+    append(frame.mapInArrow(fail_once, ROWS), location, way, time=13, seal=14)
     with persist.open(location, mode="read") as client:
         assert client.load("orders").snapshot().count() == 2002 + 30_000
         assert sum(diff for _, _, diff in client.load("orders").changes(13, 14).updates()) == 30_000

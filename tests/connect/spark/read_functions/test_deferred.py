@@ -105,6 +105,18 @@ def test_a_frame_keeps_its_time_whatever_is_written_and_cached(spark: SparkSessi
             cached.unpersist()
 
 
+def test_the_context_says_whether_tables_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
+    context = spark.sparkContext
+    assert context._jvm is not None
+    other = context._jvm.org.apache.spark.sql.classic.SparkSession(context._jsc.sc(), {"spark.sql.extensions": ""})
+    session = SparkSession(context, other)
+    assert session.conf.get("spark.sql.extensions") == ""
+    with persist.open(str(tmp_path)) as client:
+        client.write("rows", pa.table({"id": range(9000)}), key=["id"]).result()
+    frame = persist.spark.snapshot(session, str(tmp_path), "rows")
+    assert "FileScan" not in explain_plan(frame.where("id = 7"))
+
+
 def test_streams_join_a_snapshot(spark: SparkSession, pair: tuple[str, str], tmp_path: Path) -> None:
     numbers = tmp_path / "numbers"
     spark.range(20).coalesce(1).write.parquet(str(numbers))

@@ -15,6 +15,7 @@ import persist
 import persist.spark
 from persist.connect.spark.data_source.source import PersistDataSource
 from tests.connect.spark.data_source.test_stream_read import Query
+from tests.connect.spark.sessions import WAYS, read
 
 QUIET = persist.Settings(background=False)
 ROWS = 6_000  # Enough for a part in a blob of its own.
@@ -57,15 +58,15 @@ def bag(rows: Any) -> Counter[str]:
     return Counter(repr(tuple(row.values())) for row in rows.to_pylist())
 
 
-@pytest.mark.thorough(except_every=8)
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.thorough(except_every=12)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("as_of", [1, 2, 3, 4])
 def test_contents_of_an_evolved_collection_are_those_of_python(
-    spark: SparkSession, location: str, as_of: int, native: bool
+    spark: SparkSession, location: str, as_of: int, way: str
 ) -> None:
     with persist.open(location, mode="read") as client:
         expected = client["rows"].snapshot(as_of).to_arrow()
-    found = persist.spark.snapshot(spark, location, "rows", as_of=as_of, native=native)
+    found = read(spark, location, "rows", way, as_of)
     assert found.columns == expected.column_names == ["key", "b", "a", "unit", "note"]
     assert bag(found) == bag(expected)
 
@@ -129,11 +130,11 @@ def test_defaults_that_python_cannot_hold_are_what_they_are_in_spark(
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:
-        for native in (True, False):
-            found = persist.spark.snapshot(spark, path, "rows", native=native).drop("id").distinct().toArrow()
+        for way in WAYS:
+            found = read(spark, path, "rows", way).drop("id").distinct().toArrow()
             for name in expected.column_names:
                 one, other = found[name], expected[name]
-                assert one.cast(other.type).equals(other), (native, name)
+                assert one.cast(other.type).equals(other), (way, name)
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
 

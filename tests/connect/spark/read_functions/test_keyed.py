@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 import persist
 import persist.spark
 from tests.connect.spark.read_functions.test_native import QUIET, bag
+from tests.connect.spark.sessions import WAYS, read
 from tests.support.resolving import resolve_events
 
 VALUE = {"at": pa.int64(), "state": pa.string(), "gone": pa.bool_(), "left": pa.date32()}
@@ -64,7 +65,8 @@ def check(spark: SparkSession, path: str, *kinds: str) -> None:
             assert not kinds or planned.route.kind in kinds, str(planned)
             assert bag(planned.frame(spark).collect()) == bag(truth), (as_of, str(planned))
         last = as_of
-        assert bag(here.snapshot("rows", as_of=last, native=False).collect()) == bag(truth)
+        for way in WAYS[1:]:
+            assert bag(read(spark, path, "rows", way, last).collect()) == bag(truth)
         some = here.plan("rows", as_of=last, columns=["at"], native=True).frame(spark)
         assert bag(some.collect()) == bag(rows.snapshot(columns=["at"]).to_arrow())
         diffs = here.plan("rows", as_of=last, form="diff", native=True).frame(spark)

@@ -17,6 +17,7 @@ from persist.blob.stores.file import FileBlob
 from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, upload
 from persist.connect.spark.jar import JAR
 from persist.connect.spark.read_functions.store import LISTED_HERE
+from tests.connect.spark.sessions import WAYS, read
 from tests.support.tuned import tuned
 
 QUIET = tuned(background=False, grace_s=0, orphan_grace_s=0)
@@ -80,8 +81,9 @@ def check(spark: SparkSession, path: str, times: list[int], *kinds: str) -> None
             truth = bag(expected(path, as_of, "rows"))
             assert bag(planned.frame(spark).collect()) == truth, str(planned)
         # All ways of one time are enough: they differ in what reads, not in what is read.
-        assert bag(here.snapshot("rows", as_of=times[-1], native=False).collect()) == truth
         assert bag(here.snapshot("rows", as_of=times[-1], native=True).collect()) == truth
+        for way in WAYS[1:]:
+            assert bag(read(spark, path, "rows", way, times[-1]).collect()) == truth
         found = here.snapshot("rows", as_of=times[-1], form="diff", native=True).collect()
         assert bag(found) == bag(expected(path, times[-1], "diff"))
 

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 import persist
 import persist.spark
 from persist.connect.spark.data_source.source import PersistDataSource
+from tests.connect.spark.sessions import WAYS, read
 
 
 @pytest.fixture
@@ -24,10 +25,10 @@ def location(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-@pytest.mark.thorough(except_every=2)
-@pytest.mark.parametrize("native", [True, False])
-def test_contents_as_of_a_tag_outlive_compaction_and_a_rename(spark: SparkSession, location: str, native: bool) -> None:
-    found = persist.spark.snapshot(spark, location, "rows", as_of="quarter-end", native=native)
+@pytest.mark.thorough(except_every=3)
+@pytest.mark.parametrize("way", WAYS)
+def test_contents_as_of_a_tag_outlive_compaction_and_a_rename(spark: SparkSession, location: str, way: str) -> None:
+    found = read(spark, location, "rows", way, "quarter-end")
     assert sorted(tuple(row) for row in found.collect()) == [(0, 0), (1, 1)]
     assert found.columns == ["k", "w"]
 

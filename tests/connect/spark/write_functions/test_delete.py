@@ -11,6 +11,8 @@ from pyspark.sql import functions as F
 
 import persist
 import persist.spark
+from persist.connect.spark.jar import JAR
+from tests.connect.spark.sessions import name_catalog
 
 ROWS = "id long, status string, amount double"
 
@@ -26,14 +28,16 @@ def upper(location: str) -> persist.Antichain:
         return client.load("orders").upper
 
 
-@pytest.mark.thorough(except_every=2)
-@pytest.mark.parametrize("as_column", [False, True])
-def test_what_a_condition_finds_is_deleted(spark: SparkSession, location: str, as_column: bool) -> None:
+@pytest.mark.thorough(except_every=3)
+@pytest.mark.parametrize("way", ["text", "column", *(["table"] if JAR.exists() else [])])
+def test_what_a_condition_finds_is_deleted(spark: SparkSession, location: str, way: str) -> None:
     before = contents(location)
     what: Any = "id < 1990 OR isnan(amount)"
-    if as_column:
-        what = F.col("id").between(0, 1989) | F.isnan("amount")
-    persist.spark.delete(spark, location, "orders", what)
+    if way == "table":
+        spark.sql(f"DELETE FROM {name_catalog(spark, location)}.orders WHERE {what}")
+    else:
+        column = F.col("id").between(0, 1989) | F.isnan("amount")
+        persist.spark.delete(spark, location, "orders", column if way == "column" else what)
     assert contents(location) == {k: n for k, n in before.items() if k[0] >= 1990 and k[2] != "nan"}
     assert contents(location, as_of=12) == before
     assert upper(location) == 14
