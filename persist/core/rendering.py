@@ -11,8 +11,6 @@ from html import escape
 from typing import ClassVar
 from unicodedata import combining, east_asian_width
 
-from persist.blob.errors import redact
-
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
 
 SOME = 20  # Names that an error lists.
@@ -25,9 +23,9 @@ def strip_control_characters(text: str) -> str:
     return _CONTROL.sub(lambda control: control[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def hide_passwords(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a URL, or a message with URLs in it, without passwords and secrets."""
-    return redact(_WORD.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text)), secrets)
+def hide_passwords(text: str) -> str:
+    """Return a URL, or a message with URLs in it, without passwords."""
+    return _WORD.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text))
 
 
 def list_some(names: Sequence[str]) -> str:

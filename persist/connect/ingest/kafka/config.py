@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from persist.blob.errors import redact
 from persist.connect.ingest.source import PositiveFloat, PositiveInt, load_password
 from persist.core.errors import InvalidUsage
 from persist.core.rendering import hide_passwords
@@ -75,7 +76,7 @@ class Brokers:
 
     def redact(self, problem: object) -> str:
         """Return a problem as one line without secrets."""
-        return hide_passwords(" ".join(str(problem).split()), self.secrets)
+        return redact(hide_passwords(" ".join(str(problem).split())), self.secrets)
 
 
 def parse_brokers(url: str, client: Mapping[str, Any], password_file: str | None) -> tuple[Brokers, str]:

@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 import pyarrow as pa
 
+from persist.blob.errors import redact
 from persist.connect.ingest.mysql.binlog import Gtids, parse_gtids
 from persist.connect.ingest.postgres.database import to_line
 from persist.connect.ingest.source import PositiveFloat, PositiveInt, load_password
@@ -165,7 +166,7 @@ class Server:
         """Return the error for a problem with the server, without passwords."""
         if isinstance(error, (InvalidUsage, Unavailable)):
             return error
-        text = hide_passwords(to_line(error), [self._password or ""])  # type: ignore[arg-type]
+        text = redact(hide_passwords(to_line(error)), [self._password or ""])  # type: ignore[arg-type]
         if self.is_lost(error):
             return Unavailable(f"{self.name} does not answer: {text}")
         if isinstance(error, self.library.Error) and error.args and error.args[0] == _POSITION_LOST:

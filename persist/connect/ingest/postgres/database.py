@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from persist.blob.errors import redact
 from persist.connect.ingest.postgres.pgoutput import Column
 from persist.connect.ingest.postgres.types import SESSION, TEXT, PgType, TypeCatalog
 from persist.connect.ingest.source import PositiveFloat, PositiveInt, SourceBusy
@@ -66,7 +67,7 @@ class PgAddress:
 
     def make_unavailable(self, error: Exception) -> Unavailable:
         """Return the error for a server that does not answer, without passwords."""
-        text = hide_passwords(to_line(error), [self._dsn.get("password", "")])
+        text = redact(hide_passwords(to_line(error)), [self._dsn.get("password", "")])
         return Unavailable(f"{self.name} does not answer: {text}")
 
     def _parse_url(self, source: str) -> dict[str, Any]:
