@@ -236,6 +236,11 @@ def read_default(schema: CollectionSchema, name: str) -> pa.Scalar:
     return pa.nulls(1, kind)[0] if written is None else decode_scalar(msgspec.json.decode(written), kind)
 
 
+def list_default_columns(schema: CollectionSchema) -> list[str]:
+    """Return the columns that have a default: rows for them may lack it."""
+    return [name for name, id_ in zip(schema.names, schema.ids, strict=True) if id_ in dict(schema.defaults)]
+
+
 def check_successor(
     before: CollectionSchema, after: CollectionSchema, used: Set[int | tuple[int, int]] | None = None
 ) -> None:

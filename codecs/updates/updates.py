@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
+from persist.codecs.evolution import list_default_columns, read_default
 from persist.codecs.order.arrays import copy_table, make_int64_array
 from persist.codecs.order.ordering import make_canonical
 from persist.codecs.types.casts import cast_column
@@ -66,7 +67,8 @@ def to_updates(
         moments: of the collection's timeline; None if times are only numbers.
 
     Raises:
-        SchemaMismatch: a column is missing, unexpected, repeated, or of a type that does not convert.
+        SchemaMismatch: a column without a default is missing; or one is unexpected, repeated, or of a type that does
+            not convert.
         InvalidUpdate: an update with a NULL or out-of-range time, a NULL diff, a value that does not convert,
             or a tuple of the wrong shape; the message names its index.
         CodecMismatch: tuples need a codec that this process does not have.
@@ -199,7 +201,8 @@ def _conform_table(table: pa.Table, schema: CollectionSchema, defaults: dict[str
     names = dict.fromkeys(schema.arrow.names)
     names_given = [n for n in table.column_names if n in names or not _PANDAS_INDEX.fullmatch(n)]
     present = set(names_given)
-    required = [n for n in names if n in present or defaults.get(n) is None]
+    filled = {n: read_default(schema, n) for n in list_default_columns(schema) if n not in present}
+    required = [n for n in names if n in present or (defaults.get(n) is None and n not in filled)]
     if len(names_given) != len(present) or present != set(required):
         raise _make_misfit_error(names_given, required, schema)
     for name in (TIME, DIFF):
@@ -214,6 +217,8 @@ def _conform_table(table: pa.Table, schema: CollectionSchema, defaults: dict[str
     columns = [
         cast_column(table.column(f.name), f.type, f.name)
         if f.name in present
+        else pa.chunked_array([pa.repeat(filled[f.name], table.num_rows)], f.type)
+        if f.name in filled
         else pa.chunked_array([make_int64_array(np.full(table.num_rows, defaults[f.name], np.int64))])
         for f in schema.arrow
     ]
@@ -233,7 +238,7 @@ def _make_misfit_error(names_given: list[str], expected: list[str], schema: Coll
     problems += [f"{n!r} is unexpected{did_you_mean(n, missing)}" for n in names_given if n not in expected_names]
     problems += [f"{n!r} is there {count} times" for n, count in Counter(names_given).items() if count > 1]
     named = expected_names - ({TIME, DIFF} - {*missing})  # Optional columns are left out.
-    listed = [f"{f.name}: {f.type}" for f in schema.arrow if f.name in named]
+    listed = [f"{f.name}: {f.type}" for f in schema.arrow if f.name in named or f.name in schema.names]
     advice = "Add, drop or rename columns to match, or change those of the collection with evolve()."
     if missing == [TIME, DIFF] and len(problems) == 2:
         advice = "Plain rows, which have neither, are written at one time: give time=…."

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from decimal import Decimal
 from typing import Any
 
 import hypothesis.strategies as st
@@ -104,6 +105,35 @@ def test_an_inserted_row_has_the_defaults_of_columns(client: persist.Client, key
     orders = client.load("orders")
     orders.update([{"id": 9, "a": 1}, {"id": 1, "n": None}], missing="insert").result()
     assert {row["id"]: row["n"] for row in orders.snapshot().to_pylist()} == {0: 5, 1: None, 2: 5, 9: 5}
+
+
+@pytest.mark.parametrize("keyed", [None, persist.Keyed()])
+def test_rows_may_lack_columns_that_have_a_default(client: persist.Client, keyed: persist.Keyed | None) -> None:
+    orders = client.create_or_load("orders", key={"id": int}, value={"a": int}, keyed=keyed)
+    at = pa.scalar(1_000_000_001, pa.timestamp("ns"))
+    added = {"n": pa.int64(), "at": pa.timestamp("ns"), "l": pa.decimal128(5, 2), "other": pa.string()}
+    orders.evolve(add=added, defaults={"n": 5, "at": at, "l": Decimal("1.50")})
+    orders = client.load("orders")
+    orders.upsert(pa.table({"id": [1], "a": [1], "other": ["x"]})).result()
+    orders.upsert([{"id": 2, "a": 2, "other": None}]).result()
+    orders.upsert([{"id": 3, "a": 3, "other": "y", "n": None}, {"id": 4, "a": 4, "other": "z", "at": None}]).result()
+    orders.upsert([{"id": 4, "_deleted": True}, {"id": 5, "a": 5, "other": None}]).result()
+    rows = {row["id"]: row for row in orders.snapshot().to_arrow().to_pylist()}
+    assert {id_: row["n"] for id_, row in rows.items()} == {1: 5, 2: 5, 3: None, 5: 5}
+    assert [row["l"] for row in rows.values()] == [Decimal("1.50")] * 4
+    assert orders.snapshot().to_arrow()["at"].cast(pa.int64()).to_pylist() == [1_000_000_001] * 4
+    with pytest.raises(errors.SchemaMismatch, match=r"'other' \(string\) is missing"):
+        orders.upsert([{"id": 6, "a": 6}]).result()
+
+
+def test_appended_rows_may_lack_columns_that_have_a_default(client: persist.Client) -> None:
+    log = client.create_or_load("log", key={"id": int}, value={"a": int})
+    log.evolve(add={"n": pa.int64()}, defaults={"n": 5})
+    log = client.load("log")
+    log.write(pa.table({"id": [1], "a": [1]})).result()
+    log.write([((2, (2, 6)), 9, 1)], seal=10).result()
+    log.write(pa.table({"id": [1], "a": [1], "_time": [10], "_diff": [-1]}), seal=11).result()
+    assert log.snapshot().to_pylist() == [{"id": 2, "a": 2, "n": 6}]
 
 
 def test_columns_may_have_any_name(client: persist.Client) -> None:

@@ -163,7 +163,8 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
         Args:
             add: value columns, or fields of structs, with their types, as `create_or_load` takes them, at the end; a
                 name that was dropped before is another column.
-            defaults: values of added columns in older records, else NULL. At most 64 KiB for all columns.
+            defaults: values of added columns in older records, else NULL, and in rows that lack the columns. At most
+                64 KiB for all columns.
             drop: value columns.
             rename: old names to new ones, of fields the whole paths; they may be exchanged.
             widen: columns with wider types, which hold every value that the present ones hold.

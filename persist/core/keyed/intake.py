@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.evolution import list_default_columns, read_default
 from persist.codecs.order.arrays import (
     copy_table,
     get_boolean_values,
@@ -220,7 +221,10 @@ def _list_rows(data: Any, stamp: Stamp | None) -> Sequence[Any]:
 
 def _add_deleted(taken: CollectionSchema) -> CollectionSchema:
     """Return the schema with `_deleted`, for the conversion of lists of dicts."""
-    return CollectionSchema(taken.key, Side((*taken.value.fields, pa.field(DELETED, pa.bool_()))), taken.timeline)
+    value = Side((*taken.value.fields, pa.field(DELETED, pa.bool_())))
+    return CollectionSchema(
+        taken.key, value, taken.timeline, ids=(*taken.ids, max(taken.ids) + 1), defaults=taken.defaults
+    )
 
 
 def _convert_tuples(
@@ -280,10 +284,11 @@ def _convert_table(
             raise make_deletion_error()
         deleted = _read_flags(table[DELETED])
         table = table.drop_columns([DELETED])
-        missing = [name for name in taken.value_names if name not in table.column_names]
-        if missing and bool(deleted.all()):
-            for name in missing:
-                table = table.append_column(name, pa.nulls(len(table), taken.arrow.field(name).type))
+        defaults, lives = list_default_columns(taken), make_int64_array((~deleted).astype(np.int64))
+        for name in [name for name in taken.value_names if name not in table.column_names]:
+            if name in defaults or bool(deleted.all()):
+                default = pa.repeat(read_default(taken, name), 1)
+                table = table.append_column(name, pa.concat_arrays([pa.nulls(1, default.type), default]).take(lives))
     texts, unchanged = None, dict[str, pa.Array]()
     if UNCHANGED in table.column_names and UNCHANGED not in taken.names:
         if form.machine.name != NAME:
@@ -446,7 +451,7 @@ def _order_deletions(
 
 def _make_values_nullable(schema: CollectionSchema) -> CollectionSchema:
     fields = tuple(field.with_nullable(True) for field in schema.value.fields)
-    return CollectionSchema(schema.key, replace(schema.value, fields=fields), schema.timeline)
+    return replace(schema, value=replace(schema.value, fields=fields))
 
 
 def concat_events(tables: Sequence[EventTable]) -> EventTable:
