@@ -238,9 +238,8 @@ class SessionOfClient:
         if len(values) < count:
             raise ProtocolViolation(f"{len(values)} parameters were sent, and {count} are needed")
         if len(forms) not in (0, 1, len(values)):
-            raise ProtocolViolation(
-                f"{len(forms)} format codes were sent for {len(values)} parameters: send none, one, or one for each"
-            )
+            count = len(values)
+            raise ProtocolViolation(f"{len(forms)} format codes were sent for {count} parameters: send 0, 1 or {count}")
         forms = forms * len(values) if len(forms) == 1 else forms or [0] * len(values)
         oids = [*prepared.oids, *[0] * (len(values) - len(prepared.oids))]
         constants = [*map(format_literal, values, oids, forms)]
@@ -258,10 +257,7 @@ class SessionOfClient:
             raise Failure("0A000", "the types of the columns depend on the parameters: cast them, as in $1::bigint")
         if len(formats) not in (0, 1, len(columns)) or not {*formats} <= {0, 1}:
             answer.close()
-            raise ProtocolViolation(
-                f"the format codes {formats} do not fit {len(columns)} columns: send none, one, or one for each; "
-                "0 is text, 1 is binary"
-            )
+            raise ProtocolViolation(f"the format codes {formats} do not fit {len(columns)} columns")
         formats = formats * len(columns) if len(formats) == 1 else formats or [0] * len(columns)
         self._portals[portal] = Portal(answer, formats)
         self._connection.send(wire.encode_message(b"2"))
