@@ -26,7 +26,7 @@ def to_objects(array: pa.Array | pa.ChunkedArray, separator: str = "T") -> list[
     """
     if isinstance(array, pa.ChunkedArray):
         return [value for chunk in array.chunks for value in to_objects(chunk, separator)]
-    units, kind = {*_iterate_units(array.type)}, array.type
+    units, kind = {*_iterate_time_units(array.type)}, array.type
     is_nested = pat.is_nested(kind) or pat.is_dictionary(kind)
     with suppress(pa.ArrowInvalid, ValueError, OverflowError):
         if "ns" not in units:
@@ -80,12 +80,13 @@ def _to_object(value: pa.Scalar, separator: str) -> Any:
     return to_objects(pa.array([value]), separator)[0]
 
 
-def _iterate_units(kind: pa.DataType) -> Iterator[str]:
+def _iterate_time_units(kind: pa.DataType) -> Iterator[str]:
+    """Yield the units of all times, timestamps and durations in a type."""
     if pat.is_dictionary(kind):
-        yield from _iterate_units(kind.value_type)
+        yield from _iterate_time_units(kind.value_type)
     elif pat.is_nested(kind):
         for at in range(kind.num_fields):
-            yield from _iterate_units(kind.field(at).type)
+            yield from _iterate_time_units(kind.field(at).type)
     elif pat.is_time(kind) or pat.is_timestamp(kind) or pat.is_duration(kind):
         yield kind.unit
 

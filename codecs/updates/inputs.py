@@ -335,13 +335,15 @@ def _check_column_type(name: Any, kind: Any) -> None:
             f"give frame[{name!r}].to_list() in a dict of columns"
         )
     if str(kind) in ("BIT", "TIME WITH TIME ZONE"):  # DuckDB exports its own bytes, and a time without its zone.
-        raise SchemaMismatch(f"column {name!r} is of DuckDB's type {kind}, which Arrow has not: cast it, as to VARCHAR")
+        raise SchemaMismatch(f"column {name!r} is of DuckDB's type {kind}, which Arrow lacks: cast it, as to VARCHAR")
     if (
         isinstance(kind, np.dtype)
         and kind.kind in "mM"
         and np.datetime_data(kind)[0] not in ("D", "s", "ms", "us", "ns")
     ):
-        raise SchemaMismatch(f"column {name!r} is of numpy's type {kind}, whose unit Arrow has not: cast it, as to ns")
+        raise SchemaMismatch(
+            f"column {name!r} is of numpy's type {kind}, whose unit Arrow lacks: cast it to another unit, such as ns"
+        )
 
 
 def _fits_inferred_type(values: list[Any], t: pa.DataType) -> bool:

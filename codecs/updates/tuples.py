@@ -333,7 +333,10 @@ def to_dict(record: Any) -> Mapping[Any, Any]:
 
 
 def describe_lacking_columns(names: Iterable[str], null: str = "None") -> str:
-    """Return an error for a row that lacks columns, with a remedy. `null`: how the row's source writes NULL."""
+    """Return the text of an error after its subject, a row that lacks columns.
+
+    `null`: how the row's source writes NULL.
+    """
     first, *more = names
     them = f"the columns {', '.join(map(repr, [first, *more]))}" if more else f"the column {first!r}"
     return f"lacks {them}, which would be NULL: give {first!r} as {null} if that is meant"

@@ -100,11 +100,14 @@ def define_collection(
     limits: QueryLimits | None = None,
     running: Running = lambda interrupt: None,
 ) -> DefinitionResult:
-    """Run a defining statement as one commit, then refresh its view.
+    """Create, change or drop a collection by an SQL statement, as one commit.
+
+    A new view is refreshed after the commit.
 
     Args:
-        variables, limits: as for `QueryResult`; views are created and refreshed within the same limits.
-        running: takes a function that ends the work from another thread.
+        variables: the values of the statement's parameters, by name.
+        limits: of time and memory, for the refresh as well.
+        running: is called first, with a function by which another thread can end the work.
 
     Raises:
         InvalidUsage: DuckDB refuses it, or a collection has nothing of that kind.

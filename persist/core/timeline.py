@@ -297,7 +297,8 @@ class Timeline:
         except OverflowError:
             pass
         raise InvalidUsage(
-            f"time {time!r} in {self.unit} is not a moment from 1970 to 9999: give a whole number that is one"
+            f"time {time!r} in {self.unit} is not a moment from 1970 to 9999: give a whole number of {self.unit} since "
+            "1970"
         )
 
     def to_text(self, time: int) -> str:

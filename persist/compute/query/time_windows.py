@@ -6,8 +6,8 @@ whose time is NULL is in none. Windows of `tumble` and `hop` begin where the buc
 moved by `shift`. A session ends after `gap` without a row: the next row belongs to it if it comes before its end.
 
 Columns of the table with these names are replaced. The functions are macros, so DuckDB binds a query as if it were
-written out, and nothing below needs to support them. A row behind a gap begins a session; among rows of one time it
-comes first, so all of them count it.
+written out, and nothing below needs to support them. The first row after a gap
+begins a session. Rows of one time are ordered so that this row comes first. So they are in its session, too.
 """
 
 from collections.abc import Iterable, Mapping

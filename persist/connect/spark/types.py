@@ -133,7 +133,7 @@ def _to_spark_type(type_: pa.DataType, column: str) -> pa.DataType:
     if pt.is_decimal(type_):
         return _to_spark_decimal(type_, column)
     if pt.is_nested(type_):
-        return _parse_nested(type_, column)
+        return _to_spark_nested(type_, column)
     return type_
 
 
@@ -146,7 +146,8 @@ def _to_spark_decimal(type_: Any, column: str) -> pa.DataType:
     return pa.decimal128(type_.precision, type_.scale)
 
 
-def _parse_nested(type_: Any, column: str) -> pa.DataType:
+def _to_spark_nested(type_: Any, column: str) -> pa.DataType:
+    """Return a struct, map or list with inner types that Spark has."""
     if pt.is_struct(type_):
         return pa.struct([field.with_type(_to_spark_type(field.type, column)) for field in type_])
     if pt.is_map(type_):

@@ -152,7 +152,7 @@ def explain_missing_collection(collection: str) -> Iterator[None]:
 
 
 def log(message: str, *arguments: object) -> None:
-    """Log a message, if Spark keeps it."""
+    """Log a message at level INFO, in a worker whose log Spark keeps."""
     if _KEPT in os.environ:
         logger.setLevel(logging.INFO)
         logger.info(message, *arguments)

@@ -46,9 +46,10 @@ def evaluate(expression: Term, columns: Mapping[str, pa.Array]) -> Value:
 
 
 def evaluate_by_duckdb(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> dict[int, pa.Array]:
-    """Evaluate, in one query, the expressions that DuckDB computes; return them by position.
+    """Return the results of the expressions that DuckDB computes, by position.
 
-    One call for all takes little longer than for one. With fewer than two, or if one raises, `evaluate` computes them.
+    One query computes all of them, which takes little longer than one of them. The result is empty if there are fewer
+    than two, or if one raises. The caller then evaluates each by `evaluate`.
     """
     python_calls = {
         place: expression

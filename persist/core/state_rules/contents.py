@@ -372,7 +372,7 @@ def check_runs(contents: CollectionState) -> None:
     if contents.numbered.keys() != in_keyframes.union(listed):
         raise ValueError("a part is in no run, or a run lists a part that is not there")
     if any(not 0 <= number < contents.next_number for number in (*contents.numbered, *contents.pending)):
-        raise ValueError(f"a part has a number that was not drawn yet; the next is {contents.next_number}")
+        raise ValueError(f"a part has a number that was not assigned yet; the next is {contents.next_number}")
     if any(contents.numbered[number].time_min < contents.history_from for number in listed):
         raise ValueError(f"a part of the history has times before {contents.history_from}")
     times = [keyframe.as_of for keyframe in contents.keyframes]

@@ -1,7 +1,10 @@
 """The rules for a commit to a keyed collection: declarations, new events, and resolutions.
 
 Events are not updates. They stay in pending parts, beside the history and never in it, until one `Resolve` replaces
-them by updates. Invariants of a keyed collection, in addition to `persist.core.state_rules.contents`:
+them by updates. The *watermark* of an event is its value in the first column of `order_by`, as an integer. An event is
+late if its watermark is below the *late bound*.
+
+Invariants of a keyed collection, in addition to `persist.core.state_rules.contents`:
 
 - only a `Resolve` adds updates to it: a plain append is refused, because the contents are unknown until then;
 - `resolved` is at or before upper; with the policy "seal" it is upper, so that a seal past pending events is refused;

@@ -130,7 +130,7 @@ def check_published(contents: CollectionState) -> None:
     if not contents.kept.keys() == numbers - contents.numbered.keys():
         raise ValueError("a published table names a part that is not there, or a part is kept that none names")
     if any(not 0 <= number < contents.next_number for number in contents.kept):
-        raise ValueError(f"a kept part has a number that was not drawn yet; the next is {contents.next_number}")
+        raise ValueError(f"a kept part has a number that was not assigned yet; the next is {contents.next_number}")
     for number in numbers:
         part = contents.get_part(number)
         if not part.blob or not part.is_plain:

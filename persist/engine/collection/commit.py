@@ -143,21 +143,21 @@ class Commit:
         options: WriteOptions | None = None,
         *,
         action: str = "multi_write",
-        is_single: bool = False,
+        at_once: bool = False,
     ) -> None:
         """Begin an empty commit; errors are those of `Client.multi_write`.
 
         Args:
             options: of all steps, without a time, which each step has.
             action: its name in errors.
-            is_single: it is committed before its caller continues, so no rows are copied.
+            at_once: the caller adds steps and commits in one call, so no rows need be copied.
         """
         engine.writer(action)
         self.options = options or WriteOptions()
         self.committed: Committed | None = None
         self._engine = engine
         self._action = action
-        self._is_single = is_single
+        self._at_once = at_once
         self._steps: list[Step] = []
         self._drafts: dict[str, _Draft] = {}
         self._changes: dict[str, tuple[CollectionHandle, PlainChange]] = {}
@@ -165,7 +165,7 @@ class Commit:
         self._needed = ExitStack()
         self._names: dict[str, str] = {}
         self._committed: list[Callable[[], None]] = []
-        self._is_open = is_single
+        self._is_open = at_once
         self._was_used = False
 
     @property
@@ -229,7 +229,7 @@ class Commit:
         if handle.keyed is not None:
             self._get_draft(handle).change = new.make_keyed_change(where)
             return
-        if time is None and not self._is_single:
+        if time is None and not self._at_once:
             new.read()
         self._add_difference(handle, time, partial(new.steps, where))
 
@@ -414,7 +414,7 @@ def commit_one(
     handle: CollectionHandle, action: str, options: WriteOptions, add: Callable[[Commit], object]
 ) -> CommitFuture:
     """Make a commit of the steps that a function adds; return the future."""
-    commit = Commit(handle.engine, options, action=action, is_single=True)
+    commit = Commit(handle.engine, options, action=action, at_once=True)
     try:
         add(commit)
     except BaseException:

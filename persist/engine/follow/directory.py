@@ -427,7 +427,9 @@ def _check_entry(entry: DirectoryEntry) -> None:
         raise ValueError(f"collection {entry.id} has {len(entry.levels)} state objects after the first")
     renames = [mutation.name for mutation in entry.pending if isinstance(mutation, kinds.Rename)]
     if renames and renames[-1] != entry.name:
-        raise ValueError(f"collection {entry.id} was renamed to another name than it has")
+        raise ValueError(
+            f"collection {entry.id} has the name {entry.name!r:.200}, and was last renamed to {renames[-1]!r:.200}"
+        )
     for n, mutation in enumerate(entry.pending):
         makes = isinstance(mutation, kinds.Makes) and (bool(renames) or mutation.name == entry.name)
         if (

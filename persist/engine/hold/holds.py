@@ -162,7 +162,11 @@ class NamedHold(Hold):
         self._compare_and_set(self._give_up)
 
     def _compare_and_set(self, attempt: Callable[[int], object]) -> None:
-        """Call attempt with the expected time; repeat it if an earlier move without an answer has succeeded."""
+        """Call attempt with the time at which the hold is believed to be.
+
+        An earlier move whose answer was lost may have succeeded. Then attempt is called again with the time of that
+        move.
+        """
         try:
             attempt(self._time)
         except HoldMoved as error:

@@ -356,7 +356,7 @@ class CollectionHandle(CollectionTimes):
         return AtCommit(self.id, self.schema.timeline, time, self.allow_future)
 
     def make_part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Write]:
-        """Return the steps that add parts that `PartWriter` stored to a commit.
+        """Return the steps that add parts to a commit. `PartWriter` has stored the parts already.
 
         `keep`: do not delete them if the commit is rejected.
         """

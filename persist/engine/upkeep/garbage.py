@@ -429,10 +429,11 @@ class _Round:
             self._run_if_room(lambda: self._commit_and_checkpoint(kinds.TruncateLog(floor)))
 
     def _advance_basis(self) -> None:
-        """Base checkpoints on one without old objects, if the present basis is older than the log.
+        """Make the newest checkpoint the basis, if the present one is older than the log.
 
-        The basis stays with all objects that it names. A directory object older than the log may have rows of dropped
-        collections.
+        The *basis* is the checkpoint that `taken_over` names: later checkpoints are made from it or its successors. It
+        is kept with all objects that it names. A directory object older than the log may have rows of dropped
+        collections. So nothing is done while the newest checkpoint names such an object, too.
         """
         control = self._follower.state.control
         basis, floor = control.taken_over, control.log_floor

@@ -53,7 +53,7 @@ class Write(msgspec.Struct, frozen=True, eq=False):
         is_kept: the parts stay after a rejection, because the caller deletes or reuses them.
         events: facts about them if these are events for a keyed collection; the schema is then the events' schema.
         at_commit: the updates get the time of their commit; until then it is 0.
-    is_single: whether their parts are single (`persist.codecs.part.part`).
+        is_single: each key has at most one row after each of the updates (`Part.is_single`).
     """
 
     collection: str

@@ -100,10 +100,9 @@ class StoreProof:
             except (Indeterminate, Unavailable) as error:
                 if not backoff.wait():
                     raise Unavailable(
-                        f"the store at {self._blob.url} did not say within {self._deadline_s:g} s that {key!r}, which "
-                        f"exists, exists ({error}), and no commit is safe unless it does; nothing was written. "
-                        "Try again "
-                        "when the store answers."
+                        f"the store at {self._blob.url} did not confirm within {self._deadline_s:g} s that {key!r} "
+                        f"exists ({error}). Nothing was written, because no commit is safe without that answer. Try "
+                        "again when the store answers."
                     ) from error
 
     def offer_own(self, record: Record) -> None:
@@ -182,7 +181,7 @@ class LookBack:
         return end
 
     def look(self, before: State) -> bool:
-        """Look for the newest record of a state, and for the records that `begin` looks for, if that is due.
+        """Look for the newest record of a state, and the others that `begin` looks for.
 
         Returns:
             Whether all of them exist. Otherwise the log was truncated beyond some of them: the state is old, and the

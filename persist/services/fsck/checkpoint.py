@@ -72,7 +72,7 @@ class CheckpointRepair:
         return cls(blob, log.state, bad, makes_one=makes_one)
 
     def plan(self) -> Iterator[Repair]:
-        """Yield the steps of `run`."""
+        """Yield the steps that `run` would do, and do none of them."""
         if self._makes_one:
             for pointer, data in self._make_objects():
                 present = _read_object(self._blob, pointer)
@@ -187,7 +187,7 @@ class MoveToLost:
         return cls(blob, log.state, log.beyond, named.intersection(inventory) - still_named, log.beyond_checkpoints)
 
     def plan(self) -> Iterator[Repair]:
-        """Yield the steps of `run`."""
+        """Yield the steps that `run` would do, and do none of them."""
         yield from map(_report_copied, self._copied)
         yield from map(_report_moved, self._moved)
 

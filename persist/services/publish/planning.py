@@ -358,7 +358,15 @@ def compute_omitted_rows(file: PlannedFile, before: Rows | None, is_anew: bool) 
 
 
 def check_columns(schema: CollectionSchema, table: str, type_of: Callable[[pa.DataType], Any], has: str) -> None:
-    """Raise InvalidUsage for columns that a table cannot have: `type_of` returns None for their types."""
+    """Raise InvalidUsage for a column that a published table cannot have.
+
+    It refuses types without a counterpart, nested key columns, and names that differ by case only.
+
+    Args:
+        table: the kind of table, for errors.
+        type_of: returns the table's type for a type of Arrow, or None if it has none.
+        has: a text for errors: the types that the table has.
+    """
     folded: dict[str, str] = {}
     for name in schema.names:
         kind = schema.arrow.field(name).type

@@ -58,7 +58,7 @@ def call_action(client: flight.FlightClient, server: Notify, what: str, body: by
     """Have one action done; return the answer. Raises one of `wire.CALL_FAILED`."""
     for answer in wire.call_action(client, server.token, what, body, timeout_s):
         return answer
-    raise ValueError(f"it has no answer to {what!r}")
+    raise ValueError(f"the server sent no answer to {what!r}")
 
 
 class Listener:

@@ -315,7 +315,7 @@ class Server(Closes):
         if part is None:
             raise ValueError(f"this server does not {lacks}")
         if self._hub.is_closed:
-            raise Unavailable("the server ends")
+            raise Unavailable("the server is shutting down: try again later")
         return part
 
     def _describe(self, requests: Iterator[bytes]) -> flight.FlightInfo:
@@ -396,9 +396,9 @@ def _guard(messages: Iterator[bytes], stream: _Stream, hub: _Hub) -> Iterator[by
             yield message
             stream.waits_since_s = None
             if stream.is_dropped or hub.is_closed:
-                raise Unavailable("the server has dropped this stream: it was not read, or the server ends")
+                raise Unavailable("the server has dropped this stream: it was not read, or the server is shutting down")
         if hub.is_closed:
-            raise Unavailable("the server ends")
+            raise Unavailable("the server shut down while it sent this answer, which may be incomplete: ask again")
     finally:
         with hub.changed:
             if stream in hub.streams:

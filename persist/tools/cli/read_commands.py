@@ -139,7 +139,9 @@ def tail(
 
     row_format = choose_format("json" if at.as_json and format == "table" else format, None, at.as_json)
     if row_format not in ("table", "csv", "json"):
-        raise persist.InvalidUsage(f"--format {row_format} needs an end, and tail has none: use table, csv or json")
+        raise persist.InvalidUsage(
+            f"--format {row_format} is not for tail, which prints updates as they are sealed: use table, csv or json"
+        )
     with at.open_reader() as client:
         loaded = client.load(collection)
         _report_waiting(loaded, "what comes now is shown as it is sealed")

@@ -328,7 +328,7 @@ def measure(client: "persist.Client") -> dict[str, Any]:
         keys = np.arange(rows)
         table = pa.table({"k": keys, "v": keys * 0.5, "s": np.char.mod("value %d", keys % 1000)})
         write_s = _measure_s(lambda: collection.write(table, time=0, seal=1).result())
-        each_s = [_measure_s(partial(_write_batch, collection, n)) for n in range(commits)]
+        each_s = [_measure_s(partial(_commit_one_row, collection, n)) for n in range(commits)]
         read_s = _measure_s(lambda: sum(batch.num_rows for batch in collection.snapshot(0).to_batches()))
         key_rows = pa.table({"k": np.linspace(0, rows - 1, LOOKUPS).astype(np.int64)})
         with collection.snapshot(0) as snapshot:
@@ -349,8 +349,9 @@ def measure(client: "persist.Client") -> dict[str, Any]:
         collection.drop().result()
 
 
-def _write_batch(made: "persist.Collection", n: int) -> None:
-    made.write([((n, (0.0, "x")), n + 1, 1)], seal=n + 2).result()
+def _commit_one_row(collection: "persist.Collection", n: int) -> None:
+    """Write one row and seal its time, and wait until both are durable."""
+    collection.write([((n, (0.0, "x")), n + 1, 1)], seal=n + 2).result()
 
 
 def _measure_s(what: Callable[[], object]) -> float:

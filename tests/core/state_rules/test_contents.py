@@ -56,8 +56,8 @@ def test_contents_after_a_compaction_keep_what_always_holds() -> None:
         ({"history": ((4,), (5,), (6,))}, "lists a part that is not there"),
         ({"keyframes": (Keyframe(3, (2,)),)}, "a part is in no run"),
         ({"keyframes": (Keyframe(3, (2, 3, 7)),)}, "lists a part that is not there"),
-        ({"next_number": 5}, "a number that was not drawn yet"),
-        ({"pending": {6: part(7, 8)}, "next_number": 6}, "a number that was not drawn yet"),
+        ({"next_number": 5}, "a number that was not assigned yet"),
+        ({"pending": {6: part(7, 8)}, "next_number": 6}, "a number that was not assigned yet"),
         ({"history_from": 5}, "times before 5"),
         ({"keyframes": (Keyframe(9, (2, 3)),)}, "not of ascending sealed times"),
         ({"keyframes": (Keyframe(-1, (2, 3)),)}, "not of ascending sealed times"),
@@ -99,7 +99,7 @@ def test_what_breaks_an_invariant_of_published_tables_is_refused() -> None:
     for changed, words in (
         ({"kept": {}}, "names a part that is not there"),
         ({"kept": {6: part(7, 4), 7: part(8, 4)}}, "a part is kept that none names"),
-        ({"next_number": 6}, "a kept part has a number that was not drawn yet"),
+        ({"next_number": 6}, "a kept part has a number that was not assigned yet"),
         ({"kept": {6: inline}}, "of which not each row counts once"),
         ({"kept": {6: msgspec.structs.replace(part(7, 4), negatives=1)}}, "of which not each row counts once"),
     ):

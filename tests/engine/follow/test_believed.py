@@ -69,7 +69,7 @@ SHARED = kinds.Clone(ID, "c", HOLD, 0, SCHEMA, parts=(CLONE_PART,))
         (
             {"name": "d", "pending": (CREATED, kinds.Rename(ID, "x"), kinds.Rename(ID, "d"))},
             {"name": "x", "pending": (CREATED, kinds.Rename(ID, "x"), kinds.Rename(ID, "d"))},
-            "was renamed to another name than it has",
+            "has the name 'x', and was last renamed to 'd'",
         ),
         (
             {"pending": (CREATED,)},

@@ -210,7 +210,7 @@ def test_a_stream_that_ends_in_any_way_is_closed_and_makes_room() -> None:
         next(messages)
     assert (hub.streams, len(closed)) == ([], 2)
     hub.is_closed = True
-    with pytest.raises(Unavailable, match="the server ends"):
+    with pytest.raises(Unavailable, match="the server shut down while it sent this answer"):
         [*server._guard(iter([]), stream(), hub)]
     assert (hub.streams, len(closed)) == ([], 3)
 

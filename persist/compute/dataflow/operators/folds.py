@@ -98,9 +98,12 @@ def compute_fold(
 ) -> Ints:
     """Return the result of a call for each frame.
 
+    A record with multiplicity n is n rows, and a row may be in several frames.
+
     Args:
+        rows: the frames' rows, with the words of the call's arguments.
         values: the words of all columns of records.
-        at: the record of each row.
+        at: for each of `rows`, the place of its record in `values`.
         is_ordered: the rows of each frame are in the order of the partition already.
     """
     if call.where:

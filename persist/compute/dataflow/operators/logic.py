@@ -343,7 +343,9 @@ def make_top_k_logic(
             return groups, values, diffs
         if count + skip < len(groups) and counted != "dense_rank":
             row, down, first = every[0]
-            foremost = _preselect(groups, rank_in_direction(domain, values[row], kinds[row], down, first), count + skip)
+            foremost = _find_candidates(
+                groups, rank_in_direction(domain, values[row], kinds[row], down, first), count + skip
+            )
             groups, values, diffs = groups.take(foremost), values.take(foremost, axis=1), diffs.take(foremost)
         columns = [rank_in_direction(domain, values[row], kinds[row], down, first) for row, down, first in every]
         order = np.lexsort((*columns[::-1], groups))
@@ -383,10 +385,11 @@ def _is_within_rank(count: int, counted: Counted, groups: Ints, keys: list[Ints]
     return earlier.take(is_new.nonzero()[0]).take(peers) - earlier.take(first) < count
 
 
-def _preselect(groups: Ints, places: Ints, count: int) -> Ints:
-    """Return a superset of each group's first records, before equal ones are ordered.
+def _find_candidates(groups: Ints, places: Ints, count: int) -> Ints:
+    """Return the records that may be among the first `count` of their group.
 
-    Most records are behind these by their first column alone, and are not compared in the others.
+    `places`: the ranks of records by the first column of the order. Records with the same rank as the last candidate
+    are candidates, too. The other columns of the order are compared only for candidates.
     """
     order = np.lexsort((places, groups))
     groups, places = groups.take(order), places.take(order)

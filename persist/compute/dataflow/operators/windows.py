@@ -125,7 +125,7 @@ def _sort_and_compute(
 def compute_column(
     call: WindowFunction, places: Places, values: Ints, schema: pa.Schema, domain: Domain, costs: Costs
 ) -> Ints:
-    """Return the results of a function for the words of rows in order."""
+    """Return a window function's result, as a word, for each sorted row."""
     arguments = [values[schema.get_field_index(name)] for name in call.arguments]
     kinds = [schema.field(name).type for name in call.arguments]
     is_plain = not (call.exclude or call.within or call.where or call.is_distinct)

@@ -409,6 +409,7 @@ class Output:
             ) from error
 
     def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+        """Return the words of updates that wait to be committed, with their columns."""
         return [(chunk[: self._layout.words], self.sink.schema) for chunk in (*self.waiting, *self._before)]
 
     def _encode_table(self, table: pa.Table) -> Ints:

@@ -133,6 +133,7 @@ class SourceReader:
         return [ids.get(name) for name in self._schema.names]
 
     def _check_schema(self) -> None:
+        """Raise SchemaMismatch if the collection lacks a column or type of the program."""
         actual = self.handle.schema
         for field in self._schema:
             actual_type = actual.arrow.field(field.name).type if field.name in actual.names else None

@@ -384,7 +384,7 @@ def _keep_text(type_: PgType, kind: pa.DataType | None) -> PgType:
 
 
 def _find_inner_changes(columns: Iterable[tuple[str, pa.DataType, PgType]], stored: Attributes) -> dict[str, Any]:
-    """Return arguments of `evolve` that make columns equal to their types inside."""
+    """Return arguments of `evolve` that give stored columns their present inner fields."""
     changes: dict[str, Any] = {"add": {}, "drop": [], "rename": {}, "widen": {}}
     for column, kind, type_ in columns:
         node = make_node_before(column, kind, type_, stored)

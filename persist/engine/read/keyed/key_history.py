@@ -187,9 +187,10 @@ SLICE_BYTES = 32 << 20
 
 
 def find_keys_with_several(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield the keys, in order, whose number of values is ever not 0 or 1, and the first such time.
+    """Yield the keys that ever have several values or a negative number of them.
 
-    If it is before the history, the time is the last one before the history.
+    The keys are in order, each with the first such time. If that time is before the history, it is given as the last
+    time before the history.
 
     Raises:
         CorruptBlob: a part is missing or damaged.

@@ -235,8 +235,11 @@ class SessionOfClient:
         forms, values = reader.read_int16_list(), [reader.read_value() for _ in range(reader.read_count())]
         formats = reader.read_int16_list()
         count = count_parameters(prepared.sql)
-        if len(values) < count or len(forms) not in (0, 1, len(values)):
+        if len(values) < count:
             raise ProtocolViolation(f"{len(values)} parameters were sent, and {count} are needed")
+        if len(forms) not in (0, 1, len(values)):
+            count = len(values)
+            raise ProtocolViolation(f"{len(forms)} format codes were sent for {count} parameters: send 0, 1 or {count}")
         forms = forms * len(values) if len(forms) == 1 else forms or [0] * len(values)
         oids = [*prepared.oids, *[0] * (len(values) - len(prepared.oids))]
         constants = [*map(format_literal, values, oids, forms)]
@@ -254,7 +257,7 @@ class SessionOfClient:
             raise Failure("0A000", "the types of the columns depend on the parameters: cast them, as in $1::bigint")
         if len(formats) not in (0, 1, len(columns)) or not {*formats} <= {0, 1}:
             answer.close()
-            raise ProtocolViolation(f"{len(formats)} formats were sent for {len(columns)} columns")
+            raise ProtocolViolation(f"the format codes {formats} do not fit {len(columns)} columns")
         formats = formats * len(columns) if len(formats) == 1 else formats or [0] * len(columns)
         self._portals[portal] = Portal(answer, formats)
         self._connection.send(wire.encode_message(b"2"))

@@ -86,6 +86,23 @@ def test_extended_messages_with_wrong_counts_are_refused(servers: Servers) -> No
     check_alive(servers)
 
 
+def test_a_wrong_number_of_format_codes_is_refused_as_such(servers: Servers) -> None:
+    value = struct.pack("!hi", 1, 1) + b"7"
+    for body, error in [
+        (struct.pack("!hhh", 2, 0, 0) + value + b"\0\0", b"2 format codes were sent for 1 parameters"),
+        (b"\0\0\0\0\0\0", b"0 parameters were sent, and 1 are needed"),
+        (b"\0\0" + value + struct.pack("!hhh", 2, 0, 0), b"the format codes [0, 0] do not fit 1 columns"),
+    ]:
+        raw = Raw(servers, startup())
+        raw.read_until(b"Z")
+        raw.message(b"P", b"\0SELECT $1\0\0\0")
+        raw.message(b"B", b"\0\0" + body)
+        with suppress(ConnectionError):
+            raw.message(b"S")
+            raw.message(b"X")
+        assert error in raw.read()
+
+
 def test_a_long_statement_is_refused(servers: Servers) -> None:
     raw = Raw(servers, startup())
     raw.read_until(b"Z")
