@@ -308,6 +308,7 @@ class Stream(LinearMethods["Stream"]):
         return self.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
     def _derive_schema(self, stage: Stage, input_schema: pa.Schema, operator: str) -> pa.Schema:
+        """Return the checked columns of records after a stage."""
         schema = derive_schema((stage,), input_schema, operator, has_time=self.program.dimensions == 1)
         check_column_names(operator, schema)
         return schema

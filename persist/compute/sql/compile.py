@@ -151,6 +151,7 @@ def _replace_intervals(
 
 @contextmanager
 def _refuse_deep_plans() -> Iterator[None]:
+    """Raise InvalidUsage if this block's recursion is too deep."""
     try:
         yield
     except RecursionError:

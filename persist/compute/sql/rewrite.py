@@ -372,6 +372,7 @@ def _find_greatest_place(condition: Term, places: Sequence[Place]) -> float:
 
 
 def _is_place(term: Term, places: Sequence[Place]) -> bool:
+    """Return whether a term, without numeric casts, is a place."""
     while isinstance(term, Call) and is_call(term, "cast") and _is_number(term.options[0]):
         [term] = term.arguments
     return term in places

@@ -171,6 +171,7 @@ def _encode_value(value: Any) -> Any:
 
 
 def _spell_type(kind: pa.DataType) -> str:
+    """Return the name of a type. Raises _Unstorable if it has none."""
     with suppress(StopIteration):
         name = name_arrow_type(kind)
         if to_arrow(name) == kind:

@@ -60,6 +60,7 @@ def infer_exact_fields(fields: pa.Schema, read: Callable[[], Iterable[pa.Array]]
 
 
 def _replace_inexact(kind: pa.DataType, path: str, guesses: "dict[str, NumberGuess]") -> pa.DataType:
+    """Return a type, with exact types for floats of inexact numbers."""
     if pat.is_struct(kind):
         return pa.struct([(f.name, _replace_inexact(f.type, f"{path}.{f.name}", guesses)) for f in kind])
     if pat.is_list(kind):

@@ -176,6 +176,7 @@ class _LineParser:
         return pa.table({name: self._restore_column(table[name], name) for name in table.column_names})
 
     def _restore_column(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+        """Return a column with its maps restored, if its type has maps."""
         kind = self._columns.types.get(name)
         if kind is None or not contains_map(kind):
             return column

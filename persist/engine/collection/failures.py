@@ -116,6 +116,7 @@ def _differs(before: Failure | None, now: Failure) -> bool:
 
 
 def _store_text(handles: Sequence[CollectionHandle], sink: str, text: str | None) -> None:
+    """Commit the text of a failure, or its removal, for some collections."""
     if handles:
         name = f"{FAILED}.{sink}" if sink else FAILED
         steps = [make_describe_step(handle, None, {name: text}, None, None) for handle in handles]

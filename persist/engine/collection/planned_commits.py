@@ -351,6 +351,7 @@ class _Commit:
             self.engine.abandon(plan.steps)
 
     def _report_late(self, future: CommitFuture) -> None:
+        """Pass the late events of upserts to their callers."""
         for handle, request in self.asks:
             late = self.plans[handle.id].late
             if request.late is not None and late is not None:

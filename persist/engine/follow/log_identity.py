@@ -130,6 +130,7 @@ class Past:
             raise Indeterminate(f"the log of {self._blob.url} was truncated beyond seqno {state.seqno}")
 
     def _check_whole(self) -> None:
+        """Raise LogInterrupted if records lay beyond the end of the log."""
         if (hole := self.hole) is not None:
             # Another error each time: this one would keep alive the frames of its last traceback.
             raise LogInterrupted(hole.url, hole.end, hole.first, hole.last)
@@ -155,6 +156,7 @@ class Past:
             self._marks.append((state.seqno, state.commit))
 
     def _verify_marks(self, state: State, marks: list[Mark]) -> None:
+        """Verify the marked records that the log must still have."""
         for seqno, commit in marks:
             if seqno >= state.control.log_floor:
                 self.verify(seqno, commit)

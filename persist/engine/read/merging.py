@@ -123,6 +123,7 @@ def _merge_parts(
 
 
 def _repeat_for_form(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
+    """Yield the rows of a table in the requested form."""
     table = scan.cast_to_result(table)
     if form == "rows" and "_diff" in table.column_names:
         yield from repeat_rows(table, scan)
@@ -313,6 +314,7 @@ RowsOf: TypeAlias = Callable[[Scan], list[pa.Table]]  # The new rows in a slice 
 
 
 def _build_stored_rows(new: Sequence[Part], columns: Sequence[str], reader: PartReader) -> RowsOf:
+    """Return a function that reads some parts within a slice."""
     ids = {id(part) for part in new}
     return lambda scan_slice: [
         *scan_slice.read_base_rows(reader, columns, [part for part in scan_slice.base if id(part) in ids])

@@ -423,6 +423,7 @@ class _Round:
         return state, [(entry, seqno) for entry in unnamed if (seqno := parse_upload_seqno(entry.key)) is not None]
 
     def _truncate(self) -> None:
+        """Commit a later floor of the log, if some records are unneeded."""
         floor = self._ages.find_log_floor(list_records(self._blob))
         if floor is not None:
             self._log_floor = floor if self._is_dry else 0

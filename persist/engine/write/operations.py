@@ -262,6 +262,7 @@ class Operation(msgspec.Struct, frozen=True, eq=False):
 
 
 def _may_share_time(step: Step) -> bool:
+    """Return whether a step lets other steps share its assigned time."""
     if isinstance(step, Write):
         return step.at_commit
     return step.time is None if isinstance(step, AtCommit) else isinstance(step, kinds.Tokens | kinds.Note)

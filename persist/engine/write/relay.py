@@ -84,6 +84,7 @@ def list_submissions(operations: Iterable[Operation], accepted: Iterable[Operati
 
 
 def _find_ranges(numbers: Iterable[int]) -> Iterable[tuple[int, int]]:
+    """Yield the first and last number of each consecutive run."""
     for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         consecutive = [number for _, number in run]
         yield consecutive[0], consecutive[-1]

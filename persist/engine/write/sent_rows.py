@@ -69,10 +69,10 @@ def _read_head(data: bytes) -> tuple[int, Sequence[int], Sequence[int], bool]:
     kind = _find_field(head, message, 1)
     if kind is None or head[kind] != RECORD_BATCH:
         raise ValueError("it is another message")
-    batch = _follow_offset(head, _count_needed(_find_field(head, message, 2)))
+    batch = _follow_offset(head, _require_place(_find_field(head, message, 2)))
     (rows,) = struct.unpack_from("<q", head, field) if (field := _find_field(head, batch, 0)) is not None else (0,)
-    lengths = _read_pairs(head, _count_needed(_find_field(head, batch, 1)))[::2]
-    buffers = _read_pairs(head, _count_needed(_find_field(head, batch, 2)))[1::2]
+    lengths = _read_pairs(head, _require_place(_find_field(head, batch, 1)))[::2]
+    buffers = _read_pairs(head, _require_place(_find_field(head, batch, 2)))[1::2]
     return rows, lengths, buffers, _find_field(head, batch, 3) is not None
 
 
@@ -106,7 +106,8 @@ def _find_field(head: bytes, table: int, number: int) -> int | None:
     return place
 
 
-def _count_needed(place: int | None) -> int:
+def _require_place(place: int | None) -> int:
+    """Return the place of a field. Raises ValueError if the head lacks it."""
     if place is None:
         raise ValueError("its head lacks something")
     return place

@@ -300,6 +300,7 @@ class CountedBlob:
         return self._count(key, data)
 
     def _count(self, key: str, data: bytes | None) -> bytes | None:
+        """Count an object's bytes at its first read; return its data."""
         if data is not None and key not in self._seen:
             self._seen.add(key)
             self._findings.count(key.partition("/")[0], len(data))

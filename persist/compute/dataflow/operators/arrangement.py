@@ -92,6 +92,7 @@ class Arrangement(StashingOperator):
         self._insert_new()
 
     def _insert_new(self) -> None:
+        """Add the updates of this pass to the spine."""
         if self.new is not None:
             if self._is_needed:
                 self.spine.insert(self.new if self.loaded is None else self._select_loaded(self.new, self.loaded))

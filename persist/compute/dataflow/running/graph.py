@@ -311,6 +311,7 @@ class Builder:
         return shared
 
     def _skip_arranges(self, number: int) -> int:
+        """Return the node below a chain of `Arrange` nodes."""
         while isinstance(self.plan.nodes[number].operator, plans.Arrange):
             number = self.plan.nodes[number].inputs[0]
         return number

@@ -197,6 +197,7 @@ class Texts:
             self._add_entries(entries)
 
     def _clear_table(self, count: int) -> None:
+        """Begin an empty hash table with room for `count` texts."""
         bits = max(5, min(32, (2 * count).bit_length()))
         self._table = np.zeros(1 << bits, np.uint64)
         self._shift = np.uint64(32 - bits)

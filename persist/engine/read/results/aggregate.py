@@ -332,6 +332,7 @@ class _Groups:
         return [name for name in self._floats if self._is_doubtful(name)]
 
     def _is_doubtful(self, name: str) -> bool:
+        """Return whether cancelled digits make a group's float sum too inexact."""
         net, size = self._floats[name], self._partial[f"size:{name}"].to_numpy()
         with np.errstate(invalid="ignore", over="ignore"):
             return bool((~np.isfinite(size) | (size > CANCELLED_MAX * np.abs(net))).any())

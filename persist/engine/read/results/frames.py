@@ -83,6 +83,7 @@ def _list_separate_columns(table: pa.Table, options: Mapping[str, Any]) -> list[
 
 
 def _is_spoiled(column: pa.ChunkedArray) -> bool:
+    """Return whether NULLs make pandas change the integers or booleans."""
     if str(column.type) in _NULLABLE:
         return bool(column.null_count)
     return pat.is_nested(column.type) and any(map(_holds_null_integers, column.chunks))
