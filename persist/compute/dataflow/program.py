@@ -116,6 +116,7 @@ class Program(Draft):
         return Stream(self, self.plan.add(plans.Upper(collection), (), pa.schema([])).number)
 
     def _check_read(self, collection: str) -> None:
+        """Raise InvalidUsage if the program cannot read a collection of this name."""
         check_name(collection)
         self.check_source(collection)
         if self.dimensions != 1:
@@ -137,6 +138,7 @@ class Program(Draft):
         return self
 
     def _look_up_columns(self, collection: str) -> pa.Schema:
+        """Return the present columns of a collection in the store."""
         if self.engine is None:
             raise InvalidUsage(
                 f"source({collection!r}): its columns are not known. Give them with schema={{…}}, or let the "

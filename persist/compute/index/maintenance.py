@@ -113,6 +113,7 @@ def _write_contents(
     wanted: Sequence[int],
     erasures: int,
 ) -> None:
+    """Write the contents of an index, with its hold, in one commit."""
     # The hold of an old index is released last. Otherwise since could advance between the two, beyond the new one's
     # hold.
     late = [step for step in steps if isinstance(step, kinds.ReleaseHold)]

@@ -208,6 +208,7 @@ def split_at_keyword(sql: str, word: str) -> tuple[str, str] | None:
 
 
 def _split_tokens(sql: str) -> list[_Token]:
+    """Return the tokens of a statement, each with its place and nesting."""
     text, made, depth = sql.encode(), list[_Token](), 0
     tokens = require_package(DUCKDB).tokenize(sql)
     for (at, kind), end in zip(tokens, [*(at for at, _ in tokens[1:]), len(text)], strict=False):

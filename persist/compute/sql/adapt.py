@@ -396,6 +396,7 @@ class Adapter:
             raise InvalidUsage(f"{what} of intervals is not supported in a view: take epoch_us(…), their lengths")
 
     def _adapt_window(self, plan: Json) -> algebra.Node:
+        """Return the node of DuckDB's window operator, with its list aggregates."""
         child, nodes = self.adapt(plan["children"][0]), plan["expressions"]
         if any(map(is_by_place, nodes)):
             windowed = add_positional_windows(child, nodes, plan["window_index"], self._of, self._of.translate_window)

@@ -121,6 +121,7 @@ def check_members(node: Json) -> None:
 
 
 def _check_names(node: Json, kind: str, known: Iterable[str]) -> None:
+    """Raise InvalidUsage for a clause of a DuckDB plan that views lack."""
     for name, value in node.items():
         allowed = _VALUES.get((kind, name))
         is_known = name in known if allowed is None else value in allowed

@@ -107,6 +107,7 @@ def write_node(
 def _write_operator(
     plan: plans.Plan, node: plans.Node, inputs: Sequence[Relation], relations: Mapping[int, Relation]
 ) -> Relation:
+    """Return the SQL of a plan's node. Raises Untranslatable."""
     match node.operator:
         case plans.Linear(stages):
             return _apply_stages(inputs[0], stages)
@@ -129,6 +130,7 @@ def _select(relation: Relation, columns: Sequence[str], schema: pa.Schema, claus
 
 
 def _apply_stages(relation: Relation, stages: plans.Stages) -> Relation:
+    """Return a relation after linear stages. Raises Untranslatable for other stages."""
     for stage in stages:
         match stage:
             case Filter(condition):
@@ -153,6 +155,7 @@ def _apply_stages(relation: Relation, stages: plans.Stages) -> Relation:
 
 
 def _concatenate(inputs: Sequence[Relation], schema: pa.Schema) -> Relation:
+    """Return UNION ALL of relations, with weights if one has them."""
     is_weighted = any(relation.is_weighted for relation in inputs)
     texts = []
     for relation in inputs:
@@ -202,6 +205,7 @@ def _match_keys(pairs: Sequence[tuple[str, str]], join: plans.Join) -> str:
 
 
 def _join(join: plans.Join, inputs: Sequence[Relation]) -> Relation:
+    """Return the inner join of relations, with the stages before and after."""
     sides = [sum_weights(_apply_stages(relation, stages)) for relation, stages in zip(inputs, join.before, strict=True)]
     places = {name: f"t0.{quote_name(name)}" for name in sides[0].schema.names}
     fields = [*sides[0].schema]
@@ -234,6 +238,7 @@ def sum_weights(relation: Relation) -> Relation:
 
 
 def _reduce(reduce: plans.Reduce, relation: Relation) -> Relation:
+    """Return a GROUP BY, or a DISTINCT, of a relation. Raises Untranslatable."""
     keys = [quote_name(name) for name in reduce.keys]
     fields = [relation.schema.field(name) for name in reduce.keys]
     if isinstance(reduce.logic, plans.Distinct) and keys:
@@ -267,6 +272,7 @@ def _reduce(reduce: plans.Reduce, relation: Relation) -> Relation:
 
 
 def _write_aggregate(kind: str, column: str, of_type: pa.DataType, result: pa.DataType) -> str:
+    """Return the text of an exact aggregate. Raises Untranslatable for others."""
     scale = of_type.scale if pat.is_decimal(of_type) else 0
     is_whole = pat.is_integer(of_type) or pat.is_decimal(of_type)
     match kind:
@@ -372,6 +378,7 @@ def _quote(text: str) -> str:
 
 
 def _write_call(name: str, texts: Sequence[str], kinds: Sequence[pa.DataType], kind: pa.DataType) -> str:
+    """Return the text of a function's call. Raises Untranslatable."""
     if name in _SIGNS:
         return f" {_SIGNS[name]} ".join(texts)
     if name in _FUNCTIONS:

@@ -114,6 +114,7 @@ def _refuse_expression(expression: Term, sql: str) -> NoReturn:
 
 
 def _describe_place(expression: Term, sql: str) -> str:
+    """Return where the query has an expression; empty if that is unknown."""
     match expression:
         case Call(_, arguments, _, at):
             return show_position(sql, at) or next(

@@ -381,6 +381,7 @@ class PlannedWrite:
         log_write(self.target, parts)
 
     def _check_seal(self, latest: int) -> None:
+        """Raise InvalidUsage unless the seal is after all written times."""
         assert self.seal is not None
         if latest >= self.seal:
             raise InvalidUsage(

@@ -100,6 +100,7 @@ class Offset:
 
 
 def _parse_position(written: Mapping[str, Any]) -> Position | None:
+    """Return the position that JSON describes; None if it describes none."""
     match written:
         case {"as_of": int(as_of), "upper": int(upper), "hold": str(hold)}:
             return Position(as_of, None, upper, hold)

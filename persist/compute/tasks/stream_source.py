@@ -112,6 +112,7 @@ class BatchEnds:
         return scan.time_upper
 
     def _load_counts(self, part: Part, scan: Scan, reader: PartReader) -> TimeCounts:
+        """Return a part's number of updates at each time of a scan."""
         if part.time_min == part.time_max:
             counts = TimeCounts(np.array([part.time_min]), np.array([part.rows]))
         else:
@@ -486,6 +487,7 @@ class StreamSource:
         self._check_reached(contents, at)
 
     def _check_reached(self, contents: CollectionState, at: Position) -> None:
+        """Raise InvalidUsage if a checkpoint is ahead of the collection."""
         if at.frontier <= contents.upper or at.upper == at.lower:  # An interval may begin beyond upper.
             return
         raise InvalidUsage(

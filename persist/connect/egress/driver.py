@@ -216,6 +216,7 @@ class _Egress:
         yield from self._make_change_steps()
 
     def _make_change_steps(self) -> Iterator[list[Piece]]:
+        """Yield changes to send, until all are sent or a stop."""
         last = {feed.leaving.id: contents.upper for feed, contents in self._load_states()} if self.once else {}
         while not self.stop.is_set():
             changed = [(feed, contents) for feed, contents in self._load_states() if feed.has_more(contents)]

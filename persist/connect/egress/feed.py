@@ -85,6 +85,7 @@ class Shares:
             self._file.close()
 
     def _read(self) -> None:
+        """Read all rows, and store them in chunks."""
         reader, names = self._reading(), [*self._scan.columns, "_diff"]
         chunk: list[pa.Table] = []
         for table in chain(self._scan.read_base_rows(reader, names), self._scan.updates(reader, names)):

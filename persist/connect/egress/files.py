@@ -131,6 +131,7 @@ class FilesSink:
         self._storage.close()
 
     def _apply(self, piece: Piece) -> bool:
+        """Write a piece as files; return whether it took a step."""
         rows = _Rows(piece, min(CHUNK_BYTES, self.config.file_bytes))
         if piece.before is None:
             self._check_empty(piece.leaving)
@@ -179,6 +180,7 @@ class FilesSink:
     def _write_promise(
         self, piece: Piece, file: str | None, rows: tuple[int, int] | None = None, *, goes_on: bool = False
     ) -> None:
+        """Store what the next file will contain, before it is written."""
         leaving, position_before = piece.leaving, piece.before
         written = None if position_before is None else position_before.to_json()
         promise = msgspec.json.encode(_Step(written, piece.after.to_json(), file, rows, goes_on))
@@ -204,6 +206,7 @@ class FilesSink:
         return out.getvalue()
 
     def _build_key(self, piece: Piece, rows: tuple[int, int] | None) -> str:
+        """Return the key of a file: its collection, times and first row."""
         position_before, after = piece.before, piece.after
         assert position_before is not None
         if position_before.stage == "copying":
@@ -215,6 +218,7 @@ class FilesSink:
         return f"{piece.leaving.name}/{name}.{SUFFIXES[self.config.format]}"
 
     def _check_empty(self, leaving: Leaving) -> None:
+        """Raise InvalidUsage if the folder of a new target has files."""
         entry = next(self._blob.list(f"{leaving.name}/"), None)
         if entry is not None:
             raise InvalidUsage(
@@ -234,6 +238,7 @@ class FilesSink:
         return low
 
     def _load_step(self, leaving: Leaving, number: int) -> _Step:
+        """Return a stored promise. Raises InvalidUsage if it is not one."""
         key = self._get_promise_key(leaving, number)
         written = self._blob.get(key)
         try:
@@ -292,6 +297,7 @@ class _Rows:
             pass
 
     def _take_rows(self, end: int) -> pa.RecordBatch | None:
+        """Return the next rows, within a size; None at the end."""
         if self.at >= end or self.is_at_end():
             return None
         waiting = self._left

@@ -146,6 +146,7 @@ class KafkaSink:
             raise InvalidUsage(f"{self.name} cannot take the collection {piece.leaving.name!r}: {error}") from None
 
     def _send_rows(self, piece: Piece, batch: pa.RecordBatch) -> None:
+        """Send a message for each row of a batch."""
         topic, schema = self._get_topic(piece.leaving), piece.schema
         rows = batch.select([*schema.names])
         keys: Sequence[bytes | None] = [None] * batch.num_rows

@@ -222,6 +222,7 @@ class PgTable:
         return bool(cursor.fetchone()[0])
 
     def _check_empty(self, cursor: Any) -> None:
+        """Raise InvalidUsage if a new target table has rows."""
         self._run(cursor, "SELECT EXISTS (SELECT FROM {table})")
         if cursor.fetchone()[0]:
             raise InvalidUsage(

@@ -105,6 +105,7 @@ class PostgresSink:
             self._connection = None
 
     def _apply(self, cursor: Any, piece: Piece) -> None:
+        """Change a target table as a piece demands, in the transaction."""
         table = self._make_table(piece.leaving, piece.schema)
         position, after = piece.before, piece.after
         if position is None:

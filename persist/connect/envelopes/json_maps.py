@@ -37,6 +37,7 @@ def encode_maps(value: bytes, kind: pa.DataType) -> bytes:
 
 
 def _write_value(value: Any, kind: pa.DataType | None) -> str:
+    """Return a value as JSON, with maps as lists of entries."""
     if isinstance(value, _Number):
         return value
     if kind is not None and pat.is_map(kind) and _is_map(value):

@@ -133,6 +133,7 @@ def _find_numbers(text: bytes, fields: pa.Schema) -> Iterator[tuple[str, str, in
 
 
 def _find_numbers_inside(value: Any, kind: pa.DataType, path: str) -> Iterator[tuple[str, str, int]]:
+    """Yield each number for a float, with its path and bit width."""
     if value is None:
         return
     if isinstance(value, msgspec.Raw):

@@ -322,6 +322,7 @@ def _parse_documents(texts: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _classify_samples(samples: list[Any]) -> str:
+    """Return the kind of the first sample: boolean, number, text or unknown."""
     match samples:
         case [bool(), *_]:
             return "boolean"

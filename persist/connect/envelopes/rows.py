@@ -161,6 +161,7 @@ def _infer_message_types(texts: pa.Array, places: tuple[str, ...]) -> list[pa.St
 
 
 def _infer_message_type(text: bytes, places: tuple[str, ...]) -> pa.StructType | None:
+    """Return the inferred type of a JSON message, or None."""
     try:
         document = json.loads(text)
         part = {place: document[place] for place in places if place in document} if places else document

@@ -124,6 +124,7 @@ def _replace_with_nulls(text: bytes, place: str | None, names: list[str]) -> byt
 
 
 def _is_unavailable(value: Any) -> bool:
+    """Return whether a value is Debezium's mark of an unchanged, omitted value."""
     if isinstance(value, str):
         return value in _MARKS or (len(value) < 2 * len(_HSTORE) and value.replace(" ", "") == _HSTORE)
     if isinstance(value, dict):

@@ -346,6 +346,7 @@ class Files(Source):
         }
 
     def _make_row_file(self, file: SourceFile) -> RowFile:
+        """Return a file with its format, by configuration or by name."""
         by_name, compression = get_format_by_name(file.path)
         form = self.config.format or by_name
         if form is None:

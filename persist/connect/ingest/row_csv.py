@@ -111,6 +111,7 @@ class _QuoteChecker:
         return data
 
     def _count_quotes(self, data: np.ndarray) -> None:
+        """Note whether a block has a quote at an odd place."""
         places = np.flatnonzero(data[1:] == ord('"')) + 1
         opening, closing = places[int(self._is_open) :: 2], places[int(not self._is_open) :: 2]
         if data[0] == ord('"') and not self._is_open:

@@ -75,6 +75,7 @@ def check_unique_names(fields: pa.Schema | pa.DataType, file: str, path: str = "
 
 
 def _read_typed_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
+    """Yield the tables of a file that stores types; note misfits."""
     start = 0
     for batch in read_stored_batches(file):
         if not start:

@@ -118,6 +118,7 @@ class Copy:
         yield Batch((), upper, 0, moments, since=since)
 
     def _copy_tables(self) -> Iterator[Batch]:
+        """Yield the rows of all tables at one point of the source."""
         is_new = self._is_first and not any(self._copied.values())
         with self._server.open_point(is_new=is_new) as point:
             if is_new and point.properties:

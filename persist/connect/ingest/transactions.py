@@ -233,6 +233,7 @@ class Transactions:
         self.done = max(self.done, time)
 
     def _take_tables(self, upper: int) -> dict[str, pa.Table]:
+        """Return the rows of each collection before a time, and forget them."""
         tables = {
             name: rows.take_before(self._run.collections[name], self.upper, upper)
             for name, rows in self._rows.items()

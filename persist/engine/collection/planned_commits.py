@@ -245,6 +245,7 @@ class _Commit:
         return last
 
     def _with_retry(self, commit: Callable[[], T]) -> T:
+        """Commit; plan again after conflicts, and drop all plans if refused."""
         self.contents = {handle.id: handle.get_known_state() for handle, _ in self.asks}
         try:
             return commit_with_retry(
@@ -341,6 +342,7 @@ class _Commit:
         return True
 
     def _discard(self, plans: Iterable[_Planned]) -> None:
+        """Delete the uploads of plans that will not be committed."""
         writer = self.engine.writer(self.action)
         for plan in plans:
             for step in plan.steps:

@@ -446,6 +446,7 @@ def as_of_join(
 
 
 def _to_table(frame: Any) -> pa.Table:
+    """Return a frame as a table whose rows Arrow can take."""
     data = open_stream(frame)
     if isinstance(data, TableStream):
         tables = [*data.tables(None)]

@@ -303,6 +303,7 @@ class Compactor:
     def _merge_runs(
         self, contents: CollectionState, runs: Numbers, attempt: "_Attempt"
     ) -> tuple[kinds.Replace, CompactionReport]:
+        """Return the step that replaces runs by one, and its report."""
         numbers = [number for run in contents.history if run[0] in runs for number in run]
         report = CompactionReport(runs_merged=len(runs))
         if (order := self._select_disjoint_parts(contents, numbers)) is not None:
@@ -347,6 +348,7 @@ class Compactor:
     def _forget_history(
         self, contents: CollectionState, work: Forget, attempt: "_Attempt"
     ) -> tuple[kinds.Replace, CompactionReport]:
+        """Return the step that drops history before a keyframe, and a report."""
         history_from = work.as_of + 1
         removed = [run for run in contents.history if any(p.time_min < history_from for p in contents.list_parts(run))]
         straddling = [run for run in removed if any(p.time_max >= history_from for p in contents.list_parts(run))]

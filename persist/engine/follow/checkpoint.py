@@ -467,6 +467,7 @@ def load_base(
 
 
 def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
+    """Raise CorruptBlob for a stored state that no writer would store."""
     try:
         CollectionSchema.from_json(contents.schema_json)
         for name, hold in contents.holds.items():

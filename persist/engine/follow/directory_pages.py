@@ -165,6 +165,7 @@ class Table(Generic[V]):
         return _decode_page(pages, n, _check_present(pages, data))
 
     def _decode_value(self, at: int, key: str, data: bytes) -> V | None:
+        """Return a stored entry; None marks a deleted one. Raises CorruptBlob."""
         if data == _NULL:
             return None
         try:
@@ -216,6 +217,7 @@ class Writing:
         return tuple(self._made)
 
     def _end_page(self) -> None:
+        """Finish the current page, and the object if it is full."""
         if self._page:
             data = b"{" + b",".join(self._page) + b"}\n"
             self._pages.append(Page(self._first, len(data), xxhash.xxh3_64_hexdigest(data)))
@@ -226,6 +228,7 @@ class Writing:
             self._end_object()
 
     def _end_object(self) -> None:
+        """Store the finished pages as an object, and note it."""
         if self._page:
             self._end_page()
         if self._pages:

@@ -196,6 +196,7 @@ class Follower(KnownCollections):
         return state
 
     def _read_forward(self, last: float = math.inf) -> None:
+        """Apply the records after the known state, up to a seqno."""
         state_before = self._state
         try:
             for record in self._records.read_after(lambda: self._state.seqno, last):

@@ -65,6 +65,7 @@ class PinnedFollower(Follower):
 
 
 def _load_state(blob: Blob, seqno: int) -> State:
+    """Return the state at a seqno, from a checkpoint and the log."""
     state = State()
     for at, entry in list_checkpoints(blob):
         if at <= seqno and (checkpoint := read_checkpoint(blob, entry.key)) is not None:

@@ -228,6 +228,7 @@ class CollectionHandle(CollectionTimes):
         return self._start_read(claim, time, end)
 
     def _start_read(self, claim: Claim, time: int, end: int | None) -> tuple[CollectionState, ClaimedRead]:
+        """Return the contents to read at a time, and the read's claim."""
         try:
             # A claim that needs no commit may be as old as the state; blobs outlive both by the grace period.
             contents = self.get_known_state()

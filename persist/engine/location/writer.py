@@ -233,6 +233,7 @@ class Writer:
             unlocked.exception()  # Another client has taken over: there is nothing to give back.
 
     def _take_over(self, options: OpenOptions, name: str) -> None:
+        """Become the only writer of the location. Raises Locked."""
         reentrance_id = options.reentrance_id or uuid.uuid4().hex
         try:
             opening = self.committer.submit([kinds.OpenWriter(reentrance_id, name, options.force)], {})

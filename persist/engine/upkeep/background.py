@@ -334,6 +334,7 @@ class RepeatingThread:
             self._thread.join()
 
     def _run(self) -> None:
+        """Do the work after each pause, until stopped; log errors."""
         while True:
             self._woken.wait(self._pause_s())
             self._woken.clear()

@@ -561,6 +561,7 @@ class _Round:
     def _delete_blobs(
         self, kind: str, entries: Iterable[BlobEntry], check: Callable[[list[str]], object] = lambda keys: None
     ) -> None:
+        """Delete blobs by pages, unless this is a dry run; count them."""
         entries = (entry for entry in entries if self._only is None or entry.key in self._only)
         while some := [*islice(entries, DELETE_MAX)]:
             if not self._is_dry:

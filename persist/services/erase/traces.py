@@ -206,6 +206,7 @@ class _Search:
         return Traces(self._handle.get_known_state().name, objects, size, tuple(found_traces), self._make_facts())
 
     def _make_facts(self) -> dict[str, Any]:
+        """Return what a report states of the location, collection and erasures."""
         state = self._handle.get_known_state()
         return {
             "location": self._blob.url,

@@ -214,6 +214,7 @@ class LogExamination:
                     ]
 
     def _note_mutations(self, mutations: Iterable[Mutation]) -> None:
+        """Note what later checks need: part lists, creations and schemas."""
         for mutation in mutations:
             if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
                 self.named.add(mutation.parts_in.blob)
@@ -231,6 +232,7 @@ class LogExamination:
         self._waiting = sorted(listed - self._examined - {*self._doubtful})
 
     def _read_floor(self) -> int:
+        """Return the log floor of the newest readable checkpoint; 0 without one."""
         for seqno in reversed(self._waiting):
             try:
                 checkpoint = read_checkpoint(self._blob, make_checkpoint_key(seqno))

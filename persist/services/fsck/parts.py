@@ -154,6 +154,7 @@ class PartExamination:
             )
 
     def _make_owner(self, id_: str, name: str, known: list[dict[str, Any]]) -> "_Owner | None":
+        """Return the owner of parts; None for a bad schema."""
         try:
             return _Owner(id_, name, link_versions([msgspec.json.encode(version) for version in known]))
         except InvalidUsage as error:

@@ -407,6 +407,7 @@ class CatalogTransaction:
         return self.ENDPOINT in map(str, getattr(self._catalog, "_supported_endpoints", ()))
 
     def _send_updates(self, asked: Sequence[tuple[Any, Any, Any]]) -> None:
+        """Commit the changes of several tables by one request to the catalog."""
         from pyiceberg.table import CommitTableRequest, TableIdentifier
 
         requests = []

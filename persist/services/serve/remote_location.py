@@ -102,6 +102,7 @@ class Listener:
         self._follower.on_advance = lambda seqno: None
 
     def _listen(self) -> None:
+        """Pass announced seqnos to the follower, until stopped; reconnect after errors."""
         pause_s, is_known = RETRY_S_MIN, False
         while not self._stop.is_set():
             try:
@@ -142,6 +143,7 @@ class Listener:
             self._news.set()
 
     def _tell(self) -> None:
+        """Report this client's own commits to the server, until stopped."""
         newest_told = -1
         while not self._stop.is_set():
             self._news.wait()

@@ -332,6 +332,7 @@ class Server(Closes):
         return stream
 
     def _wait(self, wait: Wait, context: Any) -> bytes:
+        """Wait for a record after a seqno; return the newest."""
         hub, ends_s = self._hub, time.monotonic() + wait.timeout_s
         with hub.changed:
             _enter_wait(hub, wait.waiter)

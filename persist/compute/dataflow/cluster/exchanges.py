@@ -117,6 +117,7 @@ class _StageBuilder:
                 raise InvalidUsage(f"{node.title} has no form in stages")
 
     def _place_concat(self, node: plans.Node) -> None:
+        """Assign a concatenation to an input's stage, or a new one."""
         keyed_inputs = [(number, self._keyed[number]) for number in node.inputs if self._keyed[number] is not None]
         for number, keys in reversed(keyed_inputs):
             assert keys is not None

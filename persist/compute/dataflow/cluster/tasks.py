@@ -240,6 +240,7 @@ def _with_placeholder_column(table: pa.Table, exchange: Exchange) -> pa.Table:
 
 
 def _encode_blocks(table: pa.Table) -> Iterator[bytes]:
+    """Yield a table as compressed Arrow streams of bounded size."""
     rows = max(1, int(len(table) * BLOCK_BYTES_MAX / max(1, table.nbytes)))
     for start in range(0, len(table), rows):
         target = pa.BufferOutputStream()

@@ -250,6 +250,7 @@ def _list_values(kind: pa.DataType, rows: Rows) -> pa.Array:
 
 
 def _histogram(call: WindowFunction, rows: Rows) -> Ints:
+    """Return a map for each frame, from each value to its count."""
     order = np.lexsort((rows.rank_first_argument(), rows.owners))
     owners, words = rows.owners, rows.arguments[0].take(order)
     # Each run of equal values in a frame is an entry of its map, with its length.
@@ -263,6 +264,7 @@ def _histogram(call: WindowFunction, rows: Rows) -> Ints:
 
 
 def _quantile(call: WindowFunction, rows: Rows) -> Ints:
+    """Return a quantile, or a list of them, of each frame's values."""
     rows = rows.take(np.lexsort((rows.rank_first_argument(), rows.owners)))
     firsts, ends = rows.find_nonempty()
     words = rows.arguments[0]

@@ -149,6 +149,7 @@ class AggregatedGroup(RecomputedGroup):
         return {tuple(self._aggregate(at, aggregation) for at, aggregation in enumerate(self._aggregates)): 1}
 
     def _accumulate(self, at: int, words: Ints, diffs: Ints) -> None:
+        """Add updates to the sums of an aggregate. Raises DiffOverflow."""
         if not len(words):
             return
         aggregation, sums = self._aggregates[at], self._sums[at]
@@ -165,6 +166,7 @@ class AggregatedGroup(RecomputedGroup):
                 sums[slot] = total
 
     def _aggregate(self, at: int, request: AggregateCall) -> int:
+        """Return an aggregate's present result, as a word."""
         if at in self._sums:
             slots = np.array(list(self._sums[at]), np.int64)
             sums = np.array(list(self._sums[at].values()), np.int64)

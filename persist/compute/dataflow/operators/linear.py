@@ -286,6 +286,7 @@ def apply_stage(stage: Stage, frame: Frame, operator: str) -> Frame:
 
 
 def _compute_all(outputs: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> dict[str, Column]:
+    """Return the results of expressions as columns, by name."""
     arrays = evaluate_by_duckdb([expression for _, expression in outputs], frame)
     return {
         name: Column(frame.domain, arrays[place].type, None, arrays[place])
@@ -460,6 +461,7 @@ def _find_unconvertible(values: list[Any], kind: pa.DataType, records: list[Any]
 
 
 def _to_record(made: Any, record: Any, schema: pa.Schema, operator: str) -> tuple[Any, ...]:
+    """Return a function's result as a record. Raises OperatorFailed if it misfits."""
     if isinstance(made, Mapping):
         if set(made) == set(schema.names):
             return tuple(made[name] for name in schema.names)
@@ -477,6 +479,7 @@ def encode_records(made: list[Any], sources: list[Any], schema: pa.Schema, domai
 
 
 def _apply_batch_function(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
+    """Replace all columns by the result of a user's function of batches."""
     names = list(frame.columns)
     batch = pa.RecordBatch.from_arrays([frame[name] for name in names], names=names)
     try:
@@ -501,6 +504,7 @@ def _apply_batch_function(stage: BatchFunction, frame: Frame, operator: str) -> 
 
 
 def _flat_map(stage: FlatMap, frame: Frame, operator: str) -> Frame:
+    """Replace each record by the records that a user's function returns."""
     rows: list[int] = []
     results: list[Any] = []
     times: list[tuple[int, ...]] = []

@@ -240,6 +240,7 @@ class _Partition:
         return self._search_end_of_peers(record, 1)
 
     def _search_end_of_peers(self, record: int, sign: int) -> int:
+        """Return the end of a record's peers; their begin for sign -1."""
         key = self.read_keys(record, record + 1)
         at, step = record if sign < 0 else record + 1, 64
         while (at > 0) if sign < 0 else (at < self.total):

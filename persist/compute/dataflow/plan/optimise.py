@@ -438,6 +438,7 @@ def estimate_collection(handle: CollectionHandle) -> Statistics:
 
 
 def _estimate_contents(contents: CollectionState, key: Sequence[str]) -> Statistics:
+    """Return the estimated rows of a collection, its key, and distinct values."""
     parts = contents.parts
     rows = sum(part.diff_sum for part in contents.history_parts) if contents.history_from == 0 else 0
     if contents.keyframes:

@@ -159,6 +159,7 @@ class InputHandle:
         return self._split_time_tuples(updates)
 
     def _split_time_columns(self, table: pa.Table) -> tuple[pa.Table, Ints]:
+        """Return the updates of a table, and the coordinates of their times."""
         names = [f"_time_{number}" for number in range(self._dimensions)]
         missing = [name for name in names if name not in table.column_names]
         if missing:
@@ -191,6 +192,7 @@ class InputHandle:
         return times
 
     def _split_time_tuples(self, updates: Iterable[Any]) -> tuple[pa.Table, Ints]:
+        """Return the updates of tuples, and the coordinates of their times."""
         timeless, times = [], []
         if not isinstance(updates, Iterable):
             raise InvalidUpdate(

@@ -224,6 +224,7 @@ class Past:
         return changed if is_part and every.selects(keys.words).all() else keys.words
 
     def _read_keys_from_store(self, keys: Keys) -> Ints:
+        """Return updates of keys, by an index if that reads less."""
         names = tuple(self._columns.names[column] for column in keys.columns)
         table = self._to_key_table(names, keys)
         reader, path = self._handle.engine.reader(), None if table is None else self._choose_index(names)

@@ -251,6 +251,7 @@ class Outputs:
         return self._commit_outputs(self.every, add)
 
     def _commit_complete(self) -> int | None:
+        """Commit complete updates and seal their outputs; return the seqno, if any."""
         due = [output for output in self.every if output.sealed_to > output.upper]
         for output in due:
             output.check_jump()

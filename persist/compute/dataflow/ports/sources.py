@@ -301,6 +301,7 @@ class SourceReader:
             self._first = None
 
     def _take_progress(self, progress: Progress) -> None:
+        """Add a progress's updates to the gate, and advance its frontier."""
         try:
             table = progress.updates
             times = table["_time"].combine_chunks().to_numpy()

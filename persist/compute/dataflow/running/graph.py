@@ -222,6 +222,7 @@ class Builder:
         return scope == around
 
     def _make_operator(self, node: plans.Node, operators: list[Operator]) -> Operator:
+        """Return the operator of a node, with its inputs connected."""
         if isinstance(node.operator, plans.Join):
             return self._make_join(node, node.operator, operators)
         if isinstance(node.operator, plans.Reduce):
@@ -460,6 +461,7 @@ def list_joined_columns(schemas: Sequence[pa.Schema], join: plans.Join) -> pa.Sc
 
 
 def _list_logic_columns(reduce: plans.Reduce, input_schema: pa.Schema) -> list[pa.Field]:
+    """Return the columns that a reduction computes, without its group keys."""
     match reduce.logic:
         case plans.Aggregates(outputs):
             return [
@@ -478,6 +480,7 @@ def _list_logic_columns(reduce: plans.Reduce, input_schema: pa.Schema) -> list[p
 
 
 def _list_aggregates(reduce: plans.Reduce, input_schema: pa.Schema, columns: pa.Schema) -> list[AggregateCall]:
+    """Return the aggregates of a reduction, with constant arguments; else nothing."""
     if not isinstance(reduce.logic, plans.Aggregates):
         return []
     constants = {}

@@ -158,6 +158,7 @@ class Running(Closes):
         self._open_ports(engine)
 
     def _open_ports(self, engine: Engine | None) -> None:
+        """Connect inputs, constants, sources and outputs to their places in the graph."""
         dimensions = self.plan.dimensions
         sources: list[tuple[Source, pa.Schema, Gate, list[tuple[Term, ...]]]] = []
         uppers: list[tuple[str, Gate]] = []
@@ -294,6 +295,7 @@ class Running(Closes):
         return self._step_until(self._choose_limit(times, updates))
 
     def _step_until(self, limit: int | None) -> Step:
+        """Run one pass over updates up to a time; commit the outputs."""
         self._load_arrangements()
         count = self._run_pass(limit)
         self._words.run(count)
@@ -446,6 +448,7 @@ class Running(Closes):
         self.sources, self._followed = [], []
 
     def _check_usable(self) -> None:
+        """Raise InvalidUsage if this was closed, or failed within a step."""
         if self._is_closed:
             raise InvalidUsage(f"program {self.program.name!r} was closed: open it again with program.open(…)")
         if self._is_broken or any(source.has_lost for source in self.sources):
@@ -477,6 +480,7 @@ class Running(Closes):
         return None if count == len(distinct) else int(distinct[count - 1]) + 1
 
     def _commit(self) -> int | None:
+        """Commit the outputs; return the seqno, or None without a commit."""
         if self._outputs is None:
             return None
         seqno = self._outputs.commit()
@@ -486,6 +490,7 @@ class Running(Closes):
         return seqno
 
     def _wait(self, until: Time, deadline: float | None) -> None:
+        """Poll the sources once. Raises InvalidUsage if that is futile."""
         for name, handle in self._inputs.items():
             if handle.frontier.has_beyond(until):
                 raise InvalidUsage(
@@ -505,6 +510,7 @@ class Running(Closes):
             self._stopped.wait(timeout_s)
 
     def _list_live_words(self) -> list[tuple[Any, Any]]:
+        """Return the words that are in use, with their columns."""
         live = [typed_words for operator in self._graph.operators for typed_words in operator.list_live_words()]
         for number, gate in self._gates.items():
             live += [(words, self.plan.nodes[number].schema) for words in gate.list_words()]

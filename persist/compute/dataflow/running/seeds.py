@@ -314,6 +314,7 @@ class NullsAndSigns:
         return columns is not None and all(self._is_column_never_null(node, name) for name in columns)
 
     def _is_column_never_null(self, node: plans.Node, column: str) -> bool:
+        """Return whether a column is known to have no NULL."""
         inputs = [self._plan.nodes[number] for number in node.inputs]
         match node.operator:
             case plans.Source():
@@ -328,6 +329,7 @@ class NullsAndSigns:
         return False
 
     def _is_joined_never_null(self, node: plans.Node, column: str) -> bool:
+        """Return whether a join's column is known to have no NULL."""
         assert isinstance(node.operator, plans.Join)
         for number, pairs, stages in zip(node.inputs, ((), *node.operator.on), node.operator.before, strict=True):
             source = self._plan.nodes[number]

@@ -69,6 +69,7 @@ class Merge:
         return self._room[:, : self._filled]
 
     def _merge_piece(self, rows: int) -> int:
+        """Merge the next rows of both batches; return how many were read."""
         (one_at, other_at), (one_end, other_end) = self._at, self._find_ends(rows)
         parts = (self.one[:, one_at:one_end], self.other[:, other_at:other_end])
         piece = advance_batch(np.concatenate(parts, axis=1), self._layout, self._since)
@@ -179,6 +180,7 @@ class Spine:
         return advance_batch(np.concatenate((one, other), axis=1), self.layout, self.since)
 
     def _work_on_merges(self, fuel: int) -> None:
+        """Continue all merges; replace finished ones by their results."""
         if Merge not in map(type, self._entries):
             return
         for at, entry in enumerate(self._entries):
@@ -234,6 +236,7 @@ class Spill:
         return room
 
     def _allocate_file(self, shape: tuple[int, int], size: int) -> Ints:
+        """Return an array in a temporary file that has no name."""
         with tempfile.TemporaryFile(dir=self._folder, prefix="persist-spill-") as file:
             file.truncate(size)
             mapped = mmap.mmap(file.fileno(), size)

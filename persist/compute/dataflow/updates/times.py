@@ -145,6 +145,7 @@ class Stash:
         return list(self._chunks)
 
     def _sort_columns(self, columns: Ints) -> Ints:
+        """Return updates sorted by one coordinate of their times."""
         if columns.shape[1] == 1:
             return columns
         row = columns[self._axis]

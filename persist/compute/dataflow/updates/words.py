@@ -109,6 +109,7 @@ class Interner:
         return np.array(words, np.int64)
 
     def _add_value(self, key: Any, value: Any) -> int:
+        """Store a value under a free number; return the number."""
         if self._free:
             number = self._free.pop()
         else:
@@ -348,6 +349,7 @@ class Domain:
 
 
 def _encode_integers(array: pa.Array) -> Ints:
+    """Return integers, booleans or moments as words: the numbers themselves."""
     kind = array.type
     if not _is_integer(kind):
         if pat.is_boolean(kind):
@@ -367,6 +369,7 @@ def _encode_integers(array: pa.Array) -> Ints:
 
 
 def _encode_floats(array: pa.Array) -> Ints:
+    """Return floats as words that sort like the floats."""
     values = (array.fill_null(0.0) if array.null_count else array).to_numpy(zero_copy_only=False)
     bits = (values.astype(np.float64) + 0.0).view(np.int64)  # Adding 0.0 makes -0.0 the same as 0.0.
     is_nan = np.isnan(values)

@@ -182,6 +182,7 @@ def _convert_schema(schema: Any, named: Mapping[str, tuple[Any, Convert]]) -> tu
 
 
 def _convert_type(kind: Any, schema: Mapping[str, Any], names: dict[str, Any]) -> tuple[dict[str, Any], Convert]:
+    """Return an Avro type as Kafka Connect's schema, with its converter."""
     if kind in ("record", "error"):
         for full in _list_names(schema):
             names[full] = ({"type": "map"}, None)  # A type that has itself within it is not read.
@@ -218,6 +219,8 @@ def _list_names(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _make_record_converter(converts: Mapping[str, Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """Return a function that converts some fields of a record in place."""
+
     def convert(record: dict[str, Any]) -> dict[str, Any]:
         for name, convert_field in converts.items():
             record[name] = convert_field(record[name])

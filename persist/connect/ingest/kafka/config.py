@@ -104,6 +104,7 @@ def load_brokers(config: KafkaConfig) -> Brokers:
 
 
 def _parse_routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
+    """Return the checked routes from topics to collections."""
     where = hide_passwords(config.source)
     if bool(topic) == bool(config.into):
         raise InvalidUsage(

@@ -253,6 +253,7 @@ class Topics:
             self._problem = error
 
     def _make_error(self, error: Any) -> InvalidUsage | Unavailable:
+        """Return the caller's error for an error of Kafka."""
         text = self._brokers.redact(_format_error(error))
         if error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"):
             return InvalidUsage(f"{self._brokers.name} does not let this user in: {text}")

@@ -230,6 +230,7 @@ def parse_texts(texts: pa.Array, type_: PgType, where: str, layouts: Layouts) ->
 
 
 def _parse_scalars(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the texts of Postgres as values of a flat type."""
     if pa.types.is_string(kind):
         return texts
     if pa.types.is_boolean(kind):

@@ -324,6 +324,7 @@ class Purging:
         return Purged(pa.concat_tables(tables), end - 1)
 
     def _is_due(self, contents: CollectionState) -> bool:
+        """Return whether a purge is worth its cost; if so, count anew."""
         rows = sum(part.rows for part in contents.parts)
         with self._lock:
             if self._resolved[contents.id] * SHARE < rows:

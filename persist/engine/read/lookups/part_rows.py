@@ -164,6 +164,7 @@ class GroupBounds:
 
 
 def _make_limits(values: Sequence[Any], kind: pa.DataType) -> SortedKeys:
+    """Return the values of a column as sorted keys, for a search."""
     if pat.is_integer(kind) or pat.is_floating(kind):
         letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
         numbers = np.array(values, f"{letter}{kind.bit_width // 8}")
@@ -307,6 +308,7 @@ class PartRows:
         return samples
 
     def _load_bounds(self) -> GroupBounds:
+        """Return the bounds of the part's row groups; they are cached."""
         if self._known_bounds is None:
             bounds = self._reader.decoded.get(self._bounds_name)
             if bounds is None:

@@ -103,6 +103,7 @@ class Scan:
         return self if is_same else replace(self, base=base, parts=parts)
 
     def _select_matching(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        """Return the parts that may have rows within keys and filter."""
         if not parts:
             return ()
         remaining = parts if self.keys.is_all else [part for part in parts if self.keys.may_overlap(part, self.schema)]

@@ -301,6 +301,7 @@ class _Sums:
         )
 
     def _normalize_limbs(self, partial: pa.Table) -> pa.Table:
+        """Carry the limbs of long sums, so that further sums cannot overflow."""
         for measure in self.bounds:
             if len(limbs := _list_limbs(partial, measure)) > 1:
                 for at, limb in enumerate(normalize_limbs(limbs)):

@@ -148,6 +148,7 @@ def to_milliseconds(table: pa.Table) -> pa.Table:
 
 
 def _to_milliseconds(kind: pa.DataType) -> pa.DataType:
+    """Return the type for Polars, which has no seconds. Raises InvalidUsage."""
     if pat.is_nested(kind):
         inner = [field.type for field in list_inner_fields(kind)]
         converted = [_to_milliseconds(inner_type) for inner_type in inner]
@@ -208,6 +209,7 @@ def push_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression |
 
 
 def _iterate_conjuncts(node: Any) -> Iterator[Any]:
+    """Yield the conditions that AND joins in a Polars expression."""
     match node:
         case {"BinaryExpr": {"left": left, "op": "And", "right": right}}:
             yield from _iterate_conjuncts(left)
@@ -217,6 +219,7 @@ def _iterate_conjuncts(node: Any) -> Iterator[Any]:
 
 
 def _convert_condition(polars: Any, node: Any, schema: pa.Schema) -> Term:
+    """Return a Polars condition as a term. Raises _NotUnderstood."""
     match node:
         case {"BinaryExpr": {"left": left, "op": "And" | "Or" as op, "right": right}}:
             return Call(

@@ -83,6 +83,7 @@ class PostgresServer(Closes):
         self.backend.close()
 
     def _accept(self) -> None:
+        """Begin a thread for each new connection, or refuse it, until closed."""
         while not self._is_closed:
             try:
                 accepted, _ = self._listener.accept()
@@ -160,6 +161,7 @@ class _Client:
         self._connection.end()
 
     def _serve(self) -> None:
+        """Serve the connection until it ends, and clean up."""
         try:
             with contextlib.suppress(OSError, EOFError):  # The client is gone, or slow.
                 self._guard()
@@ -170,6 +172,7 @@ class _Client:
             self._connection.close()
 
     def _guard(self) -> None:
+        """Serve the connection; report an error that ends it to the client."""
         try:
             self.session = self._log_in()
             if self.session is not None:
@@ -186,6 +189,7 @@ class _Client:
         self._connection.linger()
 
     def _loop(self, session: SessionOfClient) -> None:
+        """Pass each message to the session, until the client ends it."""
         while True:
             self._connection.wait_until(BLOCK_S if session.block.is_open else None)
             try:

@@ -239,6 +239,7 @@ def format_values(array: pa.Array) -> pa.Array:
 
 
 def _decode_dictionary(array: pa.Array) -> pa.Array:
+    """Return an array without dictionaries, run ends and unknown extension types."""
     kind = _to_plain_type(array.type)
     while pat.is_dictionary(array.type) or pat.is_run_end_encoded(array.type):
         is_dictionary = pat.is_dictionary(array.type)
@@ -478,6 +479,7 @@ def _to_microseconds(array: pa.Array) -> np.ndarray:
 
 
 def _to_whole_us(nanoseconds: np.ndarray) -> np.ndarray:
+    """Return nanoseconds as microseconds. Raises Failure if digits would be lost."""
     if (nanoseconds % 1000).any():
         raise Failure(
             "22008",
