@@ -112,6 +112,7 @@ class Expressions:
             self.refuse(str(error), node)
 
     def infer_type(self, kind: Json, node: Json) -> str:
+        """Return the name of a type of DuckDB; refuse types that views lack."""
         try:
             name = from_duckdb(kind)
         except InvalidUsage as error:

@@ -248,7 +248,7 @@ class NewContents:
         return once.set_column(at, once.schema.field(at), make_int64_array(np.ones(len(once), np.int64)))
 
     def _get_new_rows(self) -> tuple[NewRows, int]:
-        """Return the new rows, in memory or stored, and their number."""
+        """Return the new rows, in memory or stored, and their digest."""
         if self._held is None:
             by = () if self._token is None else self._handle.schema.names
             stamp = Stamp(self._at, 1)

@@ -348,7 +348,7 @@ class Compactor:
     def _forget_history(
         self, contents: CollectionState, work: Forget, attempt: "_Attempt"
     ) -> tuple[kinds.Replace, CompactionReport]:
-        """Return the step that drops history before a keyframe, and a report."""
+        """Rewrite parts without history up to a keyframe; return the step."""
         history_from = work.as_of + 1
         removed = [run for run in contents.history if any(p.time_min < history_from for p in contents.list_parts(run))]
         straddling = [run for run in removed if any(p.time_max >= history_from for p in contents.list_parts(run))]

@@ -452,7 +452,7 @@ def _check_entry(entry: DirectoryEntry) -> None:
         raise ValueError(f"nothing says what collection {entry.id} holds")
     holds = [hold for hold, _ in entry.leased]
     if len(set(holds)) < len(holds) or not all(is_id(hold) and is_id(lease) for hold, lease in entry.leased):
-        raise ValueError(f"the leased holds of collection {entry.id} are none, or one of them is there twice")
+        raise ValueError(f"the leased holds of collection {entry.id} are not ids, or one of them is there twice")
 
 
 def check_leases(directory: Directory, leases: Mapping[str, object]) -> None:

@@ -82,6 +82,7 @@ class _Registry:
         )
 
     def add(self, unclosed: Unclosed) -> None:
+        """Watch a client; a forked process forgets its parent's clients first."""
         if self._pid != os.getpid():
             # Forked: what is here belongs to the parent, and its lock may be held by one of the parent's threads.
             self._lock, self._pid = threading.RLock(), os.getpid()

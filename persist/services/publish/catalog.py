@@ -276,7 +276,10 @@ class IcebergCatalog:
             pins = handle.get_known_state().pins.values()
             requests = sum("until_ms" in pinned_.options for pinned_ in pins)
             if len(pins) >= PINS_MAX or requests >= REQUESTED_MAX:
-                raise InvalidUsage(f"{len(pins)} times of {handle.name!r} are pinned already: read one of these")
+                raise InvalidUsage(
+                    f"{requests} of {REQUESTED_MAX} requested times of {handle.name!r}, and {len(pins)} of {PINS_MAX} "
+                    "times in all, are pinned already: read one of these"
+                )
             until = {"until_ms": str(now_ms + int(PIN_S * 1000))}
             pin(handle, requested, {**until, **self._get_version_option(handle.get_known_state())})
         return handle.get_known_state()

@@ -143,7 +143,7 @@ class Listener:
             self._news.set()
 
     def _tell(self) -> None:
-        """Report this client's own commits to the server, until stopped."""
+        """Report newer known seqnos to the server, until stopped."""
         newest_told = -1
         while not self._stop.is_set():
             self._news.wait()
@@ -190,7 +190,7 @@ class FlightRelay:
                 "may write of a Client.serve(commits=True) of the same location."
             ) from error
         except wire.CALL_FAILED as error:
-            self._map_error(error)
+            self._note_failure(error)
             return
         if location is not None and commits.location != location:
             self.close()
@@ -213,7 +213,7 @@ class FlightRelay:
                 wire.exchange_pieces(self._connect(), self._server.token, command, data, COMMIT_S), len(operations)
             )
         except wire.CALL_FAILED as error:
-            self._map_error(error)
+            self._note_failure(error)
             return [None] * len(operations)
         self._pause_s = RETRY_S_MIN
         return answers
@@ -230,7 +230,8 @@ class FlightRelay:
             self._client = connect(self._server)
         return self._client
 
-    def _map_error(self, error: BaseException) -> None:
+    def _note_failure(self, error: BaseException) -> None:
+        """Count a failure, and call the server again only after a pause."""
         if self._pause_s == RETRY_S_MIN:
             logger.warning("%s does not commit, so this client does so by itself: %s", self._server.url, error)
         self._counts["failures"] += 1

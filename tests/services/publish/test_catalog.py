@@ -238,7 +238,7 @@ def test_requested_times_leave_room_for_tags(
         c.write([((time, "new"), time, -1)], seal=time + 1).result()
     for time in (0, 1):
         catalog.load_table(f"main.orders@{time}")
-    with pytest.raises(BadRequestError, match="are pinned already"):
+    with pytest.raises(BadRequestError, match=r"2 of 2 requested times of .* are pinned already"):
         catalog.load_table("main.orders@2")
     c.tag("three", 3)
     at = catalog.load_table("main.orders").snapshot_by_name("three")

@@ -132,6 +132,7 @@ class AggregatedGroup(RecomputedGroup):
                 self._ranked[at] = Ranked(order, records[at : at + 1, is_value], diffs[is_value], costs)
 
     def add_changes(self, records: Ints, diffs: Ints) -> None:
+        """Add updates to the group's count and to all aggregates. Raises DiffOverflow."""
         self._count += _compute_exact_sum(diffs)
         if not -(2**63) <= self._count < 2**63:
             raise DiffOverflow(f"a group has {self._count} records, which does not fit int64")
