@@ -202,7 +202,8 @@ def _cut_slices(table: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
 
 def _compute_batch_room(inline_bytes: int) -> int:
     """Return the greatest size of an inline batch beside existing inline bytes; 0 if there is no room."""
-    return BATCH_BYTES_MAX if inline_bytes + BATCH_BYTES_MAX <= INLINE_TOTAL_MAX else 0
+    bytes_max = min(BATCH_BYTES_MAX, INLINE_PART_MAX)
+    return bytes_max if inline_bytes + bytes_max <= INLINE_TOTAL_MAX else 0
 
 
 def _join_writes(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
