@@ -236,9 +236,13 @@ def read_default(schema: CollectionSchema, name: str) -> pa.Scalar:
     return pa.nulls(1, kind)[0] if written is None else decode_scalar(msgspec.json.decode(written), kind)
 
 
-def list_default_columns(schema: CollectionSchema) -> list[str]:
-    """Return the columns that have a default: rows for them may lack it."""
-    return [name for name, id_ in zip(schema.names, schema.ids, strict=True) if id_ in dict(schema.defaults)]
+def decode_defaults(schema: CollectionSchema) -> dict[str, pa.Scalar]:
+    """Return the defaults of the columns that have one: rows may lack these columns. For `schema.compute_once`."""
+    names = dict(zip(schema.ids, schema.names, strict=True))
+    return {
+        names[id_]: decode_scalar(msgspec.json.decode(written), schema.arrow.field(names[id_]).type)
+        for id_, written in schema.defaults
+    }
 
 
 def check_successor(

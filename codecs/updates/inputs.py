@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage, PersistError
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
-from persist.codecs.evolution import list_default_columns, read_default
+from persist.codecs.evolution import decode_defaults
 from persist.codecs.types.python_types import get_stored_type, parse_fields
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types.values import check_values, shorten, to_array, to_field
@@ -384,16 +384,16 @@ def _convert_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
                 )
         rows = [*map(to_dict, rows)]
     names = dict.fromkeys(itertools.chain.from_iterable(rows))
-    defaults: list[str] = []
+    defaults = dict[str, pa.Scalar]()
     if any(len(row) < len(names) for row in rows) and (schema is None or names.keys() <= {*schema.arrow.names}):
-        defaults = [] if schema is None else [name for name in list_default_columns(schema) if name in names]
+        defaults = {} if schema is None else schema.compute_once(decode_defaults)
         for number, row in enumerate(rows):
             needed = names if schema is None or not row.get(DELETED) else schema.key.names
             if lacking := [name for name in needed if name not in row and name != DELETED and name not in defaults]:
                 raise InvalidUpdate(f"row {number} is {shorten(row)} and {describe_lacking_columns(lacking)}")
     table = _convert_columns({name: [row.get(name) for row in rows] for name in names}, schema)
-    for name in defaults:
-        default = pa.repeat(read_default(schema, name), 1)  # type: ignore[arg-type]
+    for name in defaults.keys() & names.keys():
+        default = pa.repeat(defaults[name], 1)
         places = [at if name in row or row.get(DELETED) else len(rows) for at, row in enumerate(rows)]
         column = pa.chunked_array([*table[name].cast(default.type).chunks, default]).take(pa.array(places))
         table = table.set_column(table.column_names.index(name), name, column)

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
-from persist.codecs.evolution import list_default_columns, read_default
+from persist.codecs.evolution import decode_defaults
 from persist.codecs.order.arrays import copy_table, make_int64_array
 from persist.codecs.order.ordering import make_canonical
 from persist.codecs.types.casts import cast_column
@@ -201,7 +201,7 @@ def _conform_table(table: pa.Table, schema: CollectionSchema, defaults: dict[str
     names = dict.fromkeys(schema.arrow.names)
     names_given = [n for n in table.column_names if n in names or not _PANDAS_INDEX.fullmatch(n)]
     present = set(names_given)
-    filled = {n: read_default(schema, n) for n in list_default_columns(schema) if n not in present}
+    filled = {n: value for n, value in schema.compute_once(decode_defaults).items() if n not in present}
     required = [n for n in names if n in present or (defaults.get(n) is None and n not in filled)]
     if len(names_given) != len(present) or present != set(required):
         raise _make_misfit_error(names_given, required, schema)

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import did_you_mean
+from persist.codecs.evolution import decode_defaults
 from persist.codecs.types.arrow_types import JSON
 from persist.codecs.types.sql_names import check_sql_names, fold_case
 from persist.compute.query.databases import QueryLimits, cannot_change_database, lend_database
@@ -334,6 +335,15 @@ def create_target_table(connection: Any, path: Path, handle: CollectionHandle) -
     connection.register(_CONTENTS, pa.schema(fields).empty_table())
     connection.execute(f"CREATE TABLE {format_path(path)} AS FROM {quote_name(_CONTENTS)}")
     connection.unregister(_CONTENTS)
+    for name, value in handle.schema.compute_once(decode_defaults).items():
+        column = quote_name(name)
+        (field,) = to_sql_schema(pa.schema([(name, value.type)]))
+        connection.register(_CONTENTS, pa.table({name: pa.repeat(value, 1).cast(field.type)}))
+        query = f"SELECT {column}::VARCHAR, typeof({column}) FROM {quote_name(_CONTENTS)}"
+        ((text, kind),) = connection.execute(query).fetchall()
+        connection.unregister(_CONTENTS)
+        literal = "CAST('{}' AS {})".format(text.replace("'", "''"), kind)
+        connection.execute(f"ALTER TABLE {format_path(path)} ALTER COLUMN {column} SET DEFAULT {literal}")
     back_types = connection.sql(f"FROM {format_path(path)} LIMIT 0").to_arrow_table().schema
     for field, back in zip(schema, back_types, strict=True):
         if not _is_lossless(field.type, back.type):

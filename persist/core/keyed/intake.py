@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.evolution import list_default_columns, read_default
+from persist.codecs.evolution import decode_defaults
 from persist.codecs.order.arrays import (
     copy_table,
     get_boolean_values,
@@ -284,11 +284,12 @@ def _convert_table(
             raise make_deletion_error()
         deleted = _read_flags(table[DELETED])
         table = table.drop_columns([DELETED])
-        defaults, lives = list_default_columns(taken), make_int64_array((~deleted).astype(np.int64))
+        defaults, lives = taken.compute_once(decode_defaults), make_int64_array((~deleted).astype(np.int64))
         for name in [name for name in taken.value_names if name not in table.column_names]:
             if name in defaults or bool(deleted.all()):
-                default = pa.repeat(read_default(taken, name), 1)
-                table = table.append_column(name, pa.concat_arrays([pa.nulls(1, default.type), default]).take(lives))
+                null = pa.nulls(1, taken.arrow.field(name).type)
+                ends = pa.concat_arrays([null, pa.repeat(defaults[name], 1) if name in defaults else null])
+                table = table.append_column(name, ends.take(lives))
     texts, unchanged = None, dict[str, pa.Array]()
     if UNCHANGED in table.column_names and UNCHANGED not in taken.names:
         if form.machine.name != NAME:

@@ -306,3 +306,20 @@ def test_truncate_leaves_no_row(client: persist.Client) -> None:
     for statement in ("TRUNCATE shop.orders", "TRUNCATE TABLE news"):
         assert client.sql(statement).to_pylist()[0]["rows"] in (3, 2)
     assert (client["shop.orders"].count(), client["news"].count()) == (0, 0)
+
+
+@pytest.mark.parametrize("keyed", [None, persist.Keyed()])
+def test_an_inserted_row_has_the_defaults_of_the_columns_that_it_lacks(keyed: persist.Keyed | None) -> None:
+    with persist.open(persist.MemoryBlob()) as client:
+        rows = client.create_or_load("t", key={"k": int}, value={"v": int}, keyed=keyed)
+        rows.upsert([{"k": 1, "v": 1}]).result()
+        rows.evolve(add={"x": pa.string(), "b": pa.binary()}, defaults={"x": "it's", "b": b"\x00'\xff"})
+        client.sql("INSERT INTO t (k, v) VALUES (2, 2)")
+        client.sql("INSERT INTO t VALUES (3, 3, DEFAULT, NULL)")
+        client.sql(
+            "MERGE INTO t USING (SELECT 4 AS k) AS s ON t.k = s.k WHEN NOT MATCHED THEN INSERT (k, v, x) "
+            "VALUES (s.k, 4, 'own')"
+        )
+        default = b"\x00'\xff"
+        contents = {row["k"]: (row["x"], row["b"]) for row in client["t"].snapshot().to_arrow().to_pylist()}
+        assert contents == {1: ("it's", default), 2: ("it's", default), 3: ("it's", None), 4: ("own", default)}

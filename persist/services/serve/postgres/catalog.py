@@ -152,6 +152,7 @@ class Catalog:
         text = rewrite_catalog_query(sql, session.user)
         with self._lock:
             if self._tables is None:
+                self.close()  # The database of a query that failed while it created the views.
                 self._create_views(self._open_database())
             if self._tables != tables:
                 self._load_catalogs(tables)
