@@ -9,7 +9,6 @@ import pytest
 from tests.blob.conftest import CLOUDS
 from tests.proofs.simulator.judge import judge
 from tests.proofs.simulator.processes import Fate, Race
-from tests.support.tiers import examples
 
 
 def innocent(race: Race, *, seed: int, size: int, slots: int, fate: Fate, is_keyed: bool = False) -> None:
@@ -25,7 +24,7 @@ def innocent(race: Race, *, seed: int, size: int, slots: int, fate: Fate, is_key
 @pytest.mark.parametrize("seed", [6, 7])
 def test_processes_that_are_killed_and_stopped_agree_on_one_order(tmp_path: Path, seed: int) -> None:
     race = Race(str(tmp_path / "location"), {}, tmp_path / "journals")
-    innocent(race, seed=seed, size=examples(300, quick=120), slots=4, fate=Fate(kills=4, stops=2))
+    innocent(race, seed=seed, size=300, slots=4, fate=Fate(kills=4, stops=2))
     assert race.counts["killed"] > 0
 
 
