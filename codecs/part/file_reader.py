@@ -1,8 +1,8 @@
 """Reads the Parquet file of a part: compares the footer with the descriptor, then decodes values.
 
 The checksum in the log covers the bytes, so this module does not defend against malicious files: a client that may
-write the log can do anything. Its checks detect accidents, such as a file of another collection under the key: columns,
-rows, number of row groups, and unpacked size must match the descriptor.
+write the log can do anything. Its checks detect accidents, such as a file of another collection under the key. Columns
+and rows must match the descriptor; row groups and unpacked size must not exceed what it allows.
 """
 
 from collections.abc import Callable, Sequence

@@ -5,9 +5,9 @@ numbers such as 1.0, names that occur twice, escapes, JSON's null, and other kin
 `docs/inside/format.md` ("Values of documents") defines what a value is, where it is stored, and which readers see it.
 
 Paths are chosen by a sample of the first row group. Items of arrays are not chosen, nor texts of more than 64 bytes on
-average. Shorter chains come first, then the documents' order. Parts of less than 1,024 rows have no values, because
-parsing these takes 2 ms. A writer without DuckDB stores none. Conditions that cast a text to a number compare the
-doubles. They also pass NaN and values near the bound, so their caller must test again.
+average. Paths with fewer steps come first, then the documents' order. Parts of less than 1,024 rows have no values,
+because parsing these takes 2 ms. A writer without DuckDB stores none. Conditions that cast a text to a number compare
+the doubles. They also pass NaN and values near the bound, so their caller must test again.
 
 Rejected: typed columns in the part. Each foreign reader would show them, and older releases would refuse the part.
 Rejected, too: columns of numbers alone, whose text each condition on texts would make again.

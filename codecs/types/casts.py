@@ -229,6 +229,7 @@ def _check_values(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 @lru_cache(maxsize=1024)
 def _may_hold_invalid(t: pa.DataType) -> bool:
+    """Return whether a type's arrays may hold values that `_check_leaf` refuses."""
     return any(
         pat.is_date64(leaf)
         or pat.is_time(leaf)

@@ -184,4 +184,7 @@ def _find_name_fault(name: object) -> str | None:
 def check_holder(holder: str) -> None:
     """Raise ValueError unless a text may be the name of a client in messages."""
     if not 0 < len(holder) <= HOLDER_CHARS_MAX or not holder.isprintable():
-        raise ValueError(f"{holder[:200]!r} is not the name of a client: it would be shown to people")
+        raise ValueError(
+            f"{holder[:200]!r} cannot be the name of a client: it must be 1 to {HOLDER_CHARS_MAX} printable "
+            "characters, because people see it"
+        )

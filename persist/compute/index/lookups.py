@@ -101,8 +101,9 @@ def plan_paths(
 
     Args:
         schema: the version by which the collection is read.
-        columns: the requested ones; only an index of some of these is used.
-        adds_key: request an index's columns, too, so that any index is used.
+        columns: the columns to return. An index is used if it holds them all, and they include the columns
+            that it is ordered by.
+        adds_key: also request the columns that an index is ordered by, so that `columns` need not have these.
     """
     paths = []
     for index in load_indexes(handle):

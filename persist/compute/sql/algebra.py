@@ -45,9 +45,9 @@ class Aggregation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The rows of a partition that a window function uses for a row: from start to end, both inclusive.
 
-    A bound is (mode, offset). Mode "rows" counts rows, "groups" counts groups of rows that are equal in the order,
-    "range" is 0, for all rows equal to the present one, and "value" is up to the value of start_at or end_at; None is
-    the end of the partition.
+    A bound is (mode, offset), or None for the first or last row of the partition. A negative offset is before the
+    present row. "rows" counts rows; "groups" counts groups of rows that are equal in the order. ("range", 0) takes in
+    all rows equal to the present one, and ("value", 0) goes to the value of start_at or end_at.
 
     Attributes:
         exclude: which rows are left out: "current row", "group", "ties".

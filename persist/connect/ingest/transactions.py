@@ -42,9 +42,11 @@ class Transactions:
         time, moment_us: of the current transaction, which is being read.
         is_known: whether that transaction was committed before.
         is_inside: whether its end was not read yet.
-        behind: how many bytes of the log are still to be read.
-        position: returns the source's position, for the commits that seal.
         place: returns the server's name for the transaction of a time, for errors.
+
+    Args:
+        behind: returns how many bytes of the log are still to be read.
+        position: returns the source's position, for the commits that seal.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ class Draft:
 
         It checks the rights of the writer, tokens, batches, views, conditions, and writes before they are encoded.
         `apply` checks the mutations, so each is applied once. A condition must come before all changes of its
-        collection. Returns and raises as `extend`.
+        collection. Returns False if the operation was done before, by its tokens or its batch. Raises as `extend`.
         """
         check_writer(self._now.control.writer, self._now.control.epoch, self._epoch, steps)
         if self._is_done(steps, _list_tokens(steps)):

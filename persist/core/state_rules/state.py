@@ -321,10 +321,11 @@ class StateChanges:
         return entry
 
     def _check_clone_folders(self, step: kinds.Clone) -> tuple[str, ...]:
-        """Check a clone against its source; return the folders that have its parts.
+        """Check a clone; return all folders in which its source has parts.
 
-        They include the source's even without a part there, because an erasure covers all of them.
-        A blob that nothing names is never named again. Without loaded contents, see `_check_not_needed`.
+        They include those without a part of the clone, because an erasure covers all of them. A part that the source
+        no longer names must not be shared, because it may be deleted already. Without loaded contents, this replays a
+        record whose writer has checked it, so only the folders are checked.
         """
         source, folders = self.entries.look_up(step.source), get_shared_folders(step)
         if source is None:

@@ -45,7 +45,10 @@ def take_hold(
     if name is not None:
         return _make_named_hold(handle, check_hold_name(name), time, schema)
     if time is None:
-        raise InvalidUsage("hold() needs the time that since must not pass: hold(time), or hold(name=…)")
+        raise InvalidUsage(
+            "hold() needs the time that since must not pass: hold(time); or the name of a hold that exists: "
+            "hold(name=…)"
+        )
     check_readable(handle.contents(), time)
     claim = leases.claim(handle.id, handle.name, time, reads=False)
     return LeasedHold(leases, handle.id, claim, time, handle.as_time, handle.format_time)

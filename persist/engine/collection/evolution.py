@@ -197,7 +197,7 @@ def _evolve_schema(before: CollectionSchema, evolution: WantedEvolution, content
 
 
 def _check_machine(handle: CollectionHandle, contents: CollectionState, after: CollectionSchema) -> None:
-    """Raise SchemaMismatch if the machine of a keyed collection cannot continue with another schema."""
+    """Raise SchemaMismatch if a machine's events would not have a schema's columns."""
     if contents.keyed is None:
         return
     machine = find_machine(contents.keyed, handle.machine, handle.name)

@@ -268,6 +268,7 @@ class Follower(KnownCollections):
         return is_past(then, self.read_clocks(), STALE_AFTER_S)
 
     def _is_stale(self) -> bool:
+        """Return whether the log's end was last seen more than `STALE_AFTER_S` ago."""
         return self.is_long_ago(self._seen_end)
 
     def _load_newest_checkpoint(self) -> State:

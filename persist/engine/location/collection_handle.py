@@ -320,9 +320,10 @@ class CollectionHandle(CollectionTimes):
         return any(part.blob == blob for part in contents.stored_parts)
 
     def stamp(self, time: int | Moment | None, diff: int | None) -> Stamp | None:
-        """Return the stamp of plain rows from a time or a diff; None without both, so that rows may be updates.
+        """Return the time and diff that plain rows lack, or None.
 
-        A text that is not a number, a moment or a word for a time is the name of a column.
+        None without both, because then the rows may be updates. A text that is not a number, a moment or a word for a
+        time names the column that has the times.
         """
         if time is None:
             return None if diff is None else Stamp(None, diff)

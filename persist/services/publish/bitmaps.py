@@ -25,6 +25,7 @@ VERSION = b"\x01"
 
 
 def _bitmap64() -> Any:
+    """Return pyroaring's class `BitMap64`; raise InvalidUsage if the package is missing."""
     return require_package("pyroaring>=1.0").BitMap64
 
 

@@ -1,14 +1,13 @@
 """Plans a version of a published table: which files it has for a snapshot, and which rows of them are left out.
 
-    rows of the table  =  rows of existing parts          if no other part changes them
-    (`persist.engine.read.merging.Split`) and others can read
+    rows of the table  =  rows of existing parts          if no other part changes them, and others can read them
                        -  rows of touched keys            and tombstones: by their row numbers in the part
                        +  rows of new parts               the rows of touched keys, and of parts that others cannot read
 
-A part is used directly if all of its rows belong to the snapshot, each once, and other programs find the same columns
-by names and by field ids. Other rows are copied to new parts: small writes in the log, multiplicities above 1, and rows
-of parts that also have other times, or whose columns have other names or types. A part of which most rows are left out
-is copied as well.
+`persist.engine.read.merging.Split` finds the parts that no other part changes. A part is used directly if all of its
+rows belong to the snapshot, each once, and other programs find the same columns by names and by field ids. Other rows
+are copied to new parts: small writes in the log, multiplicities above 1, and rows of parts that also have other times,
+or whose columns have other names or types. A part of which most rows are left out is copied as well.
 
 The next version is made from the previous one and the changes since: rows of changed keys are left out of its files,
 and the present rows of these keys become a new part. So the cost is in proportion to the changes. If that would be as

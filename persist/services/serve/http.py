@@ -1,8 +1,9 @@
 """A server of HTTP, for the page, the metrics and the Iceberg catalog, with a limit for each connection.
 
-A slow client loses its connection; uvicorn alone would wait for ever. It begins to count the time when an answer is
-out. Here it counts from the first byte. A request must be complete, with its body, within `REQUEST_S`. A client must
-take some of its answer within `ANSWER_S`. More than `CONNECTIONS_MAX` connections are closed as they come.
+A slow client loses its connection; uvicorn alone limits only the wait after an answer. Here the time counts from when
+the connection opens, and again from the end of each answer. The next request must be complete, with its body, within
+`REQUEST_S`. A client must take some of its answer within `ANSWER_S`. More than `CONNECTIONS_MAX` connections are closed
+as they come.
 """
 
 import asyncio

@@ -253,7 +253,10 @@ def make_aggregate_ranking(aggregates: Sequence[AggregateCall], domain: Domain, 
 def make_fold_ranking(
     calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain, costs: Costs = USUAL
 ) -> Ranking | None:
-    """Return a function that ranks a group by one column; None if a fold needs all rows."""
+    """Return a function that makes a ranked group for quantiles, or None.
+
+    None if a group has more than one column, or a call needs all rows.
+    """
     is_single = len(schema) == 1 and has_rank(schema.field(0).type)
     if not is_single or any(call.function != "quantile" or call.is_distinct or call.constants[1] for call in calls):
         return None

@@ -481,7 +481,10 @@ def _list_logic_columns(reduce: plans.Reduce, input_schema: pa.Schema) -> list[p
 
 
 def _list_aggregates(reduce: plans.Reduce, input_schema: pa.Schema, columns: pa.Schema) -> list[AggregateCall]:
-    """Return the aggregates of a reduction, with constant arguments; else nothing."""
+    """Return the aggregate calls of a reduction; none for other logic.
+
+    Each has the integer constant that the map before it computes for its input, if any.
+    """
     if not isinstance(reduce.logic, plans.Aggregates):
         return []
     constants = {}

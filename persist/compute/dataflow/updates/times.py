@@ -60,10 +60,10 @@ Times = Callable[[Ints], Ints]
 
 
 class Stash:
-    """Updates that wait, as columns of a matrix, sorted by one of its rows.
+    """Updates that wait, as columns of a matrix, until `take` returns them.
 
     Args:
-        axis: the row that they are sorted by.
+        axis: the row that each chunk is sorted by.
         times: which rows are the times.
     """
 

@@ -383,7 +383,10 @@ def _split_bad(messages: pa.Table, bad: Mapping[int, str]) -> tuple[pa.Table, pa
 def _find_unknown(
     route: Route, messages: pa.Table, schema: Mapping[str, pa.DataType], collection: Collection, time: int
 ) -> dict[int, str]:
-    """Find messages with unchanged values of a missing row; return reasons by row number."""
+    """Return why messages with unknown unchanged values are rejected, by row number.
+
+    They leave out large values as unchanged, though the collection does not have their row.
+    """
     numbered = messages.append_column(NUMBER, make_int64_array(np.arange(len(messages))))
     rows = _parse_events(route, numbered, [*collection.schema.key_names], schema, {NUMBER: NUMBER}).table
     numbers = rows[NUMBER].to_pylist()

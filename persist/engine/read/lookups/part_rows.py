@@ -94,7 +94,7 @@ class GroupBounds:
 
     Attributes:
         firsts: the first row of each group, then the number of all rows.
-        group_count_max: of a block.
+        group_count_max: of a block, which is consecutive row groups that are read together.
         leasts, greatests: of the first key field by group, ascending; None if a group has no bounds.
     """
 
