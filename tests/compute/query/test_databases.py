@@ -5,7 +5,6 @@ import os
 import weakref
 from typing import Any
 
-import duckdb
 import pytest
 
 import persist
@@ -149,18 +148,8 @@ def test_a_statement_reads_collections_of_any_name(client: persist.Client) -> No
     assert client.sql("SELECT v FROM t").to_arrow()["v"].to_pylist() == [22]
 
 
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("files", [False, True])
-def test_a_query_is_in_utc_wherever_the_process_is(
-    client: persist.Client, monkeypatch: pytest.MonkeyPatch, files: bool
-) -> None:
-    connect = duckdb.connect
-
-    def connect_elsewhere(**settings: Any) -> duckdb.DuckDBPyConnection:
-        """Return a database that takes its zone from a machine elsewhere."""
-        database = connect(**settings)
-        database.execute("SET GLOBAL TimeZone = 'America/New_York'")
-        return database
-
-    monkeypatch.setattr(duckdb, "connect", connect_elsewhere)
+def test_a_query_is_in_utc_wherever_the_process_is(client: persist.Client, files: bool) -> None:
     query = "SELECT hour('2020-01-01 00:00:00+00'::TIMESTAMPTZ) AS hour, v FROM t"
     assert client.sql(query, files=files).to_arrow().to_pylist() == [{"hour": 0, "v": 20}]

@@ -7,7 +7,6 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import Literal
 
-import duckdb
 import pyarrow as pa
 import pytest
 
@@ -15,7 +14,6 @@ import persist
 from persist import View
 from persist.blob.errors import CorruptBlob, Unavailable
 from persist.blob.protocol import MemoryBlob
-from persist.codecs.types.calculator import get_calculator
 from persist.compute.sql.types import to_arrow
 from tests.compute.sql.oracle import TABLES, value
 from tests.compute.sql.test_cold_steps import MORTAL, Mortal
@@ -207,19 +205,8 @@ def test_patterns_without_case_are_left_to_the_operators(client: persist.Client,
     assert way_of(view) == "state"
 
 
-def test_texts_of_moments_are_in_utc_wherever_the_process_is(
-    client: persist.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    get_calculator()
-    connect = duckdb.connect
-
-    def connect_elsewhere(**options: object) -> duckdb.DuckDBPyConnection:
-        """Return a connection that takes its zone from a machine elsewhere."""
-        connection = connect(**options)
-        connection.execute("SET TimeZone = 'America/New_York'")
-        return connection
-
-    monkeypatch.setattr(duckdb, "connect", connect_elsewhere)
+@pytest.mark.usefixtures("elsewhere")
+def test_texts_of_moments_are_in_utc_wherever_the_process_is(client: persist.Client) -> None:
     moments = "CAST(TRY_CAST(s AS TIMESTAMPTZ) AS VARCHAR)"
     view = build_from_texts(client, f"SELECT {moments} AS m, count(*) AS n FROM v GROUP BY 1")
     assert way_of(view) == "part"

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import duckdb
 import pytest
 
 from persist.api.serving import Servers
 from persist.core.errors import InvalidUsage
 from persist.services.serve.postgres import server as limits
+from persist.services.serve.postgres.catalog import Catalog
+from persist.services.serve.postgres.settings import Settings
 from persist.services.serve.postgres.wire import MESSAGE_BYTES_MAX
 from tests.services.serve.postgres.places import Raw, a_server, startup
 from tests.services.serve.test_serve import made_certificate
@@ -192,3 +195,17 @@ def test_closing_ends_connections() -> None:
         raw.read_until(b"Z")
         servers.close()
         assert raw.read() == b""
+
+
+def test_the_database_of_a_catalog_is_closed_though_its_first_query_fails() -> None:
+    databases = [duckdb.connect(), duckdb.connect()]
+    databases[0].execute("CREATE SCHEMA pg")  # The catalog cannot make its own.
+    waiting = iter(databases)
+    catalog = Catalog(lambda: next(waiting))
+    session = Settings("me", "me", 1, lambda text: None)
+    with pytest.raises(duckdb.Error, match="pg"):
+        catalog.answer("SELECT 1 AS a", (), session, lambda end: None)
+    assert catalog.answer("SELECT 1 AS a", (), session, lambda end: None) is not None
+    with pytest.raises(duckdb.ConnectionException):
+        databases[0].execute("SELECT 1")
+    catalog.close()
