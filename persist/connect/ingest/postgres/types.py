@@ -39,6 +39,7 @@ _TYPES = {
 }  # fmt: skip
 _TEXTS = {18, 19, 25, 114, 1042, 1043, 2950, 3802}  # char, name, text, json, bpchar, varchar, uuid, jsonb
 _DIGITS_MAX = 38
+DROPPED_MAX = 8  # Of a composite: each dropped attribute doubles the possible layouts.
 Layouts = Mapping[int, Sequence[tuple[int, ...]]]
 
 
@@ -183,9 +184,6 @@ def _list_layouts(type_: PgType, added: int) -> list[tuple[int, ...]]:
         for lost in chain.from_iterable(combinations(lost_numbers, count) for count in range(len(lost_numbers) + 1)):
             layouts.append(tuple(number for number in present if number not in lost))
     return layouts
-
-
-DROPPED_MAX = 8
 
 
 def make_node_before(name: str, kind: pa.DataType, now: PgType | None, known: Attributes, number: int = COLUMN) -> Node:
