@@ -212,6 +212,7 @@ class _Moved(AboutTimes, Conflict):
         return self._format_place(self.actual)
 
     def _format_place(self, time: int | None) -> str:
+        """Return "not there", or the time of the hold or tag."""
         return "not there" if time is None else f"at {self.format_time(time)}"
 
 

@@ -39,7 +39,7 @@ _SEQNO_LAST = 10**20 - 1
 
 
 def check_keys(append: BringsParts) -> list[str]:
-    """Check that a mutation's blobs are uploads of its collection; return their keys.
+    """Check that a mutation's blobs are its collection's uploads; return their keys.
 
     Shared parts of a clone are not among them.
     """
@@ -65,7 +65,7 @@ def check_unused(mutation: LeavesUnused, folders: Iterable[str] = ()) -> None:
 
 
 def get_shared_folders(mutation: BringsParts) -> tuple[str, ...]:
-    """Return the other collections, sorted, whose uploads a new clone shares."""
+    """Return the collections, sorted, whose uploads a new clone shares."""
     if not isinstance(mutation, Clone):
         return ()
     matches = (_UPLOAD.fullmatch(part.blob) for part in mutation.parts)
@@ -108,6 +108,7 @@ def is_table_key(key: str, collection: str) -> bool:
 
 
 def _format_not_upload(key: str, collection: str) -> str:
+    """Return the message for a key that is not an upload's."""
     return f"{key[:200]!r} is not the name of an upload to collection {collection}"
 
 
@@ -117,6 +118,7 @@ def parse_upload_seqno(key: str) -> int | None:
 
 
 def _parse_seqno(pattern: re.Pattern[str], key: str) -> int | None:
+    """Return the seqno in a key that matches the pattern, or None."""
     match = pattern.fullmatch(key)
     return None if match is None else int(match["seqno"])
 
@@ -194,17 +196,17 @@ def get_table_root(collection: str) -> str:
 
 
 def make_list_prefix(collection: str, seqno: int) -> str:
-    """Return a part list's key without its checksum. The list is made at seqno."""
+    """Return a part list's key, without the checksum at its end."""
     return f"{LISTS}{collection}/{seqno:020d}-"
 
 
 def make_archive_prefix(collection: str, seqno: int) -> str:
-    """Return a token archive's key without its checksum. The archive is made at seqno."""
+    """Return a token archive's key, without the checksum at its end."""
     return f"{PARTS}{collection}/{seqno:020d}-"
 
 
 def make_directory_prefix(seqno: int) -> str:
-    """Return a directory object's key without its checksum."""
+    """Return a directory object's key, without the checksum at its end."""
     return f"{DIRECTORIES}{seqno:020d}-"
 
 
@@ -224,7 +226,7 @@ def parse_pages_seqno(key: str) -> int | None:
 
 
 def make_state_prefix(collection: str, seqno: int) -> str:
-    """Return a state object's key without its checksum."""
+    """Return a state object's key, without the checksum at its end."""
     return f"{STATES}{collection}/{seqno:020d}-"
 
 
@@ -240,5 +242,5 @@ def parse_state_seqno(key: str) -> int | None:
 
 
 def get_second_part(key: str) -> str:
-    """Return the second part of a key, which is a collection in some kinds."""
+    """Return the second segment of a key, such as its collection's id."""
     return key.split("/")[1]

@@ -24,7 +24,7 @@ _ROW = np.dtype([("hash", "<u8"), ("time_min", "<i8"), ("digest", "<u8"), ("has_
 
 
 class ArchiveObject(Framed, frozen=True, kw_only=True, tag="tokens"):
-    """The rows of one archive; see the module's docstring."""
+    """A stored token archive; see the module's docstring."""
 
     location: str
     collection: str
@@ -84,4 +84,5 @@ def read_archive(blob: Blob, location: str | None, collection: str, archive: Tok
 
 
 def _hash_token(token: str) -> int:
+    """Return the 64-bit hash by which archives sort a token."""
     return int.from_bytes(hashlib.blake2b(token.encode(), digest_size=8).digest(), "big")

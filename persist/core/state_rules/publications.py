@@ -89,7 +89,7 @@ def remove_table(contents: CollectionState, step: kinds.Unpublish) -> Collection
 
 
 def list_unused_blobs(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> tuple[str, ...]:
-    """Return the blobs that a step leaves unused; raises as the step."""
+    """Return the blobs that a publication's step leaves unused."""
     return tuple(sorted(contents.named_blobs - _change_tables(contents, step).named_blobs))
 
 
@@ -107,6 +107,7 @@ def apply_publication(contents: CollectionState, step: kinds.Publish | kinds.Unp
 
 
 def _change_tables(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> CollectionState:
+    """Apply a publication's step, without a check of its unused blobs."""
     return add_table_version(contents, step) if isinstance(step, kinds.Publish) else remove_table(contents, step)
 
 
