@@ -36,7 +36,7 @@ Cast = Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A column, or a field inside one, with its inner fields as nodes."""
+    """A column, or a field inside one; its inner fields are nodes."""
 
     number: int
     name: str
@@ -56,7 +56,7 @@ class Node:
 
 
 def make_node(name: str, kind: pa.DataType, numbers: Iterator[int], number: int = COLUMN) -> Node:
-    """Return the node of a column or field; `numbers` is for fields inside."""
+    """Return the node of a column or field; `numbers` numbers inner fields."""
     inner = []
     for step, child in zip(list_step_names(kind), list_inner_fields(kind) if pt.is_nested(kind) else (), strict=True):
         inner.append(make_node(step, child.type, numbers, next(numbers)))

@@ -57,7 +57,7 @@ class Layout(NamedTuple):
 
 
 def choose_layout(columns: Sequence[pa.Array]) -> Layout | None:
-    """Return a layout for keys; None if they are nested or too wide."""
+    """Return a layout for keys; None if they are nested or long."""
     if not columns or not all(is_flat(column.type) for column in columns):
         return None
     if len(columns) == 1 and columns[0].null_count == 0 and _is_number_or_time(columns[0].type):
@@ -117,7 +117,7 @@ class SortedKeys:
         return cls(keys.take(make_int64_array(order[starts])))
 
     def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Split a sorted table into rows with one of these keys, and the others.
+        """Split a sorted table into rows with these keys and other rows.
 
         `table`: sorted by the columns of these keys, floats canonical; may have more columns.
         """

@@ -43,7 +43,7 @@ UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A read of parts: the columns to return, and a filter of rows.
+    """The columns to read of parts, and a filter of rows.
 
     Attributes:
         schema: of the collection.
@@ -186,7 +186,7 @@ class OpenFile:
         return self._read_groups(range(len(self._footer.group_rows)), self._arrow.names, True)
 
     def decode(self, numbers: Sequence[int] | None, request: Request, *, use_threads: bool) -> pa.Table:
-        """Return the requested rows of row groups; None: of all that may match.
+        """Return the requested rows of some row groups. None: all that may match.
 
         Raises:
             CorruptBlob: as `read`.

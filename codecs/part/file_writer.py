@@ -62,7 +62,7 @@ _WORTH = 0.95  # Compression must leave less than this of a column.
 
 
 class FileWriter:
-    """Writes a Parquet file by row groups, with their checksums in its footer.
+    """Writes a Parquet file by row groups, with checksums in its footer.
 
     Only the encoded bytes of a group stay in memory.
 

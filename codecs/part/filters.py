@@ -50,7 +50,7 @@ _SET = "value_set"  # Arrow's name for the set in the options of set look-ups.
 
 
 def add_both_zeros(filter: pc.Expression) -> pc.Expression:
-    """Return a filter whose sets with one zero have both 0.0 and -0.0."""
+    """Extend a filter's sets of floats: with either zero, both are members."""
     if "is_in(" not in print_filter(filter):
         return filter
     rebuild, (serialised, *arguments) = filter.__reduce__()
@@ -70,7 +70,7 @@ def _decode_literals(serialised: pa.Buffer) -> pa.RecordBatch:
 
 
 def _find_float_set(options: pa.Array) -> int:
-    """Return the index of a set of floats among options; -1 without one."""
+    """Return the index of a set of floats in options, or -1."""
     kind = options.type
     at = kind.get_field_index(_SET) if pt.is_struct(kind) else -1
     is_floats = at >= 0 and pt.is_list(kind.field(at).type) and pt.is_floating(kind.field(at).type.value_type)
@@ -255,7 +255,7 @@ def _select_matching(guarantees: Sequence[pc.Expression], filter: pc.Expression,
 
 
 def _make_guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc.Expression:
-    """Return a condition that all rows of a part meet, by its statistics."""
+    """Return a condition that all rows of a part meet, from statistics."""
     stats = _load_stats(part, schema)
     return _conjoin(
         _make_stats_guarantee(part.name, schema.arrow, name, part.rows, *stats[name]) for name in names if name in stats

@@ -50,6 +50,7 @@ _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 class _Index(msgspec.Struct, forbid_unknown_fields=True):
     """The row groups' lengths and checksums, as the footer stores them."""
+
     version: int
     groups: list[tuple[_Length, str]]
 
@@ -188,7 +189,7 @@ def decode_groups(
     *,
     use_threads: bool = True,
 ) -> pa.Table:
-    """Verify row groups of a part; return their rows that a request selects.
+    """Verify row groups of a part; return the rows that are requested.
 
     Args:
         pieces: the number of each row group, ascending, and its bytes `[Group.start, Group.end)`.
@@ -222,7 +223,7 @@ def open_groups(
     schema: CollectionSchema,
     coded: Sequence[str] = (),
 ) -> OpenFile:
-    """Verify row groups of a part; return a file that decodes them piecemeal.
+    """Verify row groups of a part; return a file that decodes pieces.
 
     Args:
         pieces, index, coded: as for `decode_groups`.
@@ -290,7 +291,7 @@ def check_readable(data: bytes, part: Part, schema: CollectionSchema) -> None:
 
 
 class _Pieces:
-    """A file object for Arrow that has only some ranges of a file.
+    """A file object for Arrow with only some ranges of a file.
 
     Rejected: copying them into a buffer of the file's size, whose page faults cost half as much as decoding.
 

@@ -82,7 +82,7 @@ class KeyRange:
         return (lower is None or lower <= keys[0]) and (upper is None or keys[-1] < upper)
 
     def find_end(self, keys: pa.Table, schema: CollectionSchema) -> int:
-        """Return the first row beyond the range; the rows begin inside."""
+        """Return the first row beyond the range; the rows begin inside. Cost: as of `find_rows`."""
         return KeyRange(None, self.upper).find_rows(keys, schema)[1]
 
     def find_rows(self, keys: pa.Table, schema: CollectionSchema) -> tuple[int, int]:

@@ -142,6 +142,7 @@ def wait_for_returns(timeout_s: float = WAIT_S) -> bool:
 
 class _Returned(threading.local):
     """For each thread: when it last returned memory, in allocated bytes."""
+
     at_bytes = 0  # All that the process had allocated when this thread last returned memory.
 
 

@@ -38,7 +38,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def encode_mapped_file(batch: pa.RecordBatch, name: bytes) -> list[bytes | memoryview]:
-    """Encode rows as a file to be memory-mapped; return its pieces."""
+    """Encode rows as a file for memory mapping; return its pieces. Cost: one copy, and checksums."""
     message = memoryview(batch.serialize())
     starts = range(0, len(message), CHUNK_BYTES)
     checksums = [xxhash.xxh3_64_intdigest(message[at : at + CHUNK_BYTES]) for at in starts]

@@ -134,7 +134,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise CorruptBlob(self.name, f"its descriptor is malformed: {error}") from error
 
     def make_lift(self, schema: CollectionSchema) -> Lift | None:
-        """Return the conversion of the part's rows to a schema; None if unneeded.
+        """Return the conversion of the part's rows to a schema, or None.
 
         Raises CorruptBlob: its schema version does not exist.
         """
@@ -159,17 +159,17 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return self.bytes - size, self.bytes
 
     def set_time(self, time: int) -> "Part":
-        """Return a descriptor of the same blob with all rows at a time."""
+        """Return a descriptor of the same blob, with all rows at `time`."""
         return msgspec.structs.replace(self, time_min=time, time_max=time, stamped=True)
 
     @property
     def as_stored(self) -> "Part":
-        """Return the descriptor of the stored bytes, whose times may be 0 (stamped)."""
+        """The descriptor of the stored file: at time 0 if stamped."""
         return msgspec.structs.replace(self, time_min=0, time_max=0, stamped=False) if self.stamped else self
 
     @property
     def rows_id(self) -> str:
-        """A cache key of the rows: the checksum, and the time if stamped."""
+        """A cache key of the rows: checksum, and time if stamped."""
         return f"{self.checksum}@{self.time_min}" if self.stamped else self.checksum
 
     @property
@@ -179,7 +179,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def is_single(self) -> bool:
-        """Whether each key has at most one row after each update, as verified."""
+        """Whether each key verifiably has at most one row after each update."""
         return self.stats.get(DIFF) == SINGLE
 
     def mark_single(self) -> "Part":
@@ -211,7 +211,7 @@ def choose_sample_row(rows: int, samples: int, i: int) -> int:
 
 
 def compute_max_groups(rows: int) -> int:
-    """Return how many row groups a part of so many rows may have."""
+    """Return how many row groups a part with these rows may have."""
     return min(rows, GROUPS_MAX + rows // GROUP_ROWS_MIN)
 
 

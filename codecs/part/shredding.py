@@ -44,7 +44,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class StoredValues(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The footer's entry on stored JSON values: names, and files by row group."""
+    """The footer's entry on stored JSON values: names, and row groups' files."""
 
     version: int
     names: tuple[str, ...]
@@ -210,7 +210,7 @@ def decode_values(data: bytes | memoryview, names: Sequence[str], rows: int) -> 
 def rewrite_filter(
     filter: pc.Expression, schema: CollectionSchema, available: tuple[str, ...] | None
 ) -> tuple[pc.Expression, pa.Schema] | None:
-    """Rewrite a filter to read stored JSON values; None if it reads none.
+    """Rewrite a filter to read stored JSON values; None without any.
 
     Arrow pickles an expression as a record batch whose metadata has the expression's tree, from which calls are cut.
 
@@ -260,7 +260,7 @@ def _read_tree(filter: pc.Expression) -> tuple[list[tuple[str, str]], list[pa.Ar
 
 
 def _make_number_filter(name: str, test: str) -> pc.Expression | None:
-    """Return a filter on stored doubles that passes all matching numbers, or None.
+    """Return a filter on doubles that passes all numbers of a test. None if there is none.
 
     A cast to integers rounds, and a value beyond their range passes, because DuckDB refuses it.
     """

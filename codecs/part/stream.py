@@ -102,7 +102,7 @@ def encode_parts(
 
 
 class PartStream:
-    """Writes sorted rows as the parts of one run, whose blobs are stored later.
+    """Writes sorted rows as the parts of one run. Their blobs are stored by the caller.
 
     After an error it cannot be used any more.
     """

@@ -144,7 +144,7 @@ def list_leaf_types(t: pa.DataType) -> list[pa.DataType]:
 
 
 def list_inner_arrays(array: pa.Array) -> list[pa.Array]:
-    """Return the arrays directly inside; of a sliced list, all of its elements."""
+    """Return the arrays directly inside; of a sliced list, every element."""
     if pat.is_struct(array.type):
         return [array.field(at) for at in range(array.type.num_fields)]
     return [array.keys, array.items] if pat.is_map(array.type) else [array.values]
@@ -263,7 +263,7 @@ def _check_struct_names(names: list[str]) -> None:
 
 
 def _check_zones(t: pa.DataType) -> None:
-    """Raise an error for an unknown time zone, before any value is read.
+    """Raise an error for unknown time zones, before values are read.
 
     `decode_type` does not call it, because a stored schema must open on a machine with an older list of zones.
     """

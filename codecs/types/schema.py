@@ -60,7 +60,7 @@ SideSpec: TypeAlias = Mapping[str, Any] | pa.Schema | Codec[Any] | type[Any] | A
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The key or the value of a schema: its fields, and its codec.
+    """The key or the value of a schema: fields, and any codec.
 
     Attributes:
         fields: one per column; `()` for unit.
@@ -263,7 +263,7 @@ class CollectionSchema:
 
     @property
     def reading(self) -> str:
-        """A cache key for decoded bytes: it identifies how a schema reads them.
+        """A cache key for decoded bytes: how this schema reads them.
 
         The bytes are not enough: a batch does not name its columns, and a name may be another column in another
         version.
@@ -462,7 +462,7 @@ def _check_name(name: object, side: str) -> None:
 
 
 def _decode_field(pair: Any) -> pa.Field:
-    """Return the field of a JSON list: name, type, and perhaps "not null"."""
+    """Return the field of a JSON list: name, type, perhaps "not null"."""
     match pair:
         case [str(name), kind]:
             return pa.field(name, decode_type(kind))

@@ -84,6 +84,7 @@ def register_metrics(
 
 class Reading(NamedTuple):
     """The value of one counter or gauge, with its unit and attributes."""
+
     name: str
     value: float
     is_counter: bool

@@ -264,6 +264,7 @@ def _check_condition(*values: Value) -> None:
 
 def _on_conditions(function: Callable[..., Value]) -> Callable[..., Value]:
     """Wrap a function so that it refuses arguments that are not boolean."""
+
     def apply(*values: Value) -> Value:
         _check_condition(*values)
         return function(*values)

@@ -87,6 +87,7 @@ DIGITS_MAX = 76  # For whole numbers: decimal256 has so many.
 @dataclass(frozen=True)
 class _Token:
     """A word, name, sign or literal of a condition; `at`: its position."""
+
     kind: str  # number, text, name, word (one of _WORDS), sign, end
     text: str
     at: int
@@ -131,6 +132,7 @@ def parse_where(text: str, schema: CollectionSchema) -> pc.Expression:
 
 class _Parser:
     """Parses the text of a condition by recursive descent."""
+
     def __init__(self, text: str, schema: CollectionSchema) -> None:
         self._text = text
         self._types = {name: schema.arrow.field(name).type for name in schema.names}

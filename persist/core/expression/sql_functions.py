@@ -217,6 +217,7 @@ def _is_member(value: pa.Array, *others: pa.Array) -> pa.Array:
 
 def _make_arithmetic(sign: str, function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
     """Return the SQL operator `sign`; DuckDB computes it for times and intervals."""
+
     def apply(*arguments: Any) -> pa.Array:
         """Compute with DuckDB for times and intervals, otherwise with numbers."""
         *values, kind = arguments
@@ -290,6 +291,7 @@ def _cast_values(value: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _make_part(unit: str) -> Callable[..., pa.Array]:
     """Return the function that extracts a unit, such as the year."""
+
     def part(value: pa.Array, kind: pa.DataType) -> pa.Array:
         if numbers.has_extreme_moments(value):
             return compute_by_duckdb(f'"{unit}"("$1")', numbers.drop_zone(value), pa.int64()).cast(kind)
@@ -328,6 +330,7 @@ def _make_like(is_like: bool, ignore_case: bool) -> Callable[..., pa.Array]:
 
 def _make_logical(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
     """Return an SQL function that combines any number of conditions."""
+
     def apply(*arguments: Any) -> pa.Array:
         """Combine the arguments from the left."""
         *values, _ = arguments

@@ -63,6 +63,7 @@ class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Head(msgspec.Struct):
     """The first fields of a framed object: its kind and format."""
+
     persist: str
     format: int
 

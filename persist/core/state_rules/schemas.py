@@ -138,7 +138,7 @@ def check_based_on_newest(contents: CollectionState, after: CollectionSchema, *,
 
 
 def build_schema_moved(contents: CollectionState, base_version: int, own_changes: Sequence[str]) -> SchemaMoved:
-    """Return the error for a change to an old version, with all changes."""
+    """Return the error for a change to an outdated version of a schema."""
     newest = contents.schema
     base_schema = next((schema for schema in newest.known if schema.version == base_version), None)
     other_changes = () if base_schema is None else tuple(describe_changes(base_schema, newest))
