@@ -227,7 +227,7 @@ class IncompatibleVersion(Corruption):
 
     Attributes:
         key: the blob's key within the location.
-        unknown: the part of it that is not known, if the format number is known.
+        unknown: what this version does not know in the blob, if it knows the format number.
     """
 
     key: str

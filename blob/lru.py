@@ -77,7 +77,7 @@ class Cache:
         self.bytes = self.evictions = 0
 
     def add_kind(self, size: Callable[[V], int], *, share: int = 2, is_needed: bool = False) -> "Kind[Any, V]":
-        """Return a new kind of values.
+        """Return a new kind of values, which shares this cache's room.
 
         Args:
             size: returns about how many bytes a value takes; called once, by `put`.

@@ -3,12 +3,12 @@
 A collection begins with version 1 of its schema. Each change creates the next version, and each part names the version
 with which it was written. A change never rewrites parts. A reader of a part under another version gets its columns by
 id, under their present names, widened where the type was widened, and with the default for columns younger than the
-part.
+part. This conversion is called *lifting*.
 
 Invariants:
 - a column has its id for ever; a reused name is another column with another id, and no id is reused;
 - fields inside of structs, lists and maps have numbers for ever (`persist.codecs.nested`);
-- a default belongs to a column from its first version on, as long as it exists. It only becomes wider with it;
+- a default belongs to a column from its first version on, as long as it exists. Its type widens with the column's;
 - lifting never invents a value: if a part lacks a column because it was written or merged after the column was dropped,
   that is an error, never NULL.
 
@@ -254,7 +254,7 @@ def check_successor(
 ) -> None:
     """Check that a schema may follow another one.
 
-    `used`: the `list_all_ids` of earlier versions; by default those of `known`.
+    `used`: the ids of columns and fields in all earlier versions (`list_all_ids`); None for those of `before.known`.
     """
     if after.version != before.version + 1:
         raise SchemaMismatch(f"version {after.version} of the schema does not follow version {before.version}")
@@ -302,7 +302,7 @@ def _check_default(before: CollectionSchema, after: CollectionSchema, id_: int) 
 def _check_type_change(before: Node, after: Node, path: str, *, is_key: bool, is_column: bool = False) -> None:
     """Raise SchemaMismatch unless a column or inner field may change so.
 
-    `is_key`: it is a key column, or in a key: of the collection or of a map.
+    `is_key`: whether the column or field belongs to a key, of the collection or of a map.
     """
     if before.kind == after.kind and before.inner == after.inner:
         return
@@ -466,8 +466,8 @@ def _check_codec(schema: CollectionSchema) -> None:
     """Raise SchemaMismatch if a codec makes the value, which cannot evolve."""
     if schema.value.codec_name is not None:
         raise SchemaMismatch(
-            f"the value of this collection is what the codec {schema.value.codec_name!r} makes, one column that stays "
-            "what it is: use a collection with columns of its own"
+            f"the value of this collection is one column of the codec {schema.value.codec_name!r}, which cannot "
+            "evolve: use a collection whose value has columns"
         )
 
 

@@ -52,7 +52,9 @@ _NAME_BYTES_MAX = 4096
 
 
 class BoundedFolder:
-    """A folder of cached files with a limit of bytes.
+    """A folder of cached files with a limit of bytes. No method raises because of the disk.
+
+    Folder and files are for their owner only (0700, 0600).
 
     Attributes:
         evictions, disk_errors: how many files this object has removed to make room, and how many requests the disk

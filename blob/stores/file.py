@@ -227,7 +227,7 @@ class FileBlob:
         except _NoLinks as error:
             raise StoreMisconfigured(
                 f"cannot write {path} in folder {self._root}: {error.strerror}. A folder of values needs a file system "
-                "with hard links, which an atomic create is made of: choose another folder, or an object store."
+                "with hard links, because an atomic create uses them: choose another folder, or an object store."
             ) from error.__cause__
         except OSError as error:
             raise self._map_os_error("write", path, error) from error

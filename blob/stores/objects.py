@@ -183,7 +183,9 @@ class ObjectBlob:
 
     def _connect(self, client_options: dict[str, Any], is_for_pages: bool) -> Any:
         """Return obstore's store with these HTTP options and no retries.
-        each alone."""
+
+        `is_for_pages`: whether deletions of many objects are one request, not one for each object.
+        """
         raise NotImplementedError
 
     def _get_object(self, key: str, options: dict[str, Any] | None) -> bytes | None:

@@ -1,9 +1,9 @@
 """A digest of updates or contents that ignores order, batches, parts, widths and unconsolidated diffs.
 
-`docs/inside/format.md` defines it ("Digests"); the names below are those of its formulas. Because diffs multiply,
-consolidation does not change the digest, and the digests of batches add up. Nothing is sorted, and memory is that of
-64 Ki rows. Contents use both lanes, 128 bits; a write with a token stores lane 1. The digest detects accidental
-differences; it does not protect against contents made to match a digest.
+`docs/inside/format.md` defines it ("Digests"); the names below are from its formulas. Each row's hash is multiplied by
+its diff, so consolidation does not change the digest, and the digests of batches add up. Nothing is sorted, and memory
+suffices for 64 Ki rows. Contents use two sums with different seeds (lanes), 128 bits; a write with a token stores the
+first. The digest detects accidental differences; it does not protect against contents that imitate a digest.
 
 Cost: 10 to 20 ns for each value of up to 64 bits and lane, 70 ns for a short text. Rejected: checksums of parts, which
 depend on how rows were split into parts; a cryptographic hash of the sorted records, which needs all of the contents at

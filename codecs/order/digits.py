@@ -163,8 +163,8 @@ def _sort_by_acero(columns: Sequence[pa.Array], rows: Rows, runs: Rows) -> Rows:
 def _pack_digits(columns: Sequence[pa.Array]) -> tuple[Bits, int]:
     """Pack the leading bits of each row's columns into a sortable uint64.
 
-    Texts and decimals are packed only in the first column, because earlier columns may separate the rows, or all rows
-    may be equal.
+    Returns also the number of leading columns that it contains completely. Texts and decimals are packed only in the
+    first column, because earlier columns may separate the rows, or all rows may be equal.
     """
     packed, used = np.zeros(len(columns[0]), dtype=np.uint64), 0
     bits = _DIGIT_BITS - len(packed).bit_length()

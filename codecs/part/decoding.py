@@ -104,7 +104,8 @@ Read = Callable[[Part, Request], pa.Table]
 def read_adapted(part: Part, request: Request, read: Read) -> pa.Table:
     """Return the requested rows of a part in the reader's schema version.
 
-    Its columns are lifted then. The descriptor of a stamped part has its time. Raises InvalidUsage as `decode_part`.
+    Columns of another version are converted, and rows of a stamped part get the descriptor's time. Raises InvalidUsage
+    as `decode_part`.
     """
     schema, columns, filter = request.schema, request.columns, request.filter
     check_projection(schema.arrow, columns, filter)
@@ -139,8 +140,8 @@ class OpenFile:
     """The verified file of a part, or row groups of it, to decode some columns of some row groups at a time.
 
     Args:
-        part: its file has the columns of the schema, and its own times.
-        source: has the bytes where the file has them.
+        part: of this schema version, and not stamped.
+        source: a file object with at least the needed bytes, at their positions in the file.
         read_range: returns the bytes from one position to another.
         coded: see `Request`.
 

@@ -65,7 +65,7 @@ class Summary:
     def add(self, group: pa.Table, values: pa.Table | None = None) -> None:
         """Add the next rows, at least one, with one chunk for each column.
 
-        values: the stored values of their documents.
+        values: the stored JSON values of the rows' documents.
         """
         self.rows += group.num_rows
         self.memory += int(group.nbytes)

@@ -82,8 +82,8 @@ def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter
     """Read the footer of a file, and check its schema, row count and unpacked size.
 
     Raises:
-        ValueError: the footer disagrees.
-        pa.ArrowException, OSError: it cannot be decoded.
+        ValueError: the footer disagrees with the schema or the descriptor.
+        pa.ArrowException, OSError: the footer cannot be decoded.
     """
     (stored, _), rows = to_stored_schema(schema), part.rows
     # Arrow finds the footer from the end of its input, wherever that begins.

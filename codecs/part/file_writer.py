@@ -376,8 +376,8 @@ def _are_equal(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
 def can_be_batch(schema: pa.Schema) -> bool:
     """Return whether rows of a schema may be stored as a batch.
 
-    Types that Parquet stores as another type are excluded: only writing shows that values fit, and the next merge
-    writes them.
+    Types that Parquet stores as another type are excluded: only writing shows whether values fit, and a later merge
+    must not fail.
     """
     return _are_stored_alike(tuple(schema.types))
 

@@ -309,8 +309,8 @@ def _conjoin(guarantees: Iterable[pc.Expression | None]) -> pc.Expression:
 def _load_stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, Scalar, int]]:
     """Return the known statistics of columns: the least and greatest value, and the number of NULLs.
 
-    The statistics of another version are matched by column id. A column younger than the part has a constant, its
-    default. A widened column has no statistics, except integers and text, whose written values stay the same.
+    Statistics of a part of another schema version are matched by column id. A column younger than the part has one
+    value, its default. A widened column has no statistics, except integers and text, whose JSON forms stay the same.
     """
     lifted, stats = part.make_lift(schema), part.stats
     if lifted is None:

@@ -227,7 +227,7 @@ def open_groups(
 
     Args:
         pieces, index, coded: as for `decode_groups`.
-        part: its file must have the columns of the schema, and the times of its rows.
+        part: of this schema version, and not stamped.
 
     Raises:
         CorruptBlob: pieces disagree with the index.
@@ -275,7 +275,7 @@ def check_readable(data: bytes, part: Part, schema: CollectionSchema) -> None:
     """
     try:
         if _descriptor.decode(msgspec.json.encode(part)) != part:
-            raise ValueError("its descriptor is another one when it is read back")
+            raise ValueError("its descriptor differs when it is read back")
         _ = part.keys, part.stats
         if part.footer is None:
             decode_part(data, part, schema)

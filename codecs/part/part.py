@@ -62,7 +62,8 @@ class Footer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """The descriptor of a part: what the log stores about it.
 
-    `keys` and `stats` are most of a descriptor and few readers need them, so they are parsed at their use.
+    A *stamped* part has one time for all rows, which only the descriptor has: in the file, the time is 0. `keys` and
+    `stats` are most of a descriptor and few readers need them, so they are parsed at their use.
     """
 
     blob: str = ""

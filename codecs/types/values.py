@@ -44,13 +44,14 @@ _Values = Sequence[Any]
 
 
 class _Refused(ValueError):
-    """A value does not fit its column's type, for the message's reason."""
+    """A value does not fit its column's type; the message is the reason."""
 
 
 class _Rule(NamedTuple):
     """The Python values that one type accepts.
 
-    `exact` mostly decides; `kinds` and `not_kinds` decide for subclasses; `check` gets the values that are not None.
+    `exact` lists accepted classes; `kinds` and `not_kinds` decide about their subclasses; `check` tests the values that
+    are not None; `wanted` describes what to pass, for messages.
     """
 
     wanted: str

@@ -261,9 +261,9 @@ def select_columns_like(data: Any) -> dict[str, pa.Field]:
 
 
 def peek_columns(data: Any) -> tuple[Any, Any]:
-    """Return data's columns, and data to use instead: streams are begun.
+    """Return a table or frame with data's columns, and data to use instead.
 
-    For a stream without rows, the object is an empty table.
+    A stream is read up to its first rows, which are the table; for a stream without rows, the table is empty.
     """
     if isinstance(data, pa.RecordBatchReader):
         _mark_read(data)

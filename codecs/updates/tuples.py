@@ -312,7 +312,8 @@ def is_dataclass_instance(value: Any) -> bool:
 def is_record(value: Any, schema: CollectionSchema | None) -> bool:
     """Return whether a row names its columns: a dict, a dataclass, or a named tuple with columns of a collection.
 
-    Without a schema, any named tuple does. A named tuple `(record, time, diff)` whose record is a pair is an update.
+    Without a schema, any named tuple is one. But a named tuple `(record, time, diff)` whose record is a pair is an
+    update.
     """
     if type(value) is tuple:
         return False

@@ -305,7 +305,7 @@ def add_times(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
 def to_plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
     """Return data for `to_updates` or `add_times`, and whether times are missing.
 
-    For a stream or an iterator, the first element decides, and is then put back. Empty data counts as rows.
+    For a stream or an iterator, the first element decides, and is then put back. Empty data counts as plain rows.
     """
     if type(data) is list and data and type(data[0]) is tuple:
         return data, len(data[0]) == 2

@@ -187,7 +187,7 @@ def encode_frontier(frontier: int) -> Frontier:
 def _get_reach(other: Any) -> Any:
     """Return a frontier or time as a comparable value; None otherwise.
 
-    It is a number in one dimension, infinity for the empty frontier, and the points of a frontier of several.
+    The value is a number in one dimension, infinity for the empty frontier, and a tuple of points in several ones.
     """
     if isinstance(other, tuple):
         other = Antichain(other)

@@ -4,7 +4,7 @@
 
 - a span `persist.<what>` of the tracer `persist`, if this process has loaded OpenTelemetry's tracing. This package
   never loads it; programs that export spans do. Work that runs in one call is the parent of spans below it. A
-      stream is not, because its reader may leave and re-enter it, and the current span then belongs to the reader.
+  stream is not, because its reader may leave and re-enter it, and the current span then belongs to the reader.
 - a line in the log, at level INFO when it ends, and at level DEBUG for reads and commits;
 - the amount done so far, to the watcher that `use_watcher` has set for its block, in this thread or asyncio task.
 

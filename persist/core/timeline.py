@@ -472,7 +472,7 @@ def to_retention_times(retention: Retention, timeline: Timeline | None) -> int:
         return retention
     if timeline is None:
         raise _make_retention_error(
-            retention, "the times of this collection only count, so no span is a number of them"
+            retention, "the times of this collection are plain numbers, so a span cannot be converted to them"
         )
     times = _parse_span(retention) * timeline.per_second
     if times.denominator != 1 or not 1 <= times <= TIME_MAX:

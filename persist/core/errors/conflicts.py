@@ -19,7 +19,7 @@ class CollectionExists(Conflict):
 class QueryMismatch(Conflict):
     """A batch of a streaming query cannot follow the last one committed here.
 
-    `last` is the last committed batch, or None; `run` is the run that has taken over, if that is the reason.
+    `last` is the last committed batch, or None; `run` is the newer run of the query, if there is one.
     """
 
     query: str

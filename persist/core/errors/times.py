@@ -237,7 +237,7 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
     """A commit must be the only addition to the sealed contents, but another writer has added updates.
 
     Attributes:
-        time: of the latest such update; None if the updates are in the same record of the log.
+        time: of the latest such update; None if this client's own writes in the same commit are meant.
         first: the least time of the unsealed updates. `updates`: their number, if known.
     """
 

@@ -80,7 +80,7 @@ class PythonFunction:
         if result.type != self.returns:
             with suppress(pa.ArrowException):
                 return result.cast(self.returns)
-            raise ValueError(f"{self} gave values of {result.type}, and was announced to give {self.returns}")
+            raise ValueError(f"{self} returned values of type {result.type}, and is declared to return {self.returns}")
         return result
 
 

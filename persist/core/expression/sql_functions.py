@@ -103,7 +103,7 @@ def _check_result(result: Any, kind: pa.DataType) -> pa.Array:
     if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
         most = pc.max(pc.binary_length(array)).as_py()
         if most is not None and most > VALUE_BYTES_MAX:
-            raise ValueError(f"a value of {most:,} bytes is made, and a value has no more than {VALUE_BYTES_MAX:,}")
+            raise ValueError(f"the result has a value of {most:,} bytes, and at most {VALUE_BYTES_MAX:,} are allowed")
     return array if array.type.equals(kind, check_metadata=True) else array.cast(kind)
 
 

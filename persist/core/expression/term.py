@@ -392,7 +392,7 @@ def lit(value: Any, kind: pa.DataType | None = None) -> Expression:
     if isinstance(value, Expression):
         return value
     if isinstance(value, Aggregate):
-        raise InvalidUsage(f"{value} is one value for a group, and stands only in agg(…), by itself")
+        raise InvalidUsage(f"{value} is an aggregate: use it as an argument of agg(…), not in another expression")
     try:
         return Expression(Lit(value if isinstance(value, pa.Scalar) and kind is None else pa.scalar(value, kind)))
     except (pa.ArrowException, TypeError, ValueError) as error:

@@ -157,10 +157,9 @@ class Prepared:
 
 
 def prepare_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Prepared:
-    """Return events ready to be resolved.
+    """Group events by key, and sort each key's events, for a machine.
 
-    `events`: rows of `persist.core.keyed.events`, floats canonical, the events of each key in the order of their
-    arrival.
+    `events`: event rows with canonical floats, the events of each key in the order of their arrival.
     """
     names = list(schema.key_names)
     events = events.drop_columns([SEQ, "_diff"]).combine_chunks()

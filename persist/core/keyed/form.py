@@ -247,8 +247,8 @@ def _parse_late(keyed: Keyed, events: dict[str, pa.DataType]) -> tuple[int | Non
     kind = events[keyed.order_by[0]]
     if not is_integer_watermark(kind):
         raise SchemaMismatch(
-            f"late_bound={keyed.late_bound!r} is of the column {keyed.order_by[0]!r}, which is {kind}: a late bound "
-            "needs integers, dates, times or timestamps first in order_by"
+            f"late_bound={keyed.late_bound!r} bounds the column {keyed.order_by[0]!r} of type {kind}: with a late "
+            "bound, the first column of order_by must have integers, dates, times or timestamps"
         )
     if not isinstance(keyed.late_bound, Behind):
         return watermark_to_int(keyed.late_bound, kind), None

@@ -203,8 +203,8 @@ class _Needed:
             if self.stored:
                 raise InvalidUpdate(
                     f"event {pc.index(missing, True).as_py()} deletes its key and has NULL in {name!r}, which is not "
-                    "null by the collection's schema (nullable=False): what deletes is kept as the row of its key, so "
-                    "give it a value there, in a row with the tombstone"
+                    "null by the collection's schema (nullable=False). A deletion is stored as the row of its key: "
+                    "give a row with the tombstone and a value in that column"
                 )
 
 
@@ -314,7 +314,7 @@ def _encode_unchanged(
 ) -> tuple[pa.Array | None, dict[str, pa.Array]]:
     """Return the changed columns of each event as text, and by column the rows that leave it unchanged.
 
-    The first is None if no event is partial; it is NULL for whole events.
+    The text is NULL for whole events; None is returned in its place if no event is partial.
     """
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)

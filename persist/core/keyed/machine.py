@@ -6,9 +6,9 @@ keys up, and passes both to the machine, which returns the removed and the added
 
 Promises of a machine, from which the promises of resolution follow:
 
-- *It is a function*: equal keys with events result in equal updates, in every process and for ever. The collection
-  stores its name, version and options, like a codec's; another machine is refused. A change of its results needs a new
-  version.
+- *It is a function*: equal rows and events of a key result in equal updates, in every process and for ever. The
+  collection stores the machine's name, version and options; another machine is refused. A change of the results needs
+  a new version.
 - *Keys are independent*: the result for a key depends only on the rows and events of that key.
 - *Steps compose*: resolving the events before a time, and then the other ones on that result, is the same as resolving
   all at once. So the results do not depend on the times of seals.

@@ -136,11 +136,11 @@ class _Sequence:
     """Present rows and events, sorted by key; rows come before events.
 
     Attributes:
-        rows: of both tables.
-        order: the row at each place; rows of events begin at start.
+        rows: the present rows, then the events, which begin at row `start`.
+        order: the row at each place of the order.
         group: the number of the key at each place; first: the first place of that key.
-        codes: the number of the text of `GIVEN` at each place; -1 for whole rows.
-        texts: by that number.
+        codes: at each place, the index in `texts` of the event's `GIVEN`; -1 for whole rows.
+        texts: the distinct values of `GIVEN`.
         deletes: whether the key has no row after the place.
     """
 

@@ -194,13 +194,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     Attributes:
         lease_s: how long a reader that vanished without `close` keeps history.
-        clock_skew_s: the greatest difference of two clients' clocks: a lease is ended so long after its expiry.
+        clock_skew_s: the greatest difference of two clients' clocks: clients end a lease this long after its expiry.
         grace_s: how long unused blobs are kept for readers without a lease.
         orphan_grace_s: how long an upload may take from its first part to its commit.
         log_retention_s: log records are kept this long.
         log_retention_records: at least so many log records are kept, however old they are.
-        log_records_max, log_bytes_max: in a longer log, records older than `grace_s` and four minutes are deleted, in
-            spite of log_retention_s. Writing clients watch the number.
+        log_records_max, log_bytes_max: in a longer log, records older than `grace_s` plus four minutes are deleted, in
+            spite of log_retention_s, by writing clients, without waiting for a garbage collection.
     """
 
     lease_s: Annotated[int, msgspec.Meta(ge=1, le=2**53)] = 600

@@ -5,8 +5,8 @@ last so that it can be checked over raw bytes before anything is parsed, and the
 tool can read. It is verified before the version is looked at: damaged bytes are `CorruptBlob` and never mistaken for a
 newer version.
 
-The number of a location is the number of its newest record (`persist.core.state_rules.state.State.format`). A writer
-uses this number for all objects, not that of its own release, so that older clients can work beside newer ones. The
+A location's format number is that of its newest record (`persist.core.state_rules.state.State.format`). A writer uses
+this number for all objects, not that of its own release, so that older clients can work beside newer ones. The
 first record that needs a greater number raises it: an `Upgrade`, or a kind with a greater `Kind.came_with`. From there
 on, older clients stop with `IncompatibleVersion`. Rejected: `FORMAT` in all objects, as in earlier releases: the first
 write of a new release locked out all others.

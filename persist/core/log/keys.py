@@ -1,7 +1,7 @@
 """The grammar of blob keys in a location.
 
-`docs/inside/format.md` has the table of them. The name of an upload begins with the seqno that its writer thought was
-next: garbage collection declares old uploads void by it (`persist.core.state_rules.location`).
+`docs/inside/format.md` lists all keys. The name of an upload begins with the seqno that its writer thought was next:
+by this number, garbage collection declares old uploads void (`persist.core.state_rules.location`).
 
 Other names are refused in records, so no record makes a client read, write or delete a blob outside the folder of its
 collection. A clone also has parts in the folders of other collections, which its entry in the directory lists
@@ -41,7 +41,7 @@ _SEQNO_LAST = 10**20 - 1
 def check_keys(append: BringsParts) -> list[str]:
     """Check that a mutation's blobs are its collection's uploads; return their keys.
 
-    Shared parts of a clone are not among them.
+    The keys do not include parts that a clone shares with its source.
     """
     named = check_parts(append.collection, append.parts, get_shared_folders(append))
     keys = [key for key in named if get_second_part(key) == append.collection]
@@ -77,7 +77,7 @@ def check_parts(collection: str, parts: Iterable[Part], folders: Iterable[str] =
     keys, uploaded_to = [], (collection, *folders)
     for part in parts:
         if bool(part.blob) == bool(part.inline):
-            raise ValueError(f"a part of collection {collection} has its bytes in no place or in two")
+            raise ValueError(f"a part of collection {collection} must have a blob or inline bytes, not both or neither")
         if part.blob:
             if not is_upload(part.blob, *uploaded_to):
                 raise ValueError(_format_not_upload(part.blob, collection))

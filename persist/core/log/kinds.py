@@ -57,8 +57,7 @@ class Create(CollectionMutation, frozen=True, tag="create"):
 class Clone(CollectionMutation, frozen=True, tag="clone"):
     """Create a collection with the contents of another one, its source, as of a sealed time; since is that time.
 
-    It shares parts with the source: their blobs stay where they lie, in the folder of the source or of what that was
-    cloned from.
+    The clone shares parts with its source: their blobs stay in the folder of the source, or of the source's source.
     """
 
     is_alone: ClassVar[bool] = True
@@ -322,7 +321,7 @@ class Evolve(CollectionMutation, frozen=True, tag="evolve"):
 class Redefine(CollectionMutation, frozen=True, tag="redefine"):
     """Set the next definition of a view, which applies from start on.
 
-    That is what upper is now: of two that come at once, or where the view moved on meanwhile, the second loses.
+    `start` must be the present upper. So if the view was redefined or refreshed meanwhile, the redefinition is refused.
     """
 
     is_alone: ClassVar[bool] = True

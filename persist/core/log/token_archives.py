@@ -1,9 +1,8 @@
 """Older tokens of a collection, in objects of their own, so that its state does not grow with them.
 
 An object is an upload like a part: the state of the collection names it, and garbage collection deletes it like an
-unused part. It has 25 bytes for each write, sorted by the hash of the token:
-
-`docs/inside/format.md` ("Archives of tokens") has their form.
+unused part. It has 25 bytes for each write, sorted by the hash of the token, in the form that `docs/inside/format.md`
+defines ("Archives of tokens").
 
 The hash of 64 bits replaces the token: among four million tokens, two have the same hash with a probability of 10^-6.
 """

@@ -160,7 +160,7 @@ def update_archives(archives: Archives | None, step: kinds.Tokens) -> Archives |
     archiving, stored = step.archiving, () if archives is None else archives.stored
     if archiving is None:
         if step.unused:
-            raise ValueError("it drops archives, and brings none")
+            raise ValueError("it drops archives without a new one")
         return archives
     if not is_upload(archiving.archive.stored.blob, step.collection):
         raise ValueError(f"{archiving.archive.stored.blob!r:.200} does not name an archive of {step.collection}")
@@ -169,7 +169,7 @@ def update_archives(archives: Archives | None, step: kinds.Tokens) -> Archives |
     remaining_archives = stored[archiving.dropped : len(stored) - archiving.merged]
     dropped_blobs = {archive.stored.blob for archive in stored if archive not in remaining_archives}
     if dropped_blobs - {archiving.archive.stored.blob} != set(step.unused):
-        raise ValueError("other archives fall out of use than it says")
+        raise ValueError("other archives become unused than it lists")
     forgotten = sum(archive.count for archive in stored[: archiving.dropped])
     return Archives(
         (*remaining_archives, archiving.archive), (0 if archives is None else archives.forgotten) + forgotten

@@ -5,8 +5,8 @@ Retention is compaction that each seal allows, so since follows upper after any 
 allow.
 
 Readers that replay the log and writers that draft a commit use the same function, so that they cannot disagree. A draft
-has steps that are not mutations: appends whose parts are not encoded yet, and conditions. The conditions hold because
-the record's slot in the log is the compare-and-set.
+has steps that are not mutations: appends whose parts are not encoded yet, and conditions. A condition that held for the
+draft holds at the commit: if another record came between, it would occupy the slot in the log.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -264,7 +264,7 @@ def _build_unreadable_error(contents: CollectionState, as_of: int, lower: int | 
 
 
 def check_changes_readable(contents: CollectionState, lower: int) -> None:
-    """Raise AsOfCompacted unless since is at or before `lower`.
+    """Raise AsOfCompacted unless updates from `lower` on still have distinct times.
 
     They are if since is at most `lower - 1`, or if lower is 0 and nothing was compacted, because no update is earlier.
     """
@@ -297,7 +297,7 @@ def apply_replacement(contents: CollectionState, step: kinds.Replace) -> Collect
     """
     after, unused = compute_replacement(contents, step)
     if set(unused) != set(step.unused):
-        raise Superseded("other blobs fall out of use than this compaction expected: another one came first")
+        raise Superseded("other blobs become unused than this compaction expected: another compaction came first")
     return after
 
 
@@ -319,7 +319,7 @@ def compute_replacement(contents: CollectionState, step: kinds.Replace) -> tuple
     history, keyframes = list(contents.history), {keyframe.as_of: keyframe for keyframe in contents.keyframes}
     first_numbers = {run[0] for run in history}
     if not first_numbers.issuperset(step.removed_runs) or not keyframes.keys() >= set(step.removed_keyframes):
-        raise Superseded("what this compaction replaces is not there any more: another one came first")
+        raise Superseded("a run that this compaction replaces does not exist any more: another compaction came first")
     removed_runs = [run for run in history if run[0] in step.removed_runs]
     runs = tuple(map(resolve, step.runs))
     history = [run for run in history if run[0] not in step.removed_runs]
@@ -332,7 +332,7 @@ def compute_replacement(contents: CollectionState, step: kinds.Replace) -> tuple
     history_from = contents.history_from if step.history_from is None else step.history_from
     # Other compactors may have forgotten more, or dropped that keyframe, since this was planned.
     if history_from < contents.history_from or (history_from and min(keyframes, default=None) != history_from - 1):
-        raise Superseded("the history begins, or would begin, at another keyframe than this compaction took it to")
+        raise Superseded("the history begins at another keyframe than this compaction expected")
     if history_from == contents.history_from:
         merged, result = (sum(numbered[n].diff_sum for run in some for n in run) for some in (removed_runs, runs))
         if merged != result:
@@ -405,7 +405,7 @@ def check_beyond_upper(contents: CollectionState, time: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Unsealed:
-    """The updates at times beyond upper, which are not readable yet, by the parts' descriptors.
+    """The updates at times beyond upper, not readable yet, counted from parts' descriptors.
 
     Attributes:
         updates: their number if is_exact; otherwise an upper bound, because some parts also have sealed updates. In a

@@ -34,8 +34,8 @@ class Draft:
     """Validates operations before they are in the log, one after another.
 
     It follows names and frontiers but not parts, so that a writer can validate thousands of small operations before
-    it encodes their updates into one batch. The checks are the same functions that `apply` uses. Each collection
-    needs its contents, unless an operation only releases holds on it.
+    it encodes their updates into one batch. The checks are the same functions that `apply_record` uses. The contents of
+    each collection must be loaded, unless an operation only releases holds on it.
 
     Args:
         epoch: of the writer, if it opened the location exclusively.
@@ -92,10 +92,10 @@ class Draft:
         return True
 
     def check_only_operation(self, steps: Sequence[DraftStep]) -> bool:
-        """Check the only operation of a record, except for rules that `apply` checks.
+        """Check the only operation of a record, except for rules that `apply_record` checks.
 
-        It checks the rights of the writer, tokens, batches, views, conditions, and writes before they are encoded.
-        `apply` checks the mutations, so each is applied once. A condition must come before all changes of its
+        This checks the rights of the writer, tokens, batches, views, conditions, and writes before they are encoded.
+        `apply_record` checks the mutations, so each is applied once. A condition must come before all changes of its
         collection. Returns False if the operation was done before, by its tokens or its batch. Raises as `extend`.
         """
         check_writer(self._now.control.writer, self._now.control.epoch, self._epoch, steps)
@@ -137,7 +137,7 @@ class Draft:
     def _repeats_batch(self, steps: Sequence[DraftStep]) -> bool:
         """Return whether a streaming query's batch was committed already.
 
-        One record adds a batch to all collections.
+        One record adds a batch to all its collections, so one that has the batch suffices.
         """
         repeated = False
         for mark in steps:

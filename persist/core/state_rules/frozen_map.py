@@ -148,9 +148,7 @@ class FrozenMap(Mapping[str, V]):
         return ((key, value) for key, value in items if value is not None)
 
     def iterate_prefix(self, prefix: str) -> Iterator[tuple[str, V]]:
-        """Yield the keys that start with prefix, ascending, with their values. Cost: proportional to all items in
-        memory.
-        """
+        """Yield the keys that start with prefix, ascending, with their values. Cost: O(items in memory)."""
         items = chain.from_iterable(shard.items() for shard in self._shards.values())
         ours = sorted((item for item in items if item[0].startswith(prefix)), key=_get_key)
         below = iter(()) if self._below is None else self._below.iterate_prefix(prefix)

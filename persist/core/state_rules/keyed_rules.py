@@ -186,7 +186,7 @@ def evolve_form(contents: CollectionState, after: CollectionSchema) -> KeyedForm
         )
         if type_before != type_after and not (pat.is_integer(type_before) and pat.is_integer(type_after)):
             raise SchemaMismatch(
-                f"column {evolved.order_by[0]!r} has the late bound, which is {type_before} and cannot become "
+                f"column {evolved.order_by[0]!r} has a late bound, so its type {type_before} cannot become "
                 f"{type_after}: only integers can be widened in such a column"
             )
     try:
@@ -270,9 +270,7 @@ def add_events(contents: CollectionState, step: kinds.Pend) -> CollectionState:
 def list_due_parts(contents: CollectionState, end: int) -> tuple[int, ...]:
     """Return the numbers of pending parts with unresolved events before end.
 
-    The result has their numbers, in order of arrival.
-
-    A part on both sides of the resolved times counts by its later events, whose exact times are unknown.
+    A part with events on both sides of `resolved` counts, because the times of its unresolved events are unknown.
     """
     if end <= contents.resolved:
         return ()
@@ -387,7 +385,7 @@ def check_pending(contents: CollectionState) -> None:
     if contents.resolved > contents.upper:
         raise ValueError(f"it is resolved up to {contents.resolved}, beyond its upper {contents.upper}")
     if (contents.keyed.resolve == "seal") != (contents.resolved_times is None):
-        raise ValueError("how far it is resolved does not go with its policy")
+        raise ValueError("its resolved time contradicts its policy")
     if any(part.time_max < contents.resolved for part in contents.pending.values()):
         raise ValueError("a pending part holds no events that are not resolved")
     if any(part.time_max >= contents.resolved for part in contents.numbered.values()):

@@ -48,7 +48,7 @@ class ExclusiveWriter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The lease of a reader.
 
-    The reader uses the states from the seqno `reads_from` on. With `consumer`, it is the lease of that consumer alone.
+    The reader uses the states from the seqno `reads_from` on. `consumer`: the name of the only consumer that uses it.
     """
 
     holder: str

@@ -79,10 +79,10 @@ def apply_evolve(contents: CollectionState, step: kinds.Evolve) -> CollectionSta
     """Return contents with the next version of their schema.
 
     Raises:
-        SchemaMoved: another client was first, so it is not based on the newest version.
-        SchemaMismatch: it may not follow the newest.
-        InvalidUsage: it is a view; or what `evolve_form` and `make_keyed` raise.
-        ValueError: it is not a valid schema.
+        SchemaMoved: another client was first, so the new schema is not based on the newest version.
+        SchemaMismatch: the new schema may not follow the newest version.
+        InvalidUsage: the collection is a view; or as `evolve_form` and `make_keyed`.
+        ValueError: the new schema is not valid.
     """
     if contents.view is not None:
         raise InvalidUsage(
@@ -97,7 +97,7 @@ def apply_redefine(contents: CollectionState, step: kinds.Redefine) -> Collectio
 
     Raises:
         UpperMismatch, ViewRedefined, SchemaMoved: the view was refreshed, or another client was first.
-        InvalidUsage: it is not a view, or is complete for ever.
+        InvalidUsage: the collection is not a view, or is complete for ever.
         SchemaMismatch: the schema may not follow the newest.
     """
     if contents.view is None:

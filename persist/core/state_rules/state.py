@@ -336,12 +336,12 @@ class StateChanges:
             if step.as_of >= source.contents.upper:
                 raise AsOfNotSealed(step.as_of, to_antichain(source.contents.upper), 0.0)
             if (source.contents.schema_json, source.contents.keyed) != (step.schema, step.keyed):
-                raise Superseded("what was to be cloned has evolved meanwhile")
+                raise Superseded("the source of the clone has evolved meanwhile")
             named = {part.blob for part in source.contents.parts}
             if any(
                 part.blob not in named for part in step.parts if part.blob and not is_upload(part.blob, step.collection)
             ):
-                raise Superseded("what was to be shared with a clone was replaced by a compaction meanwhile")
+                raise Superseded("a compaction has replaced a part that the clone was to share")
         return tuple(sorted({source.id, *source.folders}))
 
 

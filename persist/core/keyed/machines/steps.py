@@ -113,9 +113,7 @@ def iterate_rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
 
 
 def concat_rows(touched: Touched) -> pa.Table:
-    """Return the present rows and, after them, the rows of events, for machines whose events are rows of the
-    collection.
-    """
+    """Return the present rows and then the events, if events are rows of the collection."""
     names = [*touched.schema.names]
     return pa.concat_tables([touched.present.select(names), touched.events.select(names)]).combine_chunks()
 
