@@ -76,7 +76,7 @@ def test_what_breaks_an_invariant_of_runs_is_refused(changed: dict[str, Any], wo
 
 @pytest.mark.parametrize("gone", [{"removed_runs": (4, 99)}, {"removed_keyframes": (3, 9)}])
 def test_a_compaction_of_what_another_one_has_replaced_loses(gone: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(Superseded, match="another one came first"):
+    with pytest.raises(Superseded, match="another compaction came first"):
         compute_replacement(compacted(), msgspec.structs.replace(kinds.Replace(ID), **gone))
 
 
