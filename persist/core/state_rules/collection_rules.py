@@ -358,7 +358,7 @@ def _expect_erasures(contents: CollectionState, step: ExpectErasures) -> Collect
 
 def _expect_runs(contents: CollectionState, step: ExpectRuns) -> CollectionState:
     if not set(contents.history).issuperset(step.runs):
-        raise Superseded("the runs that this compaction replaces have other parts by now: another one came first")
+        raise Superseded("a run that this compaction replaces has other parts by now: another compaction came first")
     return contents
 
 

@@ -313,9 +313,7 @@ def compute_replacement(contents: CollectionState, step: kinds.Replace) -> tuple
     def resolve(numbers: Numbers) -> Numbers:
         final_numbers = resolve_numbers(numbers, contents.next_number)
         if not final_numbers or not all(number in numbered for number in final_numbers):
-            raise Superseded(
-                "a part that this compaction builds on is not there any more: another compaction came first"
-            )
+            raise Superseded("a part that this compaction reads does not exist any more: another compaction came first")
         return final_numbers
 
     history, keyframes = list(contents.history), {keyframe.as_of: keyframe for keyframe in contents.keyframes}
