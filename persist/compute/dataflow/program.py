@@ -112,6 +112,7 @@ class Program(Draft):
         return Stream(self, source.number)
 
     def add_upper(self, collection: str) -> Stream:
+        """Return a stream without records that is complete as far as a collection is sealed."""
         self._check_read(collection)
         return Stream(self, self.plan.add(plans.Upper(collection), (), pa.schema([])).number)
 
@@ -198,9 +199,11 @@ class Program(Draft):
                 drop(load_handle(engine, name)).result()
 
     def name_hidden_collection(self, number: int) -> str | None:
+        """Return the name of the hidden collection for the output of a node."""
         return make_kept_name(self.name, number)
 
     def list_kept_names(self, engine: Engine) -> list[str]:
+        """Return the names of all hidden collections of the program."""
         return list_hidden_collections(engine, self.name)
 
     def check(self) -> None:
@@ -327,7 +330,7 @@ def get_engine(client: OnEngine | Engine | None) -> Engine | None:
 
 
 class Together(Draft):
-    """Several programs as one, with common sources read once.
+    """Several programs that run as one; sources that are equal are read once.
 
     Raises:
         InvalidUsage: they differ in dimensions, or share the name of a program, an input or an output; or one reads
@@ -351,6 +354,7 @@ class Together(Draft):
         self._check_disjoint()
 
     def list_holds(self, collection: str) -> list[str]:
+        """Return the names of the holds that the programs that read a collection have on it."""
         names = []
         for program in self._programs:
             reads = any(
@@ -361,9 +365,11 @@ class Together(Draft):
         return names
 
     def name_hidden_collection(self, number: int) -> str | None:
+        """Return the name of a node's hidden collection; None if it stores nothing."""
         return self._kept.get(number)
 
     def list_kept_names(self, engine: Engine) -> list[str]:
+        """Return the names of the hidden collections of all programs."""
         return [name for program in self._programs for name in program.list_kept_names(engine)]
 
     def _add_program(self, program: Program) -> None:

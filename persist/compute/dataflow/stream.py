@@ -314,6 +314,7 @@ class Stream(LinearMethods["Stream"]):
         return schema
 
     def _add_node(self, operator: plans.Operator, streams: Iterable["Stream"], schema: pa.Schema) -> "Stream":
+        """Return the output of a new operator on some streams."""
         inputs = list(streams)
         numbers = tuple(stream.number for stream in inputs)
         return Stream(self.program, self.program.plan.add(operator, numbers, schema, inputs[0].node.scope).number)
@@ -375,10 +376,12 @@ class Stream(LinearMethods["Stream"]):
         return Stream(self.program, number)
 
     def _check_root(self, operator: str) -> None:
+        """Raise InvalidUsage if the stream is inside an iteration."""
         if self.node.scope != plans.ROOT:
             raise InvalidUsage(f"{operator}: {self.node.title} is inside an iteration; let it leave its scope first")
 
     def _check_dimension(self, operator: str, dimension: int) -> None:
+        """Raise InvalidUsage unless times of the program have a dimension."""
         if (
             isinstance(dimension, bool)
             or not isinstance(dimension, int)
@@ -512,13 +515,16 @@ class Grouped:
         return name
 
     def _map_all_columns(self) -> tuple[Stream, tuple[str, ...]]:
+        """Return a stream of keys and values, and the names of the values."""
         values: dict[str, Term] = {name: Col(name) for name in self._stream.columns if name not in self._keys}
         return self._map_terms(values), tuple(values)
 
     def _map_terms(self, values: dict[str, Term]) -> Stream:
+        """Return a stream of the keys and of some computed values."""
         return self._stream._map_terms({**self._keys, **values})
 
     def _reduce(self, mapped: Stream, values: tuple[str, ...], logic: plans.Logic, columns: pa.Schema) -> Stream:
+        """Return the stream of a reduction of keys and values by a logic."""
         keys = tuple(self._keys)
         schema = pa.schema([*(mapped.schema.field(name) for name in keys), *columns])
         check_column_names("reduce", schema)

@@ -134,7 +134,7 @@ def _skip_projection(plan: Plan, number: int) -> int:
 
 
 def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
-    """Drop the columns of an operator that no reader needs."""
+    """Drop the output columns of an operator that no reader needs."""
     operator, names = node.operator, needed
     match operator:
         case Source(written=False) | Concat() | Consolidate():
@@ -160,6 +160,7 @@ def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
 
 
 def _select_fields(schema: pa.Schema, names: Set[str]) -> pa.Schema:
+    """Return the fields of a schema that have some names."""
     return schema if names >= {*schema.names} else pa.schema([field for field in schema if field.name in names])
 
 
@@ -217,7 +218,7 @@ def _trim_stages(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | N
 
 
 def _move_conditions(plan: Plan, node: Node, readers: Sequence[int], apart: Set[int]) -> dict[int, Stages]:
-    """Move conditions behind a join before its inputs; return them by input."""
+    """Move conditions from the only reader of a join to the join's inputs; return them by input."""
     reader, conditions = plan.nodes[readers[0]] if len(readers) == 1 else node, dict[int, Stages]()
     if not isinstance(node.operator, Join) or not isinstance(reader.operator, Linear) or reader.number in apart:
         return conditions
@@ -301,7 +302,7 @@ def _is_cheap(inner: Map, outer: Map) -> bool:
 
 
 def _merge_operators(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bool:
-    """Merge operators with their readers, of these kinds; return whether any merged.
+    """Merge operators of one kind with readers of another kind; return whether any merged.
 
     `apart`: the operators that are not merged.
     """
@@ -332,14 +333,16 @@ def _merge_operators(plan: Plan, apart: Set[int], source_kind: Any, reader_kind:
 
 
 def _belongs_to_bounded_join(plan: Plan, source: Node, reader: Node) -> bool:
-    """Return whether an operator between a keyless join and a reduction joins the former. That join then may keep its
-    left in the order of the compared term."""
+    """Return whether linear stages between a keyless join and a reduction stay with the join.
+
+    With an inequality among them, the join keeps its left input in the order of the compared term.
+    """
     below = plan.nodes[source.inputs[0]].operator if isinstance(source.operator, Linear) else None
     return isinstance(reader.operator, Reduce) and isinstance(below, Join) and not any(below.on)
 
 
 def _merge_pair(source: Operator, reader: Operator, at: int) -> Operator | None:
-    """Return one operator for a source and its reader; None if impossible."""
+    """Return one operator for a source and its reader (input `at`); None if impossible."""
     match source, reader:
         case [Linear(stages), Linear(later)]:
             return Linear(simplify_stages((*stages, *later)))

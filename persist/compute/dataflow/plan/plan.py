@@ -337,7 +337,7 @@ class Node:
 
     @property
     def title(self) -> str:
-        """How messages call it."""
+        """The name of the operator in messages."""
         return self.name or f"{type(self.operator).__name__.lower()}#{self.number}"
 
 
@@ -423,6 +423,7 @@ class Plan:
         return "\n".join(self._describe_nodes())
 
     def _describe_nodes(self) -> Iterator[str]:
+        """Yield a heading, and a line that describes each node."""
         yield f"program {self.name!r}, times of {self.dimensions} dimension{'s' * (self.dimensions > 1)}"
         for node in self.nodes.values():
             indent = "  " * (1 + self.scopes[node.scope].depth)
@@ -469,6 +470,7 @@ def has_inputs(plan: Plan, output: str) -> bool:
 
 
 def _iterate_operators_before(plan: Plan, output: str) -> Iterator[Operator]:
+    """Return an iterator over the operators that an output depends on."""
     begin = [
         n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
     ]
@@ -525,14 +527,17 @@ def describe_operator(operator: Operator) -> str:
 
 
 def _describe_stages(stages: Stages) -> str:
+    """Return linear stages as text, in their order."""
     return " . ".join(map(str, stages))
 
 
 def _describe_after(after: Stages) -> str:
+    """Return the stages on an operator's output as text; nothing without stages."""
     return f", output: [{_describe_stages(after)}]" if after else ""
 
 
 def _describe_logic(logic: Logic) -> str:
+    """Return the logic of a reduction as text, such as `top 3 by delay`."""
     match logic:
         case Aggregates(outputs):
             return ", ".join(f"{name}={kind}({of})" for name, kind, of in outputs)

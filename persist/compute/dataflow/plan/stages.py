@@ -328,6 +328,7 @@ def make_stage_key(stage: Stage) -> Hashable:
 
 
 def _check_integer(what: str, expression: Term, input_schema: pa.Schema, operator: str) -> None:
+    """Raise SchemaMismatch unless an expression fits int64; `what` names it in the message."""
     kind = infer_type(expression, input_schema, operator)
     if not pat.is_integer(kind):
         raise SchemaMismatch(f"{operator}: {what} is an integer, and {expression} is of type {kind}")
@@ -336,5 +337,6 @@ def _check_integer(what: str, expression: Term, input_schema: pa.Schema, operato
 
 
 def _describe_assignment(name: str, expression: Term) -> str:
+    """Return `name=expression`, or the name alone if it is that column."""
     text = str(expression)
     return text if text == name else f"{name}={text}"

@@ -78,7 +78,7 @@ class Outputs:
 
     @property
     def resume_time(self) -> int | None:
-        """The time from which on outputs are not sealed; None if none of them ever was."""
+        """The least upper of the outputs, where a restart continues; None if one was never sealed."""
         uppers = [output.upper for output in self.every if 0 < output.upper < END]
         return min(uppers, default=None)
 
@@ -157,7 +157,7 @@ class Outputs:
                 )
 
     def _set_jump(self, sources: Sequence[SourceReader], to: int) -> None:
-        """Advance updates before a time to it; outputs become unreadable before it."""
+        """Let sources and outputs skip all times before one, which then become unreadable."""
         for source in sources:
             source.coarse_to = to
         for output in self.every:
@@ -169,12 +169,12 @@ class Outputs:
             output.begin(output.handle.contents().upper)
 
     def _find_resume_time(self) -> int | None:
-        """Return where a restart after the next commit would begin; None if unmovable."""
+        """Return where a restart would begin after the next commit; None if holds must stay."""
         uppers = [min(max(output.upper, output.sealed_to), TIME_MAX) for output in self.every]
         return None if self._replays or not uppers or min(uppers) < 1 else min(uppers) - 1
 
     def take(self) -> None:
-        """Take the complete updates of the last pass."""
+        """Take the complete updates of the last pass over from all sinks."""
         for output in self.every:
             output.take()
         self.has_pending = any(output.sealed_to > output.done for output in self.every)
@@ -290,7 +290,7 @@ class Outputs:
         return commit.seqno
 
     def _move_holds(self, commit: Commit, durable: int | None) -> None:
-        """Move the permanent holds to where the program begins again; a collection read twice has one of a name."""
+        """Move the permanent holds to the time at which a restart would begin."""
         holds = {
             (source.handle.id, name): (source.handle, time)
             for source in self._sources

@@ -129,6 +129,7 @@ class SourceReader:
             self.handle = replace(self.handle, schema=schemas[-1])
 
     def _find_columns(self, schema: CollectionSchema) -> list[tuple[int, Shape] | None]:
+        """Return the id and shape of each read column in a schema; None if missing."""
         ids = dict(zip(schema.names, zip(schema.ids, schema.shapes, strict=True), strict=True))
         return [ids.get(name) for name in self._schema.names]
 
@@ -177,7 +178,7 @@ class SourceReader:
             self.handle = replace(handle, is_kept=self._is_brief)
 
     def skip_contents(self) -> None:
-        """Take only changes after the time at which it begins."""
+        """Read only the changes after `as_of`, because operators load contents on request."""
         with self._explained:
             self._listen = begin_listen(self.handle, self.as_of, None, columns=self._schema.names, filter=self.filter)
         self._gate.frontier = Antichain(self.as_of + 1)
@@ -216,7 +217,7 @@ class SourceReader:
 
     @property
     def reached(self) -> int:
-        """The first time that was not taken."""
+        """The first time whose updates were not taken yet."""
         if self._is_given:
             return to_frontier(self._gate.frontier)
         return self.as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
@@ -251,7 +252,7 @@ class SourceReader:
         self.named = {name: holds[name].time for name in self.named if name in holds}
 
     def move_leased(self) -> None:
-        """Allow compaction of the source up to where it was read."""
+        """Let the source be compacted up to the time that was read, now and then."""
         read_to = self._gate.frontier.time
         if self._leased is None or read_to is None or clock.monotonic() - self._moved_at < LEASED_EVERY_S:
             return
@@ -270,7 +271,7 @@ class SourceReader:
             self._leased = None
 
     def _read_contents(self) -> bool:
-        """Take the contents at the beginning; return whether they are sealed.
+        """Take the initial contents; return whether their time is sealed.
 
         Every call of the store may fail, and then this is done again. So nothing is kept before the last call, and
         after it nothing can fail.
@@ -295,7 +296,7 @@ class SourceReader:
         return True
 
     def release_snapshot(self) -> None:
-        """Release the snapshot of the contents at which it began."""
+        """Release the snapshot of the initial contents."""
         if self._first is not None:
             self._first.close()
             self._first = None
@@ -317,7 +318,7 @@ class SourceReader:
             raise
 
     def _look_ahead(self, reached: int) -> None:
-        """Emit new updates of unsealed times, and retract vanished ones."""
+        """Emit new updates at times that are not sealed yet; retract updates that vanished."""
         if self._unsealed is None or (ahead := self._unsealed.compute_changes(reached)) is None:
             return
         try:
@@ -327,6 +328,7 @@ class SourceReader:
             raise
 
     def _add_to_gate(self, table: pa.Table, times: Ints) -> None:
+        """Add the updates of a table, which come at some times, to the gate."""
         if table.num_rows:
             self._gate.consolidates = self.coarse_to is not None or self._unsealed is not None
             *rows, diffs = encode_table(self._domain, self._schema, table)
@@ -342,7 +344,7 @@ class UpperReader:
             self.handle: CollectionHandle = load_handle(engine, collection)
 
     def load_advance(self) -> CollectionState | None:
-        """Return the newest known state of the collection if it is sealed further than the gate is."""
+        """Return the collection's newest state if it is sealed beyond the gate's frontier, or None."""
         with ExplainLoss(self.handle):
             contents = self.handle.get_known_state()
         return contents if to_antichain(contents.upper) > self._gate.frontier else None

@@ -11,7 +11,7 @@ from persist.core.rendering import render_html_rows, strip_control_characters
 
 @dataclass(frozen=True, slots=True)
 class OperatorReport:
-    """One operator.
+    """What one operator of a running program reads, keeps and did so far.
 
     Attributes:
         title, kind: how messages call it, and what it is, such as "join".
@@ -42,6 +42,7 @@ def make_reports(operators: Sequence[Operator]) -> list[OperatorReport]:
 
 
 def _make_report(operator: Operator, places: dict[int, int]) -> OperatorReport:
+    """Return an operator's report. `places`: the number of each operator, by its id."""
     state = [*operator.list_states()]
     return OperatorReport(
         title=operator.title,

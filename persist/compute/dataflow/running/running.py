@@ -86,7 +86,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
-        """Return options by name."""
+        """Return options from keyword arguments. Raises InvalidUsage: an unknown name."""
         unknown = [name for name in given if name not in cls.__dataclass_fields__]
         if unknown:
             names = ", ".join(cls.__dataclass_fields__)
@@ -96,7 +96,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The work of a step.
+    """What one step of a program took in and committed.
 
     Attributes:
         updates: how many updates of inputs and sources it took in.
@@ -217,7 +217,10 @@ class Running(Closes):
             raise
 
     def _may_be_partial(self, reason: str | None) -> bool:
-        """Return whether it may start from stored outputs. `reason`: why sources must be loaded in full, or None."""
+        """Return whether it may start from stored outputs, without the sources' contents.
+
+        `reason`: why the sources must be loaded in full; None if they need not be.
+        """
         handles = [self.program.output(sink.collection) for sink in self._graph.sinks]
         return reason is None and all(handle is not None and handle.get_known_state().upper != 0 for handle in handles)
 
@@ -304,7 +307,7 @@ class Running(Closes):
         return Step(count, self.frontier, seqno)
 
     def _run_pass(self, limit: int | None) -> int:
-        """Make one pass with complete updates up to a limit, and early ones; return how many it took."""
+        """Run all operators on complete updates before a limit; return the number of updates."""
         if self.partial is not None:  # All sources are at one time after each pass.
             limits = [time for gate in self._gates.values() if (time := gate.frontier.time) is not None]
             limit = min([*limits, *([] if limit is None else [limit])], default=None)
@@ -505,6 +508,7 @@ class Running(Closes):
         self._poll(POLL_S)
 
     def _poll(self, timeout_s: float) -> None:
+        """Take what sources have sealed, or wait for it until a time-out or `stop`."""
         poll_all(self._followed, timeout_s, self._stopped.is_set)
         if not self._followed:
             self._stopped.wait(timeout_s)

@@ -341,7 +341,7 @@ class NullsAndSigns:
 
 
 def _trace_null_columns(stages: plans.Stages, columns: set[str]) -> set[str] | None:
-    """Return input columns; one of them is NULL if a result is NULL."""
+    """Return input columns, one of which is NULL if a result is; None if unknown."""
     for stage in reversed(stages):
         if isinstance(stage, Map):
             outputs = dict(stage.outputs)

@@ -33,7 +33,7 @@ PIECE_ROWS = 65536
 
 
 class Allocate(Protocol):
-    """Allocates room for a batch. A batch that exists is returned itself, if it may stay in memory."""
+    """Allocates room for a batch in memory or in a file."""
 
     def __call__(self, shape: tuple[int, int], batch: Ints | None = None) -> Ints: ...
 
@@ -44,7 +44,7 @@ def allocate_in_memory(shape: tuple[int, int], batch: Ints | None = None) -> Int
 
 
 class Merge:
-    """A merge of two batches, done piece by piece."""
+    """A merge of two batches, done piece by piece, so that no insertion takes long."""
 
     def __init__(self, one: Ints, other: Ints, layout: Layout, since: Antichain, allocate: Allocate) -> None:
         self.one = one
@@ -177,6 +177,7 @@ class Spine:
         return batch if batch.shape[1] <= AT_ONCE_ROWS else self._allocate((batch.shape[0], batch.shape[1]), batch)
 
     def _merge(self, one: Ints, other: Ints) -> Ints:
+        """Return two batches as one, advanced to since and consolidated."""
         return advance_batch(np.concatenate((one, other), axis=1), self.layout, self.since)
 
     def _work_on_merges(self, fuel: int) -> None:
@@ -246,7 +247,9 @@ class Spill:
         return room
 
     def _note_freed(self, size: int) -> None:
+        """Subtract the bytes of an array in memory that was freed."""
         self._in_memory -= size
 
     def _note_unspilled(self, size: int) -> None:
+        """Subtract the bytes of an array in a file that was freed."""
         self.spilled_bytes -= size

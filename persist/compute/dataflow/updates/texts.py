@@ -34,7 +34,7 @@ _BYTES = pa.large_binary()
 
 
 class TextArray:
-    """The texts of an array without NULL: bytes, starts and lengths."""
+    """The texts of an Arrow array without NULL, as bytes, starts and lengths."""
 
     def __init__(self, array: pa.Array) -> None:
         self.array = array.cast(_BYTES)
@@ -52,13 +52,13 @@ class TextArray:
         self.starts, self.lengths = self.bounds[:-1], np.diff(self.bounds)
 
     def compute_tags(self) -> Words:
-        """Return the tags of all; a tag depends on its text alone."""
+        """Return a hash of 32 bits, the tag, for each text."""
         hashes = map(xxhash.xxh3_64_intdigest, self.array.to_pylist())
         return np.fromiter(hashes, np.uint64, len(self.array)) >> _HALF
 
 
 class Texts:
-    """Texts as bytes, and their numbers. Numbers keep their meaning until they are forgotten."""
+    """A table that stores texts, and gives each a number until the text is forgotten."""
 
     def __init__(self) -> None:
         self._data = np.zeros(64, np.uint8)
@@ -132,6 +132,7 @@ class Texts:
         return self._end
 
     def _to_array(self, kind: pa.DataType) -> pa.Array:
+        """Return all stored texts as an Arrow array."""
         buffers = [None, pa.py_buffer(self._ends), pa.py_buffer(self._data)]
         return pa.Array.from_buffers(kind, self._count, buffers, 0)
 
