@@ -1,5 +1,5 @@
-"""A program under construction: its plan, and its captures and probes. A capture has the updates of a stream, and a
-probe how far it is complete."""
+"""A program under construction: its plan, and its captures and probes. A capture keeps the updates of a stream, and a
+probe shows how far a stream is complete."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

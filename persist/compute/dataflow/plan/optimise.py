@@ -1,11 +1,11 @@
-"""Rewriting of plans: unneeded columns and records are left out, and operators are joined. Rules about outer joins and
+"""Rewriting of plans: unneeded columns and records are left out, and operators are merged. Rules about outer joins and
 subqueries apply before a query is a plan (`persist.compute.sql.rewrite`). This module does the rest, for programs in
 Python and for queries, in this order:
 
 1. *Unneeded data are left out at their origin* (`trim_plan`). Unread columns are neither read from collections, nor
    computed, nor arranged, except by `arrange_by_key`. A condition after a join moves before it, if it reads one input
    only and never raises. A bound in time moves as well, so the join forgets records whose time is over.
-2. *Operators are joined* (`_merge_operators`). Adjacent linear operators become one; maps of maps become one map.
+2. *Operators are merged* (`_merge_operators`). Adjacent linear operators become one; maps of maps become one map.
    Linear operators before a join or a reduction become stages of its input, and later ones stages of its output, unless
    another operator reads them. A join of a join becomes a delta join of all inputs, which keeps nothing in between.
 
@@ -90,7 +90,7 @@ def optimise_plan(plan: Plan) -> Plan:
 def trim_plan(plan: Plan) -> Plan:
     """Return an equivalent plan without unread columns and unneeded records.
 
-    `plan`: as it was written, or with its linear operators fused: its joins and reductions have no stages.
+    `plan`: a plan whose joins and reductions carry no stages yet.
     """
     smaller_plan = plan.drop_unused()
     apart, readers, placed = find_separate(smaller_plan), smaller_plan.find_readers(), list[int]()
@@ -455,7 +455,7 @@ def _estimate_contents(contents: CollectionState, key: Sequence[str]) -> Statist
 def _count_distinct(parts: Sequence[Part]) -> dict[str, int]:
     """Return upper bounds of the distinct values of integer columns.
 
-    A column counts if parts with most of the rows have bounds: tiny parts may lack them.
+    A column is included if the parts with most of the rows have its bounds, because tiny parts may lack them.
     """
     bounds: dict[str, tuple[int, int]] = {}
     covered: Counter[str] = Counter()

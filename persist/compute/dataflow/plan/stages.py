@@ -98,7 +98,7 @@ class FlatMap:
     Attributes:
         gives: the function's results: "records", "diffs" (pairs of record and diff) or "updates" (triples of record,
             time and diff); times are joined with the time of the update, and diffs multiplied with its diff.
-        dimensions: of the times of the program.
+        dimensions: how many dimensions the program's times have.
     """
 
     function: Callable[[Any], Any]
@@ -241,8 +241,8 @@ def trace_columns(stages: Sequence[Stage], columns: Sequence[str], names: Sequen
     """Return for each result the input column that it copies, or None.
 
     Args:
-        columns: before the stages.
-        names: of the results.
+        columns: the names before the stages.
+        names: the names of the results.
     """
     places = dict(zip(columns, range(len(columns)), strict=True))
     for stage in stages:

@@ -27,8 +27,8 @@ class Gate:
     until they are complete.
 
     Attributes:
-        frontier: no more updates come at times not beyond it.
-        consolidates: updates that cancel out are not let in.
+        frontier: all later updates come at times beyond it.
+        consolidates: whether updates that cancel out are dropped.
     """
 
     def __init__(self, entry: EntryOperator, words: int, dimensions: int, *, is_early: bool = False) -> None:

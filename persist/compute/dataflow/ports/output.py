@@ -16,7 +16,7 @@ otherwise with u. In the second case it is moved from u to NULL at time u. So th
 future output for all input so far. They depend on the input alone, not on the steps that took it in: two copies of a
 program write the same.
 
-The collection may be compacted up to where the program would begin again, and goes with `Program.drop`. Its name begins
+The collection may be compacted up to where the program would begin again, and `Program.drop` drops it. Its name begins
 with a dot, so listings leave it out.
 """
 
@@ -171,7 +171,7 @@ class Output:
         upper: of the collection, as last seen by this copy of the program.
         done: the time up to which this copy has computed the output, and compared or written it.
         waiting: updates from `done` on that are not written yet.
-        sealed_to: the time up to which these are complete.
+        sealed_to: the time up to which the waiting updates are complete.
         corrects: the first commit corrects the contents of the collection.
         compares: the first commit compares the contents of the collection with the results.
         jumps_to: the first commit passes over the times before this one, which cannot be read then.
@@ -393,7 +393,7 @@ class Output:
     def _read_others_updates(self, until: int) -> tuple[int, Ints]:
         """Return the updates that another copy of the program has committed.
 
-        Raises OutputConflict: that has been compacted.
+        Raises OutputConflict: these updates have been compacted.
         """
         try:
             since = self.handle.contents().since

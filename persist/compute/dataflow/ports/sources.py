@@ -49,14 +49,13 @@ class SourceReader:
 
     Args:
         alternatives: lists of conditions. Only records that meet all of one list need be read; empty: all records.
-        renews: the program has changed: it reads with the newest schema from now on.
-        is_brief: the read ends soon, so permanent holds alone keep the source readable, if there are any. The same is
-            true of a source of a few MiB whose holds others made: their maker can begin again.
+        renews: the program has changed: it reads with the newest schema from now on. is_brief: the read ends soon, so it takes no lease if there are permanent holds. A source of a few MiB takes none
+            either if the program need not make these holds (as for views), because a failed read can begin again.
 
     Attributes:
-        named: the last known times of the permanent holds.
+        named: the last known time of each permanent hold, by its name.
         as_of: the time as of which its contents are read.
-        filter: of what is read.
+        filter: the condition on the records that are read; None for all records.
         coarse_to: changes before this time count as changes at it, so that some cancel out.
         has_lost: changes were read but not taken in, and will not come again.
     """

@@ -75,9 +75,9 @@ class Graph:
     """The operators of a running program.
 
     Attributes:
-        operators: of the root scope, in the order in which they run; scopes are among them.
-        entries: of inputs and sources, by the number of their node.
-        sinks: of outputs, and of hidden collections.
+        operators: all operators outside of scopes, in the order in which they run; a scope is one of them.
+        entries: the operators of inputs and sources, by the number of their node.
+        sinks: the operators of outputs and of hidden collections.
         kept: the operators whose output is stored in hidden collections, by the name of the collection.
         accumulations: the reductions whose state consists of sums.
         limits: the reductions to the first records of groups, with their nodes.
@@ -489,7 +489,7 @@ def _list_logic_columns(reduce: plans.Reduce, input_schema: pa.Schema) -> list[p
 def _list_aggregates(reduce: plans.Reduce, input_schema: pa.Schema, columns: pa.Schema) -> list[AggregateCall]:
     """Return the aggregate calls of a reduction; none for other logic.
 
-    Each has the integer constant that the map before it computes for its input, if any.
+    If the map before the reduction computes an integer constant as an argument, the call has this constant.
     """
     if not isinstance(reduce.logic, plans.Aggregates):
         return []

@@ -14,10 +14,10 @@ class OperatorReport:
     """What one operator of a running program reads, keeps and did so far.
 
     Attributes:
-        title, kind: how messages call it, and what it is, such as "join".
-        inputs: the places, in the list of all, of the operators that it reads.
+        title, kind: its name in messages, and its kind, such as "join".
+        inputs: the operators that it reads, by their places in the list of all reports.
         updates, seconds: how many it returned, and how long it ran, since the program was opened.
-        kept_updates, kept_bytes: its state.
+        kept_updates, kept_bytes: the size of its state.
     """
 
     title: str

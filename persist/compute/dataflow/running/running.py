@@ -55,10 +55,10 @@ class Options:
     Attributes:
         optimise: rewrite the plan first.
         replace: the program has changed: the first step corrects its outputs, in one commit.
-        jump: go on at the latest time that the sources have sealed, after a failure that is over by then. The outputs
-            cannot be read at the times that are passed over.
+        jump: continue at the latest time that the sources have sealed, to skip times at which the program fails. The
+            outputs cannot be read at the skipped times.
         memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
-        spill_folder: where these are; None for the system's folder for temporary files.
+        spill_folder: the folder of these files; None for the system's folder for temporary files.
         partial: a program that continues from sealed outputs reads only keys that changes touch, if it can.
             Otherwise its first step loads all that its operators keep.
         costs: the numbers of rows at which operators change their algorithm.
@@ -113,10 +113,10 @@ class Running(Closes):
     """A program that runs. One thread at a time may use it; any thread may call `stop`.
 
     Attributes:
-        plan: as it is run.
+        plan: the plan that the operators run.
         first_seqno: of the first commit of the last `run`; None if there was none.
         why_whole: why the program reads its sources in full; None if it continues from its sealed outputs.
-        sources: each with the time at which it begins.
+        sources: the readers of the sources.
         partial: its requests to sources; None if it has read them in full.
     """
 
@@ -362,7 +362,7 @@ class Running(Closes):
 
         `timeout_s`: how long to wait for the sources to be sealed that far; None waits without limit.
 
-        Raises InvalidUsage: an input was not advanced that far, so it would never be done; or the timeout has passed.
+        Raises InvalidUsage: an input was not advanced that far, so waiting would not end; or the timeout has passed.
         """
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
         self.first_seqno = None
@@ -382,8 +382,8 @@ class Running(Closes):
     def _catch_up(self, tell: Callable[[int], object]) -> None:
         """Process a new program's sources in pieces, each with a commit.
 
-        So besides its state, a new output's past needs no more memory than the budget. If this is interrupted, sealed
-        pieces stay.
+        So the history of a new output needs no more memory than the budget, besides the state. Sealed pieces stay if
+        this is interrupted. `tell`: receives the number of updates of each piece.
         """
         updates_max = max(self._options.costs.catch_up_updates, self._options.memory_budget // UPDATE_BYTES)
         while not self._has_caught_up:
@@ -429,8 +429,11 @@ class Running(Closes):
         return render_operators(self.program.name, self.operators())
 
     def metrics(self) -> dict[str, float]:
-        """Return what the program holds: bytes of arrangements, spilled bytes, interned values, and the bytes of
-        interned texts (other values are objects of Python, whose bytes are not counted)."""
+        """Return the sizes of what the program holds in memory and in spill files.
+
+        These are the bytes of arrangements, the spilled bytes, the number of interned values, and the bytes of interned
+        texts. Other interned values are objects of Python, whose bytes are not counted.
+        """
         return {
             "state_bytes": self.state_bytes,
             "spilled_bytes": self._spill.spilled_bytes,

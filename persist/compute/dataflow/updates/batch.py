@@ -8,7 +8,7 @@ equal keys together, and equal records within them; a look-up is a binary search
 is found by them is compared by its words. One matrix rather than an array per column was preferred, because the number
 of numpy calls determines the cost of small steps.
 
-The hash has a version, and is the same on every machine: programs that are run again do the same in the same order.
+The hash is the same on every machine, so a program that is run again processes updates in the same order.
 Batches live in one process, or in its spill, and never reach storage.
 """
 
@@ -34,8 +34,8 @@ class Layout:
     """How many words the key and the value have, and how many dimensions the times.
 
     Attributes:
-        words: of a record.
-        height: rows of a batch.
+        words: how many words a record has.
+        height: how many rows a batch has as a matrix.
     """
 
     keys: int
@@ -215,7 +215,7 @@ def _sort_runs(batch: Ints, tied: Ints) -> None:
 def sum_runs(diffs: Ints, firsts: Ints) -> Ints:
     """Return the sum of diffs of each run; firsts are the runs' beginnings.
 
-    Raises DiffOverflow: one does not fit int64.
+    Raises DiffOverflow: a sum does not fit int64.
     """
     if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
         exact = np.add.reduceat(diffs.astype(object), firsts)
@@ -312,7 +312,7 @@ class Keys:
     """Values of some columns, which select the requested records of a stream.
 
     Attributes:
-        columns: places of the columns.
+        columns: the places of the columns in the stream.
         words: int64[columns, n], each key once.
     """
 

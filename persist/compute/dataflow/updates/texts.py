@@ -1,15 +1,16 @@
-"""Different texts, each kept once, under a number: a hash table in columns, so that thousands are looked up at once.
+"""A hash table that keeps each different text once, under a number. It consists of arrays, so thousands of texts are
+looked up at once.
 
     data  = uint8[…]      the bytes of all texts, one behind the other
     ends  = int64[n + 1]  row r is data[ends[r] : ends[r + 1]]
     rows  = uint32[…]     the row of a number
     table = uint64[2**b]  0, or tag << 32 | number + 1, at the first free place from the upper b bits of the tag on
 
-A tag is the upper half of a hash of the text. It distinguishes nearly all texts without their bytes, and has all that a
-larger table needs. Texts with equal tags are compared by their bytes, so collisions only cost time. The hash stays in
-one process, and need not be the same in the next version.
+A tag is the upper half of a hash of the text. It distinguishes nearly all texts without their bytes, and a larger table
+is filled from tags alone. Texts with equal tags are compared by their bytes, so collisions only cost time. The hash
+stays in one process, and need not be the same in the next version.
 
-Cost: about 0.3 µs for a text. Memory: its bytes, and 30 to 60 more; as values of Python in a dictionary they took about
+Cost: about 0.3 µs for a text. Memory: its bytes, and 30 to 60 more; in a dictionary of Python, a text takes about
 130.
 """
 
@@ -58,7 +59,7 @@ class TextArray:
 
 
 class Texts:
-    """A table that stores texts, and gives each a number until the text is forgotten."""
+    """A table that stores texts under numbers, until they are forgotten."""
 
     def __init__(self) -> None:
         self._data = np.zeros(64, np.uint8)

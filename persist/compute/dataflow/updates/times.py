@@ -98,9 +98,9 @@ class Stash:
         """Remove and return the updates that are ready.
 
         Args:
-            ready: which of times, `int64[dimensions, n]`, are ready.
-            bound: no update is ready from this value of the coordinate on; None if it is unknown. In one dimension, all
-                updates before it are ready.
+            ready: returns which of some times, `int64[dimensions, n]`, are ready.
+            bound: updates whose coordinate `axis` is at or beyond this value are not ready; None if unknown. In one
+                dimension, all other updates are ready.
         """
         due: list[Ints] = []
         chunks: list[Ints] = []

@@ -64,7 +64,7 @@ _is_integer, _is_floating = cache(pat.is_integer), cache(pat.is_floating)  # Arr
 
 
 class Interner:
-    """Gives numbers to the values of one type. Memory: each value once, in Python."""
+    """A table that numbers the values of one type. Memory: each value once, in Python."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
@@ -196,8 +196,9 @@ class TextInterner(Interner):
 class WideDecimals(Interner):
     """Words of decimals of more than 18 digits: small ones are whole numbers of their last digit.
 
-    Sums and products have types of up to 38 digits, but most of their values have few. So hardly any value is interned,
-    and a whole column is converted at once, in both directions. Words from `FIRST_WIDE` on stand for interned values.
+    Sums and products have types of up to 38 digits, but most of their values need fewer than 19. So hardly any value is
+    interned, and a whole column is converted at once, in both directions. Words from `FIRST_WIDE` on stand for interned
+    values.
     """
 
     def encode(self, array: pa.Array) -> Ints:
