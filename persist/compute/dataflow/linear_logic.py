@@ -185,7 +185,7 @@ class Logic(LinearMethods["Logic"]):
     def chain(self, other: "Logic") -> "Logic":
         """Return the logic that applies this one, and then the other one."""
         if not isinstance(other, Logic):
-            raise InvalidUsage(f"followed_by: {other!r} is not a Logic; begin one with Logic()")
+            raise InvalidUsage(f"chain: {other!r} is not a Logic; begin one with Logic()")
         return Logic(*self.steps, *other.steps)
 
     def __repr__(self) -> str:

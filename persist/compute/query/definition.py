@@ -83,7 +83,9 @@ class Definition:
         """The query of a CREATE … AS; None if there is none."""
         parts = split_at_keyword(self.rest, "as") if self.verb == "CREATE" else None
         if parts is not None and parts[0].strip():
-            raise InvalidUsage(f"{self.words} … {parts[0].strip()[:40]}: name columns in the query, by AS")
+            raise InvalidUsage(
+                f"{self.words} … {parts[0].strip()[:40]}: leave the column list out; name columns in the query with AS"
+            )
         return None if parts is None else parts[1].strip().rstrip(";")
 
     def find_table(self, names: Sequence[str]) -> tuple[str, bool]:

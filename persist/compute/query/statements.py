@@ -210,7 +210,7 @@ def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[s
         raise InvalidUsage(f"{handle.name!r} is complete for ever: nothing can change it any more")
     if statement.is_upsert and handle.keyed is None:
         raise InvalidUsage(
-            f"{handle.name!r} is not keyed, so it may hold several rows of a key, and none is in the way of another: "
+            f"{handle.name!r} is not keyed, so it may hold several rows of a key, and none conflicts with another: "
             "leave ON CONFLICT and OR REPLACE out, or use MERGE INTO, or make it with keyed=persist.Keyed()"
         )
     return sql, statement, handle

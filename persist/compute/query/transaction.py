@@ -296,7 +296,8 @@ class Transaction:
         table = self._tables.get(handle.name)
         if len(path) > 2 or (table is not None and normalise_path(path) != normalise_path(table.path)):
             raise InvalidUsage(
-                f"the transaction changes {format_path(path)}: name {handle.name!r} without a time, and always alike"
+                f"the transaction changes {handle.name!r}: name it without a time, and in all statements the same way, "
+                f"not {format_path(path)}"
             )
         if table is None:
             read: ReadRows = lambda by: iter(())  # noqa: E731

@@ -79,7 +79,6 @@ class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """The base of relations: stored as JSON with its kind, without default values."""
 
 
-
 class Scan(_Node, frozen=True, tag="scan"):
     """Columns of a collection."""
 

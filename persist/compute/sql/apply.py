@@ -189,8 +189,8 @@ class _Planner:
             for reader in load_dependents(self._engine, view.handle):
                 if reader.id not in going:
                     raise InvalidUsage(
-                        f"the view {reader.name!r} depends on {view.handle.name!r}, which has to go, and nothing says "
-                        f"what {reader.name!r} shall be: add its definition, or drop it"
+                        f"the view {reader.name!r} depends on {view.handle.name!r}, which must be dropped, and the "
+                        f"definitions do not include {reader.name!r}: add its definition, or drop it first"
                     )
 
 

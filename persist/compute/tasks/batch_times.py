@@ -179,7 +179,7 @@ def make_late_step_builder(engine: Engine, schema: CollectionSchema, form: Keyed
         value = {field.name: field.type for field in list_event_fields(schema, form)}
         if taken_names := [column for column in _ADDED if column in key or column in value]:
             raise SchemaMismatch(
-                f"late events have a column {taken_names[0]!r} of their own: rename that of the collection"
+                f"late events have a column {taken_names[0]!r} of their own: rename the collection's column"
             )
         check_free_name(name)
         contents, columns = load_or_create(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))

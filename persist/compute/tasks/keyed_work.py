@@ -321,6 +321,6 @@ def _check_size_of_late(streams: tuple[bytes, ...]) -> tuple[bytes, ...]:
     if size > LATE_BYTES_MAX:
         raise InvalidUsage(
             f"{size:,} bytes of events of one batch are late, and {LATE_BYTES_MAX:,} are collected at most: leave out "
-            "what is at sealed times before, or give smaller batches."
+            "events at sealed times before, or write smaller batches."
         )
     return streams

@@ -149,7 +149,7 @@ class StreamHold:
         except (ReadOnlyStore, StoreMisconfigured) as error:
             raise _add_advice(error, _UNWRITABLE) from None
         except AsOfCompacted as error:
-            raise _add_advice(error, f"It began, and ended before its hold was made: {self._anew}.") from None
+            raise _add_advice(error, f"The query began, and ended before its hold was made: {self._anew}.") from None
         if hold.time != at.began:
             raise _add_advice(HoldMoved(at.hold, at.began, hold.time), _TAKEN)
         self._hold = hold

@@ -114,7 +114,7 @@ class _StageBuilder:
                     self._assign(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
                 self._at[node.number].sinks.append(node)
             case _:
-                raise InvalidUsage(f"{node.title} has no form in stages")
+                raise InvalidUsage(f"{node.title} cannot be computed by the tasks of a cluster")
 
     def _place_concat(self, node: plans.Node) -> None:
         """Assign a concatenation to an input's stage, or a new one."""

@@ -54,7 +54,7 @@ Result: TypeAlias = tuple[Ints, Ints, Ints]
 KeysOf: TypeAlias = Callable[[Ints], Ints]  # The key words of groups, int64[k, n].
 Logic: TypeAlias = Callable[[Ints, Ints, Ints, KeysOf], Result]
 
-COPIES_MAX = 1 << 31  # Records that are put into an order at once, each as often as it is there.
+COPIES_MAX = 1 << 31  # The most rows that are sorted at once; a record of multiplicity n is n rows.
 NOTHING = np.empty((0, 0), np.int64)
 
 
@@ -69,7 +69,7 @@ def repeat_by_multiplicity(diffs: Ints) -> Ints:
         and len(counts) * compute_largest_magnitude(counts) > COPIES_MAX
         and sum(counts.tolist()) > COPIES_MAX
     ):
-        raise DiffOverflow(f"groups have {sum(counts.tolist())} records, and up to {COPIES_MAX} are put into an order")
+        raise DiffOverflow(f"groups have {sum(counts.tolist())} records; at most {COPIES_MAX} can be sorted at once")
     return np.arange(len(diffs)).repeat(counts)
 
 
@@ -93,7 +93,7 @@ def make_threshold_logic(function: Callable[[int], int], operator: str) -> Logic
                 raise OperatorFailed(operator, None, f"on the multiplicity {count} it raised {error!r}") from error
             if isinstance(result, bool) or not isinstance(result, int) or abs(result) >= 2**63:
                 raise OperatorFailed(
-                    operator, None, f"of the multiplicity {count} it made {result!r}, and not an int64"
+                    operator, None, f"for the multiplicity {count} it returned {result!r} instead of an int64"
                 )
             results.append(result)
         counts_of_rows = np.array(results, np.int64).take(at)

@@ -131,8 +131,8 @@ def find_separate(plan: Plan) -> set[int]:
     for node in apart:
         if node.scope != ROOT:
             raise InvalidUsage(
-                f"{node.title} is inside an iteration and gives what depends on when records come, and this program "
-                "reads and writes collections: it could not resume. Do this before the iteration, or behind it"
+                f"{node.title} is inside an iteration, and its output depends on the times of records. This program "
+                "reads and writes collections, so it could not resume: move the operator before or after the iteration"
             )
     return {node.number for node in apart}
 

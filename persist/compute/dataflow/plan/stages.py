@@ -331,9 +331,9 @@ def _check_integer(what: str, expression: Term, input_schema: pa.Schema, operato
     """Raise SchemaMismatch unless an expression fits int64; `what` names it in the message."""
     kind = infer_type(expression, input_schema, operator)
     if not pat.is_integer(kind):
-        raise SchemaMismatch(f"{operator}: {what} is an integer, and {expression} is of type {kind}")
+        raise SchemaMismatch(f"{operator}: {what} must be an integer, but {expression} is of type {kind}")
     if pat.is_uint64(kind):
-        raise SchemaMismatch(f"{operator}: {what} fits int64, and {expression} is of type {kind}: cast it to int64")
+        raise SchemaMismatch(f"{operator}: {what} must fit int64, but {expression} is of type {kind}: cast it to int64")
 
 
 def _describe_assignment(name: str, expression: Term) -> str:

@@ -310,8 +310,8 @@ class ExplainLoss:
         match error:
             case SchemaMismatch():
                 raise SchemaMismatch(
-                    f"source {name!r} has evolved in what the program reads: {error} Of a program, drop its outputs or "
-                    "open it with replace=True; of a view, make another one."
+                    f"source {name!r} has evolved in columns that the program reads: {error} For a program, drop its "
+                    "outputs or open it with replace=True; for a view, create another one."
                 ) from error
             case CollectionNotFound():
                 why, remedy = "the collection is not there (any more)", "Create it again, or drop the program."

@@ -154,7 +154,7 @@ class Outputs:
             if source_uppers and output.upper > min(source_uppers):
                 raise OutputConflict(
                     output.handle.name,
-                    f"it is sealed to {output.upper}, and the sources that it is made of to {min(source_uppers)} only",
+                    f"it is sealed to {output.upper}, but the sources that it depends on only to {min(source_uppers)}",
                 )
 
     def _set_jump(self, sources: Sequence[SourceReader], to: int) -> None:

@@ -121,9 +121,9 @@ class SourceReader:
             columns = [self._find_columns(schema_version) for schema_version in (earlier, later)]
             if columns[0] != columns[1]:
                 raise SchemaMismatch(
-                    f"source {self.operator.collection!r}: of what is refreshed together, one part began with version "
-                    f"{earlier.version} of its schema and another with {later.version}, in which the columns "
-                    f"{self._schema.names} are not the same. Refresh them one by one, or make them anew."
+                    f"source {self.operator.collection!r}: outputs that are refreshed together began with different "
+                    f"versions of its schema, {earlier.version} and {later.version}, in which the columns "
+                    f"{self._schema.names} are not the same. Refresh them one by one, or create them again."
                 )
         if schemas:
             self.handle = replace(self.handle, schema=schemas[-1])
@@ -141,8 +141,8 @@ class SourceReader:
             if actual_type != field.type and not is_compatible(actual_type, field.type):
                 problem = "is not there" if actual_type is None else f"is of type {actual_type}"
                 raise SchemaMismatch(
-                    f"source {self.operator.collection!r}: the program takes column {field.name!r} for {field.type}, "
-                    f"and it {problem}; the collection has {format_schema(actual.arrow)}"
+                    f"source {self.operator.collection!r}: the program reads column {field.name!r} as {field.type}, "
+                    f"but it {problem}; the collection has {format_schema(actual.arrow)}"
                 )
 
     def get_requested_time(self) -> int | None:

@@ -209,7 +209,7 @@ class Texts:
         again, self._free = self._free[:count], self._free[count:]
         fresh = np.arange(self._end, self._end + count - len(again))
         if self._end + len(fresh) > TEXTS_MAX:
-            raise MemoryError(f"a dataflow keeps up to {TEXTS_MAX} different texts of a type, and these are more")
+            raise MemoryError(f"a dataflow keeps at most {TEXTS_MAX} different texts of a type, and has more")
         self._end += len(fresh)
         if self._end > len(self._rows):
             self._rows = _enlarge(self._rows, self._end)
