@@ -113,8 +113,8 @@ class Piece:
 
     Attributes:
         before: the position that the target must have; None if the target must be empty.
-        schema: the schema of the rows. The target still has that of `earlier`; None if it has nothing yet.
-        tables: the rows, to be read once. Contents have `_diff` if there is no key. Changes are in the order of times:
+        schema, earlier: the schema of the rows, and the target's present one; None if the target has nothing yet.
+        tables: the rows, to be read once. Without a key, contents have `_diff`. Changes are in the order of times:
             inserts, updates and deletes by key, with `_change`; or, without a key, updates with `_diff`.
         count: the number of rows that were read.
     """
@@ -129,7 +129,7 @@ class Piece:
 
     @property
     def is_turn(self) -> bool:
-        """Whether the target must store the new position even if there are no rows."""
+        """Whether the target must store the new position even without rows."""
         position_before, after = self.before, self.after
         if position_before is None or after.upper is None:
             return True

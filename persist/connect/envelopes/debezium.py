@@ -195,7 +195,7 @@ def _wrap_single_keys(group: Group, key: tuple[str, ...]) -> Group:
 
 
 def _scatter_rows(columns: pa.Array, rows: np.ndarray, count: int) -> pa.StructArray:
-    """Return `count` rows: those of `columns` at the positions `rows`, NULL elsewhere."""
+    """Return `count` rows: `columns` at the positions `rows`, NULL elsewhere."""
     if len(rows) == count:
         return columns
     places = np.full(count, -1)
@@ -210,7 +210,7 @@ def list_row_types(group: Group, places: tuple[str, ...], request: ReadOptions) 
 
 
 def _find_described_row(described: Described | None, places: tuple[str, ...]) -> Described | None:
-    """Return the description of the row in that of a message; None without one."""
+    """Return the description of the row inside of a message's description; None without one."""
     if described is None or not places:
         return described
     return next(

@@ -74,7 +74,7 @@ def parse(
 
     Args:
         texts: large_binary without NULL.
-        fields: the fields to read; one that a document lacks is NULL.
+        fields: the fields to read; NULL where a document lacks them.
         others: whether other fields of documents are ignored, an error, or inferred columns.
     """
     import pyarrow.json as pj
@@ -99,7 +99,7 @@ def parse(
 
 
 class DocumentReader(Protocol[T_co]):
-    """What `read_separately` needs to read documents."""
+    """The functions by which `read_separately` reads documents."""
 
     def read(self, texts: pa.Array) -> T_co:
         """Parse documents; a bad one raises Unreadable, InvalidUpdate or Arrow's error."""

@@ -73,7 +73,7 @@ NAMES = (*COUNTED, DECIMAL, VARIABLE_DECIMAL, ZONED_TIMESTAMP, "string")
 
 @dataclass(frozen=True)
 class Described:
-    """A field as Connect's schema describes it; `name` and `parameters` are those of its logical type."""
+    """A field as Connect's schema describes it, with the name and parameters of its logical type."""
 
     type: str
     name: str = ""

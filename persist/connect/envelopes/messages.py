@@ -122,7 +122,7 @@ _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
 
 def _make_base64_codes() -> np.ndarray:
-    """Return uint8[256]: the six bits that a character of base64 stands for."""
+    """Return uint8[256]: the six bits that each character of base64 encodes."""
     codes = np.full(256, _NONE, np.uint8)
     codes[np.frombuffer(_ALPHABET, np.uint8)] = np.arange(64)
     codes[ord("=")] = _PAD
@@ -219,7 +219,7 @@ class Reader:
 
     Attributes:
         wire: the type that `pyarrow.json` reads.
-        convert: turns parsed values into those of the column; raises an error for a bad one.
+        convert: turns parsed values into the column's values; raises an error for a bad value.
         target: the type of the converted values.
     """
 
@@ -229,7 +229,7 @@ class Reader:
 
 
 def decode_samples(texts: pa.Array) -> list[dict[str, Any]]:
-    """Return sample messages as dicts; those that are not objects are skipped."""
+    """Return sample messages as dicts, without values that are not objects."""
     places = {*range(min(len(texts), SAMPLES))}
     if len(texts) > SAMPLES:
         places = {*range(SAMPLES // 2), *(len(texts) * n // SAMPLES for n in range(SAMPLES))}

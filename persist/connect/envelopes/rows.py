@@ -180,7 +180,7 @@ def get_described_types(what: Described, logical: Mapping[str, Described]) -> di
 def make_reader_factory(what: Described | None, logical: Mapping[str, Described]) -> ReaderFactory:
     """Return a function that chooses a column's reader by its description or samples.
 
-    `what`: the schema part, if there is one; `logical`: by column, what the user says. With neither, an ambiguous value
+    `what`: the schema part, if there is one; `logical`: the user's types by column. With neither, an ambiguous value
     raises Unreadable.
     """
 

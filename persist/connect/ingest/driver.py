@@ -41,7 +41,7 @@ FILLED = "ingest.collections"  # A property of the collection of moments: which 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What a run has ingested: rows, commits with rows, and the upper of each collection."""
+    """The ingested rows, the commits with rows, and the upper of each collection."""
 
     source: str
     rows: int

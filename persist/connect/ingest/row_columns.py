@@ -27,7 +27,7 @@ MARKS = {"_diff": pa.int64(), DELETED: pa.bool_()}
 
 @dataclass(frozen=True)
 class RowColumns:
-    """How the columns of a file fill those of a collection.
+    """How the columns of a file fill the columns of a collection.
 
     Attributes:
         schema: of the collection.

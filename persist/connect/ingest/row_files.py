@@ -150,7 +150,7 @@ def _read_json_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> I
 
 
 class _LineParser:
-    """Parses JSON lines as rows of the given columns."""
+    """Parses JSON lines as rows of some columns."""
 
     def __init__(self, wires: dict[str, pa.DataType], columns: RowColumns) -> None:
         self._fields = pa.schema(wires.items())

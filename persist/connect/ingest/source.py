@@ -165,7 +165,7 @@ class Batch:
 
 @dataclass
 class Run:
-    """What a source may read about the loop that runs it.
+    """The state of the loop that runs a source, as the source may read it.
 
     Attributes:
         collections: by name, the collections that the source fills.
@@ -219,7 +219,7 @@ class Source(Protocol):
     moments: str | None = None
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return the collections that the source fills, without that of `moments`."""
+        """Return the collections that the source fills, except that of moments."""
 
     def batches(self, run: Run) -> Generator[Batch]:
         """Yield batches until the run stops; with `once`, until all is read.

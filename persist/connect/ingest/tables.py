@@ -87,7 +87,7 @@ class Tables(Source):
         self._table = _Delta(place, config) if kind == "delta" else _Iceberg(place, config)
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return the collections of rows and versions; types of a new one are those of the first version."""
+        """Return the collections of rows and versions; the first version decides a new one's types."""
         name, timeline = self.config.collection, self.config.timeline
         if name in client:
             timeline = client.load(name).schema.timeline or ""

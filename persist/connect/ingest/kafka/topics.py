@@ -52,7 +52,7 @@ class Poll:
 
 
 class Topics:
-    """Reads the partitions of topics from given offsets on."""
+    """Reads the partitions of topics, from stored offsets on."""
 
     def __init__(self, brokers: Brokers, config: KafkaConfig) -> None:
         self._library = require_package("confluent-kafka>=2.6", "confluent_kafka")

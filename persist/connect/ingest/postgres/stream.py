@@ -387,7 +387,7 @@ def _keep_text(type_: PgType, kind: pa.DataType | None) -> PgType:
 
 
 def _find_inner_changes(columns: Iterable[tuple[str, pa.DataType, PgType]], stored: Attributes) -> dict[str, Any]:
-    """Return arguments of `evolve` that give columns the present attributes of their types."""
+    """Return arguments of `evolve` for the attributes of types that have changed."""
     changes: dict[str, Any] = {"add": {}, "drop": [], "rename": {}, "widen": {}}
     for column, kind, type_ in columns:
         node = make_node_before(column, kind, type_, stored)
