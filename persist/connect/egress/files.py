@@ -90,7 +90,6 @@ class FilesSink:
 
     @property
     def _blob(self) -> Blob:
-        """The store of the target, with retries."""
         return self._storage.retried
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
@@ -252,7 +251,6 @@ class FilesSink:
             ) from None
 
     def _is_there(self, key: str) -> bool:
-        """Return whether the target has a blob."""
         return self._blob.get(key, (0, 1)) is not None
 
     def _get_promise_prefix(self, leaving: Leaving) -> str:

@@ -169,7 +169,6 @@ class KafkaSink:
             self._produce(topic, key, value, at)
 
     def _encode_rows(self, rows: pa.RecordBatch) -> list[bytes]:
-        """Return each row as JSON."""
         return encode_json_lines(rows, nan=self.config.nan)
 
     def _encode_envelopes(
@@ -265,7 +264,6 @@ class KafkaSink:
         return positions
 
     def _get_topic(self, leaving: Leaving) -> str:
-        """Return the topic of a collection."""
         return self.config.topics.get(leaving.name, self.config.prefix + leaving.name)
 
     def _get_position_key(self, collection: str) -> bytes:

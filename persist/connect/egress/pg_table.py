@@ -158,7 +158,6 @@ class PgTable:
             )
 
     def _rename(self, cursor: Any, name: str, to: str) -> None:
-        """Rename a column of the table."""
         parts = {"name": self._sql.Identifier(name), "to": self._sql.Identifier(to)}
         self._run(cursor, "ALTER TABLE {table} RENAME COLUMN {name} TO {to}", **parts)
 
@@ -222,7 +221,6 @@ class PgTable:
         cursor.copy_expert(text.as_string(cursor.connection), encode_copy_rows(rows, self.leaving.name))
 
     def _is_there(self, cursor: Any) -> bool:
-        """Return whether the table exists."""
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (self.table.as_string(cursor.connection),))
         return bool(cursor.fetchone()[0])
 
@@ -411,7 +409,6 @@ def _encode_hex(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    """Return whether a type is an integer or a float."""
     return bool(pt.is_integer(kind) or pt.is_floating(kind))
 
 

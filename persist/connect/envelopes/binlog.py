@@ -167,7 +167,6 @@ class _HeadReader:
     """Parses all members of messages but the rows, such as table and type."""
 
     def read(self, texts: pa.Array) -> pa.Table:
-        """Parse messages into columns."""
         return parse(texts, HEAD)
 
     def find_suspects(self, texts: pa.Array) -> Mask:

@@ -345,12 +345,10 @@ def _explain_unknown_op(op: str | None) -> str:
 
 
 def _equals(column: pa.Array, value: Any) -> Mask:
-    """Return a mask of the rows that equal a value; NULL does not."""
     return get_boolean_values(pc.equal(column, value).fill_null(False))
 
 
 def _is_null(column: pa.Array) -> Mask:
-    """Return a mask of NULL rows."""
     return get_boolean_values(column.is_null())
 
 

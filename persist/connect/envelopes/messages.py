@@ -373,7 +373,6 @@ def _choose_flat_reader(
 
 
 def _keep_column(column: pa.Array) -> pa.Array:
-    """Return a column unchanged."""
     return column
 
 

@@ -120,7 +120,6 @@ class _ShortReadDetector:
         self.is_short = False
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes."""
         data: bytes = self._stream.read(size)
         self.is_short = len(data) < size
         return data

@@ -136,8 +136,6 @@ class _Callbacks:
         return call_safely(partial(_answer, name, frame, where), arguments, session)
 
     class Java:
-        """The interface, named for Py4J."""
-
         implements = ("dev.persist.spark.Planner",)
 
 

@@ -305,5 +305,4 @@ def _make_stage_frame(spark: SparkSession, task: StageTask, givers: Sequence[tup
 
 
 def _union_all(frames: Sequence[DataFrame]) -> DataFrame:
-    """Return the rows of all frames."""
     return reduce(DataFrame.unionAll, frames)

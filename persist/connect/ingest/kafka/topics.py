@@ -47,7 +47,6 @@ class Poll:
 
     @property
     def rows(self) -> int:
-        """The number of messages."""
         return sum(map(len, self.tables.values()))
 
 

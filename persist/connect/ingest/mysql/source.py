@@ -144,7 +144,6 @@ class MysqlCopy:
 
 
 def _quote_name(name: str) -> str:
-    """Return a name quoted for MySQL."""
     return "`" + name.replace("`", "``") + "`"
 
 

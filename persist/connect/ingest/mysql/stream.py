@@ -384,7 +384,6 @@ class BinlogStream:
             yield from self._flow.commit()
 
     def _monotonic_us(self) -> int:
-        """Return the client's monotonic clock in microseconds."""
         return int(self._run.client.engine.clock.monotonic_s() * 1e6)
 
     def _advise_copy(self) -> str:

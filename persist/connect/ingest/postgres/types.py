@@ -66,7 +66,6 @@ class PgType:
 
     @property
     def is_nested(self) -> bool:
-        """Whether it is an array or a composite."""
         return self.element is not None or bool(self.attributes)
 
     def walk(self, path: str = "") -> Iterator[tuple[str, "PgType"]]:

@@ -143,6 +143,4 @@ class _PlannerOfOne:
         return self._rows
 
     class Java:
-        """The interface, named for Py4J."""
-
         implements = ("dev.persist.spark.Planner",)

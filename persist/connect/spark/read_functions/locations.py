@@ -325,7 +325,6 @@ class _Join:
     schema: StructType | None = None
 
     def open(self) -> Engine:
-        """Open the location to read."""
         return read_engine(self.location, self.storage)
 
     def join(self, handle: CollectionHandle, rows: pa.Table) -> pa.Table:
