@@ -153,7 +153,7 @@ _WRITES: tuple[Use, ...] = ("write", "streaming write")
 
 OPTIONS = (
     Option("collection", (*_READS, *_WRITES), _TEXT, None, "the name of the collection; needed"),
-    Option("form", ("read",), _make_choice("rows", "diff", "changes", "transitions", "upserts"), "rows", "`rows`: records; `diff`: each record once, with its multiplicity `_diff`; `changes`: updates, with `_time` and `_diff`; `transitions`: the change of a key at `_time`, with `_change` and old values as `_old_…`; `upserts`: the value of a key of a keyed collection from `_time` on, or none if `_deleted` is true"),
+    Option("form", ("read",), _make_choice("rows", "diff", "changes", "transitions", "upserts"), "rows", "`rows`: records. `diff`: each record once, with its multiplicity `_diff`. `changes`: updates, with `_time` and `_diff`. `transitions`: the change of a key at `_time`, with `_change` and old values as `_old_…`. `upserts`: the value of a key of a keyed collection from `_time` on, or none if `_deleted` is true"),
     Option("form", ("stream",), _make_choice("rows", "changes", "transitions", "upserts"), None, "the same; needed. `rows` needs a collection that only grows: a negative diff fails the query"),
     Option("as_of", ("read",), _make_time(TIME_MAX), "latest", "for `rows` and `diff`: the time of the contents"),
     Option("as_of", ("stream",), _make_time(TIME_MAX), "latest", "begin with the contents as of this time, as one micro-batch, and continue with later changes"),
