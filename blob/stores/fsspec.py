@@ -64,8 +64,7 @@ class FsspecBlob:
         url: such as `gs://bucket/prefix`; without user name and password, which belong in the options.
         options: `storage_options` of the file system, passed on as they are.
 
-    Raises:
-        InvalidUsage: the scheme is unknown, its package is not installed, or it does not take the options.
+    Raises InvalidUsage: the scheme is unknown, its package is not installed, or it does not take the options.
     """
 
     is_remote = True

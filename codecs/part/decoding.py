@@ -172,11 +172,9 @@ class OpenFile:
     ) -> pa.Table:
         """Return columns of some row groups, ascending.
 
-        Args:
-            chosen: the rows to return and check, ascending; None for all. Row groups without one are not decoded.
+        `chosen`: the rows to return and check, ascending; None for all. Row groups without one are not decoded.
 
-        Raises:
-            CorruptBlob: the bytes are not of a part of this collection, or contradict its descriptor.
+        Raises CorruptBlob: the bytes are not of a part of this collection, or contradict its descriptor.
         """
         table = decode_checked(self._part, self._read_groups, groups, columns, use_threads, chosen)
         check_updates(table, self._part)

@@ -229,8 +229,7 @@ def open_groups(
         pieces, index, coded: as for `decode_groups`.
         part: of this schema version, and not stamped.
 
-    Raises:
-        CorruptBlob: pieces disagree with the index.
+    Raises CorruptBlob: pieces disagree with the index.
     """
     for number, data in pieces:
         _verify_group(data, number, index, part)

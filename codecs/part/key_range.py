@@ -142,8 +142,7 @@ def split_key_space(
 
     There is only one range if descriptors have no comparable keys (a nested key field, or very long keys).
 
-    Args:
-        sampled: the sampled keys of the parts, if available.
+    `sampled`: the sampled keys of the parts, if available.
     """
     within = within or KeyRange()
     if count <= 1 or not schema.key_names:
@@ -188,8 +187,7 @@ def assign_parts(
 ) -> list[Sequence[Part]]:
     """Return for each of some adjacent ranges the parts that may overlap.
 
-    Args:
-        sampled: the sampled keys of the parts. Cost: a binary search for each part, and O(parts that are returned).
+    `sampled`: the sampled keys of the parts. Cost: a binary search for each part, and O(parts that are returned).
     """
     bounds, types = [keys.lower for keys in ranges[1:]], schema.key_types
     assert None not in bounds, "ranges that are adjacent have a bound between them"

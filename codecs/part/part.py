@@ -225,8 +225,7 @@ def encode_batch(rows: pa.Table) -> bytes:
 def decode_batch(data: bytes | memoryview, part: Part, schema: pa.Schema) -> pa.Table:
     """Decode a message that must have exactly the rows of a part, in a body of its memory.
 
-    Raises:
-        ValueError, pa.ArrowException, OSError: the message does not match the part, or contradicts itself.
+    Raises ValueError, pa.ArrowException, OSError: the message does not match the part, or contradicts itself.
     """
     message = pa.ipc.read_message(data)
     if message.type != "record batch":

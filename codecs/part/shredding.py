@@ -69,8 +69,7 @@ def to_full_path(path: str | int) -> str | None:
 def compute_values(names: Sequence[str], rows: pa.Table, schema: CollectionSchema) -> pa.Table | None:
     """Compute stored JSON values of rows, as texts or doubles. None without a supported DuckDB.
 
-    Args:
-        names: of values; a text comes before its double.
+    `names`: of values; a text comes before its double.
     """
     if not _has_duckdb():
         return None
@@ -193,8 +192,7 @@ def read_entry(metadata: Mapping[bytes, bytes], groups: int) -> StoredValues | N
 def decode_values(data: bytes | memoryview, names: Sequence[str], rows: int) -> pa.Table:
     """Decode stored JSON values of a row group from their file.
 
-    Raises:
-        ValueError, pa.ArrowException, OSError: values are missing, or have another number of rows.
+    Raises ValueError, pa.ArrowException, OSError: values are missing, or have another number of rows.
     """
     buffer = pa.py_buffer(data)
     metadata = pq.read_metadata(pa.BufferReader(buffer))
@@ -214,8 +212,7 @@ def rewrite_filter(
 
     Arrow pickles an expression as a record batch whose metadata has the expression's tree, from which calls are cut.
 
-    Args:
-        available: the names of stored values; None for all.
+    `available`: the names of stored values; None for all.
     """
     if not schema.json or EXTRACT not in print_filter(filter):
         return None

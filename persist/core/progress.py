@@ -272,8 +272,7 @@ class Work:
 def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
     """Show the progress of long calls in this block: reads, compactions, checks, imports, exports, refreshes.
 
-    Args:
-        tell: called with each `Work` as it proceeds, instead of drawing bars; by the thread that does the work.
+    `tell`: called with each `Work` as it proceeds, instead of drawing bars; by the thread that does the work.
 
     Work of other threads is not shown, unless they run in a copy of this context (`contextvars.copy_context`).
     """

@@ -138,7 +138,7 @@ def find_python_function(name: str) -> PythonFunction | None:
 
 
 def call_python_function(name: str, version: str, *arguments: Any) -> pa.Array:
-    """Call a registered function on columns; the last argument is its type.
+    """Call a registered function on columns; the last argument is the result's type.
 
     Raises:
         FunctionNotFound: this process does not have it.

@@ -107,7 +107,7 @@ def mark_tombstones(column: pa.ChunkedArray, form: KeyedForm) -> pa.ChunkedArray
 
 
 def make_live_filter(schema: CollectionSchema, form: KeyedForm | None) -> pc.Expression | None:
-    """Return the filter that passes all rows but tombstones; None if there can be none."""
+    """Return the filter that excludes tombstones; None if there cannot be any."""
     if form is None or form.tombstone is None:
         return None
     kind, column = schema.arrow.field(form.tombstone).type, pc.field(form.tombstone)
@@ -179,7 +179,7 @@ def prepare_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) 
 
 
 def _rank_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
-    """Return the order of events of one key and time, as a number for each."""
+    """Rank each event among the events of its key and time."""
     ranks = rank_watermarks(events, form.order_by) if form.order_by else np.zeros(len(events), np.int64)
     if GIVEN not in events.column_names:
         return ranks
@@ -230,12 +230,11 @@ def resolve_to_updates(prepared: Prepared, machine: Machine, present: pa.Table) 
 
 
 def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
-    """Return updates that replace the rows of keys by their events, not consolidated.
+    """Return updates by which each event replaces its key's rows, not consolidated.
 
     A key's first event retracts all its rows, and each event retracts the one before. Events have no watermarks.
 
-    Args:
-        terms: rows of these keys with `_diff`, not consolidated.
+    `terms`: rows of these keys with `_diff`, not consolidated.
     """
     groups, times = (
         get_int64_values(combine_chunks(prepared.events[GROUP])),

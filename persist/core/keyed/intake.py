@@ -209,7 +209,7 @@ class _Needed:
 
 
 def _list_rows(data: Any, stamp: Stamp | None) -> Sequence[Any]:
-    """Return events that are not a table as a list."""
+    """Return events as a list, if they are not a table."""
     if stamp is not None and isinstance(stamp.time, str):
         raise SchemaMismatch(f"time={stamp.time!r} names a column, and these events are not a table: {_SHAPE}")
     if isinstance(data, (str, bytes, bytearray)) or not isinstance(data, Iterable):

@@ -128,8 +128,7 @@ def make_pointer(key: str, data: bytes) -> BlobRef:
 def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     """Read and decode the object that a pointer names.
 
-    Raises:
-        MissingBlob, CorruptBlob: the object is missing or damaged.
+    Raises MissingBlob, CorruptBlob: the object is missing or damaged.
     """
 
     def check(data: bytes) -> F:

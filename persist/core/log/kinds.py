@@ -147,7 +147,7 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
 
 
 class Tokens(CollectionMutation, frozen=True, tag="tokens"):
-    """Store the tokens of writes, so that none is repeated; `archiving` moves older tokens to archives."""
+    """Store the tokens of writes, so that no write is repeated. `archiving` moves older tokens to archives."""
 
     tokens: tuple[TokenMark, ...]
     archiving: Archiving | None = None
@@ -257,7 +257,7 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
 
 
 class Publish(CollectionMutation, frozen=True, tag="publish"):
-    """Record the next version of a published table, which readers see after that (`persist.services.publish`)."""
+    """Record the next version of a published table, before readers can see it."""
 
     is_guarded: ClassVar[bool] = False
     is_alone: ClassVar[bool] = True

@@ -351,18 +351,21 @@ def _expect_parts(contents: CollectionState, step: ExpectParts) -> CollectionSta
 
 
 def _expect_erasures(contents: CollectionState, step: ExpectErasures) -> CollectionState:
+    """Raise Superseded if records were erased since the operation was planned."""
     if count_erasures(contents) != step.erasures:
         raise Superseded(f"records of {contents.name!r} were erased meanwhile: try again")
     return contents
 
 
 def _expect_runs(contents: CollectionState, step: ExpectRuns) -> CollectionState:
+    """Raise Superseded if runs have changed since the operation was planned."""
     if not set(contents.history).issuperset(step.runs):
         raise Superseded("a run that this compaction replaces has other parts by now: another compaction came first")
     return contents
 
 
 def _expect_derived(contents: CollectionState, step: ExpectDerived) -> CollectionState:
+    """Raise Superseded if views or indexes have come or gone since."""
     if list_derived_holds(contents) != step.holds:
         raise Superseded(f"a view or an index of {contents.name!r} has come or gone meanwhile: try again")
     return contents
@@ -374,12 +377,14 @@ def list_derived_holds(contents: CollectionState) -> tuple[str, ...]:
 
 
 def _expect_definition(contents: CollectionState, step: ExpectDefinition) -> CollectionState:
+    """Raise ViewRedefined unless the view has the expected definition."""
     if (number := get_definition_number(contents)) != step.number:
         raise ViewRedefined(contents.name, step.number, number)
     return contents
 
 
 def _expect_upper(contents: CollectionState, step: ExpectUpper | ExpectNothingBeyondUpper) -> CollectionState:
+    """Raise UpperMismatch unless upper is as expected."""
     if (expected := decode_frontier(step.upper)) != contents.upper:
         raise UpperMismatch(to_antichain(expected), to_antichain(contents.upper))
     return contents

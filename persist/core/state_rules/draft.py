@@ -61,11 +61,9 @@ class Draft:
     def extend(self, steps: Sequence[DraftStep]) -> bool:
         """Add all steps of one operation, or none if a step is invalid.
 
-        Returns:
-            False if the operation was done before, by its tokens or its batch of a query; then nothing was added.
+        Returns False if the operation was done before, by its tokens or its batch of a query; then nothing was added.
 
-        Raises:
-            InvalidUsage, Conflict: the error that the operation would get as the next record.
+        Raises InvalidUsage, Conflict: the error that the operation would get as the next record.
         """
         now = self._now
         check_writer(now.control.writer, now.control.epoch, self._epoch, steps)

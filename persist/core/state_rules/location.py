@@ -168,7 +168,7 @@ def _grant_lease(control: LocationState, mutation: kinds.GrantLease, _: int) -> 
 
 
 def _end_lease(control: LocationState, mutation: kinds.EndLease, _: int) -> LocationState:
-    """Return control without a lease, if it exists.
+    """Return control without a lease; unchanged if the lease does not exist.
 
     The caller releases its holds. Raises Conflict: the lease was renewed meanwhile.
     """

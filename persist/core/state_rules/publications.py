@@ -96,8 +96,7 @@ def list_unused_blobs(contents: CollectionState, step: kinds.Publish | kinds.Unp
 def apply_publication(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> CollectionState:
     """Apply a change of a published table, and check its list of unused blobs.
 
-    Raises:
-        Superseded: it leaves other blobs unused than it lists; or as `add_table_version` and `remove_table`.
+    Raises Superseded: it leaves other blobs unused than it lists; or as `add_table_version` and `remove_table`.
     """
     after = _change_tables(contents, step)
     check_published(after)
