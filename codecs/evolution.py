@@ -153,7 +153,7 @@ def _build_lift(stored: CollectionSchema, requested: CollectionSchema) -> Lift:
 def find_newest_types(schema: CollectionSchema) -> CollectionSchema:
     """Return a version of a schema with the newest type of each column.
 
-    It is the schema itself if no column was widened. Types only become wider, so values of all versions fit.
+    The result is the schema itself if no column was widened. Types only become wider, so values of all versions fit.
     """
     return schema.compute_once(_build_newest_types)
 

@@ -172,7 +172,7 @@ class OpenFile:
     ) -> pa.Table:
         """Return columns of some row groups, ascending.
 
-        `chosen`: the rows to return and check, ascending; None for all. Row groups without one are not decoded.
+        `chosen`: the rows to return and check, ascending; None for all. Row groups without chosen rows are not decoded.
 
         Raises CorruptBlob: the bytes are not of a part of this collection, or contradict its descriptor.
         """
@@ -291,7 +291,7 @@ def filter_table(table: pa.Table, filter: pc.Expression | None, columns: Sequenc
 def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
     """Read a verified part whole, even if its contents contradict each other.
 
-    Raises CorruptBlob: it has other columns or another number of rows.
+    Raises CorruptBlob: the part has other columns or another number of rows.
     """
     if part.footer is None:
         return decode_checked(part, decode_batch, data, part, schema.arrow)

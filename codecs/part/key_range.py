@@ -212,7 +212,7 @@ def assign_parts(
 def load_comparable_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
     """Return a part's sampled keys as values that sort like keys.
 
-    Raises CorruptBlob: they are not keys of this schema, or not in order.
+    Raises CorruptBlob: the samples are not keys of this schema, or not in order.
     """
     written = bytes(part.keys_json)
     types = schema.key_types

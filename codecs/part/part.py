@@ -109,7 +109,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def keys(self) -> list[list[Scalar]] | None:
         """Some whole keys in order, including the first and the last; None without any.
 
-        Raises CorruptBlob: their written form is invalid.
+        Raises CorruptBlob: the keys' JSON form is invalid.
         """
         keys = self._parse_json(self.keys_json, _Keys)
         if keys is not None and len(keys) not in {min(samples, self.rows) for samples in KEY_SAMPLES}:
@@ -137,7 +137,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def make_lift(self, schema: CollectionSchema) -> Lift | None:
         """Return the conversion of the part's rows to a schema, or None.
 
-        Raises CorruptBlob: its schema version does not exist.
+        Raises CorruptBlob: the part's schema version does not exist.
         """
         if self.schema == schema.version and not schema.is_widened:
             return None
@@ -150,7 +150,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def footer_range(self) -> tuple[int, int]:
         """The bytes `[start, end)` of the footer in the blob.
 
-        Raises CorruptBlob: there is none, or it is longer than the blob.
+        Raises CorruptBlob: the part has no footer, or the footer is longer than the blob.
         """
         if self.footer is None:
             raise CorruptBlob(self.name, "its descriptor has no footer, so it can only be read as a whole")

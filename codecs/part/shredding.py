@@ -69,7 +69,7 @@ def to_full_path(path: str | int) -> str | None:
 def compute_values(names: Sequence[str], rows: pa.Table, schema: CollectionSchema) -> pa.Table | None:
     """Compute stored JSON values of rows, as texts or doubles. None without a supported DuckDB.
 
-    `names`: of values; a text comes before its double.
+    `names`: the names of the values; the name of a text comes before that of its double.
     """
     if not _has_duckdb():
         return None
@@ -210,7 +210,7 @@ def rewrite_filter(
 ) -> tuple[pc.Expression, pa.Schema] | None:
     """Rewrite a filter to read stored JSON values; None without any.
 
-    Arrow pickles an expression as a record batch whose metadata has the expression's tree, from which calls are cut.
+    Arrow pickles an expression as a record batch whose metadata has its tree: there, calls are replaced by columns.
 
     `available`: the names of stored values; None for all.
     """

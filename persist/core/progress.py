@@ -139,7 +139,7 @@ def report_work(
     Args:
         what, name: such as "compact" and the name of a collection.
         total: the total amount; None if unknown.
-        unit: of what.
+        unit: what the amounts count, such as "rows".
         streams: the block is left and entered again, as in the body of a generator.
     """
     watcher, api = _watcher.get(), _get_tracing()

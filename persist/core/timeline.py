@@ -80,7 +80,7 @@ def parse_time(value: Any, timeline: "Timeline | None" = None) -> Any:
 
     `timeline`: with one, eight digits that begin with a year are a day, as in ISO 8601.
 
-    Raises InvalidUsage: it has more digits than any time.
+    Raises InvalidUsage: the text has more digits than any time.
     """
     text = value.strip() if isinstance(value, str) else ""
     if not _NUMBER.fullmatch(text) or (timeline is not None and _BASIC_DAY.fullmatch(text)):
@@ -157,7 +157,7 @@ class Timeline:
                 first moment in UTC; or ISO 8601 text such as "2026-11-21T12:00:00Z". The text may have a blank for the
                 T, no time of day, or an offset such as +01:00. Text without an offset is in UTC.
 
-        Raises InvalidUsage: it is none of these, has no time zone, or is before 1970 or too late to be a time.
+        Raises InvalidUsage: the moment is none of these, has no time zone, or is before 1970 or too late to be a time.
         """
         return self._check_range(floor(self._to_exact_seconds(moment)), moment)
 
@@ -229,7 +229,7 @@ class Timeline:
         """Convert a column of moments (timestamps with a zone, dates, text) to times; return other columns unchanged.
 
         Raises:
-            SchemaMismatch: its timestamps have no zone.
+            SchemaMismatch: the column's timestamps have no zone.
             InvalidUpdate: a moment is between two times; the message names the row.
         """
         kind = column.type
@@ -281,7 +281,7 @@ class Timeline:
     def to_datetime(self, time: int) -> datetime:
         """Return the moment of a time, in UTC; nanoseconds are rounded down to microseconds.
 
-        Raises InvalidUsage: it is not a time, or after the year 9999.
+        Raises InvalidUsage: the number is not a time, or the moment is after the year 9999.
         """
         try:
             if 0 <= time <= TIME_MAX:
@@ -453,7 +453,7 @@ _SHOWN = (("week", 7 * 86_400), ("day", 86_400), ("hour", 3600), ("minute", 60),
 def to_retention_times(retention: Retention, timeline: Timeline | None) -> int:
     """Convert a retention to a number of times.
 
-    Raises InvalidUsage: it is not 1 to TIME_MAX times, or not a valid span, or a span without a timeline.
+    Raises InvalidUsage: the retention is not 1 to TIME_MAX times, or not a valid span, or a span without a timeline.
     """
     if isinstance(retention, bool) or not isinstance(retention, (int, str, timedelta)):
         raise _make_retention_error(retention, "it is neither a number of times nor a span")

@@ -1,6 +1,6 @@
 """Mistakes of the caller that do not concern times: the call must be changed.
 
-They include the errors of dataflows, which name the operator; persisted outputs stay at their last sealed time.
+Errors of dataflows are here, too, and name the operator; persisted outputs stay at their last sealed time.
 """
 
 from collections.abc import Sequence

@@ -48,7 +48,7 @@ def evaluate(expression: Term, columns: Mapping[str, pa.Array]) -> Value:
 def evaluate_by_duckdb(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> dict[int, pa.Array]:
     """Compute the terms that need DuckDB in one query; return results by position.
 
-    One query computes all of them, which takes little longer than one of them. The result is empty if there are fewer
+    One query takes little longer for all terms than for one. The result is empty if there are fewer
     than two, or if one raises. The caller then evaluates each by `evaluate`.
     """
     python_calls = {

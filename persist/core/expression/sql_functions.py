@@ -245,7 +245,7 @@ def _nullif(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
 def _make_time_bound(*, after: bool) -> Callable[..., pa.Array]:
     """Return the function that computes the first time at or after moments.
 
-    It takes timestamps or dates, and a unit "s", "ms", "us" or "ns"; or, with the unit "", numbers that are times.
+    The function takes timestamps or dates, and a unit "s", "ms", "us" or "ns"; or, with the unit "", times as numbers.
     """
 
     def apply(value: pa.Array, unit: pa.Array, kind: pa.DataType) -> pa.Array:

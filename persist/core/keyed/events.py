@@ -1,14 +1,14 @@
 """Events as rows, which a keyed collection stores until they are resolved, and their resolution.
 
-`docs/inside/format.md` ("Keyed collections") defines their columns, their order and tombstones. A part of
+`docs/inside/format.md` ("Keyed collections") defines the columns of events, their order and tombstones. A part of
 events is an ordinary part, whose value columns are all columns between the key and `_time`: so its rows are sorted by
-(key, arrival), and are verified, pruned and read like updates. That schema has the versions of the collection's schema,
+(key, arrival), and are verified, pruned and read like updates. The schema of events has versions like the collection's,
 so pending events of an earlier version are read as the newest version like any other part.
 
 Resolution is a pure function; other modules read and commit. `prepare_events` groups events by key and sorts the events
 of a key, so that the event that counts comes last. A partial event without the columns of `order_by` comes after all
-others of its time. The caller then looks up the rows of these keys, and `resolve_to_updates` calls the machine for the
-new ones. Memory and time are proportional to the events; most of the time is sorting.
+others of its time. The caller then looks up the present rows of these keys, and `resolve_to_updates` calls the machine
+with rows and events. Memory and time are proportional to the events; most of the time is sorting.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def list_event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Fie
 def make_event_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> CollectionSchema:
     """Return the schema of parts that hold events of a collection.
 
-    `fields`: of an event besides its key. In a collection that has evolved, these are its value fields.
+    `fields`: the fields of an event besides its key; in a collection that has evolved, its value fields.
     """
     if schema.version == 1 and not schema.known:
         return _make_event_schema(schema.key, fields, schema.timeline)

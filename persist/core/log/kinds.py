@@ -238,9 +238,9 @@ class Pend(CollectionMutation, frozen=True, tag="pend"):
 class Resolve(CollectionMutation, frozen=True, tag="resolve"):
     """Replace the events at `start <= time < end` by the updates that result from them.
 
-    It is valid only if `start` is the present `resolved`, and `pending` has the numbers of all pending parts with a
-    time before end. So if two records resolve the same, or events came meanwhile, the second is refused. `watermarks`
-    are of events that came with this record and were not pending before.
+    The mutation is valid only if `start` is the present `resolved`, and `pending` has the numbers of all pending parts
+    with a time before end. So if two records resolve the same, or events came meanwhile, the second is refused.
+    `watermarks` are of events that came with this record and were not pending before.
     """
 
     start: Frontier

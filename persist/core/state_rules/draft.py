@@ -33,7 +33,7 @@ _ONLY_APPENDS = {PlannedAppend}
 class Draft:
     """Validates operations before they are in the log, one after another.
 
-    It follows names and frontiers but not parts, so that a writer can validate thousands of small operations before
+    A draft follows names and frontiers but not parts. So a writer can validate thousands of small operations before
     it encodes their updates into one batch. The checks are the same functions that `apply_record` uses. The contents of
     each collection must be loaded, unless an operation only releases holds on it.
 

@@ -59,9 +59,9 @@ def load_newest_schema(schema: CollectionSchema, contents: CollectionState) -> C
 def reconcile_schema(caller_schema: CollectionSchema, contents: CollectionState, collection: str) -> CollectionSchema:
     """Return the stored schema version that a caller's schema equals.
 
-    It is the newest, or an older one if columns were only added since: then the caller writes with the older version.
+    This is the newest version; or an older one if columns were only added since: then the caller writes with that one.
 
-    Raises CodecMismatch, SchemaMismatch: there is no such version; the message has the difference to the newest.
+    Raises CodecMismatch, SchemaMismatch: no version matches; the message has the difference to the newest.
     """
     newest = contents.schema
     try:

@@ -101,7 +101,7 @@ def number_distinct_rows(tables: Sequence[pa.Table], names: Sequence[str]) -> li
 def iterate_rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
     """Yield the events of each group's first time, then of each group's second time, and so on, as row numbers.
 
-    So work that depends on earlier times runs for all groups at once, in as many rounds as a group has times.
+    Work that depends on earlier times runs for all groups at once, in as many rounds as a group has times.
     """
     if not len(groups):
         return
