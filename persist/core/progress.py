@@ -215,7 +215,7 @@ def _log_end(
 
 @contextmanager
 def _open_span(api: Any, what: str, attributes: Mapping[str, str], streams: bool) -> Iterator[Any]:
-    """Open a span of OpenTelemetry around a work."""
+    """Open a span of OpenTelemetry around a piece of work."""
     if api is None:
         yield None
         return
@@ -324,7 +324,7 @@ class Bars:
         self._drawn: dict[Done, Any] = {}
 
     def begin_work(self, what: str, total: int | None, unit: str) -> Done:
-        """Show a bar for a work; return the function that moves it."""
+        """Show a bar for some work; return the function that moves it."""
         began_s, count = self._clock(), 0
 
         def report(amount: int) -> None:

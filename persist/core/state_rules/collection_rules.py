@@ -98,50 +98,50 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 class ExpectUpper(Condition, frozen=True, tag="expect_upper"):
-    """Upper has this value."""
+    """Requires that upper has this value."""
 
     upper: Frontier
 
 
 class ExpectNothingBeyondUpper(Condition, frozen=True, tag="expect_nothing_beyond_upper"):
-    """Upper equals this, and there are no updates at times beyond it."""
+    """Requires that upper has this value, and no update is beyond it."""
 
     upper: Frontier
 
 
 class ExpectParts(Condition, frozen=True, tag="expect_parts"):
-    """The next part of the collection gets this number: no part was added."""
+    """Requires that the next part gets this number: no part was added."""
 
     next_number: int
 
 
 class ExpectErasures(Condition, frozen=True, tag="expect_erasures"):
-    """The collection has had this many erasures: nothing was erased meanwhile."""
+    """Requires this number of erasures: nothing was erased meanwhile."""
 
     erasures: int
 
 
 class ExpectRuns(Condition, frozen=True, tag="expect_runs"):
-    """The history has these runs, each with exactly these parts."""
+    """Requires that the history has these runs, with exactly these parts."""
 
     runs: tuple[Numbers, ...]
 
 
 class ExpectDerived(Condition, frozen=True, tag="expect_derived"):
-    """The views and indexes that depend on the collection have these holds, sorted."""
+    """Requires that dependent views and indexes have exactly these holds, sorted."""
 
     holds: tuple[str, ...]
 
 
 class ExpectDefinition(Condition, frozen=True, tag="expect_definition"):
-    """The view has the definition of this number."""
+    """Requires that the view has the definition of this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetHolds:
-    """Several permanent holds of a collection, set in one step. Its table of holds is copied once."""
+    """Several permanent holds of a collection, set together by copying the table once."""
 
     collection: str
     steps: tuple[kinds.SetHold, ...]
@@ -500,7 +500,7 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
 
 
 def check_contents(contents: CollectionState) -> None:
-    """Raise ValueError if stored contents break an invariant, by the parts' descriptors."""
+    """Raise ValueError if stored contents break an invariant that descriptors show."""
     check_runs(contents)
     check_versions(contents)
     check_pending(contents)
