@@ -135,7 +135,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise CorruptBlob(self.name, f"its descriptor is malformed: {error}") from error
 
     def make_lift(self, schema: CollectionSchema) -> Lift | None:
-        """Return the conversion of the part's rows to a schema, or None.
+        """Return the conversion of the rows to a schema; None if unneeded.
 
         Raises CorruptBlob: the part's schema version does not exist.
         """

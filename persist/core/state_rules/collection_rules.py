@@ -141,7 +141,7 @@ class ExpectDefinition(Condition, frozen=True, tag="expect_definition"):
 
 @dataclass(frozen=True, slots=True)
 class SetHolds:
-    """Several permanent holds of a collection, set by one copy of its table."""
+    """Several permanent holds of a collection, set together."""
 
     collection: str
     steps: tuple[kinds.SetHold, ...]
