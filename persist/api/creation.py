@@ -260,10 +260,11 @@ class Collections(list[str]):
         return render_html_rows(head, [*rows, *((line, "", "", "") for line in self._format_omitted())])
 
     def _format_omitted(self) -> list[str]:
+        """Return a line with the number of names that are not shown, if there are any."""
         return [f"… and {len(self) - SHOWN_MAX:,} more"] if len(self) > SHOWN_MAX else []
 
     def _list_rows(self) -> list[tuple[str, str, str, str]]:
-        """Return the head of a table and a row for each collection: name, rows, what is sealed, comment."""
+        """Return the heading and a row for each shown collection, from the known state."""
         entries, ids = self._engine.follower.state.entries, self._engine.follower.state.ids
         rows = [("name", "rows", "sealed before", "comment")]
         for name in self[:SHOWN_MAX]:

@@ -126,6 +126,7 @@ def choose_next_work(
 
 
 def _list_merged_runs(works: "frozenset[Work]") -> frozenset[int]:
+    """Return the first numbers of all runs that some works merge."""
     return frozenset(run for work in works if isinstance(work, MergeRuns) for run in work.runs)
 
 
@@ -148,9 +149,9 @@ def find_last_readable_time(contents: CollectionState) -> int | None:
 
 
 def find_last_resolved(contents: CollectionState) -> int | None:
-    """Return the last sealed time; if the collection is complete for ever, its last change.
+    """Return the last sealed time whose updates are complete; in a keyed collection, the last resolved time.
 
-    If it is keyed, return the last resolved time: later events are not updates yet.
+    If the collection is complete for ever, return the time of its last change.
     """
     if contents.resolved == END:
         times = [part.time_max for part in contents.numbered.values()]
@@ -245,12 +246,15 @@ def _group_by_keyframes(contents: CollectionState, runs: list[Numbers]) -> list[
 
 
 def _get_run_times(contents: CollectionState, run: Numbers) -> tuple[int, int]:
+    """Return the first and the last time of the updates in a run."""
     parts = contents.list_parts(run)
     return min(part.time_min for part in parts), max(part.time_max for part in parts)
 
 
 def _find_similar_runs(sizes: list[int], merge_runs: int, bytes_max: int) -> tuple[int, int] | None:
-    """Return the interval of the first runs in a row to merge: merge_runs of one level, and smaller ones between.
+    """Return the first interval of adjacent runs that are due to merge.
+
+    It has at least `merge_runs` runs of one size level, and maybe smaller ones between.
 
     The interval has at most twice as many runs, or as many as have bytes_max, so that accumulated small runs are merged
     once, not once for each level.
@@ -277,7 +281,10 @@ def _compute_level(size: int, merge_runs: int) -> int:
 
 
 def _find_too_dense_keyframes(contents: CollectionState, tuning: Tuning) -> Numbers:
-    """Return the keyframes to drop: repeatedly the one whose neighbours have the least history between them."""
+    """Return the keyframes to drop because others are close to them.
+
+    The keyframe with the least history between its neighbours is dropped first.
+    """
     keyframes, history = [*contents.keyframes], contents.history_parts
     if len(keyframes) < 2:
         return ()
@@ -300,7 +307,7 @@ def _find_too_dense_keyframes(contents: CollectionState, tuning: Tuning) -> Numb
 
 
 def _sum_older_bytes(contents: CollectionState, keyframes: Sequence[Keyframe]) -> int:
-    """Return the bytes of keyframes that the newest one does not share."""
+    """Return the bytes of older keyframes that the newest keyframe does not share."""
     *older, newest = keyframes
     numbers = {*chain.from_iterable(keyframe.parts for keyframe in older)}.difference(newest.parts)
     return sum(part.bytes for part in contents.list_parts(numbers))

@@ -1,9 +1,9 @@
 """Checkpoints: the directory of a location at one seqno, so that opening need not replay the log from its start.
 
 The first half of a checkpoint's name makes the newest one the first in a listing: opening takes one page however many
-there are. The directory has, for each collection, the pointers to its state objects and the mutations since
-(`persist.core.state_rules.state.CollectionEntry` without its contents). Only when those have grown past
-`STORED_PENDING_MAX` or `STORED_PENDING_BYTES_MAX` is a new state object written. A checkpoint has the entries that
+there are. The directory has, for each collection, the pointers to its state objects and the later mutations
+(`persist.core.state_rules.state.CollectionEntry` without its contents). A new state object is written only when these
+mutations have grown past `STORED_PENDING_MAX` or `STORED_PENDING_BYTES_MAX`. A checkpoint has the entries that
 changed lately, and points to the other ones (`persist.engine.follow.directory`), so it costs one PUT, and a fraction of
 a PUT for each changed collection, however many collections there are. It can therefore be made every `INTERVAL`
 records, which bounds the GETs of opening.
@@ -77,7 +77,7 @@ logger = logging.getLogger(__name__)
 class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
     """The directory of a location after the record at `seqno`, whose commit id is `commit`.
 
-    It consists of the objects in `directory` and the changes since.
+    The directory consists of the objects in `directory` and of the changes after them.
     """
 
     location: str
@@ -91,7 +91,7 @@ class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
 
 
 def is_checkpoint_due(seqno: int) -> bool:
-    """Return whether the client that created the record at seqno should make a checkpoint: every `INTERVAL` records."""
+    """Return whether to make a checkpoint after the record at seqno: every `INTERVAL` records."""
     return (seqno + 1) % INTERVAL == 0
 
 
@@ -160,7 +160,7 @@ def _replay_records(blob: Blob, replayed: State, state: State, recent: Mapping[i
 
 
 def _verify_log(blob: Blob, state: State) -> State:
-    """Return a state, after checking that the log still has its record."""
+    """Check that the log still has the record of a state; return the state."""
     if (present := read_commit_id(blob, state.seqno)) != state.commit:
         raise CorruptBlob(
             make_record_key(state.seqno), f"it is commit {present} now, and was commit {state.commit} when it was read"
@@ -265,7 +265,7 @@ def _load_newest(
     """Return the state of the newest checkpoint, and its levels; the empty state if there is none.
 
     Args:
-        until, takeover: of checkpoints before the seqno `until`, only those that `takeover` allows count.
+        until, takeover: checkpoints before the seqno `until` are skipped, unless `takeover` allows them.
     """
     for stored in iterate_checkpoints(blob, skip_damaged=skip_damaged, page_of=page_of):
         checkpoint, pointer = stored.checkpoint, stored.pointer
@@ -362,7 +362,7 @@ def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
 
 
 def _check_checkpoint(checkpoint: Checkpoint) -> None:
-    """Check all fields that are relied on later: above all, parts of keys, and fields that decide about deletion."""
+    """Raise ValueError for wrong fields of a checkpoint, above all ids that become blob keys."""
     control, seqno = checkpoint.control, checkpoint.seqno
     if not is_id(checkpoint.location):
         raise ValueError(f"the location {checkpoint.location[:200]!r} is not 32 hex digits")
@@ -454,7 +454,7 @@ def load_contents(
 def load_base(
     blob: Blob, location: str, entry: CollectionEntry, known_levels: KnownLevels | None = None
 ) -> CollectionState | None:
-    """Return the contents of an entry's base, or None without one. Cost: a GET for each state object, in parallel."""
+    """Return the state that an entry's state objects store; None without any. Cost: a GET for each, in parallel."""
     if not entry.stored:
         return None
     base = (known_levels or KnownLevels()).contents.read(blob, location, entry)[-1].contents
@@ -483,7 +483,7 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
 def _rebase_entry(
     blob: Blob, state: State, entry: CollectionEntry, known_levels: KnownLevels, *, always: bool
 ) -> CollectionEntry:
-    """Store an entry's contents as its new base, if enough is pending or always is set."""
+    """Store an entry's contents as a new state object, if enough is pending or `always` is set."""
     assert state.location is not None
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
     # After a compaction, parts that it replaced must not survive in pending mutations.
@@ -515,5 +515,6 @@ def _rebase_entry(
 
 
 def _destroys_data(mutation: CollectionMutation) -> bool:
+    """Return whether a mutation removes data that no later object may contain."""
     is_forgetful = isinstance(mutation, kinds.Replace) and mutation.history_from is not None
     return is_forgetful or isinstance(mutation, kinds.Erase)

@@ -3,7 +3,7 @@
     checkpoint  =  [directory object, directory object, …]  +  the changes since the last of them, in the checkpoint
                     oldest           changes to it                 at most INLINE_BYTES_MAX
 
-If several of these have an entry for a collection, the last one counts. A checkpoint names the directory objects of the
+If several of them have an entry for a collection, the last one counts. A checkpoint names the directory objects of the
 one before it, and contains the changes since. When the inline changes exceed `INLINE_BYTES_MAX`, they become a
 directory object of their own. It is merged with the objects before it that are less than `RATIO` times as large as the
 merged ones. So each object is at least `RATIO` times as large as the next. A directory of n bytes has at most `log2(n /
@@ -72,7 +72,7 @@ _key = itemgetter(0)
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`persist.core.state_rules.state.CollectionEntry` as it is stored."""
+    """The entry of one collection, as a directory stores it."""
 
     id: str
     name: str
@@ -84,10 +84,11 @@ class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 class DirectoryObject(Framed, frozen=True, kw_only=True, tag="directory"):
-    """The collections that changed since the earlier objects, up to a seqno, and the ids of dropped ones.
+    """A stored object of the directory: the collections that changed since the earlier objects.
 
-    They are in `collections` and `gone`, or in `pages`: entries by id, and ids by name, null for dropped ones. If an
-    earlier object has pages, `freed` lists the former names that no collection has now.
+    Either `collections` has the changed entries and `gone` the ids of dropped collections, or pages have both: entries
+    by id, and ids by name, null for dropped ones. If an earlier object has pages, `freed` lists the former names that
+    no collection has now.
     """
 
     location: str
@@ -157,7 +158,7 @@ class Changes:
         return tuple(id_ for id_, entry in self.entries.items() if entry is None)
 
     def list_freed_names(self, levels: "Sequence[Level]") -> tuple[str, ...] | UnsetType:
-        """Return the freed names; UNSET if all older entries are in memory."""
+        """Return the names that collections no longer have; UNSET if no older entry is in pages."""
         is_read = not levels or levels[-1].directory.entries.is_all_in_memory
         return UNSET if is_read else tuple(name for name, id_ in self.ids.items() if id_ is None)
 
@@ -251,11 +252,11 @@ def list_reusable_levels(levels: tuple[Level, ...], control: LocationState) -> t
 
 @dataclass(frozen=True, slots=True)
 class NewDirectory:
-    """The directory in the form that a checkpoint stores.
+    """The directory of a new checkpoint, in stored form.
 
     Attributes:
         levels: the directory objects that it points to, oldest first.
-        collections, gone: the changes since.
+        collections, gone: the changes after these objects.
     """
 
     levels: tuple[Level, ...]
@@ -274,7 +275,8 @@ def store_directory(
 ) -> NewDirectory:
     """Return the directory of a new checkpoint, which extends the last of levels.
 
-    The bases of changed entries must be stored already. New directory objects are passed to store first, one at a time.
+    The state objects of changed entries must be stored already. New directory objects are passed to store first, one at
+    a time.
     Cost: proportional to the changes, and to the levels that are merged with them.
 
     Args:
@@ -352,6 +354,7 @@ def _to_directory_entry(entry: CollectionEntry) -> DirectoryEntry:
 
 
 def _measure_entries(collections: tuple[DirectoryEntry, ...]) -> int:
+    """Return the size of entries as JSON, in bytes."""
     return len(msgspec.json.encode(collections))
 
 
@@ -363,7 +366,10 @@ def _make_level(
     levels: Sequence[Level],
     directory: Directory | None = None,
 ) -> Level:
-    """Return the level of a directory object; directory: the result, if the caller has it."""
+    """Return the level of a directory object.
+
+    `directory`: the directory up to and including the object, if the caller has it.
+    """
     if (stored.location, stored.seqno) != (location, parse_directory_seqno(pointer.blob)):
         raise CorruptBlob(pointer.blob, "it belongs to another location or checkpoint, so blobs were exchanged")
     directory_before = levels[-1].directory if levels else EMPTY

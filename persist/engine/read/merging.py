@@ -156,10 +156,11 @@ class Split:
 
     @property
     def is_merged(self) -> bool:
+        """Whether some rows must be merged with rows of other parts."""
         return bool(self.base_rest or self.rest)
 
     def keep_standing_parts(self, condition: Callable[[Part], bool]) -> "Split":
-        """Return a split whose standing parts meet a condition; other standing parts are dropped."""
+        """Return the split without the standing parts that do not meet a condition."""
         return replace(self, base=[*filter(condition, self.base)], history=[*filter(condition, self.history)])
 
     def is_touching(self, scan: Scan) -> bool:
@@ -341,4 +342,5 @@ def _slice_memory(new: pa.Table, present: Scan, slice_bytes: int) -> tuple[RowsO
 
 
 def _filter_rows(rows: pa.Table, piece: Scan) -> pa.Table:
+    """Return the rows that pass the filter of a scan."""
     return rows if piece.filter is None else rows.filter(piece.filter)

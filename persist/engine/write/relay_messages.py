@@ -93,12 +93,16 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The message form of an answer: a seqno with assigned times, an error, or neither."""
+
     seqno: int | None = None
     times: dict[str, int] = {}
     error: dict[str, Any] | None = None
 
 
 class _Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The message with the answers to a request, in the order of its operations."""
+
     format: int
     answers: tuple[_Answer, ...]
 
@@ -159,7 +163,7 @@ def _decode_answer(answer: _Answer) -> Answer:
 def decode_steps(asking: Asking, contents_of: Callable[[str], CollectionState | None]) -> list[Step]:
     """Decode the steps of an operation, with the checks that need no log.
 
-    `contents_of` returns the known state, or None.
+    `contents_of` returns the known state of a collection by id, or None.
     """
     creations = {step.collection: step for step in asking.steps if isinstance(step, kinds.Create)}
     return [

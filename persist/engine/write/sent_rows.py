@@ -77,7 +77,7 @@ def _read_head(data: bytes) -> tuple[int, Sequence[int], Sequence[int], bool]:
 
 
 def _read_pairs(head: bytes, place: int) -> Sequence[int]:
-    """Return the numbers of a vector of pairs of int64, one after the other."""
+    """Return the numbers of a flatbuffer vector of int64 pairs, one after the other."""
     vector = _follow_offset(head, place)
     (count,) = struct.unpack_from("<I", head, vector)
     if count * 16 > len(head):
@@ -86,13 +86,13 @@ def _read_pairs(head: bytes, place: int) -> Sequence[int]:
 
 
 def _follow_offset(head: bytes, place: int) -> int:
-    """Follow the offset at a place."""
+    """Return the place to which the flatbuffer offset at a place points."""
     (offset,) = struct.unpack_from("<I", head, place)
     return int(place + offset)
 
 
 def _find_field(head: bytes, table: int, number: int) -> int | None:
-    """Return where a field of a table is; None if the table lacks it."""
+    """Return the place of a field of a flatbuffer table; None if the table lacks it."""
     (back,) = struct.unpack_from("<i", head, table)
     fields = table - back
     if not 0 <= fields <= len(head):

@@ -1,8 +1,8 @@
 """A result as a dataset of PyArrow, so that DuckDB, Polars and other libraries read only what they need.
 
-Such libraries call `scanner` with the columns and the filter of their query, and get a scanner over these. PyArrow's
-C++ calls bypass these methods, and find a missing file whose name points to the right call. This module imports
-pyarrow.dataset, which imports pandas if it is installed: import it late.
+Such libraries call `scanner` with the columns and the filter of their query, and get a scanner over the matching rows.
+Calls of PyArrow's C++ bypass these methods: they fail, with the name of a missing file that points to the right call.
+This module imports pyarrow.dataset, which imports pandas if it is installed: import it late.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -157,4 +157,5 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
 
 def _load_dataset(dataset: ds.Dataset) -> ds.Dataset:
+    """Return a dataset in memory if it is a result; otherwise unchanged."""
     return ds.InMemoryDataset(dataset.to_table()) if isinstance(dataset, ResultDataset) else dataset

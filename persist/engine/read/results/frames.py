@@ -56,6 +56,7 @@ def to_frame(table: pa.Table, dtype_backend: DtypeBackend | None, options: Mappi
 
 
 def _make_types_mapper(dtype_backend: DtypeBackend, options: Mapping[str, Any]) -> Any:
+    """Return pandas' `types_mapper` for a `dtype_backend`."""
     import pandas as pd
 
     if dtype_backend not in get_args(DtypeBackend):
@@ -194,7 +195,7 @@ def make_lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any
 
 
 def push_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression | None:
-    """Return an Arrow expression that all rows that meet the predicate pass, or None."""
+    """Return an Arrow filter that is implied by a Polars predicate; None if none can be derived."""
     try:
         written = json.loads(predicate.meta.serialize(format="json"))
     except Exception:  # Python functions cannot be written, and Polars may stop writing others.
