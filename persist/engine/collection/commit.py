@@ -106,8 +106,8 @@ class _Draft:
             raise attach_timeline(UpdateNotBeyondUpper(first, to_antichain(self.end)), self.handle.schema.timeline)
         if self.events and self.events[0].schema != events.schema:
             raise SchemaMismatch(
-                f"these events of {self.handle.name!r} are of another version of its schema than those before them: "
-                "load the collection once, and give all of its events by that"
+                f"these events of {self.handle.name!r} have another schema version than earlier ones of this block: "
+                "load the collection once, and write all of its events by that handle"
             )
         self.events.append(events)
 
@@ -326,9 +326,8 @@ class Commit:
         self.check(handle)
         if handle.id in self._names:
             raise InvalidUsage(
-                f"an overwrite or delete, or an upsert of what is not keyed, is the difference to what is there before "
-                f"this block, so it comes before all else that the block does with {handle.name!r}, and only once: put "
-                "it first, or into a block of its own"
+                f"an overwrite, a delete or an upsert of a plain collection changes the contents before the block, "
+                f"so it must be the block's first step on {handle.name!r}: put it first, or into a block of its own"
             )
 
     def add_seal(self, handle: CollectionHandle, upper: int) -> None:

@@ -113,9 +113,7 @@ def _make_named_hold(handle: CollectionHandle, name: str, time: int | None, sche
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The description of a location, a collection or a column.
-
-    Pass it to `describe` as `expected` to change the description only if no other client did.
+    """The description of a location, a collection or a column; `describe` takes it as `expected`.
 
     Attributes:
         comment: a text for people.
@@ -191,8 +189,7 @@ def check_words(comment: str | None, properties: Mapping[str, str | None] | None
     ):
         raise InvalidUsage(
             f"properties={properties!r:.200} is not a dict of texts: give {{'owner': 'data team'}}, and None "
-            f"for one that "
-            "is to go"
+            "to remove a text"
         )
     return Words(comment, dict(changed_properties))
 
@@ -200,7 +197,7 @@ def check_words(comment: str | None, properties: Mapping[str, str | None] | None
 def read_version(expected: About | None) -> int | None:
     """Return the version of an expected description; None if any version is accepted."""
     if expected is not None and not isinstance(expected, About):
-        raise InvalidUsage(f"expected={expected!r:.100} is not what `about` gave")
+        raise InvalidUsage(f"expected={expected!r:.100} is not a value of the property `about`")
     return None if expected is None else expected.version
 
 
@@ -227,8 +224,8 @@ def get_newest_ids(handle: CollectionHandle, newest: CollectionSchema, names: Se
     ids_by_name = dict(zip(handle.schema.names, handle.schema.ids, strict=True))
     if renumbered := [name for name in names if ids_by_name.get(name, ids[name]) != ids[name]]:
         raise SchemaMismatch(
-            f"column {renumbered[0]!r} of collection {handle.name!r} is another one by now than when this handle "
-            f"was loaded: {'; '.join(describe_changes(handle.schema, newest))}. Load it again, and "
+            f"column {renumbered[0]!r} of collection {handle.name!r} was replaced by another column after this "
+            f"handle was loaded: {'; '.join(describe_changes(handle.schema, newest))}. Load it again, and "
             "describe the column that you mean."
         )
     return ids

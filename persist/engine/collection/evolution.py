@@ -236,8 +236,8 @@ def _convert_types(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType
     for name, kind, nullable in parse_fields(given, "value") if given else ():
         if not nullable:
             raise SchemaMismatch(
-                f"{what}= gives column {name!r} as not null, and whether a column may hold NULL stays what it is; one "
-                "that is added may, because older records have none. Give its type alone"
+                f"{what}= declares column {name!r} as not null: whether a column may hold NULL cannot change, and "
+                "an added column may, because older records lack it. Give the type alone"
             )
         types[name] = kind
     return types

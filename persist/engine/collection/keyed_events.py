@@ -298,5 +298,5 @@ def check_upserts(handle: CollectionHandle, action: str = "upsert") -> None:
     if handle.keyed is not None and handle.keyed.machine.name != NAME:
         raise InvalidUsage(
             f"the collection {handle.name!r} has the machine {describe_machine(handle.keyed.machine)}, which alone "
-            f"says what its keys hold, so {action} is refused."
+            f"determines the values of its keys, so {action} is refused."
         ).with_remedy("Use {transition:call}.")

@@ -133,7 +133,7 @@ def make_overwrite_steps(
 ) -> list[Step]:
     """Return the steps that replace the contents, or the rows for which where is true, by rows.
 
-    With a token that was used before, only the request is returned, so that the commit recognises it as done.
+    With a token that was used before, only its digest is returned, so that the commit recognises the repetition.
 
     Args:
         time: of the difference; None for the time of the commit.
@@ -225,10 +225,7 @@ class NewContents:
             self._held = copy_table(new), digest
 
     def make_keyed_change(self, where: pc.Expression | None) -> KeyedChange:
-        """Return the change that replaces rows of a keyed collection by the new rows.
-
-        This object must stay open until that is committed.
-        """
+        """Return the change of a keyed collection to the new rows; keep this open until it is committed."""
         self.read()
         new, digest = self._get_new_rows()
         digest = compute_overwrite_digest(digest, self._at, format_filter(where, self._token))
@@ -346,7 +343,7 @@ def _check_upsertable(handle: CollectionHandle) -> None:
     if reserved := [name for name in schema.names if name in RESERVED]:
         raise SchemaMismatch(
             f"the collection {handle.name!r} has a column {reserved[0]!r}, so rows cannot replace those of their keys: "
-            "in such rows that column says what becomes of a key."
+            "a column of that name controls how rows replace others."
         ).with_remedy("Add rows with {write:call}, replace all of them with {overwrite:call}, or rename the column.")
 
 

@@ -125,8 +125,8 @@ def _prepare_request(handle: CollectionHandle, request: AskedEvents) -> AskedEve
         last = pc.max(request.events.table["_time"]).as_py()
         if request.end is None or last >= request.end:
             raise InvalidUsage(
-                f"some events of {handle.name!r} leave columns as they are, so they are resolved when they come, and "
-                f"the last is at {last}: seal beyond that in the same commit, or leave out time and seal"
+                f"some events of {handle.name!r} lack columns, so their commit must resolve them, and the last is at "
+                f"{last}: seal beyond that in the same commit, or leave out time and seal"
             )
     return msgspec.structs.replace(request, marks=tuple(_make_token_steps(handle, request)))
 
@@ -206,10 +206,7 @@ class _Commit:
     times: dict[str, int] = field(default_factory=dict)
 
     def commit_with_retries(self, future: CommitFuture) -> Committed:
-        """Plan and commit, again after each lost race; return the result of the commit.
-
-        The late events are passed to `future`.
-        """
+        """Plan and commit, again after lost races; return the commit. Late events are passed to `future`."""
         writer = self.engine.writer(self.action)
         # Earlier events of this client that are not committed yet are unknown here.
         writer.committer.settle(SETTLE_S)
@@ -391,8 +388,8 @@ def _lift_events(contents: CollectionState, request: AskedEvents) -> AskedEvents
         return request
     if events.is_partial:
         raise SchemaMismatch(
-            f"the schema of {contents.name!r} has another version than the rows, which leave some columns as they are: "
-            "load the collection again, and give the rows to that"
+            f"the rows lack columns, and {contents.name!r} has another schema version than their handle: "
+            "load the collection again, and write the rows by the new handle"
         )
     check_writable_version(contents, events.schema.version)
     newest = contents.schema

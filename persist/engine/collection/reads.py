@@ -514,7 +514,7 @@ def _get_times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.Chunk
         times = handle.timeline.convert_column(column, name)
     else:
         what = "a whole number" if handle.timeline is None else "a whole number, a timestamp with a zone, or ISO text"
-        raise SchemaMismatch(f"column {name!r} has type {column.type}, and the time of a row is {what}")
+        raise SchemaMismatch(f"column {name!r} has type {column.type}, but the time of a row is {what}")
     if (least := pc.min(times).as_py()) is not None and least < 0:
         raise InvalidUsage(f"column {name!r} holds {least}: times are not negative")
     return times

@@ -29,9 +29,7 @@ Pieces = dict[Hashable, "int | tuple[Write, CommitFuture]"]
 
 
 class UnsealedUpdates:
-    """Tracks the unsealed updates of one collection beyond a time.
-
-    Memory: the updates that were returned and not retracted.
+    """Tracks the unsealed updates of a collection beyond a time. Memory: those returned and not yet retracted.
 
     Args:
         columns: the columns to read.
@@ -43,8 +41,8 @@ class UnsealedUpdates:
     def __init__(self, handle: CollectionHandle, columns: Sequence[str]) -> None:
         if handle.contents().keyed is not None:
             raise InvalidUsage(
-                f"collection {handle.name!r} is keyed: what its events come to is known when their time is sealed, so "
-                "they cannot be read before. Leave unsealed=True out."
+                f"collection {handle.name!r} is keyed: its events become updates when their time is sealed, so it has "
+                "no unsealed updates to read. Leave unsealed=True out."
             )
         self._handle = handle
         self._columns = tuple(columns)

@@ -1,15 +1,15 @@
 """Runs compactions: a part maker makes new parts from old ones, and one record replaces the old ones.
 
-Nothing is replaced before all output is written, and only if all inputs are still there: the record names them, and
-loses otherwise (`persist.core.state_rules.contents`). Any number of compactors may therefore run; a loser deletes its
+Nothing is replaced before all output is written, and only if all inputs are still there: the record names them, and is
+refused otherwise (`persist.core.state_rules.contents`). Any number of compactors may therefore run; a loser deletes its
 output. A part found missing or damaged ends the compaction with an error that names it. Before the commit the sums of
 diffs are compared, which shows a slice that was lost or read twice.
 
 After large work, and after each collection of garbage, `release_unused_memory` returns memory to the operating system.
 Allocators keep freed memory for reuse. After a compaction that is often ten times the memory in use, and the next
 compaction may be hours away. Small pieces of work also leave free memory in the heaps of all threads, which grows for
-months. Reads and writes return nothing: they follow each other, and getting the same pages again costs more than it
-saves.
+months. Reads and writes do not return memory: the next ones would request the same pages again, which costs more
+than it saves.
 """
 
 import ctypes
@@ -236,7 +236,7 @@ class Compactor:
                 raise
             self._maker.discard(attempt.parts)
             if isinstance(error, MissingBlob) and not self._is_needed(contents, error.key):
-                raise Superseded("what this compaction read has been replaced and deleted meanwhile") from error
+                raise Superseded("parts that this compaction read were replaced and deleted meanwhile") from error
             raise
         return add_written_parts(attempt.parts, report)
 

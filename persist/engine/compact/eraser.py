@@ -318,13 +318,13 @@ class PartEraser:
         new_parts = self._write_remaining(part, schema, inline_bytes)
         if sum(new_part.diff_sum for new_part in new_parts) != part.diff_sum - diffs:
             self._writer.discard(new_parts)
-            raise AssertionError("the diffs of what is left of a part are not those of the part less what was erased")
+            raise AssertionError("the diffs of a part's remaining rows are not its diffs less the erased ones")
         return _Outcome(rows, new_parts)
 
     def _check_read(self, *parts: Part) -> None:
         """Raise Superseded if parts must be fetched, and this call must not fetch any."""
         if not (self._reads_blobs or all(part.inline for part in parts)):
-            raise Superseded("a part has come that has not been looked at: try again")
+            raise Superseded("a part was added that was not examined: try again")
 
     def _write_remaining(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> tuple[Part, ...]:
         """Store the remaining rows of a part; return their parts, none if no row remains."""

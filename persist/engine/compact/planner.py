@@ -8,7 +8,7 @@ work:
 | keyframe | reads near it cost a scan of their result | the history since the last one has grown past a share of it |
 | forget | drop history and keyframes that can no longer be read | since has passed a keyframe |
 | merge | few runs to read and to look a key up in | an interval has many runs of similar size (size-tiered) |
-| thin | old keyframes must not outgrow the history they serve, nor the state | since stays behind for long |
+| thin | old keyframes must not outgrow the history, nor their part lists the state | since stays behind for long |
 
 A merge never crosses a keyframe's time: a reader near a keyframe would decode updates only to drop them. For the same
 reason it merges runs that are adjacent in time. Levels are sizes: a run is of level n if it has at least `LEVEL_BYTES *
@@ -252,9 +252,7 @@ def _get_run_times(contents: CollectionState, run: Numbers) -> tuple[int, int]:
 
 
 def _find_similar_runs(sizes: list[int], merge_runs: int, bytes_max: int) -> tuple[int, int] | None:
-    """Return the first interval of adjacent runs that are due to merge.
-
-    It has at least `merge_runs` runs of one size level, and maybe smaller ones between.
+    """Return the first interval of adjacent runs to merge: `merge_runs` of one size level, and smaller ones.
 
     The interval has at most twice as many runs, or as many as have bytes_max, so that accumulated small runs are merged
     once, not once for each level.
@@ -281,10 +279,7 @@ def _compute_level(size: int, merge_runs: int) -> int:
 
 
 def _find_too_dense_keyframes(contents: CollectionState, tuning: Tuning) -> Numbers:
-    """Return the keyframes to drop because others are close to them.
-
-    The keyframe with the least history between its neighbours is dropped first.
-    """
+    """Return the keyframes to drop, first those with the least history between their neighbours."""
     keyframes, history = [*contents.keyframes], contents.history_parts
     if len(keyframes) < 2:
         return ()

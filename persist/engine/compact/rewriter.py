@@ -342,10 +342,7 @@ def _cut_regions(scan: Scan) -> list[Scan]:
 
 
 def _can_list_parts(region: Scan) -> bool:
-    """Return whether a new keyframe may list the old parts of a region.
-
-    It may not if these are from a later keyframe, whose rows have a later time.
-    """
+    """Return whether a new keyframe may list the parts of a region: none has rows of a later time."""
     return all(part.time_max <= region.as_of for part in region.base)
 
 

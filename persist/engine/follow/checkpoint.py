@@ -130,7 +130,9 @@ def write_checkpoint(
     new = store_directory(blob, replayed, directory, levels, reused_levels, blob.set)
     data = encode_framed(build_checkpoint(replayed, new))
     if len(data) > CHECKPOINT_BYTES_MAX:
-        raise InvalidUsage(f"a checkpoint would have {len(data):,} bytes, and {CHECKPOINT_BYTES_MAX:,} are read")
+        raise InvalidUsage(
+            f"a checkpoint would have {len(data):,} bytes, and readers accept at most {CHECKPOINT_BYTES_MAX:,}"
+        )
     if not blob.create(make_checkpoint_key(state.seqno), data):
         return False
     known_levels.keep(new.levels)
@@ -281,7 +283,7 @@ def _load_newest(
                 )
             if isinstance(error, MissingBlob) and not skip_damaged:
                 # The checkpoint may be what is wrong: it may have come from another location.
-                raise MissingBlob(error.key, f"{error.reason} by what {pointer.blob} says", error.advice) from error
+                raise MissingBlob(error.key, f"{error.reason}, according to {pointer.blob}", error.advice) from error
             if not skip_damaged or isinstance(error, IncompatibleVersion):
                 raise
             logger.warning("skipping a damaged checkpoint: %s", error)
@@ -373,9 +375,11 @@ def _check_checkpoint(checkpoint: Checkpoint) -> None:
         raise ValueError("a directory object of it is larger than any writer makes it")
     for dropped in control.dropped:
         if not is_id(dropped.collection) or dropped.seqno > seqno:
-            raise ValueError(f"the destroyed collection {dropped.collection[:200]!r} is not one")
+            raise ValueError(
+                f"the destroyed collection {dropped.collection[:200]!r} is not an id, or was destroyed later"
+            )
         if not all(map(is_id, dropped.folders)):
-            raise ValueError(f"{dropped.folders!r:.200} are not all ids of collections")
+            raise ValueError(f"the folders {dropped.folders!r:.200} are not all ids of collections")
         if not all(is_upload(key, dropped.collection, *dropped.folders) for key in dropped.blobs):
             raise ValueError(f"a dropped blob is not an upload of collection {dropped.collection}")
     floors = (control.log_floor, control.upload_floor, control.erased, *(at for at, _ in control.erasures))
@@ -386,7 +390,9 @@ def _check_checkpoint(checkpoint: Checkpoint) -> None:
         takeover is not None
         and not (parse_checkpoint_seqno(takeover.checkpoint.blob) or seqno) < takeover.seqno <= seqno
     ):
-        raise ValueError(f"checkpoints are made of {takeover.checkpoint.blob[:200]!r} from seqno {takeover.seqno} on")
+        raise ValueError(
+            f"seqno {takeover.seqno} is not between the basis {takeover.checkpoint.blob[:200]!r} and this checkpoint"
+        )
 
 
 def load_state(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None = None) -> State:
@@ -444,10 +450,10 @@ def load_contents(
     try:
         loaded = msgspec.structs.replace(entry, pending=pending).attach_contents(base)
     except (ValueError, Conflict) as error:
-        raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
+        raise CorruptBlob(LOG, f"its entry of collection {entry.name!r} breaks a rule: {error}") from error
     assert loaded.contents is not None
     if loaded.contents.name != entry.name:
-        raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} is of {loaded.contents.name!r}")
+        raise CorruptBlob(LOG, f"its entry of collection {entry.name!r} has the state of {loaded.contents.name!r}")
     return loaded
 
 

@@ -123,7 +123,7 @@ class Directory:
                 raise ValueError(f"it lists the collection {id_[:200]!r} as deleted, but {reason}")
             entries[id_] = None
         if is_paged is isinstance(freed, UnsetType):
-            raise ValueError("it must say which names are free if there are pages before it, and only then")
+            raise ValueError("it must list the freed names if earlier objects have pages, and only then")
         if isinstance(freed, UnsetType):
             freed = [self.entries[id_].name for id_ in entries if id_ in self.entries]
         ids: dict[str, str | None] = dict.fromkeys(freed)
@@ -310,8 +310,8 @@ def store_directory(
     pointer, data = encode_object(make_directory_prefix(state.seqno), stored)
     if len(data) > OBJECT_BYTES_MAX:
         raise InvalidUsage(
-            f"a directory of {len(changes.entries):,} collections takes {len(data):,} bytes, and in a location of "
-            f"format {state.format}, {OBJECT_BYTES_MAX:,} are read: give `persist upgrade {blob.url}`"
+            f"a directory of {len(changes.entries):,} collections takes {len(data):,} bytes, and format {state.format} "
+            f"allows {OBJECT_BYTES_MAX:,}: run `persist upgrade {blob.url}`"
         )
     store(pointer.blob, data)
     new_levels = (*reused, _make_level(blob, stored, state.location, pointer, reused, directory))
@@ -366,10 +366,7 @@ def _make_level(
     levels: Sequence[Level],
     directory: Directory | None = None,
 ) -> Level:
-    """Return the level of a directory object.
-
-    `directory`: the directory up to and including the object, if the caller has it.
-    """
+    """Return the level of a directory object. `directory`: the directory up to it, if the caller has it."""
     if (stored.location, stored.seqno) != (location, parse_directory_seqno(pointer.blob)):
         raise CorruptBlob(pointer.blob, "it belongs to another location or checkpoint, so blobs were exchanged")
     directory_before = levels[-1].directory if levels else EMPTY
@@ -379,7 +376,7 @@ def _make_level(
                 directory = directory_before.with_changes(stored.collections, stored.gone, stored.freed)
             return Level(pointer, directory)
         if stored.collections or stored.gone or not isinstance(stored.freed, UnsetType):
-            raise ValueError("it has pages, and something else")
+            raise ValueError("it has pages, and also entries of its own")
         for objects in (stored.entries, stored.names):
             check_objects(objects, stored.seqno)
     except ValueError as error:
@@ -393,7 +390,7 @@ def _decode_entry(id_: str, data: bytes) -> CollectionEntry:
     """Decode an entry of a page, and check its id."""
     entry = _read_entry(get_decoder(DirectoryEntry).decode(data))
     if entry.id != id_:
-        raise ValueError(f"what it says of collection {id_[:200]} is of {entry.id}")
+        raise ValueError(f"the entry of collection {id_[:200]} has the id {entry.id}")
     return entry
 
 
@@ -443,7 +440,7 @@ def _check_entry(entry: DirectoryEntry) -> None:
             or makes != (entry.base is None and n == 0)
             or isinstance(mutation, kinds.Destroy)
         ):
-            raise ValueError(f"mutation {n} of collection {entry.id} cannot stand there")
+            raise ValueError(f"mutation {n} of collection {entry.id} is not allowed there")
         if isinstance(mutation, BringsParts):
             check_keys(mutation)
             if not set(entry.folders).issuperset(get_shared_folders(mutation)):
@@ -455,7 +452,7 @@ def _check_entry(entry: DirectoryEntry) -> None:
             f"the parts of collection {entry.id} are in folders that are not ids of other collections, or not sorted"
         )
     if entry.base is None and not entry.pending:
-        raise ValueError(f"nothing says what collection {entry.id} holds")
+        raise ValueError(f"collection {entry.id} has neither state objects nor mutations")
     holds = [hold for hold, _ in entry.leased]
     if len(set(holds)) < len(holds) or not all(is_id(hold) and is_id(lease) for hold, lease in entry.leased):
         raise ValueError(f"the leased holds of collection {entry.id} are not ids, or one of them is there twice")
@@ -465,4 +462,4 @@ def check_leases(directory: Directory, leases: Mapping[str, object]) -> None:
     """Raise ValueError if a hold of a loaded collection refers to a missing lease."""
     for _, entry in directory.entries.iterate_in_memory():
         if entry.leased and not all(lease in leases for _, lease in entry.leased):
-            raise ValueError(f"a hold of collection {entry.id} lives by a lease that does not exist")
+            raise ValueError(f"a hold of collection {entry.id} names a lease that does not exist")

@@ -12,8 +12,8 @@ Invariants:
   same table replaces: destroyed data does not survive beside idle data;
 - entries with leased holds are listed with their object, so that the end of a lease reads no others.
 
-Rejected: a filter of keys for each object. A directory has few levels of pages, and looking
-up a key that a level lacks reads one page of it, once.
+Rejected: a filter of keys for each object. A directory has few levels of pages, and a look-up of a key
+that a level lacks reads one page of this level, once.
 """
 
 import threading
@@ -54,10 +54,7 @@ class Page(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One stored object of consecutive pages, with the leases of its entries.
-
-    `leased`: a (lease, key) pair for each entry with a leased hold.
-    """
+    """One stored object of consecutive pages. `leased`: a (lease, key) pair for each entry with a leased hold."""
 
     blob: str
     pages: tuple[Page, ...]
@@ -291,7 +288,7 @@ def check_objects(objects: Sequence[Pages], seqno: int) -> None:
         if made_at is None or made_at > seqno or not pages.pages or any(page.bytes <= 0 for page in pages.pages):
             raise ValueError(f"{pages.blob[:200]!r} is not the name of pages of an earlier checkpoint, or has none")
         if not all(is_id(lease) for lease, _ in pages.leased):
-            raise ValueError(f"the entry of the leases in {pages.blob} is not an id")
+            raise ValueError(f"a lease of {pages.blob} is not an id")
 
 
 def _check_present(pages: Pages, data: bytes | None) -> bytes:

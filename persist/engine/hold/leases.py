@@ -97,10 +97,7 @@ class _SharedHold:
 
 
 class Claim:
-    """A time that since must not pass while a read is open.
-
-    Without `leases` (in a read-only client), nothing enforces it.
-    """
+    """A time that since must not pass while a read is open; without `leases` (read-only clients), it keeps nothing."""
 
     def __init__(
         self, leases: "Leases | None", collection: str, number: int = 0, lease: OwnLease | None = None
@@ -224,10 +221,7 @@ class Leases:
         return None
 
     def _commit_claims(self, requests: Sequence[WantedClaim], reads_from: int) -> tuple[list[Claim], int]:
-        """Make claims; return them, and the seqno of their record (-1 without one).
-
-        `reads_from`: the seqno of the oldest state that the reads may use.
-        """
+        """Make claims; return them, and their record's seqno or -1. `reads_from`: the oldest state to read."""
         while True:
             lease, claims, uncovered = self._note_claims(requests, reads_from)
             try:
@@ -323,10 +317,7 @@ class Leases:
         return self._lease.id
 
     def end_expired(self, spared: Collection[str] = ()) -> None:
-        """End expired leases of other clients, except `spared` ones.
-
-        A lease has expired if this client's clock is past its end by the declared skew.
-        """
+        """End others' leases, except `spared` ones, that have expired by this client's clock and the declared skew."""
         leases = self._follower.refresh().control.leases
         limit_ms = self._clock.wall_ms() - int(self._policy.clock_skew_s * 1000)
         renewed_ids = {self._lease.id, *spared}  # However late, they are renewed rather than ended.
@@ -363,7 +354,7 @@ class Leases:
             self._forget_lost(lease)
             name = self._consumer.partition("/")[2]
             why = f"another one follows as {name!r} now, or its lease ran out" if name else "its lease has ended"
-            raise LeaseExpired(f"what this reads may have been compacted or deleted: {why}")
+            raise LeaseExpired(f"the data of this read may have been compacted or deleted: {why}")
         if self._is_overdue(lease):
             with suppress(StoreFull):  # Then it goes on as a read without a lease does, until there is room.
                 self._renew_lease(lease)

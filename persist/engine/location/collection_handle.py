@@ -1,6 +1,6 @@
 """One collection of an engine, with the basic operations for reads and writes.
 
-It identifies the collection by id: after a drop, it does not refer to a new collection of the same name.
+A handle identifies the collection by id: after a drop, it does not refer to a new collection of the same name.
 """
 
 from collections.abc import Sequence
@@ -158,9 +158,7 @@ class CollectionHandle(CollectionTimes):
     def wait_sealed(
         self, as_of: int | Moment | None, timeout_s: float | None, *, until: int | None = None
     ) -> tuple[CollectionState, int]:
-        """Wait until as_of is sealed; return the state then, and the time to read.
-
-        The state includes the earlier writes of this client (rule 3).
+        """Wait until as_of is sealed; return the state then, with all own writes (rule 3), and the time to read.
 
         Args:
             timeout_s: how long to wait for the seal; None without a limit.
@@ -345,7 +343,9 @@ class CollectionHandle(CollectionTimes):
             if is_plain:
                 stamp = stamp or Stamp(None)
             elif stamp is not None:
-                raise InvalidUsage(f"diff={stamp.diff!r} is given for updates, which have times and diffs of their own")
+                raise InvalidUsage(
+                    f"diff={stamp.diff!r} is for plain rows, but these are updates with times and diffs of their own"
+                )
         step = self.engine.writer("write").write_step(self.id, self.schema, updates, stamp, digest_by=by)
         if step is None:
             return []
@@ -447,9 +447,7 @@ class CollectionHandle(CollectionTimes):
             return None
         contents = self.engine.follower.load(id_)
         if contents is None:
-            raise InvalidUsage(
-                f"the collection that told the moments of {self.name!r} was dropped: give times as numbers"
-            )
+            raise InvalidUsage(f"the collection with the moments of {self.name!r} was dropped: give times as numbers")
         moments = CollectionHandle(self.engine, id_, contents.name, contents.schema)
 
         def read(filter: pc.Expression) -> pa.Table:
@@ -463,10 +461,7 @@ class CollectionHandle(CollectionTimes):
         return MomentMap(self.name, contents.upper, read)
 
     def _find_moment_map(self, contents: CollectionState) -> str | None:
-        """Return the id of the collection that maps times to moments, or None.
-
-        A view has a map if all of its inputs have the same one.
-        """
+        """Return the id of the moment map of a collection, or of all inputs of a view; None without one."""
         map_name = contents.about.properties.get(MOMENTS)
         if map_name is not None or contents.view is None:
             return map_name

@@ -152,8 +152,8 @@ class Engine:
             raise ClientClosed(action)
         if os.getpid() != self._pid:
             raise InvalidUsage(
-                f"{action} came in process {os.getpid()}, and this client was opened in {self._pid}: its threads did "
-                "not come along with the fork. Open a new client in each process."
+                f"{action} was called in process {os.getpid()}, and this client was opened in {self._pid}: its "
+                "threads do not exist after the fork. Open a new client in each process."
             )
 
     def writer(self, action: str) -> Writer:

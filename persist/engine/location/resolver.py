@@ -122,10 +122,7 @@ class KeyedQueue:
     def submit(
         self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int
     ) -> CommitFuture:
-        """Run `do` after the earlier jobs of the collections, and resolve future with its result.
-
-        `size`: the bytes of its events.
-        """
+        """Run `do` after earlier jobs of the collections; resolve future with the result. `size`: bytes of events."""
         with self._lock:
             # A future's callback must not wait here: its thread is the one that makes room.
             if self._may_wait() and not self._is_own_thread():
@@ -324,7 +321,7 @@ class Resolver:
             except MissingBlob as error:
                 if self._follower.refresh_and_require(id_, name) == contents:
                     raise
-                raise Superseded("what this resolution read has been replaced and deleted meanwhile") from error
+                raise Superseded("parts that this resolution read were replaced and deleted meanwhile") from error
 
         return commit_with_retry(resolve_once, action="seal", clock=self._clock, conflicts=(Superseded, UploadExpired))
 

@@ -251,9 +251,6 @@ class Writer:
 
 
 def _call_unless_forked(pid: int, stop: Callable[[], object]) -> None:
-    """Call `stop` in the process `pid` only.
-
-    A forked process has no thread to stop, and its locks may be held for ever.
-    """
+    """Call stop in the process `pid` only: a fork has no thread to stop, and its locks may be held for ever."""
     if os.getpid() == pid:
         stop()

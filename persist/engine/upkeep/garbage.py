@@ -511,10 +511,7 @@ class _Round:
             self._delete_blobs(what, garbage, check=self._names.check_unnamed)
 
     def _declare_basis(self, newest: StoredCheckpoint) -> tuple[int, set[str]]:
-        """Declare the basis of later checkpoints.
-
-        Return the seqno of the declaration, and the older objects that later checkpoints may name.
-        """
+        """Declare the basis of later checkpoints; return the seqno of that, and older objects that these may name."""
         if self._is_dry:
             return newest.checkpoint.seqno + 1, set()
         self._run_if_room(lambda: self._take_over(newest))

@@ -115,10 +115,9 @@ class GroupCommit:
         """Return the counters of operations and records, by name.
 
         records: records of this client. operations: operations in these records, or in earlier ones. repeated:
-            operations
-        that an earlier record has. rejected: rejected operations. lost_races: attempts whose slot of the log was taken.
-        checkpoints: made checkpoints. relayed: operations that another client committed or rejected for this one.
-        in_doubt: operations that another client did not answer.
+        operations that an earlier record has. rejected: rejected operations. lost_races: attempts whose slot of the log
+        was taken. checkpoints: made checkpoints. relayed: operations that another client committed or rejected for this
+        one. in_doubt: operations that another client did not answer.
         """
         return self._counts | {"checkpoints": self.checkpointing.made}
 
@@ -292,10 +291,7 @@ class GroupCommit:
         return unsettled
 
     def _settle_past(self, state: State, operation: Operation, unreadable: dict[str, PersistError]) -> None:
-        """Settle an operation that is missing in the log, although later ones of its sender are there.
-
-        It was rejected, or changed nothing.
-        """
+        """Settle an operation that the log lacks, although it has later ones: it was rejected, or changed nothing."""
         accepted, done, _, times = self._validate(state, [operation], unreadable)
         adds = any(isinstance(step, Write) for step in operation.steps)
         if done or (accepted and not adds and not self._make_mutations(state, accepted, {}, times)):

@@ -343,10 +343,7 @@ class Change:
     def mutations(
         self, contents: CollectionState | None, encoded: Sequence[kinds.Append | kinds.Pend]
     ) -> list[Mutation]:
-        """Return the mutations of the record that have this effect.
-
-        `contents`: the state before, None for a new collection. `encoded`: the encoded writes.
-        """
+        """Return the mutations with this effect. `contents`: the state before, or None; `encoded`: encoded writes."""
         net: list[Mutation] = [*self.others, *encoded]
         if self.tokens:
             net.append(kinds.Tokens(self.id, tuple(self.tokens)))

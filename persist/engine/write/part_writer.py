@@ -81,10 +81,7 @@ class PartWriter:
         return tuple(stored)
 
     def append(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> kinds.Append | None:
-        """Return the mutation that adds all writes; None if their rows cancel.
-
-        `inline_bytes`: the inline bytes that the collection has.
-        """
+        """Return the mutation that adds all writes; None if rows cancel. `inline_bytes`: present inline bytes."""
         parts = [part for write in writes if isinstance(write.data, Future) for part in _list_uploaded_parts(write)]
         for at_commit in (False, True):
             small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]

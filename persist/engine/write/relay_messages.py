@@ -137,7 +137,7 @@ def decode_request(data: bytes) -> Request:
             check_sent_rows(write.rows)
     numbers = [asking.number for asking in request.operations]
     if not numbers or any(late <= early for early, late in pairwise(numbers)):
-        raise ValueError("its operations are none, or not in the order of their numbers")
+        raise ValueError("it has no operations, or they are not in the order of their numbers")
     return request
 
 
@@ -150,7 +150,7 @@ def decode_answers(data: bytes, count: int) -> list[Answer]:
     """Decode the answers to so many operations; raise ValueError if they are invalid."""
     answers = _decode_message(data, _Answers).answers
     if len(answers) != count:
-        raise ValueError(f"it has {len(answers)} answers, and {count} were asked for")
+        raise ValueError(f"it has {len(answers)} answers to {count} operations")
     return [_decode_answer(answer) for answer in answers]
 
 
@@ -191,7 +191,7 @@ def _decode_message(data: bytes, kind: type[T]) -> T:
         raise ValueError(f"a request has {len(data)} bytes, and at most {REQUEST_BYTES_MAX} are read")
     body = data[CHECKSUM_BYTES:]
     if xxhash.xxh3_128_digest(body) != data[:CHECKSUM_BYTES]:
-        raise ValueError("its checksum is another one: it was damaged on the way")
+        raise ValueError("its checksum does not match: it was damaged on the way")
     try:
         message = get_decoder(kind).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -226,10 +226,10 @@ def _decode_write(step: _Write, create: kinds.Create | None, contents: Collectio
         data = decode_rows(step.rows, schema)
         times = data["_time"].to_numpy()
         if len(times) == 0 or int(times.min()) != step.time_min or (planned and int(times.max()) != planned.time_max):
-            raise ValueError("its times are not those that it says")
+            raise ValueError("its rows have other times than it states")
     latest = max(part.time_max for part in step.parts) if step.parts else int(times.max())
     if step.at_commit and latest:
-        raise ValueError("it gets the time of its commit, and has others already")
+        raise ValueError("it gets the time of its commit, but its rows have times")
     # The sender keeps its stored parts until it knows the outcome.
     size = len(step.rows)
     return Write(step.collection, schema, step.time_min, size, data, True, planned, at_commit=step.at_commit)

@@ -41,11 +41,11 @@ def check_sent_rows(data: bytes) -> None:
     if is_compressed:
         raise ValueError("its rows are compressed: send a record batch without compression")
     if not 0 <= rows * ROW_BYTES_MIN <= len(data):
-        raise ValueError(f"its rows are said to be {rows:,}, which {len(data):,} bytes cannot hold")
+        raise ValueError(f"it claims {rows:,} rows, which {len(data):,} bytes cannot hold")
     if min(buffers, default=0) < 0 or sum(buffers) > len(data):
-        raise ValueError(f"its columns share bytes: they say {sum(buffers):,} of {len(data):,} that came")
+        raise ValueError(f"its columns share bytes: they claim {sum(buffers):,} of {len(data):,} bytes")
     if not all(0 <= length <= VALUES_PER_BYTE_MAX * len(data) for length in lengths):
-        raise ValueError(f"a column of its rows is said to have more values than {len(data):,} bytes can hold")
+        raise ValueError(f"a column claims more values than {len(data):,} bytes can hold")
 
 
 def decode_rows(data: bytes, schema: CollectionSchema) -> pa.Table:
@@ -68,7 +68,7 @@ def _read_head(data: bytes) -> tuple[int, Sequence[int], Sequence[int], bool]:
     message = _follow_offset(head, 0)
     kind = _find_field(head, message, 1)
     if kind is None or head[kind] != RECORD_BATCH:
-        raise ValueError("it is another message")
+        raise ValueError("it is not a record batch")
     batch = _follow_offset(head, _require_place(_find_field(head, message, 2)))
     (rows,) = struct.unpack_from("<q", head, field) if (field := _find_field(head, batch, 0)) is not None else (0,)
     lengths = _read_pairs(head, _require_place(_find_field(head, batch, 1)))[::2]
@@ -109,5 +109,5 @@ def _find_field(head: bytes, table: int, number: int) -> int | None:
 def _require_place(place: int | None) -> int:
     """Return the place of a field. Raises ValueError if the head lacks it."""
     if place is None:
-        raise ValueError("its head lacks something")
+        raise ValueError("its head lacks a field")
     return place

@@ -27,8 +27,8 @@ If one of these records has been truncated, the client's state is old. The clien
 checkpoint, and ignores its record if the slot has been truncated.
 
 If one is missing otherwise, the client stops. Its own record stays beyond the end of the log, because deleting it could
-harm another client; `fsck` sets it aside. A restore that removes the preceding record after that look ran while the
-client committed.
+harm another client; `fsck` sets it aside. A restore that removes the preceding record only after that look ran
+at the same time as the commit, and is not detected.
 """
 
 from collections.abc import Callable
@@ -142,10 +142,7 @@ VALID_S = 1.0
 
 
 class LookBack:
-    """Looks for the records before a new one, to detect a log that was rolled back.
-
-    For one thread at a time. `pool`: for concurrent requests to a remote store.
-    """
+    """Looks for the records before a new one; for one thread at a time. `pool`: for requests to a remote store."""
 
     def __init__(self, blob: Blob, follower: Follower, clock: Clock, pool: Executor) -> None:
         self._blob = blob

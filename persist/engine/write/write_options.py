@@ -81,7 +81,7 @@ def choose_mode(mode: WriteMode | None, *, has_key: bool, has_diffs: bool) -> Wr
     if mode is None or mode == "error":
         return "upsert" if has_key and not has_diffs else "append"
     if has_diffs and mode != "append":
-        raise InvalidUsage(f'mode="{mode}" takes rows as they are to be, and these have diffs: use mode="append"')
+        raise InvalidUsage(f'mode="{mode}" takes rows without diffs, and these have diffs: use mode="append"')
     return mode
 
 

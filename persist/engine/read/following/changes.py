@@ -5,9 +5,9 @@ insertions, so a sink that applies them in this order never has two values of a 
 the changes in `[lower, upper)` are exactly the contents as of `upper - 1`.
 
 `Upserts` yields the changes of a keyed collection as `(key, value or None, time)`. At each time, a key has either a new
-value (its inserted row) or none, and then its event deletes. Another keyed collection that is fed with these events has
-the same changes. Therefore tombstones are events, too, which delete and carry their watermark. The removal of an
-unneeded tombstone is not an event.
+value (its inserted row) or none, and then its event deletes. Another keyed collection that gets these events has the
+same changes. Therefore tombstones are events, too, which delete and carry their watermark. The removal of an unneeded
+tombstone is not an event.
 
 `Transitions` pairs retractions with insertions, by key, at each time. A pair is an update with the old and the new
 value; an unpaired row is an insert or a delete. Several records of a key are paired in the order of values, so the
@@ -76,10 +76,7 @@ def read_no_changes(scan: Scan) -> pa.Table:
 
 
 def read_all_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
-    """Return all updates of a plan, in the form of `read_changes`.
-
-    Memory: the result, and a quarter of the budget meanwhile.
-    """
+    """Return all updates of a plan as `read_changes` does. Memory: the result, and a quarter of the budget."""
     reader = reading()
     if scan.memory <= reader.changes_slice_bytes or not {*scan.schema.key_names} <= {*scan.columns}:
         return read_changes(scan, reader)
@@ -93,9 +90,7 @@ def read_all_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
 
 
 def slice_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
-    """Yield the intervals of time of a plan, each as slices in key order.
-
-    A slice has at most about `bytes_max` of updates.
+    """Yield the intervals of time of a plan, each as slices of about `bytes_max` in key order.
 
     An interval of several times is one slice. The updates of a single large time are cut by keys, because they are in
     key order.
@@ -133,9 +128,7 @@ def _order_by_time(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
 def _order_retractions_first(
     updates: pa.Table, keys: Sequence[str], order: NDArray[np.int64] | None
 ) -> NDArray[np.int64] | None:
-    """Return an order in which retractions come first for each time and key.
-
-    Return None if the updates already have it.
+    """Return an order with the retractions first for each time and key; None if updates already have it.
 
     `order`: the order of the updates by time, then key; None if they are sorted.
     """
@@ -375,10 +368,7 @@ def _pair_rows(
 
 @dataclass(frozen=True)
 class UpsertEvents:
-    """Converts changes of a keyed collection to events.
-
-    `form`: the keyed form of the collection, with the column names of the schema.
-    """
+    """Converts changes of a keyed collection to events. `form`: its keyed form, with the schema's column names."""
 
     columns: CollectionSchema
     form: KeyedForm | None

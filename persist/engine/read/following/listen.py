@@ -43,10 +43,7 @@ WAIT_S = 1.0
 
 
 class Steps(Closes, Generic[P]):
-    """Base of iterators over the steps of a follower, by blocking or by awaiting, not both.
-
-    For one thread or task. Use it in a `with`.
-    """
+    """Base of iterators over the steps of a follower, by blocking or by awaiting; for one thread or task."""
 
     _coming: "asyncio.Future[P | None] | None" = None
 

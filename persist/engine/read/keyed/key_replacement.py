@@ -37,9 +37,7 @@ KEYS_NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class KeyReplacement:
-    """Computes the updates that replace rows of a keyed collection by new rows.
-
-    `compute_differences` calls it.
+    """For `compute_differences`: computes the updates that replace rows of a keyed collection.
 
     Attributes:
         name: the name of the collection in errors.
@@ -108,15 +106,15 @@ class KeyReplacement:
         """Return removed rows as tombstones, with their ordering columns and without values."""
         if self.form.tombstone is None:
             raise InvalidUsage(
-                f"rows of {self.name!r} would go, and a late event could bring them back: the collection orders events "
-                f"by {describe_orders(self.form)} and has no tombstone column to keep what was deleted. Create one "
-                "with tombstone=."
+                f"rows of {self.name!r} would be deleted, and late events could restore them: the collection orders "
+                f"events by {describe_orders(self.form)} and has no tombstone column to record deletions. Create "
+                "one with tombstone=."
             )
         column = mark_deletions(gone, self.form, pa.chunked_array([make_boolean_array(np.ones(len(gone), np.bool_))]))
         if column is None:
             raise InvalidUsage(
-                f"rows of {self.name!r} would go, and only an event can say what their tombstone column "
-                f"{self.form.tombstone!r} holds then: delete their keys with upsert(), by rows in which it is not NULL"
+                f"rows of {self.name!r} would be deleted, and only an event can set their tombstone column "
+                f"{self.form.tombstone!r}: delete their keys with upsert(), by rows in which it is not NULL"
             )
         ended = {name: pa.nulls(len(gone), gone[name].type) for group in self.form.groups for name in group.columns}
         for name, values in {**ended, self.form.tombstone: column}.items():

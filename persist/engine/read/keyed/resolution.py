@@ -200,8 +200,8 @@ def require_machine(machine: Machine | None, form: KeyedForm, collection: str) -
     """Return the machine of a collection; raise SchemaMismatch if this client does not have it."""
     if machine is None:
         raise SchemaMismatch(
-            f"the collection {collection!r} has the machine {describe_machine(form.machine)}, which is not known here, "
-            "and events are to be resolved: open it with create_or_load(..., keyed=Keyed(machine=...))"
+            f"the collection {collection!r} has the machine {describe_machine(form.machine)}, which this process "
+            "lacks, and events must be resolved: open it with create_or_load(..., keyed=Keyed(machine=...))"
         )
     return machine
 

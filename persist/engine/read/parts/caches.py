@@ -171,9 +171,7 @@ DAMAGED = (ValueError, pa.ArrowException, OSError, struct.error, IndexError)
 
 
 class SpilledRows:
-    """Decoded rows in files of a cache folder, for one location.
-
-    Safe to use from many threads. Errors of the disk are never raised.
+    """Decoded rows in files of a cache folder; safe for many threads. Disk errors are never raised.
 
     Attributes:
         room: bounds the folder.

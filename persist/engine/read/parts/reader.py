@@ -506,10 +506,7 @@ class ClaimedRead:
 
 
 class _Explained:
-    """A context that raises LeaseExpired if a missing blob was deleted as unneeded.
-
-    It has no state, so point reads share one object.
-    """
+    """A stateless context that raises LeaseExpired if a missing blob was deleted as unneeded."""
 
     __slots__ = ("_is_needed",)
 

@@ -1,8 +1,8 @@
 """Counts and sums over a snapshot, group by group, straight from updates.
 
-Both are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`. So nothing is consolidated: each table of
-updates becomes a *partial*, one row for each of its groups, and partials of equal groups are added up. Memory: one
-decoded table, and a few times the number of groups.
+Counts and sums are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`. So nothing is consolidated: each
+table of updates becomes a *partial*, one row for each of its groups, and partials of equal groups are added up. Memory:
+one decoded table, and a few times the number of groups.
 
 Grouping columns are decoded to dictionaries if files have them. Rows are then added up by dictionary numbers
 (`_number_groups`), without comparing a text for each row.
@@ -64,10 +64,7 @@ Consolidated: TypeAlias = Callable[[tuple[str, ...]], Iterable[pa.Table]]
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """One requested output: the sum of a column, or a count.
-
-    A count is of the values of a column that are not NULL, or without a column of all rows.
-    """
+    """One output: the sum of a column, or a count of its non-NULL values; without a column, a count of all rows."""
 
     output: str
     column: str | None
@@ -210,9 +207,8 @@ class _Sums:
 
     Columns of a partial: `g<i>`, the grouping columns; `<measure>.<limb>`, the limbs of each *measure*; `net:<column>`
     and perhaps `size:<column>` for each float column that is added up. Measures are `n`, the sum of diffs;
-    `n:<column>`, the sum over rows where the column is not NULL; `sum:<column>`; and, once a float column had values
-    that are not finite,
-    the sums of their diffs: `nan:<column>`, `inf:<column>` and `-inf:<column>`.
+    `n:<column>`, the sum over rows where the column is not NULL; `sum:<column>`; and `nan:<column>`, `inf:<column>` and
+    `-inf:<column>`, the sums of the diffs of such values, once a float column had any.
     """
 
     def __init__(self, scan: Scan, request: Request, *, tracks_size: bool) -> None:

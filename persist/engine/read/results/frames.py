@@ -9,7 +9,7 @@ check.
 Columns, predicates and slices of a lazy query reach the read. Those parts of a predicate are pushed down that Arrow
 evaluates like Polars: comparisons of columns with constants and tests for NULL, joined by `&` and `|`. Floats are left
 out, because NaN equals itself in Polars alone. Polars writes the predicate as JSON, and unknown nodes are not pushed
-down. The whole predicate is applied to the rows that were read, so the answer never depends on any of this.
+down. The whole predicate is applied to the rows that were read, so the answer never depends on push-down.
 """
 
 import io
