@@ -151,10 +151,10 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
     ) -> int:
         """Change the schema for all readers and times; return its version.
 
-        A call without effect makes no version. No data is rewritten. Older records have the default of an added
-        column, so that new retractions cancel them. Records that differ only in a dropped column become equal, and their
-        diffs are summed. This handle continues with the new schema; others keep theirs for writing, which works as long
-        as columns are only added. Arguments use the old names, except reorder, comments, and defaults, which name added
+        A call without effect makes no version. No data is rewritten. Older records have the default of an added column,
+        so that new retractions cancel them. Records that differ only in a dropped column become equal, and their diffs
+        are summed. This handle continues with the new schema; others keep theirs for writing, which works as long as
+        columns are only added. Arguments use the old names, except reorder, comments, and defaults, which name added
         columns.
 
         A name may be a path to a field inside of a column, such as `address.zip`, `items.element.sku` and

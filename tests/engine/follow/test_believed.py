@@ -79,7 +79,7 @@ SHARED = kinds.Clone(ID, "c", HOLD, 0, SCHEMA, parts=(CLONE_PART,))
         (
             {"pending": (CREATED, kinds.Seal(ID, (1,)))},
             {"pending": (CREATED, kinds.Seal(HOLD, (1,)))},
-            "mutation 1 of collection 1+ cannot",
+            "mutation 1 of collection 1+ is not allowed",
         ),
         ({"pending": (CREATED,)}, {"pending": (CREATED, CREATED)}, "mutation 1 of"),
         ({"pending": (CREATED,)}, {"pending": (CREATED, kinds.Destroy(ID))}, "mutation 1 of"),

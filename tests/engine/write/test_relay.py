@@ -179,7 +179,7 @@ def test_what_is_no_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (packed(body.replace(b'"number":2', b'"number":1')), "not in the order of their numbers"),
         (packed(body.replace(b'"number":1', b'"number":3')), "not in the order of their numbers"),
-        (packed(body.partition(b'"operations":')[0] + b'"operations":[]}'), "its operations are none"),
+        (packed(body.partition(b'"operations":')[0] + b'"operations":[]}'), "it has no operations"),
         (packed(body.replace(b'"after":5', b'"after":-1')), "it is not understood"),
         (packed(body.replace(WHO.encode(), b"x")), "it is not understood"),
     ]:
