@@ -538,7 +538,7 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"widen": {"k": pa.float64()}}, "key column 'k'"),
         ({"widen": {"x": pa.int64()}}, "not a column"),
         ({"widen": {"v": "int46"}}, "no type is called that"),
-        ({"add": {"n": pa.field("n", pa.int8(), nullable=False)}}, "not null.*Give its type alone"),
+        ({"add": {"n": pa.field("n", pa.int8(), nullable=False)}}, "not null.*Give the type alone"),
         ({"add": {"n": pa.field("m", pa.int8())}}, "call both alike"),
         ({"reorder": ["s"]}, "reorder"),
         ({"reorder": ["s", "v", "k"]}, "reorder"),
