@@ -440,7 +440,7 @@ def test_words_about_a_column_are_about_the_one_seen(client: persist.Client, ord
     orders.evolve(rename={"v": "s", "s": "v"}, add={"note": pa.string()})
     for said in (lambda: old.describe(columns={"v": "a number"}), lambda: old.evolve(comments={"v": "a number"})):
         with pytest.raises(
-            persist.errors.SchemaMismatch, match=r"'v' of collection 'orders' is another one by now.*Load it"
+            persist.errors.SchemaMismatch, match=r"'v' of collection 'orders' was replaced by another column.*Load it"
         ):
             said()
     assert old.about.columns == {}
