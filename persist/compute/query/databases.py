@@ -76,7 +76,7 @@ class _Settings:
 
 
 class LentDatabase:
-    """A connection to a lent database.
+    """A connection to a database that is lent to one borrower.
 
     Attributes:
         connection: the connection of DuckDB.
@@ -109,7 +109,7 @@ def open_database(limits: QueryLimits) -> Any:
 
 @contextmanager
 def lend_database(*, reads_files: bool = False, limits: QueryLimits | None = None) -> Iterator[LentDatabase]:
-    """Lend a database for a while.
+    """Context that lends a database of DuckDB, and takes it back at the end.
 
     Args:
         reads_files: whether queries may read files and URLs, for which DuckDB may load extensions.

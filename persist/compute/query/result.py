@@ -82,7 +82,7 @@ class _ReadLog:
         self.reads: list[str] | None = None
 
     def make_dataset(self, path: Path, snapshot: Snapshot, where: pc.Expression | None) -> Any:
-        """Return a snapshot as a dataset whose reads are noted; where is a filter besides those of DuckDB."""
+        """Return a snapshot as a dataset that notes its reads. `where`: a filter besides DuckDB's."""
 
         def read(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
             names = snapshot.schema.names if columns is None else columns
@@ -311,7 +311,7 @@ class QueryResult(ArrowResult):
             raise InvalidUsage(f"the query was ended: {self._interrupted}")
 
     def _raise_refusal(self, error: Exception) -> NoReturn:
-        """Raise our error for an error of DuckDB."""
+        """Raise the PersistError that explains an error of DuckDB."""
         if self._interrupted:
             raise InvalidUsage(f"the query was ended: {self._interrupted}") from error
         if self._notes.failures:

@@ -217,7 +217,7 @@ def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[s
 
 
 def _match_table(path: Path, names: list[str]) -> str:
-    """Return the collection of a path; raise InvalidUsage without one."""
+    """Return the collection that a path names. Raises InvalidUsage: there is none."""
     table = resolve_table(path, names)
     if table is None:
         wanted = ".".join(path)
@@ -308,7 +308,7 @@ def reads_own_table(sql: str, table: Path) -> bool:
 
 
 def has_unparsed_mention(sql: str, name: str, paths: Iterable[Path]) -> bool:
-    """Return whether SQL may name a table in a way that parsing does not show."""
+    """Return whether SQL may name a table where parsing does not find it."""
     name, seen = fold_case(name), sum(fold_case(part) == fold_case(name) for path in paths for part in path)
     return len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", fold_case(sql))) > seen
 

@@ -122,7 +122,7 @@ def _parse_column(
 def _read_source_keys(
     connection: Any, source: str, pairs: Sequence[tuple[str, str]], schema: CollectionSchema
 ) -> pc.Expression | pa.Table | None:
-    """Return the source's keys or a filter for them; None if DuckDB must compare."""
+    """Return the source's keys, or a filter for them; None if only DuckDB can compare them."""
     types = connection.sql(f"SELECT {', '.join(text for _, text in pairs)} FROM {source}\nLIMIT 0").types
     empty = pa.schema([schema.arrow.field(name) for name, _ in pairs]).empty_table()
     stored = connection.from_arrow(empty).types

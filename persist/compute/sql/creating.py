@@ -142,7 +142,7 @@ class _Growth:
         )
 
     def _list_growing_sources(self, node: algebra.Node) -> list[str]:
-        """Return the collections that a node reads, directly or by references."""
+        """Return the collections that a node reads, directly or through references."""
         collections = list(list_scans(node))
         if isinstance(node, algebra.Ref) and node.number in self._values:
             collections += self._list_growing_sources(self._values[node.number])

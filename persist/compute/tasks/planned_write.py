@@ -144,7 +144,7 @@ class Uploads:
             self._begun.append(self._thread.submit(self._writer.put, self._collection, data, part))
 
     def finish(self) -> tuple[Part, ...]:
-        """Wait for all of them and return their descriptors."""
+        """Wait for all uploads, and return the descriptors of the parts."""
         return tuple(upload.result() for upload in self._begun)
 
     def __enter__(self) -> "Uploads":

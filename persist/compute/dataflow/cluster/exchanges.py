@@ -68,7 +68,7 @@ def split_into_stages(plan: plans.Plan) -> list[StagePlan]:
 
 
 class _StageBuilder:
-    """Assigns the nodes of a plan to stages, and adds the exchanges between."""
+    """Assigns the nodes of a plan to stages, and adds the shuffles between stages."""
 
     def __init__(self, plan: plans.Plan) -> None:
         self._plan = plan

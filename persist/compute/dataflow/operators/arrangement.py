@@ -81,7 +81,7 @@ class Arrangement(StashingOperator):
         self.new = self.take_ready()
         self.out = None if self.new is None else self.new[1:]
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         """After a pass: insert its batch, and allow compaction up to the readers."""
         since = meet_all([read() for read in self._readers]) if self._readers else self.spine.since
         if since is not self.spine.since:
@@ -118,7 +118,7 @@ class Arrangement(StashingOperator):
             self._replace_contents(self.apply_shape(self.inputs[0].contents(None)) if updates is None else updates)
 
     def _replace_contents(self, updates: Ints) -> None:
-        """Replace everything that is kept by some updates, as the whole contents."""
+        """Replace all stored updates."""
         self.spine, self.loaded = Spine(self.layout, self._allocate), None
         self.spine.insert(to_batch(updates, self.layout))
 
@@ -176,7 +176,7 @@ class Arrangement(StashingOperator):
         return numbers, rows
 
     def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
-        """Yield the words in use, with their schemas."""
+        """Return the words in use, with their schemas."""
         chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
         chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
         entries = [(words, self.schema) for words in [*chunks, *self.list_waiting_words()]]

@@ -65,7 +65,7 @@ class SealedWith:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A stack of linear stages."""
+    """Linear stages, applied in order."""
 
     stages: Stages
 
@@ -82,9 +82,10 @@ class Consolidate:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Pairs of records that agree in key: the columns of the left, then the columns of the right without its key. With
-    more than two inputs it is a delta join: a change of one input looks up the others in sequence, in arrangements of
-    the inputs themselves.
+    """Pairs of records that agree in key: the columns of the left, then the columns of the right without its key.
+
+    With more than two inputs it is a delta join: a change of one input looks up all others in sequence, in arrangements
+    of the inputs themselves.
 
     Attributes:
         on: for the second and each later input, pairs (column of the inputs before it, column of it).

@@ -102,7 +102,7 @@ class KeptLinear(Operator):
         self._restored, self._after = kept, at
 
     def run(self) -> None:
-        """Split the new updates into results and changes."""
+        """Split the new updates into results of this pass and changes of the hidden collection."""
         arrived = self.inputs[0].out
         if arrived is not None and self._after is not None:
             arrived = arrived[:, arrived[-2] > self._after]

@@ -93,7 +93,7 @@ class Graph:
     def run(self) -> None:
         """Make one pass. An operator's updates are freed after its last reader."""
         for operator, read in zip(self.operators, self._last_read, strict=True):
-            operator.advance()
+            operator.advance_frontier()
             check_limits()
             began_s = clock.perf_counter()
             try:
@@ -107,7 +107,7 @@ class Graph:
             for source in read:
                 source.out = None
         for operator in self.operators:
-            operator.settle()
+            operator.finish_pass()
 
     @cached_property
     def _last_read(self) -> list[list[Operator]]:

@@ -35,7 +35,7 @@ SortKey: TypeAlias = tuple[Any, ...]
 
 @total_ordering
 class _Reversed:
-    """A value in the opposite order."""
+    """A value that compares in the opposite order."""
 
     __slots__ = ("value",)
 

@@ -354,7 +354,7 @@ class Keys:
 
 
 def append_diffs(words: Ints) -> Ints:
-    """Return words with a row of ones below them."""
+    """Return words as updates: with a row of diffs, which are all 1."""
     return np.concatenate((words, np.ones((1, words.shape[1]), np.int64)))
 
 

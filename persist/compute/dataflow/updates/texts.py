@@ -227,7 +227,7 @@ class Texts:
 
 
 def _enlarge(array: Any, least: int) -> Any:
-    """Return an array with at least half as much room again."""
+    """Return a longer copy of an array: half as long again, and at least `least`."""
     larger = np.zeros(max(least, len(array) + len(array) // 2), array.dtype)
     larger[: len(array)] = array
     return larger
