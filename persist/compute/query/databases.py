@@ -35,7 +35,7 @@ class QueryLimits:
 
     Attributes:
         memory_bytes: how much memory DuckDB may use. Nothing is spilled to disk.
-        timeout_s: from the request for the first row to the last row.
+        timeout_s: the longest time from the request for the first row to the last row.
         rows_max: the most rows of the answer.
     """
 

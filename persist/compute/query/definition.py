@@ -52,7 +52,7 @@ class Definition:
 
     Attributes:
         verb: such as "COMMENT ON", in upper case; so are kind and condition.
-        path: of the table, or of the column of a COMMENT ON COLUMN.
+        path: the path of the table, or of the column of a COMMENT ON COLUMN.
     """
 
     verb: str
@@ -227,8 +227,8 @@ class _TableCatalog:
     """DuckDB's catalog entries of the only table of a connection.
 
     Attributes:
-        columns: the type, default and nullability of each, by name.
-        comments: of columns, by name.
+        columns: the type, default and nullability of each column, by name.
+        comments: the comments of columns, by name.
     """
 
     table: str

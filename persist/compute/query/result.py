@@ -99,8 +99,8 @@ class QueryResult(ArrowResult):
     """The answer of a query: read it repeatedly, in any form, until it is closed.
 
     Attributes:
-        sql: the query. names: the collections that it reads as of the common time; collections with a time in the query
-            are not included.
+        sql: the query.
+        names: the collections that it reads as of the common time, without those that have a time in the query.
         seqno: a point of the log at or before the one that it reads; -1 if the query names a time.
     """
 
@@ -122,8 +122,8 @@ class QueryResult(ArrowResult):
         Args:
             as_of: a time for all collections, or times by their names; "" is the name of all others. The default is the
                 latest sealed time.
-            variables: of the caller; frames among them are tables. The query can then also read files and URLs, and
-                DuckDB loads extensions for these. None allows neither.
+            variables: the caller's variables; data frames among them are tables. The query can then also read files and
+                URLs, and DuckDB loads extensions for these. None allows neither.
             limits: of memory, time and rows; None for no limits.
             parameters: the values of `?` or `$1` in the query.
             times: the `times` of another result, to read the same.

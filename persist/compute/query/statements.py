@@ -3,9 +3,9 @@
 DuckDB runs a statement on a table with the rows of the collection that it may touch
 (`persist.compute.query.touched_rows`). The commit is the difference between the table before and after. Other
 collections of the statement are read as of their last sealed times. If another client changes the collection meanwhile,
-the statement is run again on the new contents; with a time, it is refused if the collection is not keyed. In a keyed
-collection, pending events at times up to that of the commit are resolved first. Cost and memory: the touched rows; or
-the whole collection, if these cannot be determined.
+the statement is run again on the new contents. If its time is fixed and the collection is not keyed, it is refused. In
+a keyed collection, pending events at times up to that of the commit are resolved first. Cost and memory: the touched
+rows; or the whole collection, if these cannot be determined.
 
 A statement that would change one row for several rows of its source is refused, unless these rows are equal. So is an
 INSERT … ON CONFLICT of several rows of one key.

@@ -4,7 +4,7 @@
     FROM orders VERSION AS OF 7                         Spark and Delta
     FROM orders TIMESTAMP AS OF TIMESTAMP '2026-11-21'
 
-Neither DuckDB nor Spark's views can read so. Each such table gets another name in the text, and its old name as an
+DuckDB and Spark's views lack this syntax. So each such table gets another name in the text, and its old name as an
 alias.
 """
 

@@ -1,7 +1,7 @@
 """Reads only the rows of a collection that a statement may touch, if these can be determined.
 
 A statement that joins its table with a source by equal columns touches rows with the source's values. If these columns
-are the key, the rows are looked up; otherwise a filter by the values reads the parts whose statistics may have them.
+are the key, the rows are looked up; otherwise a filter by the values reads the parts whose statistics allow them.
 DuckDB evaluates any other condition, and hands comparisons to the scan of the collection. An INSERT touches no row.
 Every row is read if a statement reads its own table again, has a random part, or has a condition that DuckDB does not
 accept alone.

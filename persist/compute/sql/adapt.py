@@ -1,4 +1,4 @@
-"""From DuckDB 2.0's bound, unoptimised plan to ours. Each kind of node is translated here, or refused.
+"""Translates DuckDB 2.0's bound, unoptimised plan to ours. Each kind of node is translated here, or refused.
 
 DuckDB has already made joins of all subqueries: correlated ones read, through a common table expression, the distinct
 values that they depend on.

@@ -57,7 +57,7 @@ def bind_query(sql: str, tables: Mapping[str, Columns], now: str, late_by: str |
     Args:
         tables: the columns of each, with their types (`persist.compute.sql.types`).
         now: the expression for `_now()`.
-        late_by: for windows that are emitted when final, how far after their end that is
+        late_by: for windows that are emitted when final, how far the greatest time is after their end then
             (`persist.compute.sql.emission`).
     """
     statement = parse_statement(sql)

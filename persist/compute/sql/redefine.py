@@ -54,7 +54,7 @@ from persist.engine.write.operations import Step
 class Dependent:
     """A view, with its present state, that changes together with a redefined view.
 
-    `name`: for errors; for stored groups, the name of their view.
+    `name`: the name that errors show; for stored groups, that is the name of their view.
     """
 
     handle: CollectionHandle

@@ -204,7 +204,7 @@ def explode_to_slots(updates: Ints, keys: int, aggregates: Sequence[AggregateCal
 
     Args:
         updates: the key's words, one word for each aggregate that needs its values, times and diffs.
-        aggregates: in the order of their words.
+        aggregates: the calls, in the order of these words.
     """
     summed = [numbered for numbered in enumerate(aggregates) if not numbered[1].is_counted]
     if not summed:

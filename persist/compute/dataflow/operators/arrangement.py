@@ -7,9 +7,8 @@ frontier. So the arrangement compacts up to the meet of all readers' frontiers.
 
 A program that continues from sealed outputs need not read its sources whole: its arrangements are *partial*. If a
 reader looks up keys that a partial arrangement lacks, the arrangement requests its input's contents for these keys, and
-keeps them.
-The request passes from operator to operator down to the sources, which read the parts that may hold such records. An
-operator whose output is stored answers from there.
+keeps them. The request passes from operator to operator down to the sources, which read the parts that may hold such
+records. An operator whose output is stored answers from there.
 
     a partial arrangement holds, for each key in `loaded`, all updates of its input at times before this pass
     new updates of other keys are dropped: a later request finds them in the contents

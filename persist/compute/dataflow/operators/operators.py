@@ -57,8 +57,8 @@ class Operator:
     """One operator of a running dataflow.
 
     Attributes:
-        title, inputs, outer, depth, costs: see `Position`. dimensions: the number of coordinates of its times: the
-            program's, and one for each scope of iteration around it.
+        title, inputs, outer, depth, costs: see `Position`.
+        dimensions: the number of coordinates of its times: the program's, and one for each scope around it.
         frontier: how far its inputs are complete, in the program's dimensions.
         rounds: the current iteration of each scope around it, outermost first.
         out: the updates that it emits in this pass, or None.

@@ -166,9 +166,9 @@ class WindowFunction:
         arguments: the columns that the function reads.
         number: the number that some functions take, such as the rows of `lag` or the buckets of `ntile`.
         by: the order of the partition: columns, whether each is descending, and whether NULL comes first.
-        start, end: of the frame, both inclusive: (mode, offset). "rows" counts rows, and "groups" groups of peers.
-            "range" with 0 includes all peers of the row, and "value" ends at the value of a column of the row. None is
-            the end of the partition.
+        start, end: the bounds of the frame, both inclusive: (mode, offset). "rows" counts rows, and "groups" groups of
+            peers. "range" with 0 includes all peers of the row, and "value" ends at the value of a column of the row.
+            None is the end of the partition.
         start_at, end_at: the column of a bound by "value"; it has the type of the only column of the order.
         exclude: which rows of the frame are left out: "current row", "group", "ties"; empty for none.
         within: the order of the rows of a frame, if it differs from the order of the partition; as `by`.

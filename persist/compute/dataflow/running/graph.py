@@ -1,7 +1,8 @@
-"""From a plan to the operators that run it.
+"""Makes the operators that run a plan.
 
-Operators are made in the order in which they run: each after those it reads, a scope as one operator after all that
-enters it. Joins and reductions read arrangements, which are made once for each input, key and columns, and shared.
+Operators are made in the order in which they run: each after its inputs. A scope is one operator, after all operators
+whose output enters it. Joins and reductions read arrangements, which are made once for each input, key and columns, and
+shared.
 """
 
 import time as clock

@@ -101,7 +101,7 @@ class Step:
     Attributes:
         updates: how many updates of inputs and sources it took in.
         frontier: how far inputs and sources were complete for it.
-        seqno: of the commit of the outputs; None if there was none.
+        seqno: the seqno of the outputs' commit; None if there was none.
     """
 
     updates: int
@@ -114,7 +114,7 @@ class Running(Closes):
 
     Attributes:
         plan: the plan that the operators run.
-        first_seqno: of the first commit of the last `run`; None if there was none.
+        first_seqno: the seqno of the first commit of the last `run`; None if there was none.
         why_whole: why the program reads its sources in full; None if it continues from its sealed outputs.
         sources: the readers of the sources.
         partial: its requests to sources; None if it has read them in full.

@@ -59,8 +59,8 @@ class Order:
     """An order of records: by some words first, then by the others.
 
     Args:
-        by: words, whether each is descending, and whether NULL comes first; every word once.
-        kinds: types of the words.
+        by: every word once, by its place; whether it is descending, and whether NULL comes first.
+        kinds: the types of the words.
     """
 
     def __init__(self, by: Sequence[tuple[int, bool, bool]], kinds: Sequence[pa.DataType], domain: Domain) -> None:

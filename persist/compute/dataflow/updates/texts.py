@@ -10,8 +10,7 @@ A tag is the upper half of a hash of the text. It distinguishes nearly all texts
 is filled from tags alone. Texts with equal tags are compared by their bytes, so collisions only cost time. The hash
 stays in one process, and need not be the same in the next version.
 
-Cost: about 0.3 µs for a text. Memory: its bytes, and 30 to 60 more; in a dictionary of Python, a text takes about
-130.
+Cost: about 0.3 µs for a text. Memory: its bytes, and 30 to 60 more; in a dictionary of Python, a text takes about 130.
 """
 
 from typing import Any, TypeAlias
