@@ -58,7 +58,9 @@ class PgTable:
         self.copy = sql.Identifier(place[0], copy)
         self._stage = sql.Identifier(f"stage_{copy[-16:]}_{schema.version}")
         if clash := {*self.columns} & {CHANGED, "_time", "_was", "_is", "_n", "_before", "_there"}:
-            raise InvalidUsage(f"{leaving.name!r} has a column {min(clash)!r}, which means something else in its table")
+            raise InvalidUsage(
+                f"{leaving.name!r} has a column {min(clash)!r}, a name that this sink needs: rename the column"
+            )
 
     @property
     def label(self) -> str:

@@ -118,7 +118,7 @@ def _nest_fields(wires: list[tuple[tuple[str, ...], pa.DataType]]) -> list[pa.Fi
         whole = [t for path, t in inner_wires if not path]
         deeper = [(path, t) for path, t in inner_wires if path]
         if whole and deeper:
-            raise InvalidUsage(f"{top!r} is read as a whole and in parts: give the parts of it that are wanted, only.")
+            raise InvalidUsage(f"options read {top!r} and fields inside of it: name only the fields that you need.")
         fields.append(pa.field(top, whole[0] if whole else pa.struct(_nest_fields(deeper))))
     return fields
 

@@ -91,8 +91,8 @@ def _open_collections(client: Client, source: Source) -> dict[str, Collection]:
         return {target.name: _open_collection(client, target, source_properties) for target in targets}
     if moments in {target.name for target in targets}:
         raise InvalidUsage(
-            f"{source.name}: the collection {moments!r} is to hold moments, and something else gets "
-            "that name, too: choose another prefix"
+            f"{source.name}: moments are stored in the collection {moments!r}, and a table gets that name, too: choose "
+            "another prefix"
         )
     moments_collection = _open_collection(client, make_moments_target(moments, source.name), source_properties)
     moments_properties = {**source_properties, MOMENTS: moments_collection.handle.id}

@@ -116,7 +116,7 @@ def _parse_defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     for name, text in (_parse_pair(assignment, "--default NAME=VALUE") for assignment in given):
         if name not in added:
-            raise persist.InvalidUsage(f"--default {name}={text}: it is of a column that --add adds")
+            raise persist.InvalidUsage(f"--default {name}={text}: {name} is not a column that --add adds")
         try:
             defaults[name] = parse_column(pa.chunked_array([[text]]), added[name])[0]
         except pa.ArrowException as error:

@@ -87,11 +87,11 @@ def sql(
         raise persist.InvalidUsage("--time and --output go with a query: a shell writes to the screen")
     if query is not None and classify_statement(query) is not None:
         if as_of or limit is not None or format or output:
-            raise persist.InvalidUsage("a statement takes --time and --files alone: it gives no rows")
+            raise persist.InvalidUsage("a statement returns no rows, so it takes only the options --time and --files")
         _run_change(at, query, time, files=files)
         return OK
     if query is not None and time is not None:
-        raise persist.InvalidUsage("--time is of what a statement changes: a query is read --as-of a time")
+        raise persist.InvalidUsage("--time is the time of a change: use --as-of to query an earlier time")
     with at.open_reader() as client:
         shell = Shell(at, client, row_format, limit, times, files)
         if query is None:

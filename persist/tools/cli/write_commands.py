@@ -237,7 +237,9 @@ def _load_file(
             has_diffs = plan.diff is not None or "_diff" in read_names(rows)
             plan = replace(plan, mode=choose_write_mode(target.handle, mode, names_key=bool(key), has_diffs=has_diffs))
         if plan.mode == "update":
-            raise persist.InvalidUsage("--mode update: a file has whole rows. Give --mode upsert, or UPDATE in `sql`")
+            raise persist.InvalidUsage(
+                "--mode update cannot write a file of whole rows: use --mode upsert, or `persist sql` with UPDATE"
+            )
         if mode == "error" and target.handle.create is None and not has_begun(target, rows, plan, plan.token):
             raise persist.errors.CollectionExists(collection)
         has_times = plan.time is None and time_column is None and "_time" in read_names(rows)
@@ -388,7 +390,7 @@ def drop(at: Place, collection: Name, yes: Yes = False) -> None:
 def check_format(keys: str | None, format: str | None) -> None:
     """Raise InvalidUsage if there is a format without a file."""
     if keys is None and format is not None:
-        raise persist.InvalidUsage("--format is that of the file of --keys, and there is none")
+        raise persist.InvalidUsage("--format is the format of the file of --keys: add --keys, or leave --format out")
 
 
 def read_keys(

@@ -403,7 +403,7 @@ def test_no_secret_is_in_a_message_the_history_or_what_is_stored(client: Any, cl
         ({"source": "kafka://b", "into": [{"topic": "t"}]}, "collection"),
         (
             {"source": "kafka://b", "into": [{"topic": "t", "collection": "c"}], "format": "maxwell"},
-            r"format stands in the tables \[\[into\]\]",
+            r"format belongs to one topic: move it into the tables \[\[into\]\]",
         ),
         ({"source": "kafka://b/t", "formt": "json"}, "did you mean"),
     ],

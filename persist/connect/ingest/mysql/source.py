@@ -93,7 +93,9 @@ class MysqlCopy:
             )
             gtids = parse_gtids(self._begin_snapshot(cursor), is_mariadb=server.is_mariadb)
             if gtids.measure > MEASURE_MAX:
-                raise InvalidUsage(f"{server.name} has numbered its transactions up to {gtids}, which is too far")
+                raise InvalidUsage(
+                    f"{server.name} has numbered its transactions up to {gtids}: times cannot count so far"
+                )
             cursor.execute("SELECT CAST(unix_timestamp(now(6)) * 1000000 AS SIGNED)")
             [now_us] = cursor.fetchone()
             at = {self._moments: BinlogPosition(str(gtids)).to_properties()}
