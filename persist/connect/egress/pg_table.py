@@ -9,7 +9,7 @@ table, and applied from there: the last change of each key counts.
 An insert must find no row, and an update or a deletion must find one. So the sink notices keys with several rows, and
 writes of other programs.
 
-`docs/use/egress.md` has the table of Postgres' types for Arrow's. Zeros have no sign, because both zeros are equal in
+`docs/use/egress.md` has the table of Postgres' types for Arrow's. Negative zero is sent as 0, because both are equal in
 collections.
 """
 

@@ -1,4 +1,4 @@
-"""Files of rows: format by name, bytes, and Arrow readers for formats with types.
+"""Files of rows: finds the format by the name, opens the bytes, and reads formats that store types.
 
 A file that ends too early is refused. A compressed file has a checksum. A stream of Arrow has a mark at its end, and
 nothing may follow.

@@ -236,7 +236,7 @@ def serve(
     """Notify other clients of new records and answer their queries, until interrupted.
 
     Clients must send the token of the environment variable PERSIST_SERVE_TOKEN. The token of PERSIST_SERVE_WRITE_TOKEN
-    allows writes through --store, --commits and --write. With the second, the first lets read only.
+    allows writes through --store, --commits and --write. If both are set, the first token only allows reads.
     """
     token = os.environ.get(TOKEN_VARIABLE)
     # The error reports a taken port in one line; gRPC would print more.

@@ -73,7 +73,7 @@ def sql(
 ) -> int:
     """Query collections with DuckDB as of one point of the log, or change one: UPDATE, INSERT, …
 
-    Without a query, it is a shell, or carries out what comes from standard input.
+    Without a query, it is a shell, or runs the statements from standard input.
     """
     from persist.compute.query import classify_statement
     from persist.tools.cli.row_output import choose_format

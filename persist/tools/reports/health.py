@@ -8,7 +8,7 @@ the newest records. The log lacks the bytes that garbage collection will free, s
   before the least upper of its inputs.
 - *Live* bytes are read for the latest contents: the newest keyframe, and the history after it. The others are history,
   which stays as long as `since` is before its times.
-- History is *kept back* by the least hold or tag of a collection whose `since` would have passed it by now.
+- A hold or tag *keeps back* history if `since` would be later without it. The report names the least of them.
 """
 
 import time
@@ -169,7 +169,7 @@ class Health:
     Attributes:
         written_at: when its newest record was made, by the clock of its writer; None if that record is gone.
         clients: the holders of leases, the exclusive writer, and who made the `RECENT` newest records.
-        live_bytes, history_bytes: see the module; waiting_bytes is None if not all of it was listed.
+        live_bytes, history_bytes: see the module. waiting_bytes: None if not all folders were listed.
     """
 
     location: str

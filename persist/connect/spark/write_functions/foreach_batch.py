@@ -60,8 +60,8 @@ def foreach_batch_writer(
 ) -> Callable[[DataFrame, int], None]:
     """Return a function for `writeStream.foreachBatch`, which writes to many collections at once, exactly once.
 
-    One record adds a micro-batch to all of the collections, so readers see it in all or in none. The collections keep
-    in step: plain rows get the time of the commit in all of them. Updates seal all of them to the same time, by the
+    One record adds a micro-batch to all of the collections, so readers see it in all or in none. Plain rows get the
+    time of the commit in all of the collections. Updates seal all of the collections to the same time, after the
     largest time of the batch. Copied checkpoints and similar faults are noticed; see
     `persist.connect.spark.data_source.writers`. A batch that runs again does nothing if any of the collections has it.
 
