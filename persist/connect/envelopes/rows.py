@@ -72,7 +72,7 @@ class RowPlan:
             return np.zeros(len(texts), np.bool_)
 
     def _choose_readers(self, texts: pa.Array) -> "_PieceReaders":
-        """Choose the readers of a piece by its samples."""
+        """Choose how a batch of messages is read, by samples of its values."""
         samples = decode_samples(texts)
         row_samples = (
             [row for place in self.places for row in list_values(samples, place)] if self.places else list(samples)

@@ -287,7 +287,7 @@ def serve(
 
 
 def _read_properties(path: Path) -> dict[str, str]:
-    """Return the texts by name in a JSON file."""
+    """Return the properties in a file with a JSON object of texts."""
     try:
         properties = json.loads(path.read_text())
     except (OSError, ValueError) as error:

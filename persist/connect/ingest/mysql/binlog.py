@@ -211,7 +211,7 @@ class _Domains:
         self._last[domain] = (number, server)
 
     def has(self, other: str) -> bool:
-        """Return whether the set contains all transactions of another one, as text."""
+        """Return whether this set contains all transactions of another set, which is text."""
         return all(self._last.get(domain, (0, 0))[0] >= at[0] for domain, at in _Domains(other)._last.items())
 
     def __str__(self) -> str:
@@ -253,7 +253,7 @@ class _Servers:
         self._intervals[server] = merged
 
     def has(self, other: str) -> bool:
-        """Return whether the set contains all transactions of another one, as text."""
+        """Return whether this set contains all transactions of another set, which is text."""
         return all(
             any(first <= low and high <= last for first, last in self._intervals.get(server, []))
             for server, intervals in _Servers(other)._intervals.items()
