@@ -58,11 +58,13 @@ def sql(
     ] = None,
     as_of: Annotated[
         list[str] | None,
-        typer.Option("--as-of", metavar="[NAME=]TIME", help="Of all collections, or of one; may be repeated."),
+        typer.Option(
+            "--as-of", metavar="[NAME=]TIME", help="The time to read all collections at, or NAME; may be repeated."
+        ),
     ] = None,
     time: Annotated[
         str | None,
-        typer.Option("--time", "-t", metavar="TIME", help="Of what a statement changes; else that of its commit."),
+        typer.Option("--time", "-t", metavar="TIME", help="The time of the changes; else that of the commit."),
     ] = None,
     files: Annotated[
         bool, typer.Option("--files", help="Let the query read files and URLs, too, with your rights: read_csv, …")
