@@ -13,7 +13,7 @@ unnamed temporary file with an index of the shares. Then each share is consolida
 the contents, compressed by LZ4, and a process that continues a copy reads all parts again.
 
 Memory: a chunk and a share, about four times each while they are consolidated.
-Rejected: shares in the order of rows, which parts have, because a position would be a row of any size and type.
+Rejected: shares by ranges of sorted rows, because a position would then be a whole row, of any size.
 """
 
 import tempfile

@@ -62,7 +62,7 @@ class LastFailure:
 class ViewLag:
     """How far a view is behind, and which input is furthest behind.
 
-    `behind_s` is None without moments, or before the first seal; `is_due`: a refresh would bring it further.
+    `behind_s` is None without moments, or before the first seal; `is_due`: a refresh would advance it.
     """
 
     view: str

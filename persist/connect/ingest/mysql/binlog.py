@@ -8,8 +8,8 @@ MySQL counts the transactions of each server: a set has `uuid:1-5:7`. MariaDB ha
 `domain-server-number`, and numbers of a domain only grow. Both kinds are the same on each server of a group, so a
 source may move to another server.
 
-The *measure* of a set is the number of its transactions, or the sum of the last numbers. Each transaction makes it
-larger. Its time is the measure with it, times `STEP`. So times are the same on each server, and between two of them
+The *measure* of a set is the number of its transactions, or the sum of the last numbers. Each transaction increases the
+measure, and its time is the new measure, times `STEP`. So times are the same on each server, and between two of them
 there are times for moments without transactions.
 """
 

@@ -75,8 +75,7 @@ def foreach_batch_writer(
         seal, watermark, late, late_collection: for updates and events, as the options of the same names (the last one
             is `late_collection`) for streaming writes.
         query_id: names the query; None takes Spark's id. Needed if one query uses several such functions for one
-            collection, and under Spark Connect, which hides the id, and where simultaneous runs of a query go
-            unnoticed.
+            collection, and under Spark Connect, which hides the id. Simultaneous runs of a query go unnoticed there.
         first_batch: the number of the first batch that is written here, for a query that wrote elsewhere before.
         allow_future: on a timeline, accept times that are more than a day ahead of the clock.
 
