@@ -2,7 +2,7 @@
 
     COLLECTION/contents-TIME-N.parquet         contents as of a time; N counts the files of a collection.
     COLLECTION/LOWER-UPPER.parquet             the changes with LOWER <= time < UPPER.
-    COLLECTION/LOWER-UPPER-ROW.parquet         such changes from a row on, if they do not fit one file.
+    COLLECTION/LOWER-UPPER-ROW.parquet         these changes from row number ROW on, if they need several files.
     _persist/NAME/ID/N.json                    file N: begin and end of its step, and its rows
 
 A process first promises a file, by its object N.json, which it creates only if it does not exist. So only one of two
