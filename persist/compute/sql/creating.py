@@ -1,7 +1,7 @@
 """Creates a view, or loads the existing one of its name and definition.
 
-The state and the work of a join of two growing inputs without a key grow with both of them. Such a query is correct,
-and may be intended for small inputs, so a new view of it only warns.
+The state of a join of two growing inputs without a key grows with both inputs, and so does the work of each change.
+Such a query is correct, and may be intended for small inputs, so a new view of it only warns.
 """
 
 import warnings
@@ -98,7 +98,7 @@ def _create_view(
 
 
 class UnboundedState(UserWarning):
-    """A view joins two growing inputs without a key, so each change meets all records of the other input."""
+    """Warning: a view joins two growing inputs without a key, so each change reads all records of one."""
 
 
 def list_unbounded_joins(plan: algebra.Node, statistics: Known = NOTHING) -> list[str]:
@@ -112,6 +112,8 @@ def list_unbounded_joins(plan: algebra.Node, statistics: Known = NOTHING) -> lis
 
 
 class _Growth:
+    """Finds the joins of a plan whose inputs both grow without end."""
+
     def __init__(self, known: Known) -> None:
         self._known = {**known}
         self._values: dict[int, algebra.Node] = {}

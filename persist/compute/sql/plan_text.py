@@ -76,6 +76,7 @@ class Relation:
 
     @property
     def names(self) -> list[str]:
+        """The names of the columns, quoted for SQL."""
         return [quote_name(name) for name in self.schema.names]
 
 
@@ -107,7 +108,7 @@ def write_node(
 def _write_operator(
     plan: plans.Plan, node: plans.Node, inputs: Sequence[Relation], relations: Mapping[int, Relation]
 ) -> Relation:
-    """Return the SQL of a plan's node. Raises Untranslatable."""
+    """Return the SQL of a node, which may still have columns that no node reads."""
     match node.operator:
         case plans.Linear(stages):
             return _apply_stages(inputs[0], stages)
@@ -166,7 +167,7 @@ def _concatenate(inputs: Sequence[Relation], schema: pa.Schema) -> Relation:
 
 
 def _find_anti_join(plan: plans.Plan, node: plans.Node, relations: Mapping[int, Relation]) -> Relation | None:
-    """Return a union that subtracts the records with some keys as an anti join; None for other unions."""
+    """Return the anti join for a union that subtracts the records with some keys, or None."""
     if len(node.inputs) != 2:
         return None
     first, second = (plan.nodes[number] for number in node.inputs)
@@ -200,6 +201,7 @@ def _find_anti_join(plan: plans.Plan, node: plans.Node, relations: Mapping[int, 
 
 
 def _match_keys(pairs: Sequence[tuple[str, str]], join: plans.Join) -> str:
+    """Return the SQL condition that the keys of a join are equal."""
     sign = "IS NOT DISTINCT FROM" if join.null_equals else "="
     return " AND ".join(f"{key} {sign} {partner}" for key, partner in pairs) or "true"
 
@@ -291,7 +293,7 @@ def _write_aggregate(kind: str, column: str, of_type: pa.DataType, result: pa.Da
 
 
 def _split_floats(text: str, column: str, at: int) -> str:
-    """Return a relation with the three parts of each finite float, and the remainder."""
+    """Return a relation with each finite float split into three parts and a rest."""
     finite = f"CASE WHEN isfinite({column}) THEN CAST({column} AS DOUBLE) ELSE 0.0 END"
     text = f'SELECT *, {finite} AS " rest {at} 0" FROM ({text})'
     for number, digits in enumerate(_DIGITS):
@@ -303,7 +305,7 @@ def _split_floats(text: str, column: str, at: int) -> str:
 
 
 def _sum_parts(column: str, at: int) -> list[str]:
-    """Return the sums of the parts of a column's floats, their count, and whether all that is exact."""
+    """Return SQL for the sums of parts of floats, their count, and whether these are exact."""
     is_exact = (
         f'count(*) < {_COUNT_MAX} AND count(*) * max(abs(" rest {at} 0")) < {float(EXACT >> _DIGITS[0])!r}'
         f' AND bool_and(" rest {at} {len(_DIGITS)}" = 0)'
@@ -340,6 +342,7 @@ def _divide_exactly(total: str, count: str, is_null: str) -> str:
 
 
 def _cast(text: str, kind: pa.DataType) -> str:
+    """Return the SQL of a cast to an Arrow type."""
     return f"CAST({text} AS {to_duckdb(name_arrow_type(kind))})"
 
 
@@ -374,6 +377,7 @@ def write_term(term: Term, schema: pa.Schema) -> tuple[str, pa.DataType]:
 
 
 def _quote(text: str) -> str:
+    """Return a text as a literal of SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -422,6 +426,7 @@ def _write_call(name: str, texts: Sequence[str], kinds: Sequence[pa.DataType], k
 
 
 def _join_limbs(texts: Sequence[str]) -> str:
+    """Return the SQL of an integer sum, from its lower and its upper part."""
     return f"CAST({texts[0]} AS HUGEINT) + CAST({texts[1]} AS HUGEINT) * {1 << LIMB}::HUGEINT"
 
 

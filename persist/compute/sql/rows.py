@@ -18,6 +18,8 @@ from persist.core.expression.term import Call, Col, Lit, Place, Term
 
 
 class _OneRow(dict[str, object]):
+    """Columns for evaluating constants: no column, and one row."""
+
     def __len__(self) -> int:
         return 1
 
@@ -80,7 +82,7 @@ def extend_with_terms(stream: Stream, outputs: Mapping[str, Term]) -> Stream:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A relation as a stream.
+    """A relation as a stream: each column of the relation is a named column of the stream.
 
     Attributes:
         stream: it may have more columns.
@@ -102,7 +104,7 @@ class Rows:
         return [schema.field(name).type for name in self.columns]
 
     def to_stream_term(self, term: Term) -> Term:
-        """Replace the places in a term by the stream's column names."""
+        """Return a term whose columns are names of the stream instead of places."""
         return lower_term(term, self.columns)
 
     def filter(self, conditions: Iterable[Term]) -> "Rows":
@@ -130,7 +132,7 @@ class Rows:
     def to_stream(self, names: Sequence[str] | None = None) -> Stream:
         """Return a stream with exactly the relation's columns, in order.
 
-        `names`: of its columns. By default they keep their names, with numbers if these repeat.
+        `names`: the names of its columns. By default columns keep their names; repeated names get numbers.
         """
         names = choose_free_names(self.columns) if names is None else [*names]
         if names == self.stream.columns == [*self.columns]:
