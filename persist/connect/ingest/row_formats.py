@@ -37,8 +37,8 @@ class RowFile:
     """A file of rows, its format and compression; `source` opens its stored bytes.
 
     Attributes:
-        path, name: of the file to read, and the name for messages. They differ for standard input, which is spooled to
-            a file.
+        path, name: the path of the file, and its name in messages. They differ for standard input, which is copied
+            to a file.
     """
 
     path: str

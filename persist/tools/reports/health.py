@@ -126,7 +126,7 @@ class WaitingBlobs:
     Attributes:
         why: "dropped", "replaced" by compaction, or "erased": records of the log from before an erasure.
         blobs, bytes: None if they were not listed; see `LISTED_MAX`.
-        given_up_at, until: when they were deleted, and when they go, in ISO 8601; approximate, because gc uses the store's clock.
+        given_up_at, until: ISO 8601: when they were deleted, and about when gc, by the store's clock, removes them.
         waits_for: "the grace period", a lease with its holder, or "the next gc".
     """
 

@@ -397,7 +397,7 @@ def test_no_secret_is_in_a_message_the_history_or_what_is_stored(client: Any, cl
         ({"source": "kafka://b/t", "format": "debezium"}, "name the columns by which rows are told apart"),
         ({"source": "kafka://b/t", "table": "x"}, "table goes with the formats maxwell and canal"),
         ({"source": "kafka://b/t", "batch_rows": 0}, "batch_rows=0 must be above 0"),
-        ({"source": "kafka://b/t", "client": {"auto.offset.reset": "latest"}}, "what is set here"),
+        ({"source": "kafka://b/t", "client": {"auto.offset.reset": "latest"}}, "persist sets the option"),
         ({"source": "kafka://b/t", "password_file": "/nowhere"}, "password_file='/nowhere' cannot be read"),
         ({"source": "kafka://b/t", "registry": "ftp://x"}, "is not an address of a schema registry"),
         ({"source": "kafka://b", "into": [{"topic": "t"}]}, "collection"),
