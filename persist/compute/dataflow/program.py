@@ -38,7 +38,7 @@ class Program(Draft):
 
     Attributes:
         name: names the program's holds and its outputs' owner; unique in a location.
-        dimensions: of its times: 1 for integers; more for tuples of so many integers, in the product partial order.
+        dimensions: of its times: 1 for integers; n for tuples of n integers, in the product partial order.
         engine: where `source` looks columns up; None before `using` is called.
     """
 

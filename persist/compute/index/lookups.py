@@ -2,8 +2,8 @@
 
 Refreshes look up keys (`IndexPath.find_records`). Reads look up the rows that pass a filter (`find_by_index`). An index
 is cut into ranges of its keys, and Arrow determines whether the filter may be true between the least and the greatest
-key of each. So any filter narrows: by `=`, `in`, bounds, prefixes of several columns, or these joined by `and` and
-`or`.
+key of each. So any filter reduces what is read: by `=`, `in`, bounds, prefixes of several columns, or these joined by
+`and` and `or`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -35,7 +35,7 @@ class QueryLimits:
 
     Attributes:
         memory_bytes: how much memory DuckDB may use. Nothing is spilled to disk.
-        timeout_s: from the request for the first row to the last row.
+        timeout_s: the longest time from the request for the first row to the last row.
         rows_max: the most rows of the answer.
     """
 
@@ -76,7 +76,7 @@ class _Settings:
 
 
 class LentDatabase:
-    """A connection to a lent database.
+    """A connection to a database that is lent to one borrower.
 
     Attributes:
         connection: the connection of DuckDB.
@@ -109,7 +109,7 @@ def open_database(limits: QueryLimits) -> Any:
 
 @contextmanager
 def lend_database(*, reads_files: bool = False, limits: QueryLimits | None = None) -> Iterator[LentDatabase]:
-    """Lend a database for a while.
+    """Context that lends a database of DuckDB, and takes it back at the end.
 
     Args:
         reads_files: whether queries may read files and URLs, for which DuckDB may load extensions.

@@ -52,7 +52,7 @@ class Definition:
 
     Attributes:
         verb: such as "COMMENT ON", in upper case; so are kind and condition.
-        path: of the table, or of the column of a COMMENT ON COLUMN.
+        path: the path of the table, or of the column of a COMMENT ON COLUMN.
     """
 
     verb: str
@@ -158,7 +158,7 @@ class Definition:
             return TableChange(evolution=self._diff_columns(before.columns, after.columns, types))
 
     def _diff_columns(self, before: "_Columns", after: "_Columns", types: Any) -> dict[str, Any]:
-        """Return arguments of `evolve`; none if an IF EXISTS does not apply."""
+        """Return the arguments of `evolve` for a change; none if IF EXISTS makes it void."""
         added = [name for name in after if name not in before]
         dropped = [name for name in before if name not in after]
         changed = [name for name, facts in after.items() if name in before and facts != before[name]]
@@ -224,11 +224,11 @@ _Columns = Mapping[str, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class _TableCatalog:
-    """The catalog entries of the only table of a connection.
+    """DuckDB's catalog entries of the only table of a connection.
 
     Attributes:
-        columns: the type, default and nullability of each, by name.
-        comments: of columns, by name.
+        columns: the type, default and nullability of each column, by name.
+        comments: the comments of columns, by name.
     """
 
     table: str
@@ -238,7 +238,7 @@ class _TableCatalog:
 
     @classmethod
     def read(cls, connection: Any) -> "_TableCatalog":
-        """Read the catalog of a connection."""
+        """Read the entries from a connection."""
         (table, comment), *_ = connection.execute(_TABLES).fetchall() or [("", None)]
         columns = connection.execute(_COLUMNS).fetchall()
         facts = {name: tuple(facts) for name, *facts, _ in columns}

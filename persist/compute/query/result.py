@@ -82,7 +82,7 @@ class _ReadLog:
         self.reads: list[str] | None = None
 
     def make_dataset(self, path: Path, snapshot: Snapshot, where: pc.Expression | None) -> Any:
-        """Return a snapshot as a dataset whose reads are noted; where is a filter besides those of DuckDB."""
+        """Return a snapshot as a dataset that notes its reads. `where`: a filter besides DuckDB's."""
 
         def read(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
             names = snapshot.schema.names if columns is None else columns
@@ -99,8 +99,8 @@ class QueryResult(ArrowResult):
     """The answer of a query: read it repeatedly, in any form, until it is closed.
 
     Attributes:
-        sql: the query. names: the collections that it reads as of the common time; collections with a time in the query
-            are not included.
+        sql: the query.
+        names: the collections that it reads as of the common time, without those that have a time in the query.
         seqno: a point of the log at or before the one that it reads; -1 if the query names a time.
     """
 
@@ -122,8 +122,8 @@ class QueryResult(ArrowResult):
         Args:
             as_of: a time for all collections, or times by their names; "" is the name of all others. The default is the
                 latest sealed time.
-            variables: of the caller; frames among them are tables. The query can then also read files and URLs, and
-                DuckDB loads extensions for these. None allows neither.
+            variables: the caller's variables; data frames among them are tables. The query can then also read files and
+                URLs, and DuckDB loads extensions for these. None allows neither.
             limits: of memory, time and rows; None for no limits.
             parameters: the values of `?` or `$1` in the query.
             times: the `times` of another result, to read the same.
@@ -311,7 +311,7 @@ class QueryResult(ArrowResult):
             raise InvalidUsage(f"the query was ended: {self._interrupted}")
 
     def _raise_refusal(self, error: Exception) -> NoReturn:
-        """Raise our error for an error of DuckDB."""
+        """Raise the PersistError that explains an error of DuckDB."""
         if self._interrupted:
             raise InvalidUsage(f"the query was ended: {self._interrupted}") from error
         if self._notes.failures:

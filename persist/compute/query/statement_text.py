@@ -133,7 +133,7 @@ class StatementText:
         )
 
     def _find_repeated_updates(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
-        """Return the columns and the FROM of an UPDATE's rows, or None."""
+        """Return a select list and a FROM that list the rows of an UPDATE … FROM, or None."""
         set_at, sources = self._find_words("set"), self._find_words("from")
         if not set_at or not sources:
             return None
@@ -142,7 +142,7 @@ class StatementText:
         return f"{names}, 'update' AS persist_action", f"{format_path(self.table)} {alias}, {source}"
 
     def _find_repeated_merges(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
-        """Return the columns and the FROM of a MERGE's rows, or None."""
+        """Return a select list and a FROM that list the rows a MERGE matches, or None."""
         using, whens = self._find_words("using"), self._find_words("when")
         if not using or not whens:
             return None

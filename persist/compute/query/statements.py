@@ -3,9 +3,9 @@
 DuckDB runs a statement on a table with the rows of the collection that it may touch
 (`persist.compute.query.touched_rows`). The commit is the difference between the table before and after. Other
 collections of the statement are read as of their last sealed times. If another client changes the collection meanwhile,
-the statement is run again on the new contents; with a time, it is refused if the collection is not keyed. In a keyed
-collection, pending events at times up to that of the commit are resolved first. Cost and memory: the touched rows; or
-the whole collection, if these cannot be determined.
+the statement is run again on the new contents. If its time is fixed and the collection is not keyed, it is refused. In
+a keyed collection, pending events at times up to that of the commit are resolved first. Cost and memory: the touched
+rows; or the whole collection, if these cannot be determined.
 
 A statement that would change one row for several rows of its source is refused, unless these rows are equal. So is an
 INSERT … ON CONFLICT of several rows of one key.
@@ -217,7 +217,7 @@ def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[s
 
 
 def _match_table(path: Path, names: list[str]) -> str:
-    """Return the collection of a path; raise InvalidUsage without one."""
+    """Return the collection that a path names. Raises InvalidUsage: there is none."""
     table = resolve_table(path, names)
     if table is None:
         wanted = ".".join(path)
@@ -308,7 +308,7 @@ def reads_own_table(sql: str, table: Path) -> bool:
 
 
 def has_unparsed_mention(sql: str, name: str, paths: Iterable[Path]) -> bool:
-    """Return whether SQL may name a table in a way that parsing does not show."""
+    """Return whether SQL may name a table where parsing does not find it."""
     name, seen = fold_case(name), sum(fold_case(part) == fold_case(name) for path in paths for part in path)
     return len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", fold_case(sql))) > seen
 

@@ -4,7 +4,7 @@
     FROM orders VERSION AS OF 7                         Spark and Delta
     FROM orders TIMESTAMP AS OF TIMESTAMP '2026-11-21'
 
-Neither DuckDB nor Spark's views can read so. Each such table gets another name in the text, and its old name as an
+DuckDB and Spark's views lack this syntax. So each such table gets another name in the text, and its old name as an
 alias.
 """
 
@@ -87,7 +87,7 @@ def resolve_table(path: Path, names: Sequence[str]) -> TableAt | None:
 
 
 def drop_repeated_tables(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
-    """Return tables whose paths differ by more than case."""
+    """Return tables by path, with one of the paths that differ by case only."""
     read: dict[Path, Path] = {}
     for path, table in tables.items():
         other = read.setdefault(normalise_path(path), path)
@@ -165,7 +165,7 @@ def to_sql_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _to_sql_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type of DuckDB for the values of a type; the type itself if there is none."""
+    """Return the type in which DuckDB holds a type's values, often the type itself."""
     if pt.is_float16(kind):
         return pa.float32()
     if pt.is_decimal256(kind) and 0 <= kind.scale <= 38:

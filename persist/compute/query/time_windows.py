@@ -60,8 +60,7 @@ def add_time_windows(connection: Any, words: Iterable[str], late_by: str | None 
 
 
 def check_lengths(connection: Any, sql: str, node: Mapping[str, Any]) -> None:
-    """Raise InvalidUsage if a window function has an invalid constant length. `node`: the function in the parsed
-    query."""
+    """Raise InvalidUsage if a window function has an invalid constant length."""
     for argument in list_arguments(node)[2 : 4 if node["function"]["function_name"].lower() == "hop" else 3]:
         begin = argument.get("query_location", len(sql))
         text = sql.encode()[begin : begin + argument.get("query_location_length", 0)].decode(errors="ignore")

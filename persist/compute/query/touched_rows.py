@@ -1,7 +1,7 @@
 """Reads only the rows of a collection that a statement may touch, if these can be determined.
 
 A statement that joins its table with a source by equal columns touches rows with the source's values. If these columns
-are the key, the rows are looked up; otherwise a filter by the values reads the parts whose statistics may have them.
+are the key, the rows are looked up; otherwise a filter by the values reads the parts whose statistics allow them.
 DuckDB evaluates any other condition, and hands comparisons to the scan of the collection. An INSERT touches no row.
 Every row is read if a statement reads its own table again, has a random part, or has a condition that DuckDB does not
 accept alone.
@@ -122,7 +122,7 @@ def _parse_column(
 def _read_source_keys(
     connection: Any, source: str, pairs: Sequence[tuple[str, str]], schema: CollectionSchema
 ) -> pc.Expression | pa.Table | None:
-    """Return the source's keys or a filter for them; None if DuckDB must compare."""
+    """Return the source's keys, or a filter for them; None if only DuckDB can compare them."""
     types = connection.sql(f"SELECT {', '.join(text for _, text in pairs)} FROM {source}\nLIMIT 0").types
     empty = pa.schema([schema.arrow.field(name) for name, _ in pairs]).empty_table()
     stored = connection.from_arrow(empty).types

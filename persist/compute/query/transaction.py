@@ -95,7 +95,7 @@ class _ChangedTable:
         return (f"began: {format_path(normalise_path(self.path))}",)
 
     def load_rows(self, connection: Any, rows: Iterator[pa.Table] | None) -> None:
-        """Load rows that are not loaded yet; None loads all."""
+        """Load some rows of the collection that are not loaded yet; None loads all."""
         if self.is_whole:
             return
         new, began = ("the rows to load",), format_path(self.old_path)
@@ -334,7 +334,7 @@ class Transaction:
 
 
 def make_snapshot_reader(contents: Snapshot) -> ReadRows:
-    """Return a function that reads a snapshot."""
+    """Return a function that reads the rows of a snapshot that pass a filter, or have keys."""
 
     def read(by: pc.Expression | pa.Table | None) -> Iterator[pa.Table]:
         if isinstance(by, pa.Table):

@@ -1,4 +1,4 @@
-"""From DuckDB 2.0's bound, unoptimised plan to ours. Each kind of node is translated here, or refused.
+"""Translates DuckDB 2.0's bound, unoptimised plan to ours. Each kind of node is translated here, or refused.
 
 DuckDB has already made joins of all subqueries: correlated ones read, through a common table expression, the distinct
 values that they depend on.
@@ -63,7 +63,7 @@ class Adapter:
         self._of = Expressions(sql)
 
     def adapt(self, plan: Json) -> algebra.Node:
-        """Return the relation of a plan of DuckDB."""
+        """Translate DuckDB's plan of the whole query to a relation."""
         if plan["type"] not in RELATIONS:
             name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
             raise InvalidUsage(f"{name} is not supported in a view: {_INSTEAD.get(name, _INSTEAD_OF_ALL)}")
@@ -154,7 +154,7 @@ class Adapter:
         return node if requested else algebra.Project(node, (algebra.TRUE,))
 
     def _add_table_function(self, plan: Json) -> algebra.Node:
-        """Return the rows with the columns of a table function computed for each."""
+        """Return a relation's rows with the columns that a table function computes from each."""
         rows = (
             self.adapt(plan["children"][0])
             if plan.get("children")
@@ -398,7 +398,7 @@ class Adapter:
             raise InvalidUsage(f"{what} of intervals is not supported in a view: take epoch_us(…), their lengths")
 
     def _adapt_window(self, plan: Json) -> algebra.Node:
-        """Return the node of DuckDB's window operator, with its list aggregates."""
+        """Translate window functions, including those that DuckDB computes from lists."""
         child, nodes = self.adapt(plan["children"][0]), plan["expressions"]
         if any(map(is_by_place, nodes)):
             windowed = add_positional_windows(child, nodes, plan["window_index"], self._of, self._of.translate_window)

@@ -216,7 +216,7 @@ class Expressions:
         return make_sql_call("duckdb", kind, Lit(pa.scalar(sql_text)), *text.columns, at=self._get_query_position(node))
 
     def _cast_to_arrow(self, text: str, kind: Json, node: Json) -> tuple[str, pa.DataType]:
-        """Cast an expression of DuckDB to a type that Arrow has."""
+        """Return SQL of DuckDB, cast if Arrow lacks its type, and the Arrow type."""
         arrow, named = to_arrow(self.infer_type(kind, node)), format_type(kind, is_named=True)
         return text if named == format_type(kind) else f"CAST({text} AS {named})", arrow
 

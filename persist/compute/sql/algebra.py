@@ -24,7 +24,7 @@ TRUE = Lit(pa.scalar(True))
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key of an order."""
+    """One key of an ORDER BY."""
 
     by: Term
     descending: bool = False
@@ -80,7 +80,7 @@ class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Scan(_Node, frozen=True, tag="scan"):
-    """Columns of a collection."""
+    """Some columns of a collection."""
 
     collection: str
     columns: tuple[str, ...]
@@ -95,7 +95,7 @@ class Values(_Node, frozen=True, tag="values"):
 
 
 class Project(_Node, frozen=True, tag="project"):
-    """Computed columns."""
+    """Columns that terms compute from the input's columns."""
 
     input: "Node"
     outputs: tuple[Term, ...]

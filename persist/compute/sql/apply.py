@@ -34,7 +34,7 @@ Action = Literal["create", "replace", "keep", "drop"]
 class Wanted:
     """The requested definition of a view: query, key and start.
 
-    An existing view may have any start if this is None or "now".
+    If the start is None or "now", an existing view keeps its own.
     """
 
     sql: str

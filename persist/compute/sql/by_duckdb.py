@@ -308,7 +308,7 @@ class SqlText:
         ]
 
     def _format_lambda(self, children: Sequence[Json], at: int, more: int) -> list[str]:
-        """Return arguments with a lambda, and more arguments after it; its outer columns come last."""
+        """Return the arguments of a call whose argument `at` is a lambda, with `more` after it."""
         function = children[at]
         self._check(function)
         count = function["parameter_count"]

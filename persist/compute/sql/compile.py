@@ -152,7 +152,7 @@ def _replace_intervals(
 
 @contextmanager
 def _refuse_deep_plans() -> Iterator[None]:
-    """Raise InvalidUsage if this block's recursion is too deep."""
+    """Context that raises InvalidUsage if a plan is too deep for recursion."""
     try:
         yield
     except RecursionError:
@@ -160,7 +160,7 @@ def _refuse_deep_plans() -> Iterator[None]:
 
 
 def _count_node_levels(node: algebra.Node) -> int:
-    """Return a plan's depth: two for a relation, one for an expression."""
+    """Return how deep a plan is nested, where a relation counts twice."""
     depth = max(map(_count_levels, algebra.list_terms(node)), default=0)
     return 2 + max([depth, *map(_count_node_levels, algebra.list_inputs(node))])
 

@@ -36,7 +36,7 @@ def load_or_create_view(
 ) -> LiveView:
     """Load the view of a name, or create it; see `Client.create_view` for arguments and errors.
 
-    `is_new` raises CollectionExists in place of loading it.
+    `is_new`: raise CollectionExists if there is a view.
     """
     check_free_name(name)
 
@@ -106,7 +106,7 @@ def list_unbounded_joins(plan: algebra.Node, statistics: Known = NOTHING) -> lis
 
     Args:
         plan: a rewritten plan.
-        statistics: of collections, as for `rewrite_plan`.
+        statistics: the statistics of collections, as for `rewrite_plan`.
     """
     return _Growth(statistics).describe_growing_joins(plan)
 
@@ -142,7 +142,7 @@ class _Growth:
         )
 
     def _list_growing_sources(self, node: algebra.Node) -> list[str]:
-        """Return the collections that a node reads, directly or by references."""
+        """Return the collections that a node reads, directly or through references."""
         collections = list(list_scans(node))
         if isinstance(node, algebra.Ref) and node.number in self._values:
             collections += self._list_growing_sources(self._values[node.number])

@@ -55,7 +55,7 @@ EARLIER_KEPT = 100
 
 
 class EarlierDefinition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An earlier definition of a view, and when it began."""
+    """An earlier definition of a view, and the time at which it began."""
 
     sql: str
     since: int
@@ -128,7 +128,7 @@ def to_json(value: Any) -> Any:
 
 
 def decode_term(wanted: type, stored: dict[str, Any]) -> Term:
-    """Return a stored term; a hook for msgspec, which does not know the type."""
+    """Return a term from its stored form; msgspec calls this for each term."""
     assert wanted is Term
     match stored:
         case {"kind": "column", "index": int(index), **rest} if not rest:

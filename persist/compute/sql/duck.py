@@ -57,7 +57,7 @@ def bind_query(sql: str, tables: Mapping[str, Columns], now: str, late_by: str |
     Args:
         tables: the columns of each, with their types (`persist.compute.sql.types`).
         now: the expression for `_now()`.
-        late_by: for windows that are emitted when final, how far after their end that is
+        late_by: for windows that are emitted when final, how far the greatest time is after their end then
             (`persist.compute.sql.emission`).
     """
     statement = parse_statement(sql)
@@ -230,7 +230,7 @@ def load_duckdb() -> Any:
 
 @contextmanager
 def _open_binder(sql: str) -> Iterator[Any]:
-    """Context with a connection for binding a query; its objects vanish afterwards.
+    """Context with a DuckDB connection for binding a query; objects made in it vanish.
 
     Opening a database takes 16 ms of processor time, and a new view would need several. So all share one empty
     database: each use is a transaction that is rolled back, and only one runs at a time.
@@ -267,7 +267,7 @@ def _explain_error(answer: dict[str, Any], sql: str) -> str:
 
 
 def _locate_call(function: str, statement: Any, sql: str) -> str:
-    """Return the place of a call in the text of a query; nothing if a macro calls it."""
+    """Return where a query calls a function, for messages; empty if a macro calls it."""
     for node in walk_parts(statement):
         names = node.get("column_names") or (node.get("qualified_name") or {}).get("path") or [""]
         if node.get("class") in ("FUNCTION", "COLUMN_REF") and str(names[-1]).lower() in list_spellings(function):
@@ -276,7 +276,7 @@ def _locate_call(function: str, statement: Any, sql: str) -> str:
 
 
 def show_position(sql: str, position: Any) -> str:
-    """Return a position's line in the query, with a mark below."""
+    """Return the line of a query that has a position, with a mark below it."""
     if position is None or not str(position).isdigit() or int(position) > len(sql.encode()):
         return ""
     at = len(sql.encode()[: int(position)].decode(errors="ignore"))

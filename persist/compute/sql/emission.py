@@ -7,8 +7,8 @@ greatest time seen. So a window is final when its end lies that far behind the g
 `EMIT FINAL` leaves out the rows of all others: `window_end <= (SELECT max(at) - distance FROM bids)`. Views keep rows
 in order of such a comparison with one value, so a refresh computes only what changes.
 
-A view's contents at each time are its query's result on its inputs at that time, and this follows from that alone. That
-a row stays once it is shown needs more conditions, which are checked when the view is created:
+This needs no mechanism of its own: a view's contents at each time are its query's result on its inputs at that time.
+More conditions ensure that a row stays once it is shown. They are checked when the view is created:
 
 - The collection has such a bound, of the column that the windows use, and events are its only changes: none replaces or
   deletes a row (`InsertIfAbsent`, and no tombstones).

@@ -57,7 +57,7 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
     """Return the dataflow plan of one rewritten relation.
 
     Args:
-        columns: of the answer, with their types; without them, they are called c0, c1, …
+        columns: the answer's columns with their types; without them, columns are named c0, c1, …
         optimise: also merge operators. Otherwise, only unused columns and records are left out.
     """
     program = Program("view")
@@ -240,7 +240,7 @@ def _adapt_readers(plan: Plan, source: Node, schema: pa.Schema) -> None:
 
 
 def estimate_sizes(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statistics]:
-    """Estimate the statistics of collections, by their names; reads: their ids.
+    """Estimate the statistics of collections, by their names. `reads`: their ids by name.
 
     A missing collection has no statistics: opening it raises the error.
     """

@@ -43,9 +43,9 @@ class Groups:
     """The definition of a hidden view that stores an aggregate's groups.
 
     Attributes:
-        name: of the collection.
+        name: the name of the collection.
         plan: the aggregate whose groups it stores.
-        columns: name and type of each.
+        columns: the name and the type of each column.
         key: the names of its key columns.
     """
 
@@ -62,7 +62,7 @@ def split_at_aggregates(
 
     Args:
         plan: a rewritten plan.
-        prefix: of the groups' names, to which numbers are added.
+        prefix: the beginning of the groups' names, to which numbers are added.
         kept: existing views: the plan reads groups from these alone.
     """
     if any(isinstance(node, algebra.Temporal | algebra.Recursive) for node in algebra.iterate_nodes(plan)):

@@ -121,7 +121,7 @@ def _shift_columns(statistics: Statistics, by: int) -> Statistics:
 def order_joins(node: algebra.Node, statistics: Known = NOTHING) -> algebra.Node:
     """Reorder inner joins so that intermediate results stay small.
 
-    `statistics`: of collections; they affect speed only.
+    `statistics`: the statistics of collections; they affect speed only.
     """
     if not isinstance(node, algebra.Join) or node.how != "inner" or node.same:
         return algebra.replace_children(node, lambda child: order_joins(child, statistics))

@@ -97,7 +97,7 @@ def check_columns(schema: pa.Schema) -> None:
 def write_node(
     plan: plans.Plan, node: plans.Node, inputs: Sequence[Relation], relations: Mapping[int, Relation]
 ) -> Relation:
-    """Return the SQL for the contents of a node, from that of its inputs and of earlier nodes."""
+    """Return SQL for the contents of a node, from the SQL of its inputs and of earlier nodes."""
     check_columns(node.schema)
     relation = _write_operator(plan, node, inputs, relations)
     if relation.schema.names == node.schema.names:
@@ -124,7 +124,7 @@ def _write_operator(
 
 
 def _select(relation: Relation, columns: Sequence[str], schema: pa.Schema, clauses: str = "") -> Relation:
-    """Return a relation with other columns, and with its weights."""
+    """Return a relation with other columns; its weights stay."""
     weight = [WEIGHT] if relation.is_weighted else []
     listed = ", ".join([*columns, *weight]) or "0 AS nothing"
     return replace(relation, text=f"SELECT {listed} FROM ({relation.text}) {clauses}", schema=schema)
@@ -274,7 +274,7 @@ def _reduce(reduce: plans.Reduce, relation: Relation) -> Relation:
 
 
 def _write_aggregate(kind: str, column: str, of_type: pa.DataType, result: pa.DataType) -> str:
-    """Return the text of an exact aggregate. Raises Untranslatable for others."""
+    """Return SQL for an exact aggregate. Raises Untranslatable for others."""
     scale = of_type.scale if pat.is_decimal(of_type) else 0
     is_whole = pat.is_integer(of_type) or pat.is_decimal(of_type)
     match kind:
@@ -330,12 +330,12 @@ def _round_floats(text: str, at: int, kind: str, name: str) -> str:
 
 
 def _take_digits(text: str, scale: int) -> str:
-    """Return a decimal as a whole number of its last digit."""
+    """Return SQL for a decimal as a whole number of its last digit."""
     return f"CAST({text} * CAST({10**scale} AS DECIMAL({scale + 1},0)) AS HUGEINT)"
 
 
 def _divide_exactly(total: str, count: str, is_null: str) -> str:
-    """Return the quotient of two whole numbers, rounded once."""
+    """Return SQL for a quotient of whole numbers, rounded once; it raises if inexact."""
     is_exact = f"abs({total}) <= {EXACT} AND {count} <= {EXACT}"
     quotient = f"CAST({total} AS DOUBLE) / CAST({count} AS DOUBLE)"
     return f"CASE WHEN {is_null} THEN NULL WHEN {is_exact} THEN {quotient} ELSE error('inexact') END"
@@ -347,7 +347,7 @@ def _cast(text: str, kind: pa.DataType) -> str:
 
 
 def write_column(name: str, kind: pa.DataType) -> str:
-    """Return a column, without -0.0 and with one NaN."""
+    """Return SQL for a column, without -0.0 and with one NaN."""
     text = quote_name(name)
     if not pat.is_floating(kind):
         return text
@@ -356,7 +356,7 @@ def write_column(name: str, kind: pa.DataType) -> str:
 
 
 def write_term(term: Term, schema: pa.Schema) -> tuple[str, pa.DataType]:
-    """Return an expression over columns, and its type."""
+    """Return SQL for an expression over columns, and its type."""
     match term:
         case Col(name) if name in schema.names:
             return quote_name(name), schema.field(name).type
@@ -382,7 +382,7 @@ def _quote(text: str) -> str:
 
 
 def _write_call(name: str, texts: Sequence[str], kinds: Sequence[pa.DataType], kind: pa.DataType) -> str:
-    """Return the text of a function's call. Raises Untranslatable."""
+    """Return SQL for a function's call. Raises Untranslatable."""
     if name in _SIGNS:
         return f" {_SIGNS[name]} ".join(texts)
     if name in _FUNCTIONS:
@@ -431,7 +431,7 @@ def _join_limbs(texts: Sequence[str]) -> str:
 
 
 def _to_double(text: str, of: pa.DataType) -> str:
-    """Return a number as a float, rounded once."""
+    """Return SQL for a number as a float, rounded once."""
     if not pat.is_decimal(of) or of.precision <= 15:
         return f"CAST({text} AS DOUBLE)"
     few = _cast(_quote(f"{Decimal(10**15 - 1).scaleb(-of.scale):f}"), pa.decimal128(38, of.scale))

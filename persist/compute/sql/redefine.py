@@ -54,7 +54,7 @@ from persist.engine.write.operations import Step
 class Dependent:
     """A view, with its present state, that changes together with a redefined view.
 
-    `name`: for errors; for stored groups, the name of their view.
+    `name`: the name that errors show; for stored groups, that is the name of their view.
     """
 
     handle: CollectionHandle
@@ -207,7 +207,7 @@ def _choose_next_start(dependent: Dependent, changed: Dependent, draft: Draft) -
 
 
 def _make_next_definition(dependent: Dependent, wanted: Definition, inputs: tuple[str, ...], start: int) -> Definition:
-    """Return the next definition of a view that depends on the change."""
+    """Return the next definition of a view that depends on a redefined view."""
     old = dependent.definition
     was = EarlierDefinition(old.sql, old.since)
     return msgspec.structs.replace(
@@ -268,7 +268,7 @@ def _make_hold_steps(
 
 
 def _choose_hold_time(dependent: Dependent, readable: Readable, start: int) -> int:
-    """Return the time of the hold on a new input."""
+    """Return the time from which a view's hold keeps a new input."""
     if readable.is_view:
         return TIME_MAX
     upper = dependent.contents.upper

@@ -65,7 +65,7 @@ Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # The path to a `Ref` in a
 
 
 def rewrite_plan(plan: algebra.Node, statistics: Known = NOTHING) -> algebra.Node:
-    """Return an equivalent, cheaper plan. `statistics`: of collections."""
+    """Return an equivalent, cheaper plan. `statistics`: of each collection, by its name."""
     pushed = _push_down(drop_domain_joins(plan), [])
     return order_joins(limit_windows(pushed), statistics)
 
@@ -297,7 +297,7 @@ class _WindowLimit:
 
 
 def limit_windows(plan: algebra.Node) -> algebra.Node:
-    """Compute windows only over the first rows, where no others count."""
+    """Return a plan that computes windows over first rows only, where these suffice."""
     rewritten_plan: algebra.Node = algebra.replace_children(plan, limit_windows)
     if isinstance(rewritten_plan, algebra.Project) and isinstance(rewritten_plan.input, algebra.TopK):
         return _drop_needless_order(rewritten_plan, rewritten_plan.input)
@@ -353,7 +353,7 @@ def _ignores_later_rows(call: algebra.WindowCall, by: algebra.WindowCall) -> boo
 
 
 def _find_greatest_place(condition: Term, places: Sequence[Place]) -> float:
-    """Return the greatest place for which a condition can be true."""
+    """Return the greatest row number for which a condition can be true."""
     if not isinstance(condition, Call):
         return math.inf
     if is_call(condition, "or"):
@@ -374,7 +374,7 @@ def _find_greatest_place(condition: Term, places: Sequence[Place]) -> float:
 
 
 def _is_place(term: Term, places: Sequence[Place]) -> bool:
-    """Return whether a term, without numeric casts, is a place."""
+    """Return whether a term, apart from numeric casts, is one of some columns."""
     while isinstance(term, Call) and is_call(term, "cast") and _is_number(term.options[0]):
         [term] = term.arguments
     return term in places

@@ -94,7 +94,7 @@ class Rows:
 
     @classmethod
     def of(cls, stream: Stream) -> "Rows":
-        """Return all columns of a stream."""
+        """Return a stream as a relation of all its columns."""
         return cls(stream, tuple(stream.columns))
 
     @property
@@ -108,18 +108,18 @@ class Rows:
         return lower_term(term, self.columns)
 
     def filter(self, conditions: Iterable[Term]) -> "Rows":
-        """Return the rows for which conditions over places hold."""
+        """Return the rows for which conditions over column numbers hold."""
         stream = self.stream
         for condition in conditions:
             stream = stream.filter(self.to_stream_term(condition))
         return replace(self, stream=stream)
 
     def project(self, outputs: Iterable[Term]) -> "Rows":
-        """Return the results of terms over places. Costs an operator if one of them is not a column."""
+        """Return the results of terms over column numbers. Costs an operator if one is computed."""
         return self.compute([self.to_stream_term(output) for output in outputs])
 
     def compute(self, terms: Sequence[Term]) -> "Rows":
-        """Return the results of terms over names. Costs an operator if one of them is not a column."""
+        """Return the results of terms over column names. Costs an operator if one is computed."""
         outputs: dict[str, Term] = {term.name: term for term in terms if isinstance(term, Col)}
         columns, is_computed = list[str](), False
         for at, term in enumerate(terms):

@@ -68,7 +68,7 @@ _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 @cache
 def to_arrow(kind: str) -> pa.DataType:
-    """Return the Arrow type of a type."""
+    """Return the Arrow type of a type of plans, such as `list(int32)`."""
     match = _DECIMAL.fullmatch(kind)
     if match:
         return pa.decimal128(int(match[1]), int(match[2]))

@@ -60,7 +60,7 @@ class OnView(Protocol):
 
 
 class LiveView:
-    """A view by its definition, with the state of its refreshes; `persist.View` has the promises of its methods.
+    """A view by its definition, with the state of its refreshes; `persist.View` documents its methods.
 
     Attributes:
         handle: the collection.
@@ -363,7 +363,7 @@ class ViewsTogether(Closes):
     time.
 
     Attributes:
-        options: of `Program.open`, for the refreshes.
+        options: the options of `Program.open` for the refreshes.
     """
 
     def __init__(self, views: Sequence[LiveView], options: Mapping[str, Any]) -> None:
@@ -534,7 +534,7 @@ def open_together(
     """Refresh several views as one; see `ViewsTogether`. Each can be refreshed alone another time.
 
     Args:
-        memory_budget, spill_folder: of all views together; those of the single views are ignored. See `Client.view`.
+        memory_budget, spill_folder: for all views together; the options of single views are ignored. See `Client.view`.
     """
     return ViewsTogether([*map(load_live_view, views)], collect_options(memory_budget, spill_folder))
 

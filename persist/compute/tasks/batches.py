@@ -217,7 +217,7 @@ def commit_large_batch(
 
     Args:
         latest: the greatest time of the events; not needed where they have none.
-        store: has tasks store the events, or their updates.
+        store: lets tasks store the events, or their updates.
 
     Raises:
         As `commit_keyed_batch`.

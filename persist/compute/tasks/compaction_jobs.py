@@ -52,7 +52,7 @@ class Job:
 
     Attributes:
         part_bytes: the target size of a part.
-        seqno: of the log when the work began, for the names of uploads.
+        seqno: the seqno of the log when the work began, for the names of uploads.
     """
 
     collection: str

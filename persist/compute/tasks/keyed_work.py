@@ -152,7 +152,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
         parts, pended: parts of updates, and of events.
         resolved: how many events became updates.
         first: the least time of all events; None if there were none.
-        digest: of all events, if it is needed.
+        digest: the digest of all events, if it is needed.
         late: the events that were left out, as Arrow streams.
     """
 
@@ -220,7 +220,7 @@ def commit_resolution(
     """Commit the updates that tasks resolved, and the seal; return False if the plan is stale.
 
     Args:
-        more, late_to: as of `commit_events`.
+        more, late_to: as in `commit_events`.
 
     Raises:
         UpdateNotBeyondUpper, FrontierRegression, LateEvents: an event or the seal is late; all is deleted.

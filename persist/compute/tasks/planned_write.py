@@ -48,7 +48,7 @@ BUFFER_BYTES_MAX = 64 << 20
 class Target:
     """The collection that a job writes to, by its id.
 
-    `seqno`: the next one of the log when the job was planned; uploads are named by it.
+    `seqno`: the log's next seqno when the job was planned; it is a part of uploads' names.
     """
 
     location: str
@@ -144,7 +144,7 @@ class Uploads:
             self._begun.append(self._thread.submit(self._writer.put, self._collection, data, part))
 
     def finish(self) -> tuple[Part, ...]:
-        """Wait for all of them and return their descriptors."""
+        """Wait for all uploads, and return the descriptors of the parts."""
         return tuple(upload.result() for upload in self._begun)
 
     def __enter__(self) -> "Uploads":
@@ -199,11 +199,11 @@ class SinkOptions:
 
 @dataclass(frozen=True)
 class PlannedWrite:
-    """A write to one collection.
+    """A write to one collection, planned before tasks start.
 
     Attributes:
         options: the user's options.
-        time: of all rows; None if they have times of their own.
+        time: the time of all rows; None if they have times of their own.
         at_commit: all rows get the time of the commit, which seals after it; until then it is 0.
         upper: the upper of the collection when this was planned.
         unchanged: for a replacement, the precondition on the contents at the commit.

@@ -1,4 +1,4 @@
-"""A plan cut into stages: the work of one task on its share of some streams, and the shuffles between.
+"""Cuts a plan into stages. A stage is the work of one task on its share of some streams; shuffles connect stages.
 
     source stage   reads a slice of a collection, and applies the linear operators that follow
     keyed stage    reads all records of its keys from each input: joins and reductions by these keys, and what is
@@ -6,8 +6,8 @@
     exchange       sends each record of a node's stream to the task that its key determines
 
 A join or a reduction stays in the stage of an input that is already partitioned by its key. An output stays there, too,
-because equal records have equal keys. So there is one shuffle for each change of key. Past and new updates go the same
-way.
+because equal records have equal keys. So there is one shuffle for each change of key. Contents and later updates pass
+through the same stages.
 
 A plan with recursion, or with expressions that read times, cannot be cut.
 """
@@ -48,7 +48,7 @@ class StagePlan:
 
     Attributes:
         nodes: the stage's operators, each after its inputs, without the source.
-        feeds: for each input of a node that comes from outside, (node, place) and the exchange that brings it.
+        feeds: for each input that another stage computes: (node, place of the input), and the exchange that brings it.
         source: the source node that the stage reads; None for a keyed stage.
         sinks: nodes that are outputs.
     """
@@ -68,7 +68,7 @@ def split_into_stages(plan: plans.Plan) -> list[StagePlan]:
 
 
 class _StageBuilder:
-    """Assigns the nodes of a plan to stages, and adds the exchanges between."""
+    """Assigns the nodes of a plan to stages, and adds the shuffles between stages."""
 
     def __init__(self, plan: plans.Plan) -> None:
         self._plan = plan

@@ -23,7 +23,7 @@ from persist.engine.collection.reads import changes, snapshot
 
 
 class Job:
-    """One refresh of a program whose sources and outputs are open; use it in a `with`, which keeps sources readable.
+    """One refresh of a program by a cluster's tasks; use it in a `with`, which keeps sources readable.
 
     Args:
         location, storage: where tasks find the location.
@@ -75,7 +75,7 @@ class Job:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to seal."""
+        """Whether the outputs can be sealed further."""
         return any(self.until > output.upper for output in self._outputs.every)
 
     def make_tasks(self, partitions: int) -> list[StageTask]:

@@ -82,7 +82,7 @@ class SourceSlices:
 
 @dataclass(frozen=True)
 class OutputTarget:
-    """How a task writes an output.
+    """Where a task stores an output, and which of its updates are committed already.
 
     Attributes:
         lower: updates before this time are committed already.
@@ -125,7 +125,7 @@ class StageTask:
         return WAKES - self.stage.number
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run one task on rows of SHAPE, or, in a stage with a source, on numbers of slices."""
+        """Run one task on encoded blocks of updates, or on the numbers of a source's slices."""
         if self.slices is None:
             exchanged: dict[int, list[pa.Table]] = {}
             for batch in batches:
@@ -179,7 +179,7 @@ class StageTask:
 
 
 class _StageProgram:
-    """The program of a stage, for one task's input."""
+    """A dataflow program that computes a stage for one task's input."""
 
     def __init__(self, task: StageTask) -> None:
         self._task, stage = task, task.stage
@@ -253,7 +253,7 @@ def _encode_blocks(table: pa.Table) -> Iterator[bytes]:
 
 
 def make_block_row(exchange: int, partition: int, rows: bytes | None) -> pa.RecordBatch:
-    """Return a block of encoded rows for one partition, as a row of SHAPE."""
+    """Return a record batch of one row: a block of encoded updates for one partition."""
     return pa.record_batch(
         {
             "exchange": pa.array([exchange], pa.int32()),

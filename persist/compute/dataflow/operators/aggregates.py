@@ -159,7 +159,7 @@ def compute_exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> 
 
 
 def to_float(total: int, divisor: int = 1) -> float:
-    """Return a sum of floats, a multiple of 2**-1074, over a divisor, rounded once."""
+    """Return `total` times 2**-1074 over a divisor as a float, rounded once."""
     try:
         return total / (_UNIT * divisor)
     except OverflowError:
@@ -174,7 +174,7 @@ def check_int64(sums: list[int], name: str) -> Ints:
 
 
 def split_values_by_kind(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
-    """Split an aggregate's values that are not NULL: row, slot and amount."""
+    """Split values that are not NULL into what an aggregate sums: row, slot and amount."""
     if kind == "count":
         return NONE, NONE, NONE
     if pat.is_floating(of):
@@ -204,7 +204,7 @@ def explode_to_slots(updates: Ints, keys: int, aggregates: Sequence[AggregateCal
 
     Args:
         updates: the key's words, one word for each aggregate that needs its values, times and diffs.
-        aggregates: in the order of their words.
+        aggregates: the calls, in the order of these words.
     """
     summed = [numbered for numbered in enumerate(aggregates) if not numbered[1].is_counted]
     if not summed:

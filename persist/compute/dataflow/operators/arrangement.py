@@ -7,9 +7,8 @@ frontier. So the arrangement compacts up to the meet of all readers' frontiers.
 
 A program that continues from sealed outputs need not read its sources whole: its arrangements are *partial*. If a
 reader looks up keys that a partial arrangement lacks, the arrangement requests its input's contents for these keys, and
-keeps them.
-The request passes from operator to operator down to the sources, which read the parts that may hold such records. An
-operator whose output is stored answers from there.
+keeps them. The request passes from operator to operator down to the sources, which read the parts that may hold such
+records. An operator whose output is stored answers from there.
 
     a partial arrangement holds, for each key in `loaded`, all updates of its input at times before this pass
     new updates of other keys are dropped: a later request finds them in the contents
@@ -81,7 +80,7 @@ class Arrangement(StashingOperator):
         self.new = self.take_ready()
         self.out = None if self.new is None else self.new[1:]
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         """After a pass: insert its batch, and allow compaction up to the readers."""
         since = meet_all([read() for read in self._readers]) if self._readers else self.spine.since
         if since is not self.spine.since:
@@ -118,7 +117,7 @@ class Arrangement(StashingOperator):
             self._replace_contents(self.apply_shape(self.inputs[0].contents(None)) if updates is None else updates)
 
     def _replace_contents(self, updates: Ints) -> None:
-        """Replace everything that is kept by some updates, as the whole contents."""
+        """Replace all stored updates."""
         self.spine, self.loaded = Spine(self.layout, self._allocate), None
         self.spine.insert(to_batch(updates, self.layout))
 
@@ -176,7 +175,7 @@ class Arrangement(StashingOperator):
         return numbers, rows
 
     def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
-        """Yield the words in use, with their schemas."""
+        """Return the words in use, with their schemas."""
         chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
         chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
         entries = [(words, self.schema) for words in [*chunks, *self.list_waiting_words()]]

@@ -94,7 +94,7 @@ class JoinOperator(Operator):
         self._null_equals = null_equals
 
     def run(self) -> None:
-        """Follow the new updates of each input through the others."""
+        """Look the new updates of each input up in all other inputs."""
         parts = []
         for path in self.paths:
             if path.start.new is not None:
@@ -253,7 +253,7 @@ class JoinPaths:
         return not keys, float("inf") if partners is None else partners, -len(keys)
 
     def _list_equal_columns(self, number: int, known: set[Place]) -> list[str]:
-        """Return an input's columns whose values earlier inputs have."""
+        """Return an input's columns that must equal known columns of earlier inputs."""
         return [name for name in self._schemas[number].names if self._class[number, name] in known]
 
     def _arrange_input(self, number: int, key: tuple[str, ...]) -> tuple[Arrangement, list[str]]:
@@ -359,7 +359,7 @@ class BoundedJoin(JoinOperator):
                 self._ranked.add(tuple(record), diff)
 
     def look_up(self, step: JoinLookup, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
-        """Return the matches of keys, or the candidates of the bound."""
+        """Return the rows that match keys; of a large left side, only those between the bounds."""
         if self._between is None or step.arrangement is not self._left:
             return super().look_up(step, hashes, keys, has_new=has_new)
         rows = self._between
@@ -368,7 +368,7 @@ class BoundedJoin(JoinOperator):
         count = rows.shape[1]
         return np.arange(len(hashes)).repeat(count), np.tile(rows, (1, len(hashes)))
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         if self.frontier.is_empty:
             self._ranked = None
 

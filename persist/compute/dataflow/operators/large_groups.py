@@ -286,7 +286,7 @@ class LargeGroups:
         return sum(group.bytes for group in self._groups.values())
 
     def list_results(self) -> Iterator[Record]:
-        """Yield all records of the output that the groups have."""
+        """Yield the output records of all ranked groups."""
         for group in self._groups.values():
             yield from group.results or ()
 

@@ -1,8 +1,7 @@
 """Runs linear operators: compiles a sequence of stages to one function from updates to updates.
 
-Between stages, columns stay words or Arrow: a copied column is never decoded, and a computed column is
-encoded once, at the end. Bulk work is done by Arrow and numpy; only functions that take Python records are called
-record by record.
+Between stages, columns stay words or Arrow: a copied column is never decoded, and a computed column is encoded once, at
+the end. Bulk work is done by Arrow and numpy; only functions that take Python records are called record by record.
 """
 
 from collections import namedtuple

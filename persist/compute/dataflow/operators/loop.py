@@ -145,7 +145,7 @@ class Loop(Operator):
         self.leaves: list[LeaveOperator] = []
         self._limit = limit
 
-    def advance(self) -> None:
+    def advance_frontier(self) -> None:
         self.set_iteration(meet_all(operator.frontier for operator in self.inputs), ())
 
     def set_iteration(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
@@ -185,9 +185,9 @@ class Loop(Operator):
                 least = round_
         return least
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         for operator in self.operators:
-            operator.settle()
+            operator.finish_pass()
 
     def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
         return [part for operator in self.operators for part in operator.list_live_words()]

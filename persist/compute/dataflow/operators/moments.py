@@ -3,9 +3,8 @@
 Each is a quotient of sums of products: of x, of x * x, of x * y and so on. A float is a whole number times a power of
 two, and so is a product of floats. The digits of the products, at base 2**27, are summed by their places as whole
 numbers (as in `operators.aggregates`). They make up one whole number for each group and product. Its unit is 2**-1126
-to the power of the number of factors. Statistics of
-them are exact up to the last step, which rounds. So the order of rows does not matter, and equal values have the
-variance 0.
+to the power of the number of factors. Statistics of them are exact up to the last step, which rounds. So the order of
+rows does not matter, and equal values have the variance 0.
 
 The statistics of a group with a NaN or an infinity are NaN, as in DuckDB, unless it has one row only.
 """

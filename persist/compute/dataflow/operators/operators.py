@@ -57,8 +57,8 @@ class Operator:
     """One operator of a running dataflow.
 
     Attributes:
-        title, inputs, outer, depth, costs: see `Position`. dimensions: the number of coordinates of its times: the
-            program's, and one for each scope of iteration around it.
+        title, inputs, outer, depth, costs: see `Position`.
+        dimensions: the number of coordinates of its times: the program's, and one for each scope around it.
         frontier: how far its inputs are complete, in the program's dimensions.
         rounds: the current iteration of each scope around it, outermost first.
         out: the updates that it emits in this pass, or None.
@@ -84,7 +84,7 @@ class Operator:
         self.origins: tuple[int | None, ...] = ()
         self.stored: Request | None = None
 
-    def advance(self) -> None:
+    def advance_frontier(self) -> None:
         """Take the frontier over from the inputs."""
         if len(self.inputs) == 1:
             self.frontier = self.inputs[0].frontier
@@ -95,7 +95,7 @@ class Operator:
         """Compute the output of this pass, or of this iteration, from the inputs' new updates."""
         raise NotImplementedError
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         """End a pass: insert kept updates, and allow their compaction."""
 
     def contents(self, keys: Keys | None) -> Ints:
@@ -275,7 +275,7 @@ class EntryOperator(Operator):
     def is_small(self) -> bool:
         return self.has_few()
 
-    def advance(self) -> None:
+    def advance_frontier(self) -> None:
         pass
 
     def run(self) -> None:
@@ -283,7 +283,7 @@ class EntryOperator(Operator):
 
 
 class LinearOperator(Operator):
-    """A stack of linear stages."""
+    """Applies linear stages to the updates of its input."""
 
     def __init__(self, at: Position, shape: Shape) -> None:
         super().__init__(at)
@@ -302,7 +302,7 @@ class LinearOperator(Operator):
 
 
 class ConcatOperator(Operator):
-    """All updates of all inputs."""
+    """Passes on the updates of all inputs."""
 
     def run(self) -> None:
         self.out = self.concat_inputs()
@@ -317,14 +317,14 @@ class ConcatOperator(Operator):
 
 
 class SealedWithOperator(ConcatOperator):
-    """All updates of the first input, complete only as far as all inputs are."""
+    """Passes on the first input, complete only as far as all inputs are."""
 
     def run(self) -> None:
         self.out = self.inputs[0].out
 
 
 class ConsolidateOperator(StashingOperator):
-    """Updates summed per record and time, once they are complete."""
+    """Sums updates per record and time, once they are complete."""
 
     def __init__(self, at: Position, schema: pa.Schema) -> None:
         super().__init__(at, Layout(len(schema), 0, at.outer + at.depth))
@@ -400,7 +400,7 @@ class SinkOperator(ConsolidateOperator):
 def make_inspector(
     function: Callable[[pa.Table], object], schema: pa.Schema, domain: Domain, operator: str
 ) -> Callable[[Ints], object]:
-    """Return the function that shows updates as a table to a function."""
+    """Return a function that passes updates, as a table, to a user's function."""
 
     def inspect(updates: Ints) -> None:
         try:

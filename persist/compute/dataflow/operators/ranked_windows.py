@@ -126,7 +126,7 @@ def make_window_ranking(
 
 @dataclass(frozen=True, slots=True)
 class _WindowContext:
-    """What all partitions of a reduction share."""
+    """The functions, their order and the columns of all partitions of a reduction."""
 
     calls: tuple[WindowFunction, ...]
     reaches: Sequence[_Reach]
@@ -174,7 +174,7 @@ class _BlockTotals:
 
 
 class _Partition:
-    """A partition as it was at one time.
+    """The records of a partition before or after a change, with totals over its blocks.
 
     `known`: totals over blocks by the identity of the block, shared by the old and the new partition.
     """
@@ -411,7 +411,7 @@ def _find_changed_spans(old: _Partition, new: _Partition) -> Iterator[Span]:
 
 
 def _count_equal_edges(one: Ints, other: Ints) -> tuple[int, int]:
-    """Return how many columns agree at the beginning, and at the end."""
+    """Return how many records are equal at the beginning, and at the end."""
     size = min(one.shape[1], other.shape[1])
     differs = np.flatnonzero((one[:, :size] != other[:, :size]).any(axis=0))
     head = int(differs[0]) if len(differs) else size
@@ -421,7 +421,7 @@ def _count_equal_edges(one: Ints, other: Ints) -> tuple[int, int]:
 
 
 def _select_different(was: Ints, now: Ints) -> tuple[Ints, Ints]:
-    """Return the answers that differ."""
+    """Return the old answers and the new answers, without equal ones."""
     head, tail = _count_equal_edges(was, now)
     was, now = was[:, head : was.shape[1] - tail], now[:, head : now.shape[1] - tail]
     if was.shape == now.shape:

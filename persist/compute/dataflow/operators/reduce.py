@@ -160,7 +160,7 @@ class TotalReduce(ReduceOperator):
         return arrangement.lookup(hash_keys(words), words, has_new=False)[1][1:]
 
     def _compute_groups(self, records: Ints) -> Ints:
-        """Return the results for records of one time, as updates."""
+        """Return the results of groups, whose records are of one time, as updates."""
         layout, time = self.arrangement.layout, 0
         if records.shape[1]:
             time = int(records[-2].max())
@@ -178,7 +178,7 @@ class TotalReduce(ReduceOperator):
         updates[-2], updates[-1] = time, diffs
         return self.shape(updates)
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         if self.large is not None and self.frontier.is_empty:
             self.large.clear()
 
@@ -407,7 +407,7 @@ class PartialReduce(ReduceOperator):
             return None
         return self._pending.find_least(self.make_ready_test(level), self.keys + self.outer + level)
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         if self.frontier.is_empty:
             self.output = Spine(self.out_layout)
         else:
@@ -445,7 +445,7 @@ class PartialReduce(ReduceOperator):
             self._correct(todo[:, flags], keys, hashes, numbers, records)
 
     def _close_under_joins(self, pairs: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
-        """Return [key number, time …, 1], closed under least upper bounds with the times of each key."""
+        """Return (key, time) pairs, completed by least upper bounds with the key's times."""
         # The distinct times of each key; key k has the places from lower[k] up to upper[k].
         key_times = np.empty((self.dimensions + 2, len(numbers)), np.int64)
         key_times[0], key_times[1:-1], key_times[-1] = numbers, times, 1
@@ -551,7 +551,7 @@ def _subtract_rows(rows: Ints, known: Ints, dimensions: int) -> Ints:
 
 
 def _sum_items_to_times(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items: Ints) -> Ints:
-    """Return the records of each item up to its time: [item, values …, diff], sorted by item."""
+    """Return the records of each (key, time) item up to its time: [item, values …, diff]."""
     numbers, values, times, diffs = rows
     at = place.take(numbers)
     # A record counts if its key has an item, and at each time from its own on.

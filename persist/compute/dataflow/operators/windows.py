@@ -262,7 +262,7 @@ def place_rows(
 
 
 def _find_peer_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
-    """Return the begin or end of the peer group, offset groups away."""
+    """Return for each row where the group of peers `offset` groups away begins or ends."""
     if not len(p.at):
         return p.at
     # The first row of each group of peers, and the number of each row's group.
@@ -334,7 +334,7 @@ def _make_shift(sign: int) -> Function:
 
 
 def _skip_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
-    """Return the place of the row that is `by` non-NULL rows ahead, and whether it exists."""
+    """Return for each row the place `by` non-NULL rows ahead, and whether it exists."""
     valued = is_value.nonzero()[0].astype(np.int64, copy=False)
     values_before = np.concatenate(([0], is_value.cumsum()))  # Rows with a value before each place.
     number: Ints = values_before.take(p.at) + by if by < 0 else values_before.take(p.at + 1) + by - 1

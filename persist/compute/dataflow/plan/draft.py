@@ -187,7 +187,7 @@ class Draft:
         return load_handle(engine, collection)
 
     def makes_holds(self) -> bool:
-        """Return whether missing holds are made; a view makes its own."""
+        """Return whether opening the program makes its missing holds."""
         return True
 
     def output(self, collection: str) -> CollectionHandle | None:

@@ -34,7 +34,7 @@ PLAIN = (bool, int, float, complex, str, bytes, date, time, timedelta, Decimal, 
 
 
 def make_fingerprint(plan: Plan, output: str) -> str:
-    """Return the fingerprint of the operators of an output."""
+    """Return a digest of the operators that an output depends on."""
     begin = [
         n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
     ]

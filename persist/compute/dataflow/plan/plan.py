@@ -65,7 +65,7 @@ class SealedWith:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A stack of linear stages."""
+    """Linear stages, applied in order."""
 
     stages: Stages
 
@@ -82,9 +82,10 @@ class Consolidate:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Pairs of records that agree in key: the columns of the left, then the columns of the right without its key. With
-    more than two inputs it is a delta join: a change of one input looks up the others in sequence, in arrangements of
-    the inputs themselves.
+    """Pairs of records that agree in key: the columns of the left, then the columns of the right without its key.
+
+    With more than two inputs it is a delta join: a change of one input looks up all others in sequence, in arrangements
+    of the inputs themselves.
 
     Attributes:
         on: for the second and each later input, pairs (column of the inputs before it, column of it).
@@ -165,9 +166,9 @@ class WindowFunction:
         arguments: the columns that the function reads.
         number: the number that some functions take, such as the rows of `lag` or the buckets of `ntile`.
         by: the order of the partition: columns, whether each is descending, and whether NULL comes first.
-        start, end: of the frame, both inclusive: (mode, offset). "rows" counts rows, and "groups" groups of peers.
-            "range" with 0 includes all peers of the row, and "value" ends at the value of a column of the row. None is
-            the end of the partition.
+        start, end: the bounds of the frame, both inclusive: (mode, offset). "rows" counts rows, and "groups" groups of
+            peers. "range" with 0 includes all peers of the row, and "value" ends at the value of a column of the row.
+            None is the end of the partition.
         start_at, end_at: the column of a bound by "value"; it has the type of the only column of the order.
         exclude: which rows of the frame are left out: "current row", "group", "ties"; empty for none.
         within: the order of the rows of a frame, if it differs from the order of the partition; as `by`.

@@ -23,7 +23,7 @@ from persist.core.expression.term import Call, Col, Lit, Term
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Compute columns from columns."""
+    """Replace all columns by the results of expressions."""
 
     outputs: tuple[tuple[str, Term], ...]
 

@@ -124,7 +124,7 @@ class InputHandle:
             raise InputClosed(self.name, to_user_time(time), self.frontier)
 
     def advance_to(self, frontier: Time | Antichain) -> None:
-        """Promise that no more updates come at times not beyond frontier; `Antichain()` completes the input for ever.
+        """Promise that all later updates come at times beyond frontier; `Antichain()` completes the input for ever.
 
         Raises:
             InvalidUsage: the frontier is before the present one, or has another number of dimensions; or the program

@@ -83,7 +83,7 @@ def make_kept_schema(columns: pa.Schema) -> pa.Schema:
 class KeptLinear(Operator):
     """A linear operator that depends on times; a hidden collection stores its output.
 
-    `kept`: the changes of the hidden collection by this pass: words, time from which on, time, diff.
+    `kept`: rows of changes of the hidden collection: words, the time from which a record counts, time, diff.
     """
 
     def __init__(self, at: Position, shape: Traced) -> None:
@@ -102,7 +102,7 @@ class KeptLinear(Operator):
         self._restored, self._after = kept, at
 
     def run(self) -> None:
-        """Split the new updates into results and changes."""
+        """Split the new updates into results of this pass and changes of the hidden collection."""
         arrived = self.inputs[0].out
         if arrived is not None and self._after is not None:
             arrived = arrived[:, arrived[-2] > self._after]
@@ -168,13 +168,13 @@ class Output:
     """One output collection, and the updates that are to be written to it.
 
     Attributes:
-        upper: of the collection, as last seen by this copy of the program.
+        upper: the collection's upper, as last seen by this copy of the program.
         done: the time up to which this copy has computed the output, and compared or written it.
         waiting: updates from `done` on that are not written yet.
         sealed_to: the time up to which the waiting updates are complete.
         corrects: the first commit corrects the contents of the collection.
         compares: the first commit compares the contents of the collection with the results.
-        jumps_to: the first commit passes over the times before this one, which cannot be read then.
+        jumps_to: the first commit skips the times before this one, which cannot be read then.
     """
 
     def __init__(

@@ -264,7 +264,7 @@ class Past:
         )
 
     def _choose_index(self, names: Sequence[str]) -> IndexPath | None:
-        """Return the index whose key begins with the most of some columns; None without one."""
+        """Return the index with the most key columns, all of them among some; None without one."""
         handle = self._handle
         paths = plan_paths(
             handle, handle.fold(handle.get_known_state()), self._scan.result_schema, self.as_of, self._columns.names

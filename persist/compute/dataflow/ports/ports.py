@@ -75,7 +75,7 @@ class Ports:
 
     @classmethod
     def of_job(cls, program: Draft, engine: Engine, plan: Plan | None = None) -> "Ports":
-        """Open the sources and outputs of a program that tasks or DuckDB compute, from a plan if it has several."""
+        """Open the sources and outputs of a program that tasks or DuckDB compute."""
         domain, sources, sinks = Domain(), [], []
         plan = plan or program.plan.drop_unused()
         for node in plan.nodes.values():

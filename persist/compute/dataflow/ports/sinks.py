@@ -144,8 +144,7 @@ class Outputs:
         return has_inputs(plan, output.handle.name) or (bool(held_times) and None in held_times)
 
     def _check_behind(self, sources: Sequence[SourceReader], sealed: Sequence[int], plan: Plan) -> None:
-        """Raise OutputConflict if an output is sealed further than its sources. `sealed`: the sources' last sealed
-        times."""
+        """Raise OutputConflict if an output is sealed further than its sources."""
         uppers = {source.operator.collection: upper for source, upper in zip(sources, sealed, strict=False)}
         for output in self.every:
             if output.upper <= min(sealed):

@@ -49,9 +49,9 @@ class SourceReader:
 
     Args:
         alternatives: lists of conditions. Only records that meet all of one list need be read; empty: all records.
-            renews: the program has changed: it reads with the newest schema from now on. is_brief: the read ends soon,
-            so it takes no lease if there are permanent holds. A source of a few MiB takes none either if the program
-            need not make these holds (as for views), because a failed read can begin again.
+        renews: the program has changed: it reads with the newest schema from now on.
+        is_brief: the read ends soon, so it takes no lease if there are permanent holds. A source of a few MiB takes
+            none either if the program need not make these holds (as for views), because a failed read can begin again.
 
     Attributes:
         named: the last known time of each permanent hold, by its name.

@@ -1,7 +1,8 @@
-"""From a plan to the operators that run it.
+"""Makes the operators that run a plan.
 
-Operators are made in the order in which they run: each after those it reads, a scope as one operator after all that
-enters it. Joins and reductions read arrangements, which are made once for each input, key and columns, and shared.
+Operators are made in the order in which they run: each after its inputs. A scope is one operator, after all operators
+whose output enters it. Joins and reductions read arrangements, which are made once for each input, key and columns, and
+shared.
 """
 
 import time as clock
@@ -93,7 +94,7 @@ class Graph:
     def run(self) -> None:
         """Make one pass. An operator's updates are freed after its last reader."""
         for operator, read in zip(self.operators, self._last_read, strict=True):
-            operator.advance()
+            operator.advance_frontier()
             check_limits()
             began_s = clock.perf_counter()
             try:
@@ -107,7 +108,7 @@ class Graph:
             for source in read:
                 source.out = None
         for operator in self.operators:
-            operator.settle()
+            operator.finish_pass()
 
     @cached_property
     def _last_read(self) -> list[list[Operator]]:

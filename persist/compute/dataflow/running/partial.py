@@ -120,7 +120,7 @@ class Partial:
             past.changes = None if entry.out is None or entry.out.nbytes > past.cache_bytes_max else entry.out
 
     def move(self, as_of: int) -> None:
-        """Read requests as of a later time, which the program has processed."""
+        """Answer requests as of a later time from now on; the program has processed it."""
         self.as_of = as_of
         for past in self.pasts:
             past.move(as_of)

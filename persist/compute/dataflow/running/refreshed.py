@@ -25,8 +25,8 @@ class Refreshed:
         where: "here" if this process computed, "tasks" if tasks of a cluster did.
         reads: "changes" only; "requests": also earlier records of some keys; or "everything".
         readings: the reads of earlier records, by source.
-        bytes: the estimated bytes decoded by these.
-        seqno: of the first commit; None if there was none.
+        bytes: the estimated bytes that these reads decoded.
+        seqno: the seqno of the first commit; None if there was none.
     """
 
     where: Literal["here", "tasks"]

@@ -101,7 +101,7 @@ class Step:
     Attributes:
         updates: how many updates of inputs and sources it took in.
         frontier: how far inputs and sources were complete for it.
-        seqno: of the commit of the outputs; None if there was none.
+        seqno: the seqno of the outputs' commit; None if there was none.
     """
 
     updates: int
@@ -114,7 +114,7 @@ class Running(Closes):
 
     Attributes:
         plan: the plan that the operators run.
-        first_seqno: of the first commit of the last `run`; None if there was none.
+        first_seqno: the seqno of the first commit of the last `run`; None if there was none.
         why_whole: why the program reads its sources in full; None if it continues from its sealed outputs.
         sources: the readers of the sources.
         partial: its requests to sources; None if it has read them in full.
@@ -217,7 +217,7 @@ class Running(Closes):
             raise
 
     def _may_be_partial(self, reason: str | None) -> bool:
-        """Return whether it may start from stored outputs, without the sources' contents.
+        """Return whether the program may start from stored outputs, without its sources' contents.
 
         `reason`: why the sources must be loaded in full; None if they need not be.
         """
@@ -345,7 +345,7 @@ class Running(Closes):
             tell(self.step().updates)
 
     def rehearse(self) -> int:
-        """Step without a commit; return how many updates were taken. Close it then."""
+        """Step without a commit; return how many updates were taken. Close the program then."""
         self._check_usable()
         poll_all(self._followed, 0.0)
         count = self._run_pass(None)
@@ -496,7 +496,7 @@ class Running(Closes):
         return seqno
 
     def _wait(self, until: Time, deadline: float | None) -> None:
-        """Poll the sources once. Raises InvalidUsage if that is futile."""
+        """Poll the sources once. Raises InvalidUsage if waiting cannot reach `until`, or the deadline has passed."""
         for name, handle in self._inputs.items():
             if handle.frontier.has_beyond(until):
                 raise InvalidUsage(

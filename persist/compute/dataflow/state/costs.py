@@ -10,7 +10,7 @@ class Costs:
     """Thresholds, in rows, at which operators change their algorithm. Results never depend on them.
 
     Attributes:
-        cells: how many cells of versions (records times moments) a reduction processes together.
+        cells: how many pairs of a record and a time of change a reduction processes together.
         piece_rows: how many rows are shaped or reduced at once; some 60 MiB of updates of sums of floats.
         large_rows: groups of fewer rows are always read as a whole.
         change_rows: a change of a ranked group costs as much as reading so many rows.

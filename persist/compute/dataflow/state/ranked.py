@@ -35,7 +35,7 @@ SortKey: TypeAlias = tuple[Any, ...]
 
 @total_ordering
 class _Reversed:
-    """A value in the opposite order."""
+    """A value that compares in the opposite order."""
 
     __slots__ = ("value",)
 
@@ -59,8 +59,8 @@ class Order:
     """An order of records: by some words first, then by the others.
 
     Args:
-        by: words, whether each is descending, and whether NULL comes first; every word once.
-        kinds: types of the words.
+        by: every word once, by its place; whether it is descending, and whether NULL comes first.
+        kinds: the types of the words.
     """
 
     def __init__(self, by: Sequence[tuple[int, bool, bool]], kinds: Sequence[pa.DataType], domain: Domain) -> None:

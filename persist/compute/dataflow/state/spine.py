@@ -39,7 +39,7 @@ class Allocate(Protocol):
 
 
 def allocate_in_memory(shape: tuple[int, int], batch: Ints | None = None) -> Ints:
-    """Return room for a batch."""
+    """Return `batch`, or else an uninitialised array of a shape."""
     return np.empty(shape, np.int64) if batch is None else batch
 
 
@@ -80,7 +80,7 @@ class Merge:
         return one_end - one_at + other_end - other_at
 
     def _find_ends(self, rows: int) -> tuple[int, int]:
-        """Return where a piece of about so many rows ends, between hashes."""
+        """Return where the next piece ends in both batches; rows of one hash stay together."""
         ends = []
         for batch, at in zip((self.one[0], self.other[0]), self._at, strict=True):
             if at + rows < len(batch):

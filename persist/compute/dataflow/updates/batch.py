@@ -68,7 +68,7 @@ class Layout:
 def hash_columns(rows: Ints) -> Any:
     """Return a hash, uint64[n], of each column of a matrix.
 
-    Multiplicative mixing, as in splitmix64 and Fibonacci hashing: by 2**64 over the golden ratio, with shifts between.
+    It multiplies by 2**64 over the golden ratio, with shifts in between, as splitmix64 and Fibonacci hashing do.
     """
     hashes = rows[0].view(np.uint64) * _MULTIPLIER
     for row in rows[1:]:
@@ -354,7 +354,7 @@ class Keys:
 
 
 def append_diffs(words: Ints) -> Ints:
-    """Return words with a row of ones below them."""
+    """Return words as updates: with a row of diffs, which are all 1."""
     return np.concatenate((words, np.ones((1, words.shape[1]), np.int64)))
 
 

@@ -10,8 +10,7 @@ A tag is the upper half of a hash of the text. It distinguishes nearly all texts
 is filled from tags alone. Texts with equal tags are compared by their bytes, so collisions only cost time. The hash
 stays in one process, and need not be the same in the next version.
 
-Cost: about 0.3 µs for a text. Memory: its bytes, and 30 to 60 more; in a dictionary of Python, a text takes about
-130.
+Cost: about 0.3 µs for a text. Memory: its bytes, and 30 to 60 more; in a dictionary of Python, a text takes about 130.
 """
 
 from typing import Any, TypeAlias
@@ -227,7 +226,7 @@ class Texts:
 
 
 def _enlarge(array: Any, least: int) -> Any:
-    """Return an array with at least half as much room again."""
+    """Return a longer copy of an array: half as long again, and at least `least`."""
     larger = np.zeros(max(least, len(array) + len(array) // 2), array.dtype)
     larger[: len(array)] = array
     return larger

@@ -46,7 +46,7 @@ def advance_times(times: Ints, since: Antichain) -> Ints:
 
 
 def meet_all(frontiers: Iterable[Antichain]) -> Antichain:
-    """Return the meet of all; the empty frontier for none."""
+    """Return the meet (greatest lower bound) of frontiers; the empty frontier for none."""
     frontiers = list(frontiers)
     first = frontiers[0] if frontiers else None
     for another in frontiers:
@@ -86,7 +86,7 @@ class Stash:
         return sum(chunk.shape[1] for chunk in self._chunks)
 
     def add(self, waiting: Ints) -> None:
-        """Add columns that wait."""
+        """Add updates that wait."""
         if not waiting.shape[1]:
             return
         self._chunks.append(self._sort_columns(waiting))
@@ -144,7 +144,7 @@ class Stash:
         return least
 
     def list_chunks(self) -> list[Ints]:
-        """Return all waiting columns."""
+        """Return all waiting updates, in sorted chunks."""
         return list(self._chunks)
 
     def _sort_columns(self, columns: Ints) -> Ints:

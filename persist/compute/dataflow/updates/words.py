@@ -77,7 +77,7 @@ class Interner:
 
     @cached_property
     def _plain(self) -> pa.DataType:
-        """The type whose Python values stand for values: integers in place of moments."""
+        """The type with integers in place of moments, whose values Python can represent."""
         return _without_moments(self.kind)
 
     @property
@@ -152,7 +152,7 @@ class Interner:
 
 
 class TextInterner(Interner):
-    """Numbers for texts and bytes, which are looked up in columns."""
+    """An interner for texts and bytes, which looks up whole columns at once."""
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
