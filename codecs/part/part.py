@@ -156,7 +156,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise CorruptBlob(self.name, "its descriptor has no footer, so it can only be read as a whole")
         size = self.footer.bytes
         if size > self.bytes:
-            raise CorruptBlob(self.name, f"its descriptor says {size} bytes of {self.bytes} are its footer")
+            raise CorruptBlob(self.name, f"its descriptor says that {size} of its {self.bytes} bytes are the footer")
         return self.bytes - size, self.bytes
 
     def set_time(self, time: int) -> "Part":
