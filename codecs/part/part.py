@@ -60,9 +60,10 @@ class Footer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The descriptor of one part, in the log.
+    """The descriptor of a part: what the log stores about it.
 
-    `keys` and `stats` are most of a descriptor and few readers need them, so they are parsed at their use.
+    A *stamped* part has one time for all rows, which only the descriptor has: in the file, the time is 0. `keys` and
+    `stats` are most of a descriptor and few readers need them, so they are parsed at their use.
     """
 
     blob: str = ""
@@ -127,13 +128,14 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return stats[2]
 
     def _parse_json(self, raw: msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+        """Decode an entry of the descriptor; raise CorruptBlob if it is malformed."""
         try:
             return decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CorruptBlob(self.name, f"its descriptor is malformed: {error}") from error
 
     def make_lift(self, schema: CollectionSchema) -> Lift | None:
-        """Return the conversion of the part to a schema; None if it was written with this version.
+        """Return the conversion of the part's rows to a schema, or None.
 
         Raises CorruptBlob: its schema version does not exist.
         """
@@ -158,17 +160,17 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return self.bytes - size, self.bytes
 
     def set_time(self, time: int) -> "Part":
-        """Return a descriptor of the same blob with a time for all rows."""
+        """Return a descriptor of the same blob, with all rows at `time`."""
         return msgspec.structs.replace(self, time_min=time, time_max=time, stamped=True)
 
     @property
     def as_stored(self) -> "Part":
-        """Return the descriptor of the file itself, whose times are 0 if the part is stamped."""
+        """The descriptor of the stored file: at time 0 if stamped."""
         return msgspec.structs.replace(self, time_min=0, time_max=0, stamped=False) if self.stamped else self
 
     @property
     def rows_id(self) -> str:
-        """The identity of its rows, for caches: equal bytes with different stamps are different rows."""
+        """A cache key of the rows: checksum, and time if stamped."""
         return f"{self.checksum}@{self.time_min}" if self.stamped else self.checksum
 
     @property
@@ -178,7 +180,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def is_single(self) -> bool:
-        """Whether the writer has verified that each key has at most one row after each update."""
+        """Whether each key verifiably has at most one row after each update."""
         return self.stats.get(DIFF) == SINGLE
 
     def mark_single(self) -> "Part":
@@ -210,12 +212,12 @@ def choose_sample_row(rows: int, samples: int, i: int) -> int:
 
 
 def compute_max_groups(rows: int) -> int:
-    """Return the greatest number of row groups for so many rows, so that the footer stays relatively short."""
+    """Return how many row groups a part with these rows may have."""
     return min(rows, GROUPS_MAX + rows // GROUP_ROWS_MIN)
 
 
 def encode_batch(rows: pa.Table) -> bytes:
-    """Encode one or more rows as a message."""
+    """Encode one or more rows as an Arrow message."""
     (batch,) = rows.combine_chunks().to_batches()
     return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
 

@@ -60,7 +60,7 @@ SideSpec: TypeAlias = Mapping[str, Any] | pa.Schema | Codec[Any] | type[Any] | A
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The key or the value: its fields, and its codec, if any.
+    """The key or the value of a schema: fields, and any codec.
 
     Attributes:
         fields: one per column; `()` for unit.
@@ -124,7 +124,7 @@ class Side:
 
 
 class _Derived(dict[Callable[["CollectionSchema"], Any], Any]):
-    """Cached values derived from a schema, by the function that computes them; not pickled."""
+    """A schema's cache for `compute_once`; it is not pickled."""
 
     def __reduce__(self) -> tuple[type["_Derived"], tuple[()]]:
         return _Derived, ()
@@ -263,7 +263,7 @@ class CollectionSchema:
 
     @property
     def reading(self) -> str:
-        """The part of a cache key for reads of bytes, which identifies their interpretation.
+        """A cache key for decoded bytes: how this schema reads them.
 
         The bytes are not enough: a batch does not name its columns, and a name may be another column in another
         version.
@@ -271,7 +271,7 @@ class CollectionSchema:
         return self.compute_once(_describe_reading)
 
     def check_distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
-        """Return an argument's column names; raise an error for unknown or repeated ones."""
+        """Return column names as a tuple; raise SchemaMismatch if unknown or repeated."""
         if isinstance(names, str):
             raise SchemaMismatch(f"{what}={names!r} is one string; give a list of names, such as [{names!r}]")
         try:
@@ -351,6 +351,7 @@ class CollectionSchema:
 
 
 def _describe_reading(schema: CollectionSchema) -> str:
+    """Compute `CollectionSchema.reading`."""
     if not schema.known:
         return f"{schema.key_names} {schema.value_names} {schema.types}"
     return msgspec.json.encode(
@@ -360,6 +361,7 @@ def _describe_reading(schema: CollectionSchema) -> str:
 
 @lru_cache(maxsize=256)
 def _intern_schema(written: bytes) -> CollectionSchema:
+    """Return the schema of a JSON text, one object for equal texts."""
     return _decode_schema(msgspec.json.decode(written))
 
 
@@ -389,7 +391,7 @@ def _decode_order(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
 
 
 def _decode_inner(written: Any, schema: CollectionSchema) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the numbers of the fields inside of columns."""
+    """Decode the numbers of columns' inner fields, by column id."""
     counts = {str(id_): count_inner_fields(kind) for id_, kind in zip(schema.ids, schema.types, strict=False)}
     if not isinstance(written, dict) or not written.keys() <= counts.keys():
         raise ValueError(f"{written!r:.80} are not the numbers of fields inside of columns with ids {sorted(counts)}")
@@ -406,7 +408,7 @@ def count_inner_fields(kind: pa.DataType) -> int:
 
 
 def _parse_later_fields(rest: Any, columns: int) -> tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]]:
-    """Parse version, ids and defaults, which only later versions have in their written form."""
+    """Parse version, ids and defaults, which first versions do not store."""
     match rest:
         case {"version": int(version), "ids": [*ids], **more} if version > 1 and more.keys() <= {"defaults"}:
             if len(ids) == columns == len({*ids}) and all(type(id_) is int and 0 <= id_ < 2**31 for id_ in ids):
@@ -440,6 +442,7 @@ def check_width(fields: Sequence[pa.Field]) -> None:
 
 
 def _make_field(name: str, arrow_type: pa.DataType, nullable: bool = True) -> pa.Field:
+    """Return a field with the type that its stored form has."""
     return pa.field(name, decode_type(encode_type(arrow_type)), nullable)
 
 
@@ -459,6 +462,7 @@ def _check_name(name: object, side: str) -> None:
 
 
 def _decode_field(pair: Any) -> pa.Field:
+    """Return the field of a JSON list: name, type, perhaps "not null"."""
     match pair:
         case [str(name), kind]:
             return pa.field(name, decode_type(kind))
@@ -504,4 +508,5 @@ def _describe_side(side: Side) -> str:
 
 
 def _adopt_codec(stored: Side, requested: Side) -> Side:
+    """Return a stored side with the codec object that the caller passes."""
     return Side(stored.fields, requested.codec or stored.codec, stored.codec_name, stored.codec_version)

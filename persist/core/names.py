@@ -136,7 +136,7 @@ def make_groups_prefix(view: str) -> str:
 
 
 def find_owner(name: str) -> str | None:
-    """Return the id of the owner of an arrangement, from its name; None for other names."""
+    """Return the id of an arrangement's owner from its name; None otherwise."""
     return name.split(".")[2] if name.startswith(ARRANGEMENT_PREFIXES) else None
 
 
@@ -163,7 +163,7 @@ def _check_pattern(what: str, name: str) -> str:
 
 
 def _find_name_fault(name: object) -> str | None:
-    """Return why a name is not allowed; None if it is."""
+    """Return the reason why a name is not allowed; None if allowed."""
     if not isinstance(name, str):
         return f"it is a {type(name).__name__}"
     if not name:
@@ -182,7 +182,7 @@ def _find_name_fault(name: object) -> str | None:
 
 
 def check_holder(holder: str) -> None:
-    """Raise ValueError unless a text may be the name of a client in messages."""
+    """Raise ValueError unless a text may name a client in messages."""
     if not 0 < len(holder) <= HOLDER_CHARS_MAX or not holder.isprintable():
         raise ValueError(
             f"{holder[:200]!r} cannot be the name of a client: it must be 1 to {HOLDER_CHARS_MAX} printable "

@@ -4,7 +4,7 @@
 
 - a span `persist.<what>` of the tracer `persist`, if this process has loaded OpenTelemetry's tracing. This package
   never loads it; programs that export spans do. Work that runs in one call is the parent of spans below it. A
-      stream is not, because its reader may leave and re-enter it, and the current span then belongs to the reader.
+  stream is not, because its reader may leave and re-enter it, and the current span then belongs to the reader.
 - a line in the log, at level INFO when it ends, and at level DEBUG for reads and commits;
 - the amount done so far, to the watcher that `use_watcher` has set for its block, in this thread or asyncio task.
 
@@ -64,7 +64,7 @@ def use_watcher(watcher: Watcher | None) -> Iterator[None]:
 
 @dataclass(slots=True)
 class LimitedWork:
-    """Work with limits of time and of process memory, and the limits of the work around it."""
+    """Work with limits of time and memory, within those of enclosing work."""
 
     timeout_s: float | None
     memory: int | None
@@ -112,7 +112,7 @@ def limit_work(timeout_s: float | None, memory_limit: int | None) -> Iterator[Li
 
 
 def check_limits() -> None:
-    """Raise an error if the calling work has reached a limit or was cancelled; see `LimitedWork.check_limit`."""
+    """Raise an error if the enclosing `limit_work` was cancelled or exceeded."""
     work = _work.get()
     if work is not None:
         work.check_limit()
@@ -232,11 +232,13 @@ def _open_span(api: Any, what: str, attributes: Mapping[str, str], streams: bool
 
 
 def _record_error(api: Any, span: Any, error: BaseException) -> None:
+    """Mark a span as failed by an error."""
     span.record_exception(error)
     span.set_status(api.Status(api.StatusCode.ERROR, str(error)[:1000]))
 
 
 def _get_tracing() -> Any:
+    """Return OpenTelemetry's module of traces if the process uses it."""
     return sys.modules.get("opentelemetry.trace")
 
 
@@ -298,7 +300,7 @@ class _Notifier:
         self._known: dict[Done, Work] = {}
 
     def begin_work(self, what: str, total: int | None, unit: str) -> Done:
-        """Begin a work, and return the function that adds to it."""
+        """Return the function that adds an amount to a piece of work."""
 
         def report(amount: int) -> None:
             self._known[report] = work = replace(self._known[report], done=self._known[report].done + amount)
@@ -309,6 +311,7 @@ class _Notifier:
         return report
 
     def end_work(self, done: Done) -> None:
+        """Forget a piece of work that has ended."""
         self._tell(replace(self._known.pop(done), is_over=True))
 
 
@@ -334,6 +337,7 @@ class Bars:
         return report
 
     def end_work(self, done: Done) -> None:
+        """Remove the bar of a piece of work."""
         with self._lock:
             drawn = self._drawn.pop(done, None)
             if drawn is not None:
@@ -351,6 +355,7 @@ class Bars:
             drawing.stop()
 
     def _draw_bar(self, done: Done, what: str, total: int | None, count: int) -> None:
+        """Show or move the bar of a piece of work."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -76,7 +76,7 @@ class KafkaSink:
         self._problems: list[Any] = []
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Fence earlier processes of this name, and read the positions."""
+        """Take over from earlier processes of this name, and return the stored positions."""
         from confluent_kafka import Producer
 
         if self.config.format == "debezium" and not all(collection.is_keyed for collection in leaving):
@@ -132,6 +132,7 @@ class KafkaSink:
             self._producer = None
 
     def _abort(self) -> None:
+        """Abort the open transaction, if there is one, without waiting for its messages."""
         if self._is_begun:
             with suppress(Exception):  # It is void anyway, once the next one begins.
                 self._producer.purge()
@@ -173,7 +174,7 @@ class KafkaSink:
     def _encode_envelopes(
         self, piece: Piece, batch: pa.RecordBatch, times: Sequence[int | None], is_contents: bool
     ) -> list[bytes]:
-        """Return rows as Debezium's messages."""
+        """Return rows as Debezium's envelopes, which have old and new rows."""
         names, keys = piece.schema.names, piece.schema.key_names
         after = self._encode_rows(batch.select([*names]))
         if is_contents:
@@ -208,6 +209,7 @@ class KafkaSink:
             raise KafkaException(self._problems.pop())
 
     def _note_delivery(self, error: Any, message: Any) -> None:
+        """Store the error of a message that was not delivered."""
         if error is not None:
             self._problems = [error]
 
@@ -265,10 +267,12 @@ class KafkaSink:
         return self.config.topics.get(leaving.name, self.config.prefix + leaving.name)
 
     def _get_position_key(self, collection: str) -> bytes:
+        """Return the key of a collection's messages in the topic of positions."""
         return msgspec.json.encode([self._location, self.hold, collection])
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
+        """Raise SinkMoved, TargetUnavailable or InvalidUsage in place of the library's errors."""
         from confluent_kafka import KafkaException
 
         try:

@@ -68,6 +68,7 @@ class Lit(Term):
 
     @property
     def _encode_value(self) -> tuple[pa.DataType, str]:
+        """Return type and text of the constant, by which constants are compared."""
         try:
             return self.value.type, repr(self.value)
         except (OverflowError, ValueError):  # Python has no object for it, such as for an infinite date.
@@ -84,7 +85,7 @@ class Lit(Term):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call(Term):
-    """A function of other terms, with constant options. `at`: its place in the text of a query, for messages."""
+    """A call of a function. `at`: its position in a query's text."""
 
     function: str
     arguments: tuple[Term, ...]
@@ -130,7 +131,7 @@ _SIGNS = {
 
 
 def is_call(term: Term, *functions: str) -> bool:
-    """Return whether a term calls one of some functions, of either family."""
+    """Return whether a term calls one of these functions (programs' or queries')."""
     return isinstance(term, Call) and term.function.removeprefix(SQL) in functions
 
 
@@ -159,14 +160,14 @@ def list_places(term: Term) -> set[int]:
 
 
 def substitute_columns(term: Term, by: Mapping[str, Term]) -> Term:
-    """Return a term with columns replaced by other terms."""
+    """Return a term with named columns replaced by the terms in `by`."""
     if isinstance(term, Call):  # With one call of Python for each level, so that deep terms can be taken.
         return Call(term.function, tuple(map(substitute_columns, term.arguments, repeat(by))), term.options, term.at)
     return by.get(term.name, term) if isinstance(term, Col) else term
 
 
 def replace_columns(term: Term, to: Callable[[int], Term]) -> Term:
-    """Return a term with each numbered column replaced by a function's result for its number."""
+    """Return a term with each numbered column replaced by `to(number)`."""
     if isinstance(term, Call):
         return Call(term.function, tuple(map(replace_columns, term.arguments, repeat(to))), term.options, term.at)
     return to(term.index) if isinstance(term, Place) else term
@@ -186,10 +187,12 @@ _Binary: TypeAlias = Callable[["Expression", Any], "Expression"]
 
 
 def _make_operator(function: str) -> _Binary:
+    """Return the method of `Expression` for an operator."""
     return lambda self, other: _make_expression(function, self, other)
 
 
 def _make_reflected_operator(function: str) -> _Binary:
+    """Return the method for an operator whose left operand is a constant."""
     return lambda self, other: _make_expression(function, other, self)
 
 
@@ -389,7 +392,7 @@ def lit(value: Any, kind: pa.DataType | None = None) -> Expression:
     if isinstance(value, Expression):
         return value
     if isinstance(value, Aggregate):
-        raise InvalidUsage(f"{value} is one value for a group, and stands only in agg(…), by itself")
+        raise InvalidUsage(f"{value} is an aggregate: use it as an argument of agg(…), not in another expression")
     try:
         return Expression(Lit(value if isinstance(value, pa.Scalar) and kind is None else pa.scalar(value, kind)))
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -402,4 +405,5 @@ def to_term(value: Any) -> Term:
 
 
 def _make_expression(function: str, *arguments: Any, options: tuple[Any, ...] = ()) -> Expression:
+    """Return an expression that calls a function on expressions or constants."""
     return Expression(Call(function, tuple(map(to_term, arguments)), options))

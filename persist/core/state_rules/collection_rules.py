@@ -5,8 +5,8 @@ Retention is compaction that each seal allows, so since follows upper after any 
 allow.
 
 Readers that replay the log and writers that draft a commit use the same function, so that they cannot disagree. A draft
-has steps that are not mutations: appends whose parts are not encoded yet, and conditions. The conditions hold because
-the record's slot in the log is the compare-and-set.
+has steps that are not mutations: appends whose parts are not encoded yet, and conditions. A condition that held for the
+draft holds at the commit: if another record came between, it would occupy the slot in the log.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -159,6 +159,7 @@ def merge_holds(steps: Sequence[S]) -> "Iterable[S | kinds.SetHold | SetHolds]":
 
 
 def _gather_holds(steps: Iterable[S]) -> "Iterator[S | kinds.SetHold | SetHolds]":
+    """Yield the steps, with consecutive permanent holds of a collection joined."""
     for collection, alike in groupby(steps, _get_hold_collection):
         if collection is None:
             yield from alike
@@ -168,11 +169,12 @@ def _gather_holds(steps: Iterable[S]) -> "Iterator[S | kinds.SetHold | SetHolds]
 
 
 def _get_hold_collection(step: object) -> str | None:
+    """Return the collection of a permanent hold's step; None for other steps."""
     return step.collection if isinstance(step, kinds.SetHold) and step.lease is None else None
 
 
 def apply_step(contents: CollectionState | None, step: CollectionStep) -> CollectionState:
-    """Return one collection's contents after a mutation, or after a step of a draft.
+    """Return a collection's state after a mutation or a draft's step.
 
     Raises:
         InvalidUsage, Conflict: a rule does not allow it.
@@ -236,7 +238,7 @@ def _apply_append(contents: CollectionState, step: kinds.Append) -> CollectionSt
 
 
 def _check_planned_append(contents: CollectionState, step: PlannedAppend) -> CollectionState:
-    """Check an append before its parts are encoded; return the contents unchanged."""
+    """Check an append before its parts are encoded; return the state unchanged."""
     check_plain(contents)
     check_beyond_upper(contents, step.time_min)
     check_writable_version(contents, step.schema)
@@ -292,7 +294,7 @@ def _advance_since(contents: CollectionState) -> CollectionState:
 
 
 def _apply_retention(contents: CollectionState) -> CollectionState:
-    """Return contents with compaction allowed up to the retention.
+    """Let compaction advance as far as the retention allows.
 
     A collection that is complete for ever keeps its history.
     """
@@ -303,6 +305,7 @@ def _apply_retention(contents: CollectionState) -> CollectionState:
 
 
 def _apply_retain(contents: CollectionState, step: kinds.SetRetention) -> CollectionState:
+    """Set the retention, and apply it."""
     if step.times is not None and not 1 <= step.times <= TIME_MAX:
         raise InvalidUsage(f"retention={step.times} is not a number of times from 1 to {TIME_MAX}, or None to keep all")
     return _apply_retention(_replace_fields(contents, retention=step.times))
@@ -341,6 +344,7 @@ def _apply_describe(contents: CollectionState, step: kinds.Describe) -> Collecti
 
 
 def _expect_parts(contents: CollectionState, step: ExpectParts) -> CollectionState:
+    """Raise Superseded if parts were added since the operation was planned."""
     if contents.next_number != step.next_number:
         raise Superseded("another commit added parts meanwhile: try again")
     return contents
@@ -354,7 +358,7 @@ def _expect_erasures(contents: CollectionState, step: ExpectErasures) -> Collect
 
 def _expect_runs(contents: CollectionState, step: ExpectRuns) -> CollectionState:
     if not set(contents.history).issuperset(step.runs):
-        raise Superseded("the runs that this compaction replaces have other parts by now: another one came first")
+        raise Superseded("a run that this compaction replaces has other parts by now: another compaction came first")
     return contents
 
 
@@ -398,7 +402,7 @@ def _check_forward(frontier: str, current: int, requested: int) -> None:
 
 
 def _apply_set_holds(contents: CollectionState, step: SetHolds) -> CollectionState:
-    """Return contents with several holds set, in order.
+    """Set several permanent holds, in order.
 
     Since never passes a hold, so moving a hold forward is always valid, and since advances once, after all holds.
     Before a hold that is new or goes back, since advances first, because it determines whether the hold is allowed.
@@ -435,7 +439,7 @@ def _apply_release_hold(contents: CollectionState, step: kinds.ReleaseHold) -> C
 
 
 def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHold) -> None:
-    """Raise an error if a step may not set a hold; `held`: the present one."""
+    """Raise an error if a hold may not be set. `held`: the present hold."""
     to_time_integer("hold time", step.time, most=END)
     if step.time < contents.since:
         raise AsOfCompacted(step.time, to_antichain(contents.since))

@@ -41,7 +41,7 @@ def evolve(
     tombstone: Tombstone = None,
     ties: Ties = "last",
 ) -> None:
-    """Change the schema for every reader and every time from now on; no data is rewritten."""
+    """Change the schema of a collection, for reads of all times; no data is rewritten."""
     from persist.tools.cli.columns import parse_named_type
 
     names = dict(_parse_pair(renaming) for renaming in rename or [])
@@ -85,7 +85,7 @@ def index(
     ] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Remove the index by these columns; answers stay.")] = False,
 ) -> None:
-    """Keep a collection in the order of other columns, too, or bring such an index up to date; or list them."""
+    """Create an index by columns, or bring it up to date; without columns, list the indexes."""
     from persist.tools.reports.surveys import Facts
 
     if drop and not columns:
@@ -108,6 +108,7 @@ def index(
 
 
 def _parse_defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of --default, by column, in the types of added columns."""
     import pyarrow as pa
 
     from persist.codecs.types.texts import parse_column
@@ -165,7 +166,7 @@ def publish(
     identifier: Annotated[str | None, typer.Option(help="What the table is called in the catalog.")] = None,
     format_version: FormatVersion = None,
 ) -> None:
-    """Let other programs read a sealed time as a table of theirs, without copying; or the next version of one."""
+    """Publish a sealed time as a Delta or Iceberg table without copying, or its next version."""
     with at.open_writer() as client:
         loaded = client.load(collection)
         published = loaded.publish(
@@ -184,7 +185,7 @@ def publish(
 
 @command
 def unpublish(at: Place, collection: Name, table: TableFormat = "delta") -> None:
-    """Give a published table up: readers find it no more, and gc deletes what only it needed."""
+    """Remove a published table; gc then deletes what only this table needed."""
     with at.open_writer() as client:
         was_there = client.load(collection).unpublish(table)  # type: ignore[arg-type]
         line = f"unpublished the {table} table of {collection}" if was_there else f"{collection} has no {table} table"
@@ -232,7 +233,7 @@ def serve(
     ] = None,
     format_version: FormatVersion = None,
 ) -> None:
-    """Tell others of new records, and answer their queries, until it is interrupted.
+    """Notify other clients of new records and answer their queries, until interrupted.
 
     Clients must send the token of the environment variable PERSIST_SERVE_TOKEN. The token of PERSIST_SERVE_WRITE_TOKEN
     allows writes through --store, --commits and --write. With the second, the first lets read only.
@@ -300,7 +301,7 @@ def _read_properties(path: Path) -> dict[str, str]:
 
 @contextmanager
 def _explain_missing_packages() -> Iterator[None]:
-    """Name a missing package of the page or metrics, and its installation."""
+    """Raise InvalidUsage, with the install command, if a package for the page or metrics is missing."""
     try:
         yield
     except ImportError as missing:
@@ -311,6 +312,7 @@ def _explain_missing_packages() -> Iterator[None]:
 
 
 def _parse_pair(text: str, shape: str = "--rename OLD=NEW") -> tuple[str, str]:
+    """Split text such as OLD=NEW into two; raise InvalidUsage for another form."""
     old, equals, new = text.partition("=")
     if not (old and equals and new):
         raise persist.InvalidUsage(f"{text!r} is not of the form {shape}")
@@ -330,7 +332,7 @@ def ui(
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Serve a page to look at a location with: it only reads, and runs until it is interrupted."""
+    """Serve a read-only web page that shows a location, until interrupted."""
     from persist.services.serve.messages import is_loopback
 
     with _explain_missing_packages():
@@ -382,7 +384,7 @@ def ingest(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when all that is there by now was taken in.")] = False,
 ) -> None:
-    """Take in files, a database or a topic exactly once, and follow it. Given again, it goes on where it was."""
+    """Ingest files, a database or topics exactly once, and follow them. A repeated command continues."""
     options: dict[str, Any] = {"collection": collection, "key": key}
     options |= {"publication": publication, "tables": tables, "exclude": exclude, "as_text": as_text}
     options = {name: value for name, value in options.items() if value is not None}
@@ -410,7 +412,7 @@ def egress(
         bool, typer.Option("--drop", help="Send nothing: give up the holds and what the target knows of them.")
     ] = False,
 ) -> None:
-    """Send collections to a database, topics or files exactly once, and follow. Given again, it goes on."""
+    """Send collections to a database, topics or files exactly once, and follow. A repeated command continues."""
     options: dict[str, Any] = {} if collection is None else {"collections": collection}
     with at.open_writer(background=True) as client, catch_sigterm() as stop:
         done = persist.egress(client, sink, once=once, drop=drop, stop=stop, **options)

@@ -47,7 +47,7 @@ def erase(
     with at.open_writer() as client:
         loaded = client.load(collection)
         key_rows = None if keys is None else read_keys(loaded, keys, format)
-        select_records(loaded.handle, key_rows, where)  # A mistake is told before the question.
+        select_records(loaded.handle, key_rows, where)  # A mistake is reported before the question.
         what = f"those of {keys}" if where is None else f"where {where}"
         if not yes and (places := find_mentions(loaded.handle, key_rows, where)):
             print_remark(f"{format_mentions(places)}.")
@@ -61,6 +61,7 @@ def erase(
 def _verify_traces(
     at: Place, collection: str, where: str | None, keys: str | None, texts: list[str], format: str | None
 ) -> int:
+    """Print which erased values are still stored, or a receipt; return the exit status."""
     with at.open_reader() as client:
         loaded = client.load(collection)
         key_rows = None if keys is None else read_keys(loaded, keys, format)

@@ -29,7 +29,7 @@ def tag(
     time: Annotated[str | None, typer.Argument(metavar="TIME", help="A sealed time; else the latest one.")] = None,
     move: Annotated[bool, typer.Option("--move", help="Let a tag that is at another time move.")] = False,
 ) -> None:
-    """Name a sealed time, which stays readable as long as it has a name: --as-of TAG reads it."""
+    """Give a sealed time a name; it stays readable until the tag is dropped, by --as-of TAG."""
     with at.open_writer() as client:
         loaded = client.load(collection)
         tagged = loaded.tag(name, time, move=move)
@@ -145,7 +145,7 @@ def refresh(
         str | None, typer.Option(metavar="FOLDER", help="Where these files are made; they are gone at the end.")
     ] = None,
 ) -> None:
-    """Bring views up to the times to which what they read is sealed; without names all of them, in one commit."""
+    """Bring views up to the sealed times of their inputs; without names, all views in one commit."""
     refreshed: list[dict[str, Any]] = []
     with at.open_writer() as client:
         room = {"memory_budget": memory_budget, "spill_folder": spill_folder}
@@ -162,7 +162,7 @@ def refresh(
 def _refresh_each(
     client: "persist.Client", names: list[str], room: Mapping[str, Any]
 ) -> Iterator[tuple[str, "persist.Antichain"]]:
-    """Refresh views one by one. Earlier ones stay refreshed if one fails."""
+    """Refresh views one by one, and yield each with its upper. `room`: memory and spill options."""
     for name in names:
         loaded = client.view(name, **room)
         try:
@@ -172,7 +172,7 @@ def _refresh_each(
 
 
 def refresh_together(client: "persist.Client", room: Mapping[str, Any]) -> Iterator[tuple[str, "persist.Antichain"]]:
-    """Refresh all views as one program, in one commit."""
+    """Refresh all views in one commit, and yield each with its upper."""
     from persist.compute.sql import open_together
     from persist.tools.reports.surveys import load_facts
 
@@ -225,6 +225,7 @@ def apply(
 
 
 def _format_upper(client: "persist.Client", name: str, upper: "persist.Antichain") -> str:
+    """Return a sentence: up to which time a view is up to date."""
     if upper.time is None:
         return f"{name} is complete: what it reads will not change any more"
     return f"{name} is up to date before {make_time_format(client.load(name))(upper.time)}"
@@ -260,6 +261,7 @@ def load_definitions(folder: str) -> "dict[str, Wanted]":
 
 
 def _load_definition(file: Path) -> "Wanted":
+    """Return the definition of a view in a file: query, key and start."""
     from persist.compute.sql import Wanted
 
     if file.stat().st_size > BYTES_MAX:

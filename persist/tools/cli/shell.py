@@ -71,7 +71,7 @@ def sql(
     format: Format = None,
     output: Output = None,
 ) -> int:
-    """Query collections with DuckDB, all at one point of the log; or change one: UPDATE, INSERT, CREATE TABLE, …
+    """Query collections with DuckDB as of one point of the log, or change one: UPDATE, INSERT, …
 
     Without a query, it is a shell, or carries out what comes from standard input.
     """
@@ -101,6 +101,7 @@ def sql(
 
 
 def _run_change(at: Place, statement: str, time: str | None, *, files: bool) -> None:
+    """Run a statement that changes something; print what it did."""
     from persist.api.definitions import run_statement
 
     with at.open_writer() as client:
@@ -120,7 +121,7 @@ def _run_change(at: Place, statement: str, time: str | None, *, files: bool) -> 
 
 @dataclass
 class Shell:
-    """An interactive session of queries and statements."""
+    """An interactive session that runs queries and statements."""
 
     at: Place
     client: "persist.Client"
@@ -130,7 +131,7 @@ class Shell:
     files: bool = False
 
     def ask(self, query: str, output: str | None = None) -> None:
-        """Run a query and show its result."""
+        """Run a query and print its rows, or write them to a file."""
         from persist.tools.cli.row_output import write_rows
 
         with self.client.sql(query, as_of=self.times, files=self.files) as result:
@@ -149,6 +150,7 @@ class Shell:
         return True
 
     def _command(self, name: str, argument: str = "") -> bool:
+        """Run a command of the shell, such as .help; return False to end."""
         argument = argument.strip()
         if name in (".exit", ".quit"):
             return False
@@ -174,7 +176,7 @@ class Shell:
         return True
 
     def words(self, before: str) -> list[str]:
-        """Return completions: keywords, collections and their columns."""
+        """Return the words that may complete the input: keywords, collections and their columns."""
         names = self.client.collections()
         columns: list[str] = []
         for name in names:
@@ -260,7 +262,7 @@ def _run_interactively(shell: Shell) -> int:
 
 @contextmanager
 def _edit_lines(shell: Shell, lines: StatementReader) -> Iterator[Callable[[], None]]:
-    """Enable editing and completion by readline; yield a function that saves the history."""
+    """Enable line editing and completion; yield a function that saves the history."""
     try:
         import readline
     except ImportError:
@@ -295,7 +297,7 @@ def _edit_lines(shell: Shell, lines: StatementReader) -> Iterator[Callable[[], N
 
 
 def find_matching(words: list[str], text: str) -> list[str]:
-    """Return words that begin with a text, ignoring case. After a quote, only names."""
+    """Return the words that begin with a text, ignoring case; after a quote, only names."""
     if text.startswith('"'):
         named = [word if word.startswith('"') else f'"{word}"' for word in words if word not in KEYWORDS]
         return [name for name in named if name.lower().startswith(text.lower())]

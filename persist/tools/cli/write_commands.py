@@ -61,7 +61,7 @@ Ties = Annotated[
 def make_keyed_form(
     keyed: bool, order_by: list[str] | None, tombstone: str | None, ties: str, resolve: str = "seal"
 ) -> "persist.Keyed | None":
-    """Return the form of a keyed collection; None if it is not keyed."""
+    """Return the declaration of a keyed collection from options; None if it is not keyed."""
     if not keyed and (order_by or tombstone is not None or ties != "last" or resolve != "seal"):
         raise persist.InvalidUsage("--order-by, --tombstone, --ties and --resolve go with --keyed")
     form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties, "resolve": resolve}
@@ -93,7 +93,7 @@ def create(
     ] = "seal",
     format: Format = None,
 ) -> None:
-    """Make a collection, empty; the location, too, if it is not there."""
+    """Create an empty collection, and the location if it is missing."""
     from persist.tools.cli.columns import parse_columns
 
     form = make_keyed_form(keyed, order_by, tombstone, ties, resolve)
@@ -186,7 +186,7 @@ def upsert(
     allow_future: Future = False,
     format: Format = None,
 ) -> int:
-    """Give keys of a keyed collection new values, or delete them where a column _deleted is true."""
+    """Add events of a file to a keyed collection: new values of keys, or deletions with _deleted true."""
     from persist.tools.cli.loading import Plan
 
     when, upper = _choose_row_times(time, time_column, "an event"), seal
@@ -195,7 +195,7 @@ def upsert(
 
 
 def _choose_row_times(time: str | None, time_column: str | None, what: str) -> int | str | None:
-    """Return the time of all rows, their time column, or None for own times."""
+    """Return the time of all rows or the column of times; None if rows have `_time`."""
     if time is not None and time_column is not None:
         raise persist.InvalidUsage(f"--time and --time-column exclude each other: {what} has one time")
     from persist.core.timeline import is_column_name  # Here, because help does without it.
@@ -206,6 +206,7 @@ def _choose_row_times(time: str | None, time_column: str | None, what: str) -> i
 
 
 def _parse_time(time: str | None) -> int | str | None:
+    """Return a time as a number, or a moment as text."""
     return None if time is None else parse_write_time(time)
 
 
@@ -221,7 +222,7 @@ def _load_file(
     timeline: str | None = None,
     mode: Any = None,
 ) -> int:
-    """Write the updates of a file, or its events if the plan has `late`; with a key, create a missing collection."""
+    """Write a file as updates or, if the plan has `late`, as events; return the exit status."""
     from persist.connect.ingest.row_files import read_names
     from persist.engine.location.opening import choose_write_mode
     from persist.tools.cli.loading import has_begun, load, open_input
@@ -341,7 +342,7 @@ def restore(
     token: Annotated[str | None, typer.Option(help="Names the command, which happens once.")] = None,
     allow_future: Future = False,
 ) -> None:
-    """Make the contents of a collection what they were, as a change of today: history stays."""
+    """Make the contents of a collection equal to an earlier time; history stays."""
     with at.open_writer() as client:
         loaded = _load_writable(client, collection)
         future = loaded.restore(as_of, time=_parse_time(time), token=token, allow_future=allow_future)
@@ -385,7 +386,7 @@ def drop(at: Place, collection: Name, yes: Yes = False) -> None:
 
 
 def check_format(keys: str | None, format: str | None) -> None:
-    """Raise InvalidUsage if a format is given without a file."""
+    """Raise InvalidUsage if there is a format without a file."""
     if keys is None and format is not None:
         raise persist.InvalidUsage("--format is that of the file of --keys, and there is none")
 
@@ -393,7 +394,7 @@ def check_format(keys: str | None, format: str | None) -> None:
 def read_keys(
     collection: "persist.Collection", file: str, format: str | None, ignore: Sequence[str] | None = None
 ) -> "pa.Table":
-    """Return the keys in a file."""
+    """Return the key columns of the rows in a file."""
     import pyarrow as pa
 
     from persist.tools.cli.loading import check_rows, open_input, read_rows
@@ -435,7 +436,7 @@ def _load_or_plan_target(
     ignore: list[str] | None,
     timeline: str | None,
 ) -> "persist.Collection":
-    """Return the collection, which must have this key, or a new one that the first commit creates."""
+    """Return the collection with this key, or a new one, created by the first commit."""
     import pyarrow as pa
 
     from persist.engine.location.opening import find_row_target
@@ -458,6 +459,7 @@ def _plan_columns(
     is_events: bool = False,
     keys_only: bool = False,
 ) -> "RowColumns":
+    """Return which columns of a file to read, for updates, events or keys."""
     from persist.connect.ingest.row_columns import RowColumns
 
     return RowColumns(

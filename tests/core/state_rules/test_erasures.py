@@ -63,7 +63,7 @@ def test_each_part_that_held_a_record_makes_room_for_those_without_it(seed: int)
         unused = tuple(sorted(held[n].blob for n in going))
         assert list_blobs_unused_after_erasure(contents, step) == unused
         if unused:
-            with pytest.raises(Superseded, match="other blobs fall out of use"):
+            with pytest.raises(Superseded, match="other blobs become unused"):
                 apply_erasure(contents, step)
         contents = apply_erasure(contents, msgspec.structs.replace(step, unused=unused))
         runs = [run for run in ([m for n in run for m in places.get(n, [n])] for run in runs) if run]

@@ -67,7 +67,7 @@ class KafkaConfig(Messages, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """Addresses of brokers, and credentials. `options` of the client library has secrets, which no message may show."""
+    """The addresses of brokers, and `options` for the client library, whose secrets no message may show."""
 
     name: str
     options: dict[str, Any]
@@ -75,7 +75,7 @@ class Brokers:
     routes: tuple[Route, ...] = ()
 
     def redact(self, problem: object) -> str:
-        """Return a problem as one line without secrets."""
+        """Return an error as one line of text without secrets."""
         return redact(hide_passwords(" ".join(str(problem).split())), self.secrets)
 
 
@@ -137,7 +137,7 @@ def _parse_routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
 def _build_client_options(
     client: Mapping[str, Any], password_file: str | None, user: str, is_near: bool
 ) -> dict[str, Any]:
-    """Return the options of the client library, by default with TLS unless brokers are local."""
+    """Return the options of the client library: TLS by default, unless brokers are local."""
     options = dict[str, Any](client)
     for name in options:
         if name in _OURS:

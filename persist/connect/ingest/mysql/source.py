@@ -67,7 +67,7 @@ class Mysql(Source):
 
 
 class MysqlCopy:
-    """The server of a copy: queries for MySQL."""
+    """The queries by which tables of MySQL are copied."""
 
     def __init__(self, server: Server, tables: dict[str, list[Column]], moments: str) -> None:
         self._server = server
@@ -80,7 +80,7 @@ class MysqlCopy:
 
     @contextmanager
     def open_point(self, *, is_new: bool) -> Iterator[Point]:
-        """Open a snapshot at a known set of transactions."""
+        """Open a snapshot whose set of transactions is known."""
         from pymysql.cursors import SSCursor
 
         server = self._server

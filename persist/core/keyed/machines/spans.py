@@ -81,7 +81,7 @@ class History:
     def _find_changes(
         self, open_rows: pa.Table, events: pa.Table, groups: Ints, live: Flags, fields: list[str]
     ) -> tuple[Flags, Flags, Ints]:
-        """Return the events that end a row, the events that begin one, and the row before each event."""
+        """Return which events end or begin a row, and the rows before."""
         present_identities, sent = steps.number_distinct_rows([open_rows, events], fields)
         owners = get_int64_values(combine_chunks(open_rows[GROUP]))
         count = int(max([*groups[-1:], *owners[-1:]], default=-1)) + 1
@@ -229,7 +229,7 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Sessions, or single events: intervals by group, with their sums, the count first."""
+    """Sessions, or single events: intervals by group, with counts and sums."""
 
     groups: Ints
     starts: Ints
@@ -237,9 +237,11 @@ class _Spans:
     sums: list[Ints]
 
     def select(self, rows: Any) -> "_Spans":
+        """Return the sessions at these positions."""
         return _Spans(self.groups[rows], self.starts[rows], self.ends[rows], [column[rows] for column in self.sums])
 
     def concat(self, other: "_Spans") -> "_Spans":
+        """Return these sessions and, after them, the others."""
         sums = [np.concatenate([a, b]) for a, b in zip(self.sums, other.sums, strict=True)]
         return _Spans(
             np.concatenate([self.groups, other.groups]),
@@ -250,6 +252,7 @@ class _Spans:
 
 
 def _sort_spans(spans: _Spans) -> _Spans:
+    """Return the sessions sorted by group, then start."""
     return spans.select(np.lexsort((spans.starts, spans.groups)))
 
 
@@ -274,7 +277,7 @@ def _join_intervals(spans: _Spans, gap: int) -> _Spans:
 
 
 def _sum_groups(column: Ints, at: Ints) -> Ints:
-    """Return sums of consecutive rows, which begin at some positions."""
+    """Return the sums of consecutive groups that begin at positions `at`."""
     about = np.add.reduceat(column.astype(np.float64), at)
     if (np.abs(about) > SUM_MAX).any():
         raise InvalidUpdate(
