@@ -48,7 +48,7 @@ class Write(msgspec.Struct, frozen=True, eq=False):
     """Updates for one collection: a few, to encode with others, or parts that are being uploaded.
 
     Attributes:
-        bytes: its memory until it is durable.
+        bytes: the memory of the updates until they are durable.
         digest: the digest of the updates, if requested.
         is_kept: the parts stay after a rejection, because the caller deletes or reuses them.
         events: facts about events for a keyed collection, if these are events; `schema` is then the events' schema.

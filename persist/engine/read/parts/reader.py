@@ -53,8 +53,8 @@ class PartReader:
     Args:
         blob: the store of the parts.
         executor: decodes several parts at a time; None for one after the other.
-        caches: of footers and of rows of point reads, shared with other readers; None for its own.
-        memory_budget: of a read; see `Settings.memory_budget`.
+        caches: footers and rows of point reads, shared with other readers; None for separate caches.
+        memory_budget: the memory of one read; see `Settings.memory_budget`.
         spilled: files of large rows of point reads, or None.
     """
 
