@@ -461,7 +461,7 @@ def choose_common_times(asks: Mapping[str, AtCommit], uppers: Mapping[str, int],
 
 
 def is_clock_time(requested: AtCommit, times: Mapping[str, int], upper: int) -> bool:
-    """Return whether the clock determines a commit's time, so that a wrong clock matters."""
+    """Return whether the clock, not the upper, sets a commit's time, which must then not be far ahead."""
     assigned = times.get(requested.collection)
     is_guarded = requested.timeline is not None and not requested.allow_future
     return is_guarded and assigned is not None and assigned > upper

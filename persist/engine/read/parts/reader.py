@@ -349,7 +349,7 @@ class PartReader:
         *,
         use_threads: bool = True,
     ) -> pa.Table:
-        """Return requested rows of some of consecutive row groups, from the bytes of all of them."""
+        """Return requested rows of the row groups `wanted`, from the bytes of the consecutive `groups`."""
         index = self.index(part, request.schema)
         pieces = _split_groups(index, groups, wanted, data)
         return decode_groups(pieces, index, part, request, use_threads=use_threads and not self._is_tight)
