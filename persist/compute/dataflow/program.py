@@ -241,11 +241,9 @@ class Scope:
         enter first, a greater label never spreads past a lesser one. (`propagate_at` of differential dataflow's graph
         algorithms.) The numbers only order: an iteration in which nothing changes is skipped.
 
-        Args:
-            expression: a whole number from 0 to 2**62 for each record.
+        `expression`: a whole number from 0 to 2**62 for each record.
 
-        Raises:
-            OperatorFailed: when it runs, if a number is negative, greater than 2**62 or NULL.
+        Raises OperatorFailed: when it runs, if a number is negative, greater than 2**62 or NULL.
         """
         return stream.enter_with_rounds(self.number, expression)
 

@@ -320,8 +320,7 @@ class Output:
 
         A view is unreadable before its start as well.
 
-        Raises:
-            OutputConflict: a hold or a tag keeps such a time readable.
+        Raises OutputConflict: a hold or a tag keeps such a time readable.
         """
         if self.upper > 0:
             return
@@ -413,7 +412,7 @@ class Output:
                 "been compacted: open the program again",
             ) from error
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         """Return the words of updates that wait to be committed, with their columns."""
         return [(chunk[: self._layout.words], self.sink.schema) for chunk in (*self.waiting, *self._before)]
 
