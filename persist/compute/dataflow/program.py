@@ -277,7 +277,7 @@ class Scope:
 
 
 class Looped(Stream):
-    """The collection of a variable in each iteration."""
+    """The stream of a variable of a scope: its collection in each iteration."""
 
     def __init__(self, program: Program, number: int, variable: int, initial: Stream | None) -> None:
         super().__init__(program, number)
@@ -285,7 +285,7 @@ class Looped(Stream):
         self._initial = initial
 
     def set(self, result: Stream) -> None:
-        """Let the variable be result in the next iteration.
+        """Define the variable's collection in the next iteration as `result`.
 
         Raises NotConsolidated: the cycle has no operator that consolidates.
         """

@@ -218,12 +218,12 @@ class Output:
         return None not in (self._says, self._fingerprint) and self._says != self._fingerprint
 
     def describe(self, commit: Commit) -> None:
-        """Store the fingerprint of the operators in a commit, unless it is stored."""
+        """Add the fingerprint of the operators to a commit, unless it is stored already."""
         if self._fingerprint is not None and self._says != self._fingerprint:
             commit.add(self.handle, [make_describe_step(self.handle, None, {PROPERTY: self._fingerprint}, None, None)])
 
     def note_description(self) -> None:
-        """Note that the stored fingerprint is up to date."""
+        """Remember that the stored fingerprint is up to date."""
         self._says = self._fingerprint
 
     def restore(self, at: int) -> None:
